@@ -8,7 +8,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
 from yarl import URL
@@ -34,6 +34,18 @@ _log = logging.getLogger("gateway.sharing")
 
 _LEAST_UNSHARED_S: Final = 10.0
 """How long, at least, a live answer that proved not to be shareable keeps first readers waiting for theirs."""
+
+
+class HeaderRules(NamedTuple):
+    """Which request headers a route's shared answers depend on."""
+
+    decisive: frozenset[str] = frozenset()
+    """Headers that its answers depend on and most routes' answers do not."""
+    personal: frozenset[str] = frozenset()
+    """Credentials that readers of one stream may differ in."""
+    web_origins: frozenset[str] | None = None
+    """The web origins, in lower case, whose names the gateway puts into answers; no answer depends on any other Origin
+    header.  None if the gateway does not answer for CORS, or if the header is a credential."""
 
 
 class Route:
@@ -111,13 +123,18 @@ class Route:
         self._noticed: set[str] = set()
         """The grounds that the operator has been told."""
         is_shared = config.credentials == "shared" and not self.is_s2
-        self.personal_names = frozenset(filter(_is_personal, self.credential_names) if is_shared else ())
-        """Credentials that the route's readers may differ in: shared answers do not depend on them."""
+        personal = frozenset(filter(_is_personal, self.credential_names) if is_shared else ())
         decisive = (*self.credential_names, "accept") if self.is_s2 else self.credential_names
-        self.meaningful_names = frozenset(decisive) - self.personal_names
-        """Headers that the route's answers depend on and most routes' answers do not."""
+        self.header_rules = HeaderRules(frozenset(decisive) - personal, personal, self._web_origins())
+        """Which request headers the route's shared answers depend on."""
         self._host = config.host.lower()
         self._is_path_kept = not (config.strip_prefix and self._prefix)
+
+    def _web_origins(self) -> frozenset[str] | None:
+        cors = self.config.cors
+        if cors is None or "origin" in self.credential_names:
+            return None
+        return frozenset(map(str.lower, cors.allow_origins) if "*" not in cors.allow_origins else ())
 
     def judge_live(self, key: StreamKey, why: NotShareable | None) -> None:
         """A live answer of the origin for this stream may be shared, or why not."""

@@ -36,7 +36,7 @@ from gateway.protocol.client_address import Proxies
 from gateway.server.joins import Join, Joins
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Channel, Request
-from gateway.server.request_keys import Section, Sections
+from gateway.server.request_keys import Known, Section, Sections
 from gateway.server.turns import Turns
 from gateway.telemetry.metrics import MetricsRecorder
 
@@ -175,11 +175,13 @@ class Clients:
         """Whether all routes are S2's, so that a request which names none is refused in S2's form."""
         self.exact: Mapping[bytes, RememberedAnswer] = remembered.exact if remembered is not None else {}
         self.joins = Joins(Sections([])) if joins is None else joins
-        self.admits: Callable[[RememberedAnswer, Peer, bytes], bool] | None = None
-        """Whether a remembered answer may be sent for these bytes; None if there is no rate limit."""
-        self.join: Callable[[Channel, Join, Section], bool] | None = None
-        """Begins a live answer to a request that is known without being parsed; False if it cannot.  None if the fast
-        path is off."""
+        self.find: Callable[[bytes], tuple[Known, Section] | None] | None = None
+        """What is known of requests with the meaning of these bytes, and their header section; None if all requests go
+        to the handler."""
+        self.admits: Callable[[RememberedAnswer, Peer, Section], bool] | None = None
+        """Whether a remembered answer may be sent for this header section; None if there is no rate limit."""
+        self.join: Callable[[Channel, Join, Section], bool] = refuse_join
+        """Begins a live answer to a request that is known without being parsed; False if it cannot."""
         self.now = clock.now
         self.wall = clock.wall
         self.loop = asyncio.get_running_loop()
@@ -187,9 +189,9 @@ class Clients:
         self.wheel = Wheel(SystemClock())
         self.sent_bytes = 0
         """Body bytes of live answers that have not been counted in the metrics yet."""
-        self.on_hit: Callable[[RememberedAnswer, Peer, bytes, float], None] | None = None
-        """Called with each remembered answer that was sent, its connection, its request, and when the request was read
-        (monotonic seconds), if hits are logged or traced one by one."""
+        self.on_hit: Callable[[RememberedAnswer, Peer, bytes, Section | None, float], None] | None = None
+        """Called with each remembered answer that was sent, its connection, its request, the header section if that has
+        been looked at, and when the request was read (monotonic seconds), if hits are logged or traced one by one."""
         self.proxies: Proxies | None = None
         """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
         self.is_draining = False
@@ -355,6 +357,15 @@ class Clients:
         else:
             parser.close()
 
+    def may_send(self, answer: RememberedAnswer, peer: Peer, request: bytes, section: Section) -> bool:
+        """Whether the remembered answer, which was found by the meaning of the request, may be sent now."""
+        remembered, admits = self.remembered, self.admits
+        return (
+            remembered is not None
+            and remembered.may_send(answer, request)
+            and (admits is None or admits(answer, peer, section))
+        )
+
     def unsent(self) -> tuple[int, int]:
         """Bytes that clients have not read yet: the sum over all connections, and the largest of one."""
         sizes = [client.unsent_bytes for client in self._open]
@@ -404,6 +415,11 @@ class Clients:
         for client in list(self._open):
             client.drop()
         await self.emptied(_ABORT_S)
+
+
+def refuse_join(channel: Channel, join: Join, section: Section) -> bool:
+    """Join nothing: live requests go to the handler."""
+    return False
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str | None:

@@ -10,6 +10,7 @@ with credentials: reflecting any origin would let every site read as the user.
 
 from __future__ import annotations
 
+import secrets
 from functools import lru_cache
 from typing import Final
 
@@ -86,6 +87,16 @@ EXPOSED_HEADERS: Final = (
 """Response headers that scripts may read."""
 
 
+ANY_ORIGIN: Final = f"https://{secrets.token_hex(16)}.invalid"
+"""Stands for an allowed web origin in a head that many readers are sent, each with the name of its own."""
+_ANY_ORIGIN: Final = ANY_ORIGIN.encode()
+
+
+def with_origin(head: bytes, web_origin: bytes) -> bytes:
+    """A head that was made for `ANY_ORIGIN`, for an allowed web origin."""
+    return head.replace(_ANY_ORIGIN, web_origin, 1)
+
+
 @lru_cache(maxsize=64)
 def _joined(own: tuple[str, ...], extra: tuple[str, ...]) -> str:
     known = {name.lower() for name in own}
@@ -142,10 +153,18 @@ def apply(cors: CorsConfig, origin: str | None, headers: CIMultiDict[str]) -> No
         headers["Access-Control-Allow-Credentials"] = "true"
 
 
+def named_origin(cors: CorsConfig | None, origin: str | None) -> bytes | None:
+    """The request's Origin as answers name it; None if they name none, or are the same for all origins."""
+    allowed = _allowed(cors, origin) if cors is not None else None
+    return allowed.encode() if allowed is not None and allowed != "*" else None
+
+
 def _allowed(cors: CorsConfig, origin: str | None) -> str | None:
     """The value of Access-Control-Allow-Origin for the request's Origin; None if it is not allowed."""
     if "*" in cors.allow_origins:
         return "*"
+    if origin is ANY_ORIGIN:
+        return origin
     if origin is not None and origin.lower() in (allowed.lower() for allowed in cors.allow_origins):
         return origin
     return None

@@ -16,7 +16,7 @@ import random
 from gateway.aio.clock import Timer
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.core import Engine
-from gateway.engine.route import RouteTable
+from gateway.engine.route import HeaderRules, RouteTable
 from gateway.limits.bans import Bans
 from gateway.limits.client_net import client_nets
 from gateway.limits.rate_limits import RateLimits
@@ -36,7 +36,7 @@ from gateway.server.observing import Observers
 from gateway.server.redirect import redirect
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Request
-from gateway.server.request_keys import Sections
+from gateway.server.request_keys import Section, Sections
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import AccessLog, Record
 from gateway.telemetry.metrics import MetricsRecorder
@@ -70,7 +70,7 @@ class Frontend:
         self._tracer = tracer
         self._access_log = access_log
         self.routes = RouteTable(config.routes, config.server.node_name, engine.clock)
-        self._sections = Sections(self._meaningful_names(), self._personal_names())
+        self._sections = Sections(self._header_rules())
         self._joins = Joins(self._sections)
         self._observers = Observers(access_log, tracer, engine.clock)
         limits, usage = config.limits, Usage()
@@ -162,10 +162,11 @@ class Frontend:
         closes."""
         clients, is_limited, is_draining = self.clients, bool(self._rates.limits), self.clients.is_draining
         is_banning = self._engine.clock.now() < self._banned_until
-        clients.admits = _admits_none if is_draining else self._admits if is_limited else None
+        clients.admits = self._admits if is_limited else None
         if clients.remembered is not None:
             clients.remembered.answers_at_once = not is_limited and not is_draining and not is_banning
-        clients.join = self._join if clients.remembered is not None and not is_draining else None
+        clients.find = self._sections.find if clients.remembered is not None and not is_draining else None
+        clients.join = self._join
 
     def _note_ban(self, net: str, until: float) -> None:
         """A net is banned until then (monotonic seconds)."""
@@ -208,16 +209,11 @@ class Frontend:
             await clients.emptied(gone_at - now())
             await clients.abort()
 
-    def _admits(self, answer: RememberedAnswer, peer: Peer, request: bytes) -> bool:
+    def _admits(self, answer: RememberedAnswer, peer: Peer, section: Section) -> bool:
         """Whether a rate limit admits a request that a remembered answer answers."""
         client, proxies = peer.client, peer.proxies
-        net = self._admission.client_net(client if proxies is None else self._client_of(client, proxies, request))
+        net = self._admission.client_net(client if proxies is None else section.client(proxies, client))
         return self._admission.admit_remembered(net, answer.route, answer.body_bytes)
-
-    def _client_of(self, peer: str | None, proxies: Proxies, request: bytes) -> str | None:
-        """The client's address, without a port, for a request from `peer` that a remembered answer answers."""
-        split = self._sections.split(request)
-        return split[1].client(proxies, peer) if split is not None else proxies.client_of(peer, request)
 
     def _answer(self, request: Request) -> Work | None:
         return self._handler(request)
@@ -249,20 +245,22 @@ class Frontend:
         """Whether the origin has lately refused the stream to some reader."""
         return self._engine.negative_cache.has_any(stream.key)
 
-    def _personal_names(self) -> list[str]:
-        return sorted({name for route in self.routes.routes for name in route.personal_names})
+    def _header_rules(self) -> list[HeaderRules]:
+        return [route.header_rules for route in self.routes.routes]
 
-    def _meaningful_names(self) -> list[frozenset[str]]:
-        return [route.meaningful_names for route in self.routes.routes]
-
-    def _note_hit(self, answer: RememberedAnswer, peer: Peer, request: bytes, began: float) -> None:
+    def _note_hit(
+        self, answer: RememberedAnswer, peer: Peer, request: bytes, section: Section | None, began: float
+    ) -> None:
         """Log and trace a remembered answer that was sent, if there is a log or a tracer.  Its request was read at
         `began`."""
         if answer.repeated is not None:
             client, proxies = peer.client, peer.proxies
             if proxies is not None:
-                client = self._client_of(client, proxies, request)
-            self._access_log.repeat(answer.repeated, began, self._engine.clock.now(), client, request)
+                if section is None and (split := self._sections.split(request)) is not None:
+                    section = split[1]
+                client = proxies.client_of(client, request) if section is None else section.client(proxies, client)
+            text = request if section is None else section.text
+            self._access_log.repeat(answer.repeated, began, self._engine.clock.now(), client, text)
         if self._tracer is not NO_TRACER:
             self._tracer.hit(request, answer.mode, answer.outcome)
 
@@ -287,7 +285,7 @@ class Frontend:
             if self.clients.remembered is not None:
                 self.clients.remembered.reset()
             self._joins.clear()
-            self._sections.reset(self._meaningful_names(), self._personal_names())
+            self._sections.reset(self._header_rules())
             self._engine.purge.drop_others(self.routes.public_partitions)
         self._handler = self._make_handler()
         self._choose_shortcuts()
@@ -295,7 +293,3 @@ class Frontend:
 
     def _speaks_s2(self) -> bool:
         return bool(self.routes.routes) and all(route.is_s2 for route in self.routes.routes)
-
-
-def _admits_none(answer: RememberedAnswer, peer: Peer, request: bytes) -> bool:
-    return False

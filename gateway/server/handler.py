@@ -36,7 +36,7 @@ from gateway.server.clients import Work
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage
 from gateway.server.delivery import Delivery
 from gateway.server.joins import Join, Joins
-from gateway.server.live import LiveAnswers
+from gateway.server.live import Client, LiveAnswers
 from gateway.server.observing import Observed, Observers
 from gateway.server.parsing import LIVE, RequestParser
 from gateway.server.poll_group import Rendering
@@ -46,7 +46,7 @@ from gateway.server.request import Answered, Channel, Request
 from gateway.server.request_keys import Section
 from gateway.server.s2 import S2Answers
 from gateway.server.s2_request import S2Request
-from gateway.telemetry.access_record import LiveClient, note_request
+from gateway.telemetry.access_record import note_request
 from gateway.telemetry.metrics import MetricsRecorder
 
 
@@ -291,14 +291,15 @@ class RequestHandler:
         """The join that stands for a live request."""
         observed = context.observed
         facts = observed.record.common() if observed is not None and observed.record is not None else None
-        return Join(read, context.mode, context.request.headers.get("Origin"), facts)
+        origin = cors.named_origin(read.route.config.cors, context.request.headers.get("Origin"))
+        return Join(read, context.mode, origin, facts)
 
     def _remember(self, channel: Channel, join: Join) -> None:
         if (alias := channel.alias) is None or not self._engine.is_repeatable(join.read):
             return
-        section = self._joins.remember(alias, join, join.read.route.meaningful_names)
+        section = self._joins.remember(alias, join, join.read.route.header_rules)
         if section is not None and join.group is not None and join.line is not None:
-            join.group.remembered(join.line, section.text)
+            join.group.remembered(join.line, section)
 
     def join(self, channel: Channel, join: Join, section: Section) -> bool:
         """Begin a live answer to an HTTP/1.1 GET that was not parsed and asks for `join`, with the header section
@@ -313,13 +314,13 @@ class RequestHandler:
         if use is None or observers.is_on:
             peer, proxies = channel.client, channel.proxies
             address = peer if proxies is None else section.client(proxies, peer)
-            client = (address, section.text)
+            client = (address, section)
         net = use.net if use is not None else self._client_net(client[0] if client is not None else None)
         route = join.read.route.config.name
         # Counted first: the answer may be out when `_join` returns.
         if not admission.begin_join(channel, use, net, route):
             return False
-        if self._join(channel, join, engine.clock.now(), None, client or (None, section.text)):
+        if self._join(channel, join, engine.clock.now(), None, client or (None, section)):
             admission.joined(net, route)
             return True
         channel.end_live_use()
@@ -331,7 +332,7 @@ class RequestHandler:
         join: Join,
         began: float,
         observed: Observed | None,
-        client: LiveClient | None,
+        client: Client | None,
         *,
         keeps: bool = True,
         is_chunked: bool = True,

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection
 from typing import Final, cast
 from urllib.parse import quote, unquote
 
 from multidict import CIMultiDict
 
 from gateway.aio.eager import begin
+from gateway.engine.route import HeaderRules
 from gateway.http.request import Mark
 from gateway.limits.shared_bytes import NOTHING, Holding
 from gateway.limits.usage import NetUse
@@ -167,11 +167,11 @@ class Handling(ABC):
         """Whether `learn` would remember an answer to the request."""
         return self._clients.remembered is not None and self.alias is not None
 
-    def learn(self, answer: RememberedAnswer, meaningful_names: Collection[str]) -> None:
+    def learn(self, answer: RememberedAnswer, rules: HeaderRules) -> None:
         """Remember `answer` for the request's bytes, if the request has an alias that is still valid."""
         alias, remembered = self.alias, self._clients.remembered
         if alias is not None and remembered is not None:
-            remembered.remember(alias, answer, meaningful_names)
+            remembered.remember(alias, answer, rules)
 
 
 class _Again:

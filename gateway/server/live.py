@@ -20,15 +20,20 @@ from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import ACCEL_BUFFERING, SSE_TYPE, STREAM_NEXT_OFFSET
+from gateway.server.cors import ANY_ORIGIN, with_origin
 from gateway.server.head import response_head
 from gateway.server.joins import Join, SseHead
 from gateway.server.observing import Observed
 from gateway.server.poll_group import PollGroup, Rendering
 from gateway.server.request import Channel, Note
-from gateway.telemetry.access_record import AccessLog, CloseReason, LiveClient, LiveNote, Record
+from gateway.server.request_keys import NO_SECTION, Section
+from gateway.telemetry.access_record import AccessLog, CloseReason, LiveNote, Record
 from gateway.telemetry.tracing import NO_REQUEST, RequestSpan
 
 _log = logging.getLogger("gateway.live")
+
+Client = tuple[str | None, Section]
+"""The client of a live request that was not parsed: its address, and its header section."""
 
 
 class LiveAnswers:
@@ -46,7 +51,7 @@ class LiveAnswers:
         subscription: Subscription,
         began: float,
         observed: Observed | None,
-        client: LiveClient | None = None,
+        client: Client | None = None,
         *,
         keeps: bool = True,
         is_chunked: bool = True,
@@ -69,7 +74,7 @@ class LiveAnswers:
                 raise
             if len(head) <= MOST_HEAD_BYTES:
                 join.sse_head = SseHead(stream.headers, stream.content_type, second, head)
-        opening = _Opening(channel, head)
+        opening = _Opening(channel, _own(head, join, client))
         subscriber = subscription.start(opening)
         name = route.config.name
         note = self._sse_note(channel, subscriber, join, began, observed, client)
@@ -88,13 +93,13 @@ class LiveAnswers:
         opening: SseOpening,
         subscriber: Subscriber,
         began: float,
-        client: LiveClient | None,
+        client: Client | None,
     ) -> None:
         """Begin an SSE response, for a reader that `Engine.reopen_sse` has let in."""
         note = self._sse_note(channel, subscriber, join, began, None, client)
         channel.follow(subscriber, join.read.route.config.name, began, note, keeps=True, is_chunked=True)
         subscriber.start_after(opening.step)
-        channel.write_head(opening.head, opening.step.data, opening.step.size)
+        channel.write_head(_own(opening.head, join, client), opening.step.data, opening.step.size)
 
     def _sse_note(
         self,
@@ -103,7 +108,7 @@ class LiveAnswers:
         join: Join,
         began: float,
         observed: Observed | None,
-        client: LiveClient | None,
+        client: Client | None,
     ) -> Note | None:
         """Where an SSE answer is recorded."""
         if observed is not None:
@@ -112,7 +117,7 @@ class LiveAnswers:
             return None
         return self._access_log.live(join.facts, began, _SseFacts(channel, subscriber), client)
 
-    def _sse_head(self, subscription: Subscription, origin: str | None, *, keeps: bool, is_chunked: bool) -> bytes:
+    def _sse_head(self, subscription: Subscription, origin: bytes | None, *, keeps: bool, is_chunked: bool) -> bytes:
         headers = CIMultiDict(subscription.stream.headers)
         headers.update(subscription.headers)
         headers["Content-Type"] = SSE_TYPE
@@ -121,7 +126,7 @@ class LiveAnswers:
         headers["Cache-Status"] = cache_status(self._rendering.node, Outcome.FOLLOWED)
         if is_chunked:
             headers["Transfer-Encoding"] = "chunked"
-        self._rendering.dress(subscription.read.route, origin, headers)
+        self._rendering.dress(subscription.read.route, ANY_ORIGIN if origin is not None else None, headers)
         return response_head(200, headers, self._clock.wall(), keeps=keeps)
 
     def wait(
@@ -131,7 +136,7 @@ class LiveAnswers:
         waiting: Waiting,
         began: float,
         observed: Observed | None,
-        client: LiveClient | None = None,
+        client: Client | None = None,
         *,
         keeps: bool = True,
     ) -> PollGroup:
@@ -156,8 +161,8 @@ class LiveAnswers:
                     into.coding, into.saved_bytes = applied(answer.headers.get("Content-Encoding")), answer.saved_bytes
 
             note = self.note(observed, Mode.LONGPOLL, route.config.name, began, fill)
-        address, text = client if client is not None else (None, b"")
-        group.begin(waiter, channel, (began, address, text), note)
+        address, section = client if client is not None else (None, NO_SECTION)
+        group.begin(waiter, channel, (began, address, section), note)
         _start(waiter)
         return group
 
@@ -263,6 +268,13 @@ class _SseFacts:
         into.next_offset, into.sent_bytes = subscriber.at, channel.live_bytes
         readers = subscriber.topic.readers_now
         into.subscribers = len(readers) + (subscriber not in readers)
+
+
+def _own(head: bytes, join: Join, client: Client | None) -> bytes:
+    """The head for this client, with the name of its own web origin."""
+    if join.origin is None:
+        return head
+    return with_origin(head, (client[1].origin if client is not None else None) or join.origin)
 
 
 def _start(reader: Subscriber | Waiter) -> None:

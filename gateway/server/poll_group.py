@@ -25,8 +25,10 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_NEXT_OFFSET, is_true
+from gateway.server.cors import ANY_ORIGIN, with_origin
 from gateway.server.head import JOINED_BYTES, response_head
 from gateway.server.request import Channel, Note
+from gateway.server.request_keys import Section
 from gateway.telemetry.access_record import AccessLog, CloseReason, LiveNote, Record, Repeated
 from gateway.telemetry.metrics import MetricsRecorder
 
@@ -56,7 +58,7 @@ class Rendering:
         self.access_log = access_log
 
 
-PolledBy = tuple[float, str | None, bytes]
+PolledBy = tuple[float, str | None, Section]
 """One client of a group: when its request was read, in seconds of the streams' clock; its address; and its header
 section.  A plain tuple, because one is made for each long-poll."""
 
@@ -83,15 +85,23 @@ class PollGroup:
     )
 
     def __init__(
-        self, rendering: Rendering, route: Route, origin: str | None, topic: Topic, facts: Record | None, *, keeps: bool
+        self,
+        rendering: Rendering,
+        route: Route,
+        origin: bytes | None,
+        topic: Topic,
+        facts: Record | None,
+        *,
+        keeps: bool,
     ) -> None:
-        """`facts` are what the access log has of each client's request; None without an access log."""
+        """`origin` is the web origin that the first client's answer names; each other one names its client's own.
+        `facts` are what the access log has of each client's request; None without an access log."""
         self._topic = topic
         self._rendering = rendering
         self._route = route
         self._origin = origin
         self._keeps = keeps
-        self.shape: Hashable = (origin, keeps)
+        self.shape: Hashable = (origin is None, keeps)
         self._waiter: Waiter | None = None
         """None before `begin`, after the end, and while clients wait to be handed over."""
         self._channels: dict[Channel, PolledBy] = {}
@@ -134,11 +144,11 @@ class PollGroup:
         self._take(channel, client)
         return True
 
-    def remembered(self, line: bytes, text: bytes) -> None:
+    def remembered(self, line: bytes, section: Section) -> None:
         """The first client's request is remembered, so others may join: its line, and its header section."""
         self.line = line
         for channel, (began, address, _) in self._channels.items():
-            self._channels[channel] = (began, address, text)
+            self._channels[channel] = (began, address, section)
 
     def _take(self, channel: Channel, client: PolledBy) -> None:
         self._channels[channel] = client
@@ -204,7 +214,7 @@ class PollGroup:
 
     def _rendered(self, answer: Answer) -> Rendered:
         rendering = self._rendering
-        rendering.dress(self._route, self._origin, answer.headers)
+        rendering.dress(self._route, ANY_ORIGIN if self._origin is not None else None, answer.headers)
         body = answer.pieces()
         size = sum(map(len, body))
         if answer.status not in (204, 304):
@@ -219,8 +229,16 @@ class PollGroup:
     def send(self, rendered: Rendered) -> None:
         """Write the response to all clients."""
         head, body, size, _, shared, _ = rendered
-        for channel in self._channels:
-            channel.write_response(head, body, size, shared)
+        if (origin := self._origin) is None:
+            for channel in self._channels:
+                channel.write_response(head, body, size, shared)
+            return
+        heads: dict[bytes, bytes] = {}
+        for channel, client in self._channels.items():
+            own = client[2].origin or origin
+            if own not in heads:
+                heads[own] = with_origin(head, own)
+            channel.write_response(heads[own], body, size, shared)
 
     def account(self, rendered: Rendered) -> None:
         """Count the response that was written, and free the connections for their next requests."""
@@ -237,8 +255,8 @@ class PollGroup:
         """Have each client's request handled again, by itself, as a read of the bytes after the offset `at`."""
         self._waiter = None
         self._end_watch()
-        for channel, (_, _, text) in list(self._channels.items()):
-            channel.begin_again(self.line + text if self.line is not None else None, at, self)
+        for channel, (_, _, section) in list(self._channels.items()):
+            channel.begin_again(self.line + section.text if self.line is not None else None, at, self)
 
     def handed_over(self, channel: Channel) -> None:
         """A client's request is about to be handled again, after `relay`: another record takes its place."""

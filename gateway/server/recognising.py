@@ -12,8 +12,10 @@ from abc import abstractmethod
 from gateway.protocol.client_address import Proxies
 from gateway.server.clients import Clients, peer_of
 from gateway.server.handling import Handling
+from gateway.server.joins import Join
 from gateway.server.reading import ReadingConnection
 from gateway.server.remembered import RememberedAnswer
+from gateway.server.request_keys import Section
 
 _log = logging.getLogger("gateway.server")
 
@@ -67,33 +69,31 @@ class RecognisingConnection(ReadingConnection, Handling):
             self._shared_bytes, self._shared = answer.body_bytes, answer.shared
             self.transport.writelines(answer.pieces)
         if self._clients.on_hit is not None:
-            self._clients.on_hit(answer, self, data, began)
+            self._clients.on_hit(answer, self, data, None, began)
 
     def _answers_known(self, data: bytes) -> bool:
         """Answer a request that nothing stands before without parsing it; False if it is not known."""
         clients = self._clients
-        if clients.join is not None and (found := clients.joins.get(data) or clients.joins.find(data)) is not None:
+        if clients.find is None or (found := clients.find(data)) is None:
+            return False
+        known, section = found
+        if isinstance(known, Join):
             self._is_busy = self._is_active = True
             try:
-                if clients.join(self, *found):
+                if clients.join(self, known, section):
                     return True
             except Exception:
                 _log.exception("unhandled error")
                 self.abort()
                 return True
             self._is_busy = False
-        remembered = clients.remembered
-        if (
-            remembered is None
-            or (answer := remembered.find(data)) is None
-            or not (clients.admits is None or clients.admits(answer, self, data))
-        ):
-            return False
-        self._is_active = True
-        self._serve(answer, data)
-        return True
+        elif isinstance(known, RememberedAnswer) and clients.may_send(known, self, data, section):
+            self._is_active = True
+            self._serve(known, data, section)
+            return True
+        return False
 
-    def _serve(self, answer: RememberedAnswer, request: bytes) -> None:
+    def _serve(self, answer: RememberedAnswer, request: bytes, section: Section) -> None:
         assert self.transport is not None
         on_hit = self._clients.on_hit
         began = 0.0 if on_hit is None else self._now()
@@ -104,4 +104,4 @@ class RecognisingConnection(ReadingConnection, Handling):
             self._shared_bytes, self._shared = answer.body_bytes, answer.shared
             self.transport.writelines(answer.pieces)
         if on_hit is not None:
-            on_hit(answer, self, request, began)
+            on_hit(answer, self, request, section, began)

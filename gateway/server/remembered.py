@@ -4,7 +4,8 @@ The first time, a request goes to a handler.  If its answer is a plain hit, one 
 anything that is still in progress, the bytes of the request become a key to it.  Requests are judged by one parser
 only: a key is made of bytes that the parser has accepted.
 
-Requests that differ only in headers without influence on the answer share one key (`gateway.server.request_keys`).
+Requests that differ only in headers without influence on the answer have one meaning (`gateway.server.request_keys`),
+under which the answer is found as well.
 
 An answer is valid until its `until`: the end of the second that its Date and Age name, or earlier if the stream's trust
 or life ends.  Everything else that invalidates it is signalled: the end of a stream and the loss of its bytes or
@@ -19,19 +20,20 @@ are kept, heads, joined bodies, and those bytes of a body that are not shared wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock
 from gateway.engine.answer import BodyRun, NamedTail
+from gateway.engine.route import HeaderRules
 from gateway.http.http2.blocks import block_of
 from gateway.limits.shared_bytes import SharedBytes
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.server.head import JOINED_BYTES, date_line, field_lines, status_line
-from gateway.server.request_keys import Sections
+from gateway.server.request_keys import Known, Meaning, Sections
 from gateway.tape.costs import ANSWER_COST, ANSWER_SHARE
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
@@ -48,7 +50,7 @@ _MOST_SEEN: Final = 1 << 15
 """Bound on the hashes kept of requests seen once: about 3 MB."""
 
 
-class RememberedAnswer:
+class RememberedAnswer(Known):
     """One answer in bytes; `render` fills in what changes by the second (RFC 9110 §6.6.1, RFC 9111 §5.1)."""
 
     __slots__ = (
@@ -137,7 +139,8 @@ class RememberedAnswer:
         """A version of the stream for which the answer is as rendered."""
         self.hits = 0
         """Hits that have not been counted in the metrics yet."""
-        self.key: tuple[bool, bytes] | None = None
+        self.key: tuple[bytes, Meaning] | None = None
+        """The request line, and the meaning of the header section."""
         self.aliases: list[bytes] = []
         self.cost = 0
         """Bytes of the cache's budget lent for the answer, aliases included."""
@@ -146,9 +149,9 @@ class RememberedAnswer:
     def is_small(self) -> bool:
         return self.body_bytes <= JOINED_BYTES
 
-    def cost_under(self, key: bytes) -> int:
-        """Bytes charged for the answer under `key`, without aliases."""
-        return ANSWER_COST + 2 * len(self._head) + self.copied + len(key)
+    def cost_under(self, line: bytes, meaning: Meaning) -> int:
+        """Bytes charged for the answer to this line under this meaning, without aliases."""
+        return ANSWER_COST + 2 * len(self._head) + self.copied + len(line) + len(meaning.text)
 
     def dropped(self) -> None:
         """The answer is not remembered any more: bytes of its own belong to the clients that have not taken them."""
@@ -242,10 +245,6 @@ class RememberedAnswers:
         """The same while answers are not sent at once."""
         self._aliases = self.exact
         """Whichever of the two is in use."""
-        self._by_loose: dict[bytes, RememberedAnswer] = {}
-        """Answers by reduced request, for routes whose answers depend on none of the loose lines."""
-        self._by_tight: dict[bytes, RememberedAnswer] = {}
-        """The same for the other routes; only lines that are meaningless to every route are taken out."""
         self._by_stream: dict[Stream, set[RememberedAnswer]] = {}
         self._all: dict[RememberedAnswer, None] = {}
         self._uncounted: set[RememberedAnswer] = set()
@@ -296,26 +295,20 @@ class RememberedAnswers:
 
     def find(self, request: bytes) -> RememberedAnswer | None:
         """The answer to this request, or to one that differs only in meaningless lines; None if there is none."""
-        remembered = self._aliases.get(request)
-        if remembered is None:
-            remembered = self._find_reduced(request)
-            if remembered is None or self._has_refusals(remembered.stream):
+        found = self._sections.find(request)
+        if found is None or not isinstance(found[0], RememberedAnswer) or not self.may_send(found[0], request):
+            return None
+        return found[0]
+
+    def may_send(self, remembered: RememberedAnswer, request: bytes) -> bool:
+        """Whether the answer, which requests of this meaning have had, is the answer to this one now."""
+        if self._aliases.get(request) is not remembered:
+            if self._has_refusals(remembered.stream):
                 # The origin has refused some reader of the stream lately: this one may be it.
-                return None
+                return False
             if not remembered.is_settled:
                 self._note_repeat(request, remembered)
-        if remembered.is_valid(self._clock.now()) or self._renew(remembered):
-            return remembered
-        return None
-
-    def _find_reduced(self, request: bytes) -> RememberedAnswer | None:
-        if not self._all or (split := self._sections.split(request)) is None:
-            return None
-        line, section = split
-        remembered = self._by_loose.get(line + section.loose)
-        if remembered is None and section.tight is not None:
-            remembered = self._by_tight.get(line + section.tight)
-        return remembered
+        return remembered.is_valid(self._clock.now()) or self._renew(remembered)
 
     def _note_repeat(self, request: bytes, remembered: RememberedAnswer) -> None:
         """Make a request that comes a second time an alias; after the first time only its hash is kept."""
@@ -380,24 +373,22 @@ class RememberedAnswers:
 
     # -- remembering and forgetting
 
-    def remember(self, request: bytes, remembered: RememberedAnswer, meaningful_names: Collection[str]) -> None:
-        """Remember that `request` is answered by `remembered`; its key is the request without meaningless lines.
+    def remember(self, request: bytes, remembered: RememberedAnswer, rules: HeaderRules) -> None:
+        """Remember that `request`, and each with its meaning, is answered by `remembered`.
 
-        `meaningful_names` are those of its route.
+        `rules` are those of its route.
         """
         if (split := self._sections.split(request)) is None:
             return
         line, section = split
-        is_loose = section.tight is None or self._sections.is_loose(meaningful_names)
-        by_key = self._by_loose if is_loose else self._by_tight
-        key = line + (section.loose if is_loose or section.tight is None else section.tight)
+        meaning = section.for_hits(self._sections.kind(rules))
         stream = remembered.stream
         if stream.ended is not None or not stream.is_awake or stream.version.edition != remembered.edition:
             return
-        cost = remembered.cost_under(key)
+        cost = remembered.cost_under(line, meaning)
         if cost > self.budget_bytes:
             return
-        if (old := by_key.get(key)) is not None:
+        if isinstance(old := meaning.known.get(line), RememberedAnswer):
             self._drop(old)
         if (old := self._aliases.get(request)) is not None:
             self._drop(old)
@@ -406,8 +397,8 @@ class RememberedAnswers:
         if not self._store.lend(cost, remembered.stream):
             return
         self._charge(remembered, cost)
-        remembered.key = (is_loose, key)
-        by_key[key] = remembered
+        remembered.key = (line, meaning)
+        meaning.known[line] = remembered
         self._all[remembered] = None
         self._by_stream.setdefault(remembered.stream, set()).add(remembered)
         self._add_alias(request, remembered)
@@ -421,8 +412,9 @@ class RememberedAnswers:
         assert remembered.key is not None
         self._count(remembered)
         self._uncounted.discard(remembered)
-        is_loose, key = remembered.key
-        del (self._by_loose if is_loose else self._by_tight)[key]
+        line, meaning = remembered.key
+        if meaning.known.get(line) is remembered:
+            del meaning.known[line]
         for request in remembered.aliases:
             del self._aliases[request]
         del self._all[remembered]

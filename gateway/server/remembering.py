@@ -66,4 +66,4 @@ def learn_hit(
         repeated,
         shared,
     )
-    context.request.channel.learn(answer, route.meaningful_names)
+    context.request.channel.learn(answer, route.header_rules)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from multidict import CIMultiDict
 
+from gateway.engine.route import HeaderRules
 from gateway.http.request import RequestHead
 from gateway.limits.shared_bytes import Holding, SharedBytes
 from gateway.limits.usage import NetUse
@@ -132,7 +133,7 @@ class Channel(Protocol):
     def learns(self) -> bool:
         """Whether `learn` would remember an answer to the request."""
 
-    def learn(self, answer: RememberedAnswer, meaningful_names: Collection[str]) -> None:
+    def learn(self, answer: RememberedAnswer, rules: HeaderRules) -> None:
         """Remember `answer` for the request's bytes, if the request has an alias that is still valid."""
 
     def hand_over(self, answering: LiveAnswer) -> None:

@@ -1,20 +1,27 @@
-"""Header sections by their meaning: requests that differ only in headers without influence on the answer share a key.
+"""Header sections by their meaning: requests whose headers differ without influence on the answer have one meaning.
 
-A key is a request's bytes without such lines.  They are trace ids, user agents, cookies where they are not credentials,
-and Accept except on routes to S2; headers that name the client behind a proxy; and credentials on routes whose readers
-share.  A line is taken out only if it has the one form that cannot hide anything: a known name in one of its two usual
-spellings, a colon, and printable characters up to the end of the line.
+The meaning of a section is its bytes without the lines that no answer of a route depends on.  They are trace ids, user
+agents, cookies where they are not credentials, and Accept except on routes to S2; headers that name the client behind a
+proxy; and credentials on routes whose readers share.  Where the gateway answers for CORS, an Origin header that is not
+allowed is such a line, too.  A line is taken out only if it has the one form that cannot hide anything: a known name in
+one of its two usual spellings, a colon, and printable characters up to the end of the line.
 
-Clients repeat their header sections behind other request lines.  `Sections` remembers for a section the keys it gives
-and the client that it names, so that its lines are looked through once.
+Routes differ in these lines, so a section has a meaning for each kind of routes (`HeaderRules`).  A meaning knows by
+their request lines all requests that were answered under it.  The host is a part of every meaning, so the request line
+leads to the same route again.
+
+Clients repeat their header sections behind other request lines.  `Sections` remembers for a section its meanings and
+the client that it names, so that its lines are looked through once.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
+from weakref import WeakValueDictionary
 
+from gateway.engine.route import HeaderRules
 from gateway.http.request import MOST_FIELDS
 from gateway.protocol.client_address import Proxies
 
@@ -41,7 +48,7 @@ MEANINGLESS: Final = (
     "x-correlation-id",
     "x-request-id",
 )
-"""Headers that no answer depends on, unless they are among the `meaningful_names` of its route."""
+"""Headers that no answer depends on, unless they are among the `decisive` ones of its route."""
 
 FORWARDING: Final = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-real-ip")
 """Headers that name a client behind a proxy.  They decide its limits and its log line, and no shared answer."""
@@ -70,6 +77,17 @@ def lines_named(names: Sequence[str]) -> re.Pattern[bytes]:
     return re.compile(rb"\r\n(?:" + "|".join(spelled).encode() + rb"):[\t\x20-\x7e]*(?=\r\n)")
 
 
+_ORIGIN: Final = lines_named(("origin",))
+
+
+def _web_origin(text: bytes) -> tuple[bytes, bytes] | None:
+    """The line and the value of a section's Origin header; None unless there is exactly one, in the usual form."""
+    found = _ORIGIN.search(text)
+    if found is None or text.lower().count(b"\r\norigin") != 1:
+        return None
+    return found[0], found[0].partition(b":")[2].strip(b" \t")
+
+
 def _is_section(text: bytes) -> bool:
     """Whether the text is exactly one section within the bounds."""
     size = len(text)
@@ -81,20 +99,49 @@ def _is_section(text: bytes) -> bool:
     )
 
 
+class Known:
+    """Something that is known of requests with one line and one meaning."""
+
+    __slots__ = ()
+
+
+class Meaning:
+    """A header section as a kind of routes understands it."""
+
+    __slots__ = ("__weakref__", "known", "text")
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+        """The section without the lines that have no meaning."""
+        self.known: dict[bytes, Known] = {}
+        """The requests with such a section, by their request lines.  `RememberedAnswers` and `Joins` own the values."""
+
+
 class Section:
-    """One header section, with its keys and its client."""
+    """One header section, with its meanings and its client."""
 
-    __slots__ = ("_client", "_peer", "loose", "text", "tight")
+    __slots__ = ("_client", "_hits", "_lives", "_peer", "meanings", "origin", "text")
 
-    def __init__(self, text: bytes, loose: bytes, tight: bytes | None) -> None:
+    def __init__(self, text: bytes, hits: Sequence[Meaning] = (), lives: Sequence[Meaning] = ()) -> None:
         self.text = text
         """The section, from the line break behind the request line on."""
-        self.loose = loose
-        """The section without the lines that are meaningless to at least one route."""
-        self.tight = tight
-        """The section without the lines that are meaningless to every route; None if the two are the same."""
+        self._hits = hits
+        self._lives = lives
+        self.meanings = tuple(dict.fromkeys((*hits, *lives)))
+        """All its meanings."""
+        found = _web_origin(text)
+        self.origin = found[1] if found is not None else None
+        """The value of the Origin header; None unless there is exactly one, in the usual form."""
         self._peer: str | None = ""
         self._client: str | None = None
+
+    def for_hits(self, kind: int) -> Meaning:
+        """The meaning for whole answers."""
+        return self._hits[kind]
+
+    def for_lives(self, kind: int) -> Meaning:
+        """The meaning for live answers, in which the Origin header that each client has sent is put in."""
+        return self._lives[kind]
 
     def client(self, proxies: Proxies, peer: str | None) -> str | None:
         """The client's address, without a port, for a request from `peer`; None if it is not known."""
@@ -103,14 +150,47 @@ class Section:
         return self._client
 
 
-class Sections:
-    """Header sections by their bytes, with the keys that they give; the oldest are evicted first."""
+NO_SECTION: Final = Section(b"")
+"""In place of the section of a request that is not remembered."""
 
-    def __init__(self, meaningful_names: Iterable[Collection[str]], personal_names: Iterable[str] = ()) -> None:
+
+class _Kind:
+    """The lines without meaning on routes with the same rules."""
+
+    def __init__(self, rules: HeaderRules) -> None:
+        names = dict.fromkeys((*MEANINGLESS, *FORWARDING, *sorted(rules.personal)))
+        self._lines = lines_named([name for name in names if name not in rules.decisive])
+        self._web_origins = rules.web_origins
+        self._meanings: WeakValueDictionary[tuple[bytes, bool], Meaning] = WeakValueDictionary()
+
+    def read(self, text: bytes) -> tuple[Meaning, Meaning]:
+        """What a section means for whole and for live answers."""
+        text = self._lines.sub(b"", text)
+        if self._web_origins is None or (found := _web_origin(text)) is None:
+            meaning = self._meaning(text, is_allowed=False)
+            return meaning, meaning
+        line, value = found
+        without = text.replace(line, b"", 1)
+        if value.decode().lower() in self._web_origins:
+            return self._meaning(text, is_allowed=False), self._meaning(without, is_allowed=True)
+        meaning = self._meaning(without, is_allowed=False)
+        return meaning, meaning
+
+    def _meaning(self, text: bytes, *, is_allowed: bool) -> Meaning:
+        """The one meaning of this text; `is_allowed`: some allowed web origin belongs to it."""
+        meaning = self._meanings.get((text, is_allowed))
+        if meaning is None:
+            meaning = self._meanings[text, is_allowed] = Meaning(text)
+        return meaning
+
+
+class Sections:
+    """Header sections by their bytes, with their meanings; the oldest are evicted first."""
+
+    def __init__(self, rules: Iterable[HeaderRules]) -> None:
         self._sections: dict[bytes, Section] = {}
         self._size = 0
-        self._latest: tuple[bytes, bytes, Section] | None = None
-        self.reset(meaningful_names, personal_names)
+        self.reset(rules)
 
     def __repr__(self) -> str:
         return f"<Sections {len(self._sections)} sections, {self._size} bytes>"
@@ -118,49 +198,48 @@ class Sections:
     def __len__(self) -> int:
         return len(self._sections)
 
-    def reset(self, meaningful_names: Iterable[Collection[str]], personal_names: Iterable[str] = ()) -> None:
-        """Forget everything, and begin with routes whose answers depend on these headers (`Route.meaningful_names`).
-
-        `personal_names` are further headers that some route's answers do not depend on (`Route.personal_names`).
-        """
+    def reset(self, rules: Iterable[HeaderRules]) -> None:
+        """Forget everything, and begin with routes that have these rules."""
         self._sections.clear()
         self._size = 0
-        self._latest = None
-        by_route = list(meaningful_names)
-        names = list(dict.fromkeys((*MEANINGLESS, *FORWARDING, *personal_names)))
-        self.loose_names = [name for name in names if not all(name in known for known in by_route)]
-        tight_names = [name for name in names if not any(name in known for known in by_route)]
-        self._loose = lines_named(self.loose_names)
-        self._tight = lines_named(tight_names) if tight_names != self.loose_names else None
+        self._numbers = {one: number for number, one in enumerate(dict.fromkeys(rules))}
+        self._kinds = [_Kind(one) for one in self._numbers]
 
-    def is_loose(self, meaningful_names: Collection[str]) -> bool:
-        """Whether requests of a route with these `meaningful_names` have the loose key."""
-        return self._tight is None or not any(name in meaningful_names for name in self.loose_names)
+    def kind(self, rules: HeaderRules) -> int:
+        """The number of the kind of routes that have these rules.  KeyError if there is none."""
+        return self._numbers[rules]
+
+    def find(self, request: bytes) -> tuple[Known, Section] | None:
+        """What is known of requests with the meaning of this one, and its header section; None if nothing is."""
+        if len(request) > MAX_REQUEST_BYTES or not request.startswith(b"GET "):
+            return None
+        end = request.find(b"\r\n")
+        text = request[end:]
+        if (section := self._sections.get(text)) is None and (section := self.of(text)) is None:
+            return None
+        line = request[:end]
+        for meaning in section.meanings:
+            if (known := meaning.known.get(line)) is not None:
+                return known, section
+        return None
 
     def split(self, request: bytes) -> tuple[bytes, Section] | None:
-        """The request line and the header section of a GET; None if it gives no key."""
-        latest = self._latest
-        # One request is looked up several times: to answer it, to limit it, and to log it.
-        if latest is not None and latest[0] is request:
-            return latest[1:]
+        """The request line and the header section of a GET; None if it has no meaning."""
         if len(request) > MAX_REQUEST_BYTES or not request.startswith(b"GET "):
             return None
         end = request.find(b"\r\n")
         section = self.of(request[end:])
-        if section is None:
-            return None
-        self._latest = (request, line := request[:end], section)
-        return line, section
+        return (request[:end], section) if section is not None else None
 
     def of(self, text: bytes) -> Section | None:
-        """The section with these bytes, from the line break behind the request line on; None if it gives no key."""
+        """The section with these bytes, from the line break behind the request line on; None if it has no meaning."""
         section = self._sections.get(text)
         if section is not None:
             return section
         if not _is_section(text):
             return None
-        tight = self._tight.sub(b"", text) if self._tight is not None else None
-        section = Section(text, self._loose.sub(b"", text), tight)
+        meanings = [kind.read(text) for kind in self._kinds]
+        section = Section(text, [hits for hits, _ in meanings], [lives for _, lives in meanings])
         self._size += _cost(section)
         while self._size > _MOST_BYTES and self._sections:
             self._size -= _cost(self._sections.pop(next(iter(self._sections))))
@@ -169,4 +248,4 @@ class Sections:
 
 
 def _cost(section: Section) -> int:
-    return _COST + len(section.text) + len(section.loose) + len(section.tight or b"")
+    return _COST + len(section.text) + sum(len(meaning.text) for meaning in section.meanings)

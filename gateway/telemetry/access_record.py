@@ -273,8 +273,17 @@ def note_repeated(
     )
 
 
-LiveClient = tuple[str | None, bytes]
-"""The client of a live request that was not parsed: its address, and the bytes of its header section."""
+class HeaderSection(Protocol):
+    """The header section of a request that was not parsed."""
+
+    text: bytes
+    """Its bytes."""
+
+
+LiveClient = tuple[str | None, HeaderSection]
+"""The client of a live request that was not parsed: its address, and its header section."""
+PolledBy = tuple[float, str | None, HeaderSection]
+"""The same of a long-poll, behind the time at which its request was read, in seconds of the streams' clock."""
 
 
 class LiveNote(Protocol):
@@ -317,11 +326,11 @@ class AccessLog(Protocol):
         most so many lines, and returns False if it has to be called again.  None if live reads have a line at their end
         only."""
 
-    def repeat_live(self, hit: Repeated, ended: float, clients: Sequence[tuple[float, str | None, bytes]]) -> None:
+    def repeat_live(self, hit: Repeated, ended: float, clients: Sequence[PolledBy]) -> None:
         """Long-polls were sent the same answer at `ended`: when each began, its client's address, and its header
         section."""
 
-    def record_of(self, record: Record, began: float, client: str | None, section: bytes) -> None:
+    def record_of(self, record: Record, began: float, client: str | None, section: HeaderSection) -> None:
         """A live read that began at `began`, with this client and this header section, has ended or continues as the
         record says."""
 
@@ -349,10 +358,10 @@ class NoAccessLog:
     def watch(self, began: float, write: Callable[[int], bool]) -> LiveNote | None:
         return None
 
-    def repeat_live(self, hit: Repeated, ended: float, clients: Sequence[tuple[float, str | None, bytes]]) -> None:
+    def repeat_live(self, hit: Repeated, ended: float, clients: Sequence[PolledBy]) -> None:
         """Do nothing."""
 
-    def record_of(self, record: Record, began: float, client: str | None, section: bytes) -> None:
+    def record_of(self, record: Record, began: float, client: str | None, section: HeaderSection) -> None:
         """Do nothing."""
 
     def unclaimed(self, stream: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:

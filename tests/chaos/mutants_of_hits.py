@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any, Final
 from unittest.mock import patch
 
+from gateway.engine.route import HeaderRules
 from gateway.http.http2.head import Http2Request
 from gateway.server import request_keys
 from gateway.server.admission import Admission
 from gateway.server.connection import Connection
 from gateway.server.http2.connection import Http2Connection
-from gateway.server.joins import Join, Joins
+from gateway.server.joins import Joins
 from gateway.server.poll_group import PollGroup
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
-from gateway.server.request_keys import Section, Sections
+from gateway.server.request_keys import NO_SECTION, Meaning, Sections
 from gateway.tape.stream import Stream
 from tests.chaos.mutant import Mutant, Patches, always, never, nothing, registrar
 
@@ -35,8 +37,10 @@ def _taken_out(*names: str) -> Patches:
     """These headers are taken for meaningless, whatever the routes say."""
     reset = Sections.reset
 
-    def without_credentials(self: Sections, _: Any, __: Any = ()) -> None:
-        reset(self, [()])
+    def without_credentials(self: Sections, rules: Iterable[HeaderRules]) -> None:
+        reset(self, rules)
+        # Any rules are those of a route on which no header decides.
+        self._kinds = [request_keys._Kind(HeaderRules())] * len(self._kinds)
 
     return [
         (request_keys, "MEANINGLESS", (*request_keys.MEANINGLESS, *names)),
@@ -51,12 +55,13 @@ def hit_ignores_authorization() -> Patches:
 
 @mutant("credentials are those of the request's route")
 def hit_takes_every_route_for_the_loosest() -> Patches:
-    remember = RememberedAnswers.remember
+    read = request_keys._Kind.read
 
-    def remembered_loosely(self: RememberedAnswers, request: bytes, answer: RememberedAnswer, _: Any) -> None:
-        remember(self, request, answer, ())
+    def read_loosely(self: request_keys._Kind, text: bytes) -> tuple[Meaning, Meaning]:
+        self._lines = request_keys.lines_named([*request_keys.MEANINGLESS, *request_keys.FORWARDING, "authorization"])
+        return read(self, text)
 
-    return [(RememberedAnswers, "remember", remembered_loosely)]
+    return [(request_keys._Kind, "read", read_loosely)]
 
 
 @mutant("the Origin header decides the CORS fields of an answer")
@@ -106,7 +111,7 @@ def _hit_if(is_valid: Any) -> Patches:
             self._receive(data)
         else:
             self._is_active = True
-            self._serve(answer, data)
+            self._serve(answer, data, NO_SECTION)
 
     return [(Connection, "data_received", data_received)]
 
@@ -198,7 +203,7 @@ def hit_overtakes_the_request_before_it() -> Patches:
         if answer is None or self.transport is None or not answer.is_valid(self._now()):
             self._receive(data)
         else:
-            self._serve(answer, data)
+            self._serve(answer, data, NO_SECTION)
 
     return [(Connection, "data_received", data_received)]
 
@@ -214,17 +219,12 @@ def join_outlives_a_reload() -> Patches:
 def _joined_without(name: bytes) -> Patches:
     """Live requests that differ in this header alone are taken for the same."""
     line = re.compile(rb"\r\n" + name + rb":[^\r]*")
-    init, remember = Joins.__init__, Joins.remember
+    read = request_keys._Kind.read
 
-    def begin(self: Joins, sections: Sections) -> None:
-        init(self, sections)
-        get: Any = self._by_bytes.get
-        self.get = lambda request: get(line.sub(b"", request))  # type: ignore[assignment]
+    def read_without(self: request_keys._Kind, text: bytes) -> tuple[Meaning, Meaning]:
+        return read(self, text)[0], read(self, line.sub(b"", text))[1]
 
-    def remembered_without(self: Joins, request: bytes, join: Join, names: Any) -> Section | None:
-        return remember(self, line.sub(b"", request), join, names)
-
-    return [(Joins, "__init__", begin), (Joins, "remember", remembered_without)]
+    return [(request_keys._Kind, "read", read_without)]
 
 
 @mutant("the Origin header decides the CORS fields of a live answer")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final
 
 from gateway.engine import classifier, fetch, fetch_table, live_read
@@ -14,7 +14,7 @@ from gateway.engine.read import Read
 from gateway.engine.relay import Relay, RelayedCall
 from gateway.engine.relayed_request import SentRequest
 from gateway.engine.response_heads import failure_answer, timed_out
-from gateway.engine.route import Route
+from gateway.engine.route import HeaderRules, Route
 from gateway.engine.writes import Writes
 from gateway.errors import GatewayError, UpstreamUnavailable
 from gateway.live.topics import LiveTopics
@@ -111,8 +111,9 @@ def credentials_share_a_tape() -> Patches:
 def remembered_answer_ignores_authorization() -> Patches:
     reset = Sections.reset
 
-    def taken(self: Sections, _: Any, __: Any = ()) -> None:
-        reset(self, [()])
+    def taken(self: Sections, rules: Iterable[HeaderRules]) -> None:
+        reset(self, rules)
+        self._kinds = [request_keys._Kind(HeaderRules())] * len(self._kinds)
 
     return [
         (request_keys, "MEANINGLESS", (*request_keys.MEANINGLESS, "authorization")),

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from multidict import CIMultiDict
 
 from gateway.engine.answer import Answer, BodyRun, Parts
+from gateway.engine.route import HeaderRules
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.mode import Mode
@@ -35,7 +36,7 @@ class Kept:
         self.bench = Bench(cache_bytes, cache_bytes)
         self.store, self.coder = self.bench.store, self.bench.coder
         self.answers = RememberedAnswers(
-            self.bench.clock, self.store, NoMetrics(), Sections([()]), self.store.touch, lambda _: False
+            self.bench.clock, self.store, NoMetrics(), Sections([HeaderRules()]), self.store.touch, lambda _: False
         )
         self.coder.on_evict = self.answers.forget
         self.store.on_forget = self._forget
@@ -82,7 +83,7 @@ class Kept:
                 None,
                 run.stream.shared_bytes(),
             ),
-            (),
+            HeaderRules(),
         )
 
 
@@ -96,7 +97,8 @@ def held_beside(remembered: RememberedAnswer) -> int:
     own = {id(piece) for block in remembered.stream.tape.blocks() for piece in block.pieces}
     pieces = {id(piece): len(piece) for piece in (*remembered.pieces, remembered.joined or b"") if id(piece) not in own}
     assert remembered.key is not None
-    return sum(pieces.values()) + len(remembered.key[1]) + sum(map(len, remembered.aliases))
+    line, meaning = remembered.key
+    return sum(pieces.values()) + len(line) + len(meaning.text) + sum(map(len, remembered.aliases))
 
 
 class LentBudget(RuleBasedStateMachine):

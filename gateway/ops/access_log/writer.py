@@ -33,7 +33,15 @@ from gateway.ops.access_log.sinks.sink import Sink
 from gateway.ops.access_log.unclaimed import LIVE, MOST_PLACES, Ledger, Unclaimed
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from gateway.telemetry.access_record import LiveClient, LiveNote, Record, RecordedStream, Repeated
+from gateway.telemetry.access_record import (
+    HeaderSection,
+    LiveClient,
+    LiveNote,
+    PolledBy,
+    Record,
+    RecordedStream,
+    Repeated,
+)
 
 _log = logging.getLogger("gateway.log")
 
@@ -154,7 +162,7 @@ class LogWriter:
         if client is None:
             note = LiveRead(self, record, began, look)
         else:
-            note = LiveRead(self, record, began, look, client[0], self._lines.facts_of(client[1]))
+            note = LiveRead(self, record, began, look, client[0], self._lines.facts_of(client[1].text))
         self._live.add(note, began)
         return note
 
@@ -307,11 +315,11 @@ class LogWriter:
         record.duration_s = self._clock.now() - began
         self.record(record)
 
-    def record_of(self, record: Record, began: float, client: str | None, section: bytes) -> None:
-        record.client, (record.user_agent, record.trace_id) = client, self._lines.facts_of(section)
+    def record_of(self, record: Record, began: float, client: str | None, section: HeaderSection) -> None:
+        record.client, (record.user_agent, record.trace_id) = client, self._lines.facts_of(section.text)
         self.note(record, began)
 
-    def repeat_live(self, hit: Repeated, ended: float, clients: Sequence[tuple[float, str | None, bytes]]) -> None:
+    def repeat_live(self, hit: Repeated, ended: float, clients: Sequence[PolledBy]) -> None:
         if self._ledger:
             record = replace(hit.record)
             self._claim(record)
@@ -322,7 +330,7 @@ class LogWriter:
                 self.record_of(record, began, client, section)
                 clients = clients[1:]
         for began, client, section in clients:
-            self.repeat(hit, began, ended, client, section)
+            self.repeat(hit, began, ended, client, section.text)
 
 
 def _weight(item: Record | Hit) -> int:

@@ -43,9 +43,10 @@ def _chunk_data(chunk: bytes) -> bytes:
     return chunk[chunk.index(b"\r\n") + 2 : -2]
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=32)
 def _split_response(response: bytes, body_bytes: int) -> tuple[bytes, tuple[bytes, ...]]:
-    """Field block and body of a response; cached because a group of clients is sent the same response."""
+    """Field block and body of a response; cached because a group of clients is sent the same response,
+    or one for each web origin."""
     size = len(response) - body_bytes
     return block_of(response[:size]), (response[size:],) if body_bytes else ()
 

@@ -33,6 +33,7 @@ from gateway.server.handling import REFUSALS, refusal
 from gateway.server.head import response_head
 from gateway.server.http2.channel import StreamChannel
 from gateway.server.http2.timeouts import TimedHttp2Connection
+from gateway.server.joins import Join
 from gateway.server.remembered import RememberedAnswer
 
 _log = logging.getLogger("gateway.server")
@@ -282,27 +283,27 @@ class Http2Connection(TimedHttp2Connection):
         """Answer the request from remembered bytes, or begin its live answer by them; False if neither is possible."""
         clients, alias = self.clients, request.alias
         assert alias is not None
-        joins = clients.joins
-        if clients.join is not None and (found := joins.get(alias) or joins.find(alias)) is not None:
+        if clients.find is None or (found := clients.find(alias)) is None:
+            return False
+        known, section = found
+        if isinstance(known, Join):
             channel = self._channels[stream] = StreamChannel(self, stream, request)
             try:
-                if clients.join(channel, *found):
+                if clients.join(channel, known, section):
                     return True
             except Exception:
                 _log.exception("unhandled error")
                 channel.abort()
                 return True
             del self._channels[stream]
-        if clients.remembered is None or (answer := clients.remembered.find(alias)) is None:
-            return False
-        if clients.admits is not None and not clients.admits(answer, self, alias):
+        if not isinstance(known, RememberedAnswer) or not clients.may_send(known, self, alias, section):
             return False
         on_hit = clients.on_hit
         began = 0.0 if on_hit is None else clients.now()
-        answer.hits += 1
-        self._send_remembered(stream, answer, request)
+        known.hits += 1
+        self._send_remembered(stream, known, request)
         if on_hit is not None:
-            on_hit(answer, self, alias, began)
+            on_hit(known, self, alias, section, began)
         return True
 
     def _send_remembered(self, stream: Stream, answer: RememberedAnswer, request: Http2Request) -> None:
