@@ -26,6 +26,9 @@ class Buckets:
         self.per_s = per_s
         self.burst = burst
         self._most_keys = most_keys
+        self._one_s = 1 / per_s
+        self._may_miss_s = (burst - 1) / per_s + _ROUNDING_S
+        """A bucket that will be full this much later has one token."""
         self._full_at: dict[str, float] = {}
 
     def __repr__(self) -> str:
@@ -38,6 +41,19 @@ class Buckets:
         """Tokens in the bucket; negative if more were taken than it held."""
         full_at = self._full_at.get(key)
         return self.burst if full_at is None or full_at <= now else self.burst - (full_at - now) * self.per_s
+
+    def has_one(self, key: str, now: float) -> bool:
+        """Whether there is a token."""
+        full_at = self._full_at.get(key)
+        return full_at is None or full_at - now <= self._may_miss_s
+
+    def take_one(self, key: str, now: float) -> None:
+        """Take a token, whether or not it is there."""
+        full_at = self._full_at.get(key)
+        if full_at is None:
+            self.take(key, now)
+        else:
+            self._full_at[key] = (max(now, full_at)) + self._one_s
 
     def wait_s(self, key: str, now: float, cost: float = 1.0) -> float:
         """Seconds until `cost` tokens are there; 0 if they are.  A cost above `burst` counts as `burst`."""

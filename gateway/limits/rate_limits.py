@@ -52,6 +52,8 @@ class RateLimit:
         # One second's worth at once: what is sent in a second may be sent at its beginning.
         self.bytes = Buckets(config.bytes_per_s, config.bytes_per_s) if config.bytes_per_s is not None else None
         self.live = Tally()
+        self.counts_live = config.live_reads is not None or self.bytes is not None
+        """Whether the limit has to know when a live read ends."""
 
     def __repr__(self) -> str:
         return f"<RateLimit {self.config.name}: {self.requests}, {self.bytes}, {self.live}>"
@@ -168,11 +170,22 @@ class RateLimits:
                 refusal = Refusal(limit.config.name, wait_s)
         return refusal
 
-    def take(self, net: str, route: str, now: float) -> None:
-        """Count a request that has been admitted."""
-        for limit, key in self._applied(net, route):
+    def admits(self, net: str, route: str, now: float, *, is_live: bool) -> bool:
+        """Whether the request may be admitted: the same as no refusal, for less."""
+        for limit, key in self._of_client.get((net, route)) or self._applied(net, route):
+            if limit.requests is not None and not limit.requests.has_one(key, now):
+                return False
+            if (limit.bytes is not None or is_live) and limit.wait_s(key, now, is_live=is_live):
+                return False
+        return True
+
+    def take(self, net: str, route: str, now: float, sent_bytes: int = 0) -> None:
+        """Count a request that has been admitted, and the body bytes of its answer if they are known."""
+        for limit, key in self._of_client.get((net, route)) or self._applied(net, route):
             if limit.requests is not None:
-                limit.requests.take(key, now)
+                limit.requests.take_one(key, now)
+            if sent_bytes and limit.bytes is not None:
+                limit.bytes.take(key, now, sent_bytes)
 
     def suspend(self, net: str, now: float, until: float) -> None:
         """Let the client have no requests of its own allowances before `until`; they grow from then on."""
@@ -186,9 +199,10 @@ class RateLimits:
             if limit.bytes is not None:
                 limit.bytes.take(key, now, sent_bytes)
 
-    def begin_live(self, net: str, route: str) -> LimitedLive:
-        """Count a live read that has been admitted; `LimitedLive.end` must follow."""
-        return LimitedLive(self._applied(net, route))
+    def begin_live(self, net: str, route: str) -> LimitedLive | None:
+        """Count a live read that has been admitted; `LimitedLive.end` must follow.  None if no limit counts it."""
+        applied = tuple(one for one in self._applied(net, route) if one[0].counts_live)
+        return LimitedLive(applied) if applied else None
 
     def fields(self, net: str, route: str, now: float) -> RateLimitFields | None:
         """The fields for an answer to a request of the net; None if no limit applies."""

@@ -18,7 +18,7 @@ from gateway.limits.client_net import UNKNOWN, ClientNet
 from gateway.limits.rate_limits import LimitedLive, RateLimitFields, RateLimits
 from gateway.limits.retry_after import UNKNOWN_WAIT_S, retry_after_s
 from gateway.limits.usage import NetUse, Usage
-from gateway.server.request import Channel, LiveUse
+from gateway.server.request import Channel
 from gateway.telemetry.metrics import MetricsRecorder
 
 _log = logging.getLogger("gateway.server")
@@ -93,7 +93,7 @@ class Admission:
                 self._metrics.rate_limited(refusal.limit, route)
                 raise TooManyRequests(retry_after_s(refusal.wait_s, self._rng), fields=fields)
         if is_live:
-            self._begin_live(channel, net, route)
+            self._begin_live(channel, None, net, route)
         return fields
 
     def refused(self, use: NetUse | None) -> bool:
@@ -113,11 +113,10 @@ class Admission:
     def admit_remembered(self, net: str, route: str, sent_bytes: int) -> bool:
         """Count a request that a remembered answer of `sent_bytes` body bytes answers; False, with nothing counted, if
         the handler has to refuse it."""
-        now = self._now()
-        if self.rates.refusal(net, route, now, is_live=False) is not None:
+        rates, now = self.rates, self._now()
+        if not rates.admits(net, route, now, is_live=False):
             return False
-        self.rates.take(net, route, now)
-        self.rates.charge(net, route, sent_bytes, now)
+        rates.take(net, route, now, sent_bytes)
         return True
 
     def begin_join(self, channel: Channel, use: NetUse | None, net: str, route: str) -> bool:
@@ -126,23 +125,16 @@ class Admission:
 
         `use` is where the connection's net is counted, if the client is on that net.
         """
-        if self.rates.limits:
-            if use is None and net != UNKNOWN and self._usage.live_reads(net) >= self.most_live_reads:
-                return False
-            if use is not None and use.live_reads >= self.most_live_reads:
-                return False
-            if self.rates.refusal(net, route, self._now(), is_live=True) is not None:
-                return False
-            self._begin_live(channel, net, route)
-        elif use is not None:
-            if use.live_reads >= self.most_live_reads:
-                return False
-            channel.live_use = use
-            use.begin_live()
-        elif net != UNKNOWN:
-            if self._usage.live_reads(net) >= self.most_live_reads:
-                return False
-            channel.live_use = self._usage.begin_live(net)
+        if use is not None:
+            live_reads = use.live_reads
+        else:
+            live_reads = self._usage.live_reads(net) if net != UNKNOWN else 0
+        rates = self.rates
+        if live_reads >= self.most_live_reads or not (
+            not rates.limits or rates.admits(net, route, self._now(), is_live=True)
+        ):
+            return False
+        self._begin_live(channel, use, net, route)
         return True
 
     def joined(self, net: str, route: str) -> None:
@@ -155,10 +147,12 @@ class Admission:
         if self.rates.limits:
             self.rates.charge(net, route, sent_bytes, self._now())
 
-    def _begin_live(self, channel: Channel, net: str, route: str) -> None:
-        counted = self._usage.begin_live(net) if net != UNKNOWN else None
-        use: LiveUse | None = counted
-        if self.rates.limits:
-            use = _LimitedLiveRead(counted, self.rates.begin_live(net, route), self._now)
-        channel.live_bytes = 0
+    def _begin_live(self, channel: Channel, use: NetUse | None, net: str, route: str) -> None:
+        if use is not None:
+            use.begin_live()
+        elif net != UNKNOWN:
+            use = self._usage.begin_live(net)
         channel.live_use = use
+        if self.rates.limits and (limited := self.rates.begin_live(net, route)) is not None:
+            channel.live_bytes = 0
+            channel.live_use = _LimitedLiveRead(use, limited, self._now)

@@ -134,6 +134,9 @@ class Flushing(Protocol):
 class Peer(Protocol):
     """The remote end of a connection."""
 
+    use: NetUse | None
+    """Where the connection is counted; None if it belongs to no net."""
+
     @property
     def client(self) -> str | None:
         """The client's address without its port, as the socket or the PROXY header gives it; None if there is none."""

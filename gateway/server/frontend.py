@@ -211,8 +211,11 @@ class Frontend:
 
     def _admits(self, answer: RememberedAnswer, peer: Peer, section: Section) -> bool:
         """Whether a rate limit admits a request that a remembered answer answers."""
-        client, proxies = peer.client, peer.proxies
-        net = self._admission.client_net(client if proxies is None else section.client(proxies, client))
+        use, proxies = peer.use, peer.proxies
+        if use is not None and proxies is None:
+            net = use.net
+        else:
+            net = self._admission.client_net(section.client(proxies, peer.client) if proxies is not None else None)
         return self._admission.admit_remembered(net, answer.route, answer.body_bytes)
 
     def _answer(self, request: Request) -> Work | None:

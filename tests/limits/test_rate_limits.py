@@ -17,7 +17,9 @@ def limits(*tables: dict[str, Any]) -> RateLimits:
 
 
 def admitted(rates: RateLimits, net: str = "a", route: str = "r", now: float = 0.0, *, is_live: bool = False) -> bool:
-    if rates.refusal(net, route, now, is_live=is_live) is not None:
+    may = rates.refusal(net, route, now, is_live=is_live) is None
+    assert rates.admits(net, route, now, is_live=is_live) is may
+    if not may:
         return False
     rates.take(net, route, now)
     return True
@@ -66,7 +68,8 @@ def test_bytes_are_a_debt_that_refuses_until_it_is_paid() -> None:
 
 def test_live_reads_are_counted_until_they_end_and_their_bytes_charged_then() -> None:
     rates = limits({"live_reads": 2, "bytes_per_s": 100})
-    lives = [rates.begin_live("a", "r") for _ in range(2)]
+    lives = [live for _ in range(2) if (live := rates.begin_live("a", "r")) is not None]
+    assert len(lives) == 2
     assert not admitted(rates, is_live=True)
     assert admitted(rates)
     assert admitted(rates, "b", is_live=True)
