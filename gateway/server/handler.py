@@ -46,7 +46,7 @@ from gateway.server.request import Answered, Channel, Request
 from gateway.server.request_keys import Section
 from gateway.server.s2 import S2Answers
 from gateway.server.s2_request import S2Request
-from gateway.telemetry.access_record import note_request
+from gateway.telemetry.access_record import CommonFacts, note_request
 from gateway.telemetry.metrics import MetricsRecorder
 
 
@@ -290,7 +290,8 @@ class RequestHandler:
     def _asked(context: RequestContext, read: Read) -> Join:
         """The join that stands for a live request."""
         observed = context.observed
-        facts = observed.record.common() if observed is not None and observed.record is not None else None
+        record = observed.record if observed is not None else None
+        facts = CommonFacts(record.common()) if record is not None else None
         origin = cors.named_origin(read.route.config.cors, context.request.headers.get("Origin"))
         return Join(read, context.mode, origin, facts)
 

@@ -20,7 +20,7 @@ from gateway.protocol.mode import Mode
 from gateway.server.poll_group import PollGroup
 from gateway.server.request_keys import Known, Meaning, Section, Sections
 from gateway.tape.stream import Stream
-from gateway.telemetry.access_record import Record
+from gateway.telemetry.access_record import CommonFacts
 
 _MOST_BYTES: Final = 1 << 22
 _COST: Final = 5_500
@@ -50,8 +50,8 @@ class Join(Known):
     mode: Mode
     origin: bytes | None
     """The web origin that the first request's answer names; each other one names its own.  None if they name none."""
-    facts: Record | None = None
-    """The part of the requests' records that they have in common; None without an access log."""
+    facts: CommonFacts | None = None
+    """What the requests' records have in common; None without an access log."""
     group: PollGroup | None = None
     """The clients that have sent such a request and wait."""
     sse_head: SseHead | None = None

@@ -27,7 +27,7 @@ from gateway.server.observing import Observed
 from gateway.server.poll_group import PollGroup, Rendering
 from gateway.server.request import Channel, Note
 from gateway.server.request_keys import NO_SECTION, Section
-from gateway.telemetry.access_record import AccessLog, CloseReason, LiveNote, Record
+from gateway.telemetry.access_record import AccessLog, CloseReason, LiveCounts, LiveNote, Record
 from gateway.telemetry.tracing import NO_REQUEST, RequestSpan
 
 _log = logging.getLogger("gateway.live")
@@ -112,10 +112,11 @@ class LiveAnswers:
     ) -> Note | None:
         """Where an SSE answer is recorded."""
         if observed is not None:
-            return self.note(observed, Mode.SSE, join.read.route.config.name, began, _SseFacts(channel, subscriber))
+            fill = _SseCounts(channel, subscriber).fill
+            return self.note(observed, Mode.SSE, join.read.route.config.name, began, fill)
         if client is None or join.facts is None:
             return None
-        return self._access_log.live(join.facts, began, _SseFacts(channel, subscriber), client)
+        return self._access_log.join(join.facts, began, _SseCounts(channel, subscriber), client)
 
     def _sse_head(self, subscription: Subscription, origin: bytes | None, *, keeps: bool, is_chunked: bool) -> bytes:
         headers = CIMultiDict(subscription.stream.headers)
@@ -145,7 +146,8 @@ class LiveAnswers:
         A request that the request handler has recorded is `observed`; of another one the access log gets the `client`.
         """
         route, topic = waiting.read.route, waiting.topic
-        group = PollGroup(self._rendering, route, join.origin, topic, join.facts, keeps=keeps)
+        facts = join.facts.record if join.facts is not None else None
+        group = PollGroup(self._rendering, route, join.origin, topic, facts, keeps=keeps)
         waiter = waiting.start(group)
         group.line = join.line
         note = None
@@ -253,8 +255,8 @@ class _Opening:
             self._channel.write_head(head)
 
 
-class _SseFacts:
-    """Fills in what an SSE answer has come to.  An object of two slots: each reader of a logged stream has one."""
+class _SseCounts:
+    """Says what an SSE answer has come to.  An object of two slots: each reader of a logged stream has one."""
 
     __slots__ = ("_channel", "_subscriber")
 
@@ -262,12 +264,16 @@ class _SseFacts:
         self._channel = channel
         self._subscriber = subscriber
 
-    def __call__(self, into: Record) -> None:
+    def __call__(self) -> LiveCounts:
         channel, subscriber = self._channel, self._subscriber
-        into.status, into.first_byte_s = 200, channel.live_first_byte_s
-        into.next_offset, into.sent_bytes = subscriber.at, channel.live_bytes
         readers = subscriber.topic.readers_now
-        into.subscribers = len(readers) + (subscriber not in readers)
+        subscribers = len(readers) + (subscriber not in readers)
+        return channel.live_first_byte_s, subscriber.at, channel.live_bytes, subscribers
+
+    def fill(self, into: Record) -> None:
+        """Fill it into a record."""
+        into.status = 200
+        into.first_byte_s, into.next_offset, into.sent_bytes, into.subscribers = self()
 
 
 def _own(head: bytes, join: Join, client: Client | None) -> bytes:

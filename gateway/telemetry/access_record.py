@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum, auto
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
@@ -236,6 +236,10 @@ def detach_record() -> None:
     record_now.set(None)
 
 
+_MOST_LINES: Final = 16
+"""Different lines of the live reads that ask for the same, of which the common part is kept."""
+
+
 class Repeated:
     """What all repetitions of one remembered answer have in common; `line` belongs to the access log that writes it."""
 
@@ -245,6 +249,35 @@ class Repeated:
         self.record = record
         """Without times, client, user agent and trace."""
         self.line: bytes | None = None
+
+
+class CommonFacts:
+    """What the records of live reads that ask for the same have in common."""
+
+    __slots__ = ("_lines", "record")
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        """Without an end, times, client, user agent and trace."""
+        self._lines: dict[tuple[Outcome, CloseReason | None, str | None, int], Repeated] = {}
+
+    def line(self, outcome: Outcome, reason: CloseReason | None, next_offset: str | None, sent_bytes: int) -> Repeated:
+        """What the lines of all such reads have in common that have come to the same; `reason` is None if they go
+        on."""
+        key = outcome, reason, next_offset, sent_bytes
+        if (line := self._lines.get(key)) is None:
+            record = self.record.common()
+            record.status, record.outcome, record.close_reason = 200, outcome, reason
+            record.next_offset, record.sent_bytes, record.is_final = next_offset, sent_bytes, reason is not None
+            if len(self._lines) >= _MOST_LINES:
+                self._lines.clear()
+            line = self._lines[key] = Repeated(record)
+        return line
+
+
+LiveCounts = tuple[float, str, int, int]
+"""What an SSE read has come to: the seconds until its first byte, the offset behind what was sent, the body bytes so
+far, and the live readers of its stream."""
 
 
 def note_repeated(
@@ -314,12 +347,13 @@ class AccessLog(Protocol):
         """A remembered answer was sent again: these request bytes were read at `began`, and the answer was handed to
         the connection at `ended` (monotonic seconds)."""
 
-    def live(
-        self, record: Record, began: float, update: Callable[[Record], None], client: LiveClient | None = None
-    ) -> LiveNote:
+    def live(self, record: Record, began: float, update: Callable[[Record], None]) -> LiveNote:
         """A live read has begun at `began` (monotonic seconds).  The log calls `update` before writing a line, to fill
-        the current offsets, bytes since the start and subscribers into a record.  With a `client`, `record` is what
-        several reads have in common."""
+        the current offsets, bytes since the start and subscribers into a record."""
+
+    def join(self, facts: CommonFacts, began: float, counts: Callable[[], LiveCounts], client: LiveClient) -> LiveNote:
+        """An SSE read of this client has begun, which has these `facts` in common with others.  The log calls `counts`
+        before writing a line."""
 
     def watch(self, began: float, write: Callable[[int], bool]) -> LiveNote | None:
         """Live reads that began together go on: call `write` when their next lines are due, until `drop`.  It writes at
@@ -350,9 +384,10 @@ class NoAccessLog:
     def repeat(self, hit: Repeated, began: float, ended: float, client: str | None, request: bytes) -> None:
         """Do nothing."""
 
-    def live(
-        self, record: Record, began: float, update: Callable[[Record], None], client: LiveClient | None = None
-    ) -> LiveNote:
+    def live(self, record: Record, began: float, update: Callable[[Record], None]) -> LiveNote:
+        return self
+
+    def join(self, facts: CommonFacts, began: float, counts: Callable[[], LiveCounts], client: LiveClient) -> LiveNote:
         return self
 
     def watch(self, began: float, write: Callable[[int], bool]) -> LiveNote | None:

@@ -22,7 +22,7 @@ from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Joins
 from gateway.server.poll_group import PollGroup
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
-from gateway.server.request_keys import NO_SECTION, Meaning, Sections
+from gateway.server.request_keys import NO_SECTION, Meaning, Section, Sections
 from gateway.tape.stream import Stream
 from tests.chaos.mutant import Mutant, Patches, always, never, nothing, registrar
 

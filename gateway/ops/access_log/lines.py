@@ -1,7 +1,8 @@
 """The lines of the access log: one JSON object for each finished request, with the fields of `fields`.
 
-A repeated hit is written from a piece made once, plus its time and id and the looked-up pieces for its duration, client
-and user agent; every other line goes through orjson.  Both ways give the same fields, which a test checks.
+A repeated hit, and an SSE read that joins others, is written from a piece made once, plus its time and id and the
+looked-up pieces for its duration, client and user agent.  Every other line goes through orjson.  All ways give the same
+fields, which a test checks.
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ Hit = tuple[Repeated, float, float, str | None, bytes]
 answered (monotonic seconds), the client, and the end of its line (from `Lines.ending`).  A plain tuple, because it is
 made on the hottest path."""
 
+Joined = tuple[Repeated, float, float, str | None, bytes, float, int]
+"""A line of an SSE read that has most of it in common with others: the same, and the seconds until its first byte and
+the live readers of its stream."""
+
+Item = Record | Hit | Joined
+
 
 def cut(record: Record) -> None:
     """Cut a record's client-supplied texts to what a line may hold, so that a queued record stays small."""
@@ -75,11 +82,10 @@ class Lines:
         self._facts: dict[bytes, tuple[str | None, str | None]] = {}
         """User agents and trace ids of live reads, by their header sections."""
 
-    def written(self, items: Sequence[Record | Hit], wall_lead_s: float) -> bytes:
+    def written(self, items: Sequence[Item], wall_lead_s: float) -> bytes:
         """The lines of `items`, in order.  `wall_lead_s` is how far the wall clock is ahead of the monotonic one."""
-        # One growing buffer: keeping orjson's lines and joining them takes eight times as long.
-        text = bytearray()
-        clients, durations = self._clients, self._durations
+        pieces: list[bytes] = []
+        add, clients, durations = pieces.extend, self._clients, self._durations
         self._forget()
         batch = self._batch()
         begin = batch.encode()
@@ -89,23 +95,24 @@ class Lines:
         stamp, stamped = b"", -1
         for index, item in zip(indexes, items, strict=False):
             if isinstance(item, Record):
-                text += self._line(item, batch + index[:-1].decode())
+                pieces.append(self._line(item, batch + index[:-1].decode()))
                 continue
-            repeated, began, ended, client, ending = item
+            if len(item) == 5:
+                repeated, began, ended, client, ending = item
+            else:
+                repeated, began, ended, client, ending, first_byte_s, subscribers = item
             # Hits within one millisecond share its text: formatting a number costs as much as the rest of the line.
             micros = int((ended + wall_lead_s) * 1e6 + 0.5)
             if (millis := micros // 1_000) != stamped:
                 stamped, stamp = millis, b'{"time":%d.%03d' % divmod(millis, 1_000)
-            text += stamp
-            text += _THOUSANDTHS[micros % 1_000]
-            text += begin
-            text += index
             took = int((ended - began) * 1e6 + 0.5)
-            text += durations.get(took) or self._duration_piece(took)
-            text += repeated.line or self._prepare(repeated)
-            text += clients.get(client) or self._client_piece(client)
-            text += ending
-        return bytes(text)
+            if len(item) == 5:
+                times = durations.get(took) or self._duration_piece(took)
+            else:
+                times = _joined_piece(took, int(first_byte_s * 1e6 + 0.5), subscribers)
+            common, who = repeated.line or self._prepare(repeated), clients.get(client) or self._client_piece(client)
+            add((stamp, _THOUSANDTHS[micros % 1_000], begin, index, times, common, who, ending))
+        return b"".join(pieces)
 
     @property
     def remembered(self) -> int:
@@ -256,6 +263,11 @@ class Lines:
         piece = self.endings.get(rest) or self.ending(rest)
         match = _TRACE_VALUE.fullmatch(request, at + len(_TRACE_LINE), end)
         return piece if match is None else b',"trace_id":"%b"%b' % (match[1], piece)
+
+
+def _joined_piece(took_us: int, first_us: int, subscribers: int) -> bytes:
+    took, first = divmod(took_us, 1_000_000), divmod(first_us, 1_000_000)
+    return b',"duration_s":%d.%06d,"first_byte_s":%d.%06d,"subscribers":%d' % (*took, *first, subscribers)
 
 
 def _network_of(client: str) -> str:

@@ -15,7 +15,15 @@ from typing import Protocol
 from gateway.aio.clock import Clock, Timer
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from gateway.telemetry.access_record import CloseReason, Record, RecordedStream
+from gateway.telemetry.access_record import (
+    CloseReason,
+    CommonFacts,
+    LiveClient,
+    LiveCounts,
+    Record,
+    RecordedStream,
+    Repeated,
+)
 
 LINES_PER_TURN = 256
 _FEW = 256
@@ -30,6 +38,11 @@ class Notes(Protocol):
 
     def note(self, record: Record, began: float) -> None:
         """Write a line of a live read, as of now."""
+
+    def note_join(
+        self, line: Repeated, began: float, client: LiveClient, first_byte_s: float, subscribers: int
+    ) -> None:
+        """The same, for a line that others have the most of in common with."""
 
 
 class _Open:
@@ -70,37 +83,15 @@ class _Open:
 class LiveRead(_Open):
     """One live read, from its start to its end; writes its interim lines and its last."""
 
-    __slots__ = (
-        "_address",
-        "_began",
-        "_fetched_bytes",
-        "_look",
-        "_notes",
-        "_origin_requests",
-        "_record",
-        "_said",
-        "_sent_bytes",
-    )
+    __slots__ = ("_began", "_fetched_bytes", "_look", "_notes", "_origin_requests", "_record", "_sent_bytes")
 
-    def __init__(
-        self,
-        notes: Notes,
-        record: Record,
-        began: float,
-        look: Callable[[Record], None],
-        address: str | None = None,
-        said: tuple[str | None, str | None] | None = None,
-    ) -> None:
-        """If several reads have `record` in common, `address` is the client's, and `said` are its user agent and its
-        trace id."""
+    def __init__(self, notes: Notes, record: Record, began: float, look: Callable[[Record], None]) -> None:
         super().__init__()
         self._notes = notes
         self._record = record
         self._began = began
         self._look: Callable[[Record], None] | None = look
         """None when the read is over."""
-        self._address = address
-        self._said = said
         self._sent_bytes = 0
         self._fetched_bytes = 0
         self._origin_requests = 0
@@ -120,14 +111,13 @@ class LiveRead(_Open):
         if self._look is None:
             return
         own = self._record
-        if self._said is None:
-            # Another record takes its place, and knows nothing of its fetches.
-            own.finalize()
-            requests = own.origin_requests - self._origin_requests
-            fetched_bytes = own.fetched_bytes - self._fetched_bytes
-            if requests or fetched_bytes:
-                place = RecordedStream(own.route, own.stream, own.partition, own.is_s2)
-                self._notes.unclaimed(place, own.mode, requests=requests, fetched_bytes=fetched_bytes)
+        # Another record takes its place, and knows nothing of its fetches.
+        own.finalize()
+        requests = own.origin_requests - self._origin_requests
+        fetched_bytes = own.fetched_bytes - self._fetched_bytes
+        if requests or fetched_bytes:
+            place = RecordedStream(own.route, own.stream, own.partition, own.is_s2)
+            self._notes.unclaimed(place, own.mode, requests=requests, fetched_bytes=fetched_bytes)
         self._forget()
 
     def _forget(self) -> None:
@@ -143,14 +133,8 @@ class LiveRead(_Open):
     def _write(self, look: Callable[[Record], None], outcome: Outcome, reason: CloseReason | None) -> None:
         """Write a line with the counts since the previous line."""
         own, is_final = self._record, reason is not None
-        said = self._said
-        if said is None:
-            own.finalize(goes_on=not is_final)
-            line = replace(own, fetches=())
-        else:
-            # `replace` takes four times as long.
-            line = own.common()
-            line.client, (line.user_agent, line.trace_id) = self._address, said
+        own.finalize(goes_on=not is_final)
+        line = replace(own, fetches=())
         line.outcome, line.close_reason, line.is_final = outcome, reason, is_final
         look(line)
         sent_bytes = line.sent_bytes
@@ -160,6 +144,53 @@ class LiveRead(_Open):
         self._sent_bytes, self._fetched_bytes = sent_bytes, own.fetched_bytes
         self._origin_requests = own.origin_requests
         self._notes.note(line, self._began)
+
+
+class JoinedRead(_Open):
+    """One SSE read that has its facts in common with others, from its start to its end."""
+
+    __slots__ = ("_began", "_client", "_counts", "_facts", "_notes", "_sent_bytes")
+
+    def __init__(
+        self, notes: Notes, facts: CommonFacts, began: float, counts: Callable[[], LiveCounts], client: LiveClient
+    ) -> None:
+        super().__init__()
+        self._notes = notes
+        self._facts = facts
+        self._began = began
+        self._counts: Callable[[], LiveCounts] | None = counts
+        """None when the read is over."""
+        self._client = client
+        self._sent_bytes = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._counts is None
+
+    def end(self, outcome: Outcome, reason: CloseReason) -> None:
+        """Write the last line."""
+        counts = self._counts
+        if counts is not None:
+            self._write(counts, outcome, reason)
+            self.drop()
+
+    def drop(self) -> None:
+        if self._counts is not None:
+            # It leads to the client's connection.
+            self._counts = None
+            self._detach()
+
+    def write(self, most: int) -> bool:
+        if self._counts is not None:
+            self._write(self._counts, Outcome.FOLLOWED, None)
+        return True
+
+    def _write(self, counts: Callable[[], LiveCounts], outcome: Outcome, reason: CloseReason | None) -> None:
+        """Write a line with the bytes since the previous line."""
+        first_byte_s, next_offset, sent_bytes, subscribers = counts()
+        line = self._facts.line(outcome, reason, next_offset, sent_bytes - self._sent_bytes)
+        self._sent_bytes = sent_bytes
+        self._notes.note_join(line, self._began, self._client, first_byte_s, subscribers)
 
 
 class _Watched(_Open):

@@ -27,15 +27,17 @@ from typing import Protocol
 from gateway.aio.clock import Clock, Timer
 from gateway.aio.tasks import Tasks
 from gateway.ops.access_log.fields import STREAM_CHARS
-from gateway.ops.access_log.lines import Hit, Lines, cut
-from gateway.ops.access_log.live_reads import LINES_PER_TURN, LiveRead, LiveReads
+from gateway.ops.access_log.lines import Item, Lines, cut
+from gateway.ops.access_log.live_reads import LINES_PER_TURN, JoinedRead, LiveRead, LiveReads
 from gateway.ops.access_log.sinks.sink import Sink
 from gateway.ops.access_log.unclaimed import LIVE, MOST_PLACES, Ledger, Unclaimed
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import (
+    CommonFacts,
     HeaderSection,
     LiveClient,
+    LiveCounts,
     LiveNote,
     PolledBy,
     Record,
@@ -91,7 +93,7 @@ class LogWriter:
         self._lines = lines
         self._clock = clock
         self._counter = counter
-        self._queue: deque[Record | Hit] = deque()
+        self._queue: deque[Item] = deque()
         self._queued_bytes = 0
         """About the memory of the queue; may exceed its bound by one record."""
         self._limit = queue_records
@@ -151,18 +153,14 @@ class LogWriter:
             self._queued_bytes += _HIT_BYTES + len(ending)
             self._queue.append((hit, began, ended, client, ending))
 
-    def live(
-        self,
-        record: Record,
-        began: float,
-        look: Callable[[Record], None],
-        client: LiveClient | None = None,
-    ) -> LiveNote:
+    def live(self, record: Record, began: float, look: Callable[[Record], None]) -> LiveNote:
         cut(record)
-        if client is None:
-            note = LiveRead(self, record, began, look)
-        else:
-            note = LiveRead(self, record, began, look, client[0], self._lines.facts_of(client[1].text))
+        note = LiveRead(self, record, began, look)
+        self._live.add(note, began)
+        return note
+
+    def join(self, facts: CommonFacts, began: float, counts: Callable[[], LiveCounts], client: LiveClient) -> LiveNote:
+        note = JoinedRead(self, facts, began, counts, client)
         self._live.add(note, began)
         return note
 
@@ -241,7 +239,10 @@ class LogWriter:
             if made:
                 await asyncio.sleep(0)
             taken = [take() for _ in range(min(most - count, _SLICE))]
-            self._queued_bytes -= sum(map(_weight, taken))
+            # Hits are many, and a call for each of them takes twice as long.
+            self._queued_bytes -= sum(
+                [_HIT_BYTES + len(item[4]) if item.__class__ is tuple else _weight(item) for item in taken]
+            )
             made.append(self._lines.written(taken, wall_lead_s))
             size += len(made[-1])
             count += len(taken)
@@ -315,6 +316,18 @@ class LogWriter:
         record.duration_s = self._clock.now() - began
         self.record(record)
 
+    def note_join(
+        self, line: Repeated, began: float, client: LiveClient, first_byte_s: float, subscribers: int
+    ) -> None:
+        if self._ledger:
+            record = replace(line.record, first_byte_s=first_byte_s, subscribers=subscribers)
+            self.record_of(record, began, *client)
+        elif (len(self._queue) < self._check_from and self._queued_bytes < self._check_from_bytes) or self._admits():
+            text = client[1].text
+            ending = self._lines.endings.get(text) or self._lines.ending(text)
+            self._queued_bytes += _HIT_BYTES + len(ending)
+            self._queue.append((line, began, self._clock.now(), client[0], ending, first_byte_s, subscribers))
+
     def record_of(self, record: Record, began: float, client: str | None, section: HeaderSection) -> None:
         record.client, (record.user_agent, record.trace_id) = client, self._lines.facts_of(section.text)
         self.note(record, began)
@@ -333,7 +346,7 @@ class LogWriter:
             self.repeat(hit, began, ended, client, section.text)
 
 
-def _weight(item: Record | Hit) -> int:
+def _weight(item: Item) -> int:
     """About the bytes of memory that an item takes in the queue."""
     if isinstance(item, Record):
         readers = item.partition.readers if item.partition is not None else None
