@@ -20,7 +20,7 @@ from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import Partition
 from gateway.protocol.trace_context import trace_id_of
-from gateway.telemetry.access_record import CloseReason, Record, Repeated
+from gateway.telemetry.access_record import CloseReason, CommonFacts, Record, Repeated
 from gateway.upstream.flight import Flight
 
 KEY = "sixteen letters or more"
@@ -331,6 +331,31 @@ def test_a_hits_line_has_the_fields_of_a_records_line(masking: Any, client: str 
     assert of_hit(lines(masking), *headers, client=client) == without_id(written(record, masking))
     record = replace(record, user_agent=None, trace_id=None)
     assert of_hit(lines(masking), client=client) == without_id(written(record, masking))
+
+
+@pytest.mark.parametrize("reason", [None, CloseReason.LEFT])
+def test_a_joined_readers_line_has_the_fields_of_a_records_line(reason: CloseReason | None) -> None:
+    headers = (b"User-Agent: curl/8.0", f"traceparent: {TRACEPARENT}".encode())
+    record = replace(
+        FULL.common(),
+        status=200,
+        outcome=Outcome.ABORTED,
+        next_offset="7",
+        sent_bytes=40,
+        close_reason=reason,
+        is_final=reason is not None,
+        ended_at=1_790_000_000.5,
+        duration_s=61.25,
+        first_byte_s=0.000_317,
+        subscribers=3,
+        client="192.0.2.77",
+        user_agent="curl/8.0",
+        trace_id=TRACE,
+    )
+    writer, common = lines(), CommonFacts(FULL.common()).line(Outcome.ABORTED, reason, "7", 40)
+    ending = writer.ending(request(*headers))
+    made = read(writer.written([(common, 938.75, 1_000.0, "192.0.2.77", ending, 0.000_317, 3)], 1_789_999_000.5))
+    assert without_id(made) == without_id(written(record))
 
 
 def test_a_hits_times_are_written_to_the_microsecond() -> None:
