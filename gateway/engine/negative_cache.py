@@ -192,7 +192,9 @@ class NegativeCache:
 
     def forget(self, group: Group) -> None:
         """A write to the group's path is about to be sent, and pending."""
-        for key, offsets in (self._groups.pop(group, None) or {}).items():
+        if not self._groups or (forgotten := self._groups.pop(group, None)) is None:
+            return
+        for key, offsets in forgotten.items():
             self._entry_count -= len(offsets)
             for offset in offsets:
                 self._remembered.pop((key, offset), None)

@@ -12,7 +12,6 @@ stream there: anyone can send one of them, slowly, and what readers hold stays.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Final
 
 from gateway.engine.relayed_request import APPENDS, DELETES, NO_CHANGE, Change, SentRequest
@@ -31,8 +30,8 @@ class PendingWrites:
     def __init__(self) -> None:
         self._under_way: dict[Group, set[SentRequest]] = {}
         """Writes that have been sent and not answered."""
-        self._changes: dict[Group, Counter[Change]] = {}
-        """How many of them may do what."""
+        self._changes: dict[Group, dict[Change, int]] = {}
+        """How many of them may do what; an append that can do neither is not counted."""
         self._unanswered: dict[Group, Change] = {}
         """What writes that had no answer may have done, the latest last."""
         self._cost = 0
@@ -49,9 +48,15 @@ class PendingWrites:
     def begin(self, write: SentRequest) -> None:
         """A write is about to be sent; `end` must follow."""
         self.epoch += 1
-        group = write.request.group
-        self._under_way.setdefault(group, set()).add(write)
-        self._changes.setdefault(group, Counter())[write.change] += 1
+        group, change = write.request.group, write.change
+        writes = self._under_way.get(group)
+        if writes is None:
+            self._under_way[group] = {write}
+        else:
+            writes.add(write)
+        if change:
+            counts = self._changes.setdefault(group, {})
+            counts[change] = counts.get(change, 0) + 1
 
     def end(self, write: SentRequest) -> None:
         """The write was answered, or will never be."""
@@ -59,9 +64,15 @@ class PendingWrites:
         group = write.request.group
         writes = self._under_way[group]
         writes.discard(write)
-        self._changes[group][write.change] -= 1
         if not writes:
-            del self._under_way[group], self._changes[group]
+            del self._under_way[group]
+        if write.change:
+            counts = self._changes[group]
+            counts[write.change] -= 1
+            if not counts[write.change]:
+                del counts[write.change]
+                if not counts:
+                    del self._changes[group]
 
     def is_under_way(self, group: Group) -> bool:
         """Whether a write to the path is under way: what the origin refuses, it may take at any moment."""
@@ -100,6 +111,8 @@ class PendingWrites:
     def change(self, group: Group, *, beside: SentRequest | None = None) -> Change:
         """The changes that the path's pending writes, except `beside`, may make or have made."""
         change = self._unanswered.get(group, NO_CHANGE)
+        if not self._changes:
+            return change
         # Not write by write: as many may be under way as clients send.
         for other, count in self._changes.get(group, {}).items():
             if count > (beside is not None and beside.change == other):

@@ -21,7 +21,7 @@ from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.asking import PendingRequest
-from gateway.upstream.call import OriginCall
+from gateway.upstream.call import Body, OriginCall
 from gateway.upstream.reply import Reply
 from gateway.upstream.upstream import Upstream
 
@@ -34,8 +34,8 @@ class RelayedCall(SentRequest):
 
     __slots__ = ("_has_left", "_is_decided", "_pending", "_relay", "is_write")
 
-    def __init__(self, relay: Relay, request: RelayedRequest) -> None:
-        super().__init__(request, relay.find(request), relay.now())
+    def __init__(self, relay: Relay, request: RelayedRequest, body: Body = None) -> None:
+        super().__init__(request, relay.find(request), relay.now(), body)
         self._relay = relay
         self.is_write = request.mode in WRITES
         self._pending: PendingRequest | None = None
@@ -136,7 +136,7 @@ class Relay:
                 f"{url}?{query}" if query else url,
                 request.headers,
                 bounds,
-                request.body,
+                relayed.body,
                 is_live,
                 request.client,
             ),
@@ -164,7 +164,7 @@ class Relay:
     def failed(self, relayed: RelayedCall, error: GatewayError) -> None:
         """There is no answer."""
         request = relayed.request
-        if not request.is_cut_short() and not isinstance(error, CircuitOpen | UpstreamCongested):
+        if not relayed.is_cut_short and not isinstance(error, CircuitOpen | UpstreamCongested):
             self.metrics.upstream_failure(request.mode, type(error).__name__, request.route.config.name)
         if relayed.is_write:
             self._writes.failed(relayed, error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
 from typing import Final, NamedTuple, TypeAlias
 
 from multidict import CIMultiDict
@@ -11,6 +10,7 @@ from gateway.engine.route import Route
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.stream import Stream
+from gateway.upstream.call import Body
 
 WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 _LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
@@ -34,7 +34,8 @@ def may_remake(change: Change) -> bool:
 
 
 class RelayedRequest(NamedTuple):
-    """A request to be relayed: everything that the origin is sent, and the keys of what is remembered of its stream.
+    """A request to be relayed: what the origin is sent, without the body, and the keys of what is remembered of its
+    stream.  Equal requests of one client may share it.
 
     `group` is what a write to the path affects, `query` the canonical rest of its target, and `client` the net of the
     client.  `tape_key` is the key of the tape that the client itself would read, None if its reads would bypass all
@@ -50,10 +51,7 @@ class RelayedRequest(NamedTuple):
     query: str
     raw_query: str
     headers: CIMultiDict[str]
-    body: AsyncIterator[bytes] | bytes | None
     client: str
-    is_cut_short: Callable[[], bool] = lambda: False
-    """Whether the client failed to send the whole body."""
     is_session: bool = False
     """Whether request and answer go on side by side for as long as both parties like."""
     partition: Partition = Partition("")
@@ -68,19 +66,25 @@ class RelayedRequest(NamedTuple):
 class SentRequest:
     """A relayed request that has been sent, and what was known of its stream then."""
 
-    __slots__ = ("asked_at", "change", "is_overtaken", "request", "stream", "version")
+    __slots__ = ("asked_at", "body", "change", "is_overtaken", "request", "stream", "version")
 
-    def __init__(self, request: RelayedRequest, stream: Stream | None, asked_at: float) -> None:
+    def __init__(self, request: RelayedRequest, stream: Stream | None, asked_at: float, body: Body = None) -> None:
         self.request = request
+        self.body = body
         self.asked_at = asked_at
         """When it was sent (monotonic seconds), or a little before."""
-        changes = _BRIDGED_CHANGES if request.route.config.is_bridged else _CHANGES
+        changes = _BRIDGED_CHANGES if request.route.is_bridged else _CHANGES
         self.change = changes.get(request.mode, NO_CHANGE)
         self.stream = stream
         """The stream of `request.tape_key`: the answer states facts about it alone."""
         self.version = stream.version if stream is not None else None
         self.is_overtaken = False
         """Whether the stream has, or may have, been deleted or created since."""
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether the client failed to send the whole body."""
+        return False
 
     @property
     def is_outdated(self) -> bool:

@@ -81,6 +81,10 @@ class Route:
         self.url = route_url(config.name)
         """To be followed by a path at the origin; the upstream client sends it to one of the route's origins."""
         self._prefix = config.prefix.rstrip("/")
+        self.is_bridged = config.is_bridged
+        """Whether the route's S2 streams are presented as Durable Streams.  An attribute, because those of a pydantic
+        model are slow to reach."""
+        self.name = config.name
         self.is_s2 = config.protocol == "s2" and not config.is_bridged
         self._has_s2_names = config.protocol == "s2"
         """Whether clients speak S2."""

@@ -25,6 +25,7 @@ from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.relayed_request import CREATES, NO_CHANGE, Change, RelayedRequest, SentRequest, may_remake
 from gateway.errors import GatewayError
 from gateway.live.topics import LiveTopics
+from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.freshness import lifetime_from_headers, lifetime_here
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
@@ -34,6 +35,7 @@ from gateway.protocol.stream_key import Group
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import SEVERAL, End, Stream
+from gateway.upstream.call import Body
 from gateway.upstream.reply import Reply
 
 _ABSENT: Final = frozenset({404, 410})
@@ -50,10 +52,10 @@ class Writes:
         pending: PendingWrites,
         negative_cache: NegativeCache,
         clock: Clock,
-        s2_written: Callable[[RelayedRequest, int | None], object],
+        s2_written: Callable[[RelayedRequest, int | None, Body], object],
     ) -> None:
-        """`s2_written` is called when an S2 origin has answered a write, with the status, or may have done it, without
-        one."""
+        """`s2_written` is called with a write and its body when an S2 origin has answered it, with the status, or may
+        have done it, without one."""
         self._store = store
         self._live = live
         self._pending = pending
@@ -63,19 +65,21 @@ class Writes:
 
     def begin(self, write: SentRequest) -> None:
         """A write is about to be sent; `answered` or `failed` must follow."""
+        group = write.request.group
         self._pending.begin(write)
-        self._negative_cache.forget(write.request.group)
-        for stream in self._store.awake(write.request.group):
+        self._negative_cache.forget(group)
+        for stream in self._store.awake(group):
             # The origin may move its tail past them at any moment.
             stream.forget_beyond()
 
     def answered(self, write: SentRequest, reply: Reply) -> None:
         """The head of the answer has arrived."""
         try:
-            self._look_up(write)
+            if write.stream is not None:
+                self._look_up(write.stream)
             if reply.status < 500:
                 self._record(write, reply)
-            elif not write.request.is_cut_short():
+            elif not write.is_cut_short:
                 self._mark_stale(write)
         finally:
             self._pending.end(write)
@@ -83,10 +87,11 @@ class Writes:
     def failed(self, write: SentRequest, error: GatewayError) -> None:
         """There is no answer."""
         try:
-            self._look_up(write)
+            if write.stream is not None:
+                self._look_up(write.stream)
             # The origin changes nothing for a request that it never received, nor for one whose body the client did
             # not finish, which was never complete.
-            if not error.is_unsent and not write.request.is_cut_short():
+            if not error.is_unsent and not write.is_cut_short:
                 self._mark_stale(write)
         finally:
             self._pending.end(write)
@@ -115,14 +120,12 @@ class Writes:
         if self._may_be_remade(stream, self._pending.change(stream.key.group), self._clock.now()):
             self._doubt(stream)
 
-    def _look_up(self, write: SentRequest) -> None:
+    def _look_up(self, stream: Stream) -> None:
         """Apply to the writer's own stream the events that it has missed, and drop it if it may have expired: the write
         may be the first to reach its successor."""
-        stream = write.stream
-        if stream is not None:
-            self._store.wake(stream)
-            if stream.ended is None and stream.has_expired(self._clock.now(), self._clock.wall()):
-                self._live.drop(stream, End.PURGED)
+        self._store.wake(stream)
+        if stream.ended is None and stream.has_expired(self._clock.now(), self._clock.wall()):
+            self._live.drop(stream, End.PURGED)
 
     def _tell(self, group: Group, change: Callable[[Stream], object], kind: str | None = None) -> None:
         """Change all streams of the path that have not expired.  Of two changes of one kind in a row, the later one is
@@ -132,7 +135,7 @@ class Writes:
     def _record(self, write: SentRequest, reply: Reply) -> None:
         request = write.request
         if request.route.is_s2:
-            self._s2_written(request, reply.status)
+            self._s2_written(request, reply.status, write.body)
         elif write.is_overtaken:
             self._record_overtaken(write, reply)
         elif request.mode is Mode.DELETE:
@@ -185,18 +188,35 @@ class Writes:
         stream.record_headers(headers)
         self._store.tag(stream, surrogate_keys(reply.headers))
         self._store.weigh(stream)
-        self._reached(stream, reply)
+        self._reached(stream, _offset(reply.headers), is_closed=is_true(reply.headers.get(STREAM_CLOSED)))
 
     def _acknowledge(self, write: SentRequest, reply: Reply) -> None:
-        request, tail, is_closed = write.request, _offset(reply), is_true(reply.headers.get(STREAM_CLOSED))
-        change, is_doubted, now = self._change(write), False, self._clock.now()
+        request, headers, own = write.request, reply.headers, write.stream
+        change, is_doubted = self._change(write), False
+        if may_remake(change):
+            self._pending.settle(request.group)
+        if not self._store.has(request.group):
+            return
+        tail, is_closed = _offset(headers), is_true(headers.get(STREAM_CLOSED))
+        if tail is not None and not (change & CREATES or may_remake(change)):
+            self._store.tell(request.group, self._acknowledged(write, tail, is_closed=is_closed))
+        else:
+            is_doubted = self._acknowledge_in_doubt(write, change, tail, is_closed=is_closed)
+        # Other partitions may name another stream by this path, so only the client's own takes the facts.
+        if own is not None and own.ended is None and not is_doubted and not request.route.sharing.varies(headers):
+            self._reached(own, tail, is_closed=is_closed)
+
+    def _acknowledged(self, write: SentRequest, tail: str, *, is_closed: bool) -> Acknowledged:
+        now, wall = self._clock.now(), self._clock.wall()
+        return Acknowledged(self._live, tail, write.request.query, now, wall, write.asked_at, is_closed=is_closed)
+
+    def _acknowledge_in_doubt(self, write: SentRequest, change: Change, tail: str | None, *, is_closed: bool) -> bool:
+        """Record a write that has been done to a stream which others may have made anew, or whose new tail is not
+        known; returns whether the writer's own is such a stream."""
+        is_doubted, now = False, self._clock.now()
         # The change may be kept for long, and must not keep the write with its body.
-        own, asked_at = write.stream, write.asked_at
-        acknowledged = None
-        if tail is not None:
-            acknowledged = Acknowledged(
-                self._live, tail, request.query, now, self._clock.wall(), asked_at, is_closed=is_closed
-            )
+        own, asked_at, group = write.stream, write.asked_at, write.request.group
+        acknowledged = None if tail is None else self._acknowledged(write, tail, is_closed=is_closed)
 
         def reached(stream: Stream) -> None:
             nonlocal is_doubted
@@ -211,16 +231,8 @@ class Writes:
                 self._live.restart(stream)
                 stream.contacted(asked_at)
 
-        if acknowledged is not None and not (may_remake(change) or change & CREATES):
-            self._store.tell(request.group, acknowledged)
-        else:
-            self._tell(request.group, reached)
-        if may_remake(change):
-            self._pending.settle(request.group)
-        # Other partitions may name another stream by this path, so only the client's own takes the facts.
-        is_own = not request.route.sharing.varies(reply.headers)
-        if own is not None and own.ended is None and not is_doubted and is_own:
-            self._reached(own, reply)
+        self._tell(group, reached)
+        return is_doubted
 
     def _record_overtaken(self, write: SentRequest, reply: Reply) -> None:
         """Record a write whose answer may concern the stream before or the one now, whose offsets may coincide."""
@@ -250,8 +262,9 @@ class Writes:
     def _change(self, write: SentRequest) -> Change:
         """What may have been done to the stream that this write was acknowledged for, and no answer has told yet.  A
         PUT that was acknowledged has found the stream there; an append may itself have created it."""
-        change = self._pending.change(write.request.group, beside=write)
-        return change if write.request.mode is Mode.CREATE else change | write.change
+        request = write.request
+        change = self._pending.change(request.group, beside=write)
+        return change if request.mode is Mode.CREATE else change | write.change
 
     @staticmethod
     def _may_be_remade(stream: Stream, change: Change, now: float) -> bool:
@@ -284,8 +297,7 @@ class Writes:
             # It is not remembered any more that the path's streams may be others.
             self._tell(group, self._doubt, "doubt")
 
-    def _reached(self, stream: Stream, reply: Reply) -> None:
-        tail = _offset(reply)
+    def _reached(self, stream: Stream, tail: str | None, *, is_closed: bool) -> None:
         if tail is None:
             return
         try:
@@ -293,13 +305,13 @@ class Writes:
         except GatewayError:
             self._live.drop(stream, End.RECREATED)
             return
-        stream.tape.reached(tail, is_closed=is_true(reply.headers.get(STREAM_CLOSED)))
+        stream.tape.reached(tail, is_closed=is_closed)
 
     def _mark_stale(self, write: SentRequest) -> None:
         """The write may have been done: keep what is held, and ask the origin before the next hit."""
         request = write.request
         if request.route.is_s2:
-            self._s2_written(request, None)
+            self._s2_written(request, None, write.body)
         else:
             change = write.change | self._pending.change(request.group, beside=write)
             if request.mode is Mode.APPEND and not (write.change and may_remake(change)):
@@ -323,6 +335,6 @@ class Writes:
             self._tell(request.group, may_be_done)
 
 
-def _offset(reply: Reply) -> str | None:
-    value = stated_offset(reply.headers)
+def _offset(headers: Headers) -> str | None:
+    value = stated_offset(headers)
     return value if value is not None and is_well_formed(value) and not is_sentinel(value) else None

@@ -30,7 +30,16 @@ from typing import Final, NamedTuple
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from multidict import CIMultiDict, CIMultiDictProxy, istr
 
-from gateway.http.reply_lines import NAMES, reply_field, status_line_of
+from gateway.http.reply_lines import (
+    FOR_CONNECTION,
+    HAS_LENGTH,
+    LINES,
+    NAMES,
+    PLAIN,
+    UNUSUAL,
+    field_line,
+    status_line_of,
+)
 from gateway.http.state import TRANSITIONS, State, Step
 
 MOST_LINE_BYTES: Final = 16_384
@@ -45,19 +54,20 @@ MOST_FRAMING_BYTES: Final = 65_536
 """Bytes of chunk extensions and trailers in a row, without a byte of body between them."""
 
 _IDLE, _BODY, _CLOSED = State.IDLE, State.BODY, State.CLOSED
-_BEGUN, _HEAD_DONE, _DONE, _LAST_DONE = Step.BEGUN, Step.HEAD_DONE, Step.DONE, Step.LAST_DONE
+_BEGUN: Final = TRANSITIONS[_IDLE, Step.BEGUN]
+_HEAD_DONE: Final = TRANSITIONS[_BEGUN, Step.HEAD_DONE]
+_DONE: Final = TRANSITIONS[_HEAD_DONE, Step.DONE]
+_LAST_DONE: Final = TRANSITIONS[_HEAD_DONE, Step.LAST_DONE]
 
 _FIRST: Final = ord("H")
 _HEAD_END: Final = b"\r\n\r\n"
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 """Bytes that a reason phrase must not contain (RFC 9112 section 4).  llhttp checks for them in fields only."""
-_LENGTH_FIELD: Final = re.compile(r"[0-9]{1,18}")
 _VERSIONS: Final = frozenset({"1.1", "1.0"})
 _NO_BODY: Final = frozenset({204, 304})
 _CONNECTION: Final = istr("Connection")
 _CONTENT_LENGTH: Final = istr("Content-Length")
 _TRANSFER_ENCODING: Final = istr("Transfer-Encoding")
-_UPGRADE: Final = istr("Upgrade")
 
 
 class ReplyBroken(Exception):
@@ -249,7 +259,7 @@ class ReplyParser:
             if data[0] != _FIRST:
                 # llhttp would skip leading line ends, even incomplete ones.
                 raise self._broken("not HTTP")
-            self.state = TRANSITIONS[_IDLE, _BEGUN]
+            self.state = _BEGUN
         carried = len(self._tail)
         found = (self._tail + data if carried else data).find(_HEAD_END)
         if found < 0:
@@ -301,53 +311,63 @@ class ReplyParser:
         return rest
 
     def _take_common_head(self, data: bytes, end: int, events: list[Event]) -> bool:
-        """Parse a complete head line by line, with cached results for repeated lines.
+        """Parse a complete head line by line, with remembered results for repeated lines.  What decides about the
+        connection is read out on the way.
 
         Returns False and changes nothing if the head contains anything unusual; llhttp then parses it.
         """
         if end > MOST_LINE_BYTES:
             return False
-        first, *lines = data[:end].split(b"\r\n")
-        status_line = status_line_of(first)
+        lines = data[:end].split(b"\r\n")
+        status_line = status_line_of(lines[0])
         if status_line is None or len(lines) > MOST_FIELDS:
             return False
+        del lines[0]
         fields: list[tuple[str, str]] = []
+        kinds, length = PLAIN, None
         for line in lines:
-            field = reply_field(line)
-            if field is None:
+            known = LINES.get(line) or field_line(line)
+            if known is None:
                 return False
+            field, kind, stated = known
             fields.append(field)
+            if kind:
+                if kind == UNUSUAL or kind & kinds & HAS_LENGTH:
+                    return False
+                kinds |= kind
+                if stated is not None:
+                    length = stated
         headers = CIMultiDictProxy(CIMultiDict(fields))
-        if _TRANSFER_ENCODING in headers or _UPGRADE in headers:
-            return False
-        lengths = headers.getall(_CONTENT_LENGTH, ())
-        if len(lengths) > 1 or (lengths and _LENGTH_FIELD.fullmatch(lengths[0]) is None):
-            return False
-        self.state = TRANSITIONS[_IDLE, _BEGUN]
-        self._take_fields(*status_line, "1.1", headers, events)
+        self._keeps_alive = not kinds & FOR_CONNECTION or _CONNECTION not in headers or _keeps_alive("1.1", headers)
+        self._framing = _CLOSE if length is None else _LENGTH
+        self.state = _BEGUN
+        self._take_framing(*status_line, headers, length, events)
         return True
 
     def _take_fields(
         self, status: int, reason: str, version: str, headers: CIMultiDictProxy[str], events: list[Event]
     ) -> None:
-        """The head is complete: determine the framing of the body."""
-        length = headers.get(_CONTENT_LENGTH)
-        content_length = None if length is None else int(length)
-        has_body = not self._answers_head and status not in _NO_BODY
+        """The head that llhttp has parsed is complete."""
+        stated = headers.get(_CONTENT_LENGTH)
+        length = None if stated is None else int(stated)
         self._keeps_alive = version == "1.1" if _CONNECTION not in headers else _keeps_alive(version, headers)
         if _TRANSFER_ENCODING in headers:
             self._framing = self._transfer_framing(headers.getall(_TRANSFER_ENCODING))
             self._framing_bytes = 0
             self._tail = b""
-        elif content_length is not None:
-            self._framing = _LENGTH
-            self._remaining = content_length
-            has_body = has_body and content_length > 0
         else:
-            self._framing = _CLOSE
-        is_delimited = not has_body or self._framing is not _CLOSE
-        events.append(Head(status, reason, headers, content_length, is_delimited))
-        self.state = TRANSITIONS[self.state, _HEAD_DONE]
+            self._framing = _CLOSE if length is None else _LENGTH
+        self._take_framing(status, reason, headers, length, events)
+
+    def _take_framing(
+        self, status: int, reason: str, headers: CIMultiDictProxy[str], length: int | None, events: list[Event]
+    ) -> None:
+        """The head is complete, and the framing of a body is known: determine whether one follows."""
+        framing = self._framing
+        has_body = not self._answers_head and status not in _NO_BODY and (framing is not _LENGTH or bool(length))
+        self._remaining = length or 0
+        events.append(Head(status, reason, headers, length, not has_body or framing is not _CLOSE))
+        self.state = _HEAD_DONE
         if not has_body:
             self._end(events, keeps_alive=self._keeps_alive)
 
@@ -405,7 +425,7 @@ class ReplyParser:
             raise self._broken("too much chunk framing without data")
 
     def _end(self, events: list[Event], *, keeps_alive: bool) -> None:
-        self.state = TRANSITIONS[self.state, _DONE if keeps_alive else _LAST_DONE]
+        self.state = _DONE if keeps_alive else _LAST_DONE
         self.is_awaited = False
         if self._is_begun:
             self._begin()

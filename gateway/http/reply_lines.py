@@ -1,17 +1,22 @@
-"""Lines of an origin's reply head: status line and fields, as strict as llhttp, and cached."""
+"""The lines of a reply's head, one by one: status line and fields, as strict as llhttp, and cached.
+
+An origin's replies share most of their lines, so a line that was parsed is remembered with what it means.
+"""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from multidict import istr
 
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.1 ([2-9][0-9]{2}) ([\t\x20-\x7e\x80-\xff]*)")
 _FIELD_LINE: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*")
+_LENGTH: Final = re.compile(r"[0-9]{1,18}")
 _MOST_REMEMBERED_BYTES: Final = 512
 """Bound on a cached line.  The names that an origin exposes to browsers take 300."""
+_MOST_LINES: Final = 4_096
 _COMMON_NAMES: Final = """
     Access-Control-Allow-Origin Access-Control-Expose-Headers Age Cache-Control Cache-Status Connection
     Content-Encoding Content-Length Content-Type Cross-Origin-Resource-Policy Date ETag Keep-Alive Location
@@ -26,6 +31,30 @@ NAMES: Final = {
 }
 """Interned names of common fields, so that a reply does not allocate them."""
 
+Kinds = int
+"""What a head's fields mean for its connection: a sum of bits."""
+PLAIN: Final[Kinds] = 0
+HAS_LENGTH: Final[Kinds] = 1
+FOR_CONNECTION: Final[Kinds] = 2
+"""It has Connection or Keep-Alive."""
+UNUSUAL: Final[Kinds] = 4
+"""Its framing is not a length that llhttp need not look at: Transfer-Encoding, Upgrade, or an unusual length."""
+_KINDS: Final = {
+    "connection": FOR_CONNECTION,
+    "keep-alive": FOR_CONNECTION,
+    "transfer-encoding": UNUSUAL,
+    "upgrade": UNUSUAL,
+}
+
+
+class FieldLine(NamedTuple):
+    """A field line, and what it means for the connection."""
+
+    field: tuple[str, str]
+    kinds: Kinds
+    length: int | None
+    """The value of a Content-Length."""
+
 
 @lru_cache(64)
 def status_line_of(line: bytes) -> tuple[int, str] | None:
@@ -34,19 +63,29 @@ def status_line_of(line: bytes) -> tuple[int, str] | None:
     return None if found is None else (int(found[1]), found[2].decode("utf-8", "surrogateescape"))
 
 
-def _field(line: bytes) -> tuple[str, str] | None:
-    """Name and value of a field line; None if it is not valid."""
+def _field_line(line: bytes) -> FieldLine | None:
     found = _FIELD_LINE.fullmatch(line)
     if found is None:
         return None
-    name, value = found.groups()
-    return NAMES.get(name) or name.decode(), value.decode("utf-8", "surrogateescape")
+    raw_name, raw_value = found.groups()
+    name, value = NAMES.get(raw_name) or raw_name.decode(), raw_value.decode("utf-8", "surrogateescape")
+    lower = name.lower()
+    if lower != "content-length":
+        return FieldLine((name, value), _KINDS.get(lower, PLAIN), None)
+    if _LENGTH.fullmatch(value) is None:
+        return FieldLine((name, value), UNUSUAL, None)
+    return FieldLine((name, value), HAS_LENGTH, int(value))
 
 
-_cached_field: Final = lru_cache(4_096)(_field)
+LINES: Final[dict[bytes, FieldLine]] = {}
+"""Field lines that were parsed lately, for a look before `field_line` is called; the oldest of many is dropped."""
 
 
-def reply_field(line: bytes) -> tuple[str, str] | None:
-    """Name and value of a field line; None if it is not valid.  Cached, because an origin's replies share most of their
-    lines."""
-    return _cached_field(line) if len(line) <= _MOST_REMEMBERED_BYTES else _field(line)
+def field_line(line: bytes) -> FieldLine | None:
+    """Parse a field line, and remember it; None if it is not valid."""
+    parsed = _field_line(line)
+    if parsed is not None and len(line) <= _MOST_REMEMBERED_BYTES:
+        if len(LINES) >= _MOST_LINES:
+            del LINES[next(iter(LINES))]
+        LINES[line] = parsed
+    return parsed

@@ -67,6 +67,8 @@ class SharingRules(NamedTuple):
 
     def varies(self, headers: Headers) -> bool:
         """Whether a reply depends on a request header that shared requests do not carry, other than Origin."""
+        if "Vary" not in headers:
+            return False
         fine = self.credential_headers
         return any(name not in fine and name not in ("accept-encoding", "origin") for name in _varied(headers))
 

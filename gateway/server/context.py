@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
 from multidict import CIMultiDict
 
 from gateway.engine.read import Read
+from gateway.engine.relayed_request import RelayedRequest
 from gateway.engine.response_heads import failure_answer
 from gateway.engine.route import Route
 from gateway.errors import GatewayError
@@ -34,9 +35,11 @@ _BY_CLIENT: Final = frozenset({400, 408, 414, 429, 431})
 """The statuses of refusals that a client brings about by what it sends, or by how often."""
 
 
-class ParsedRequest(NamedTuple):
-    """What a request asks for, parsed."""
+@dataclass(slots=True)
+class ParsedRequest:
+    """What a request asks for, parsed.  Equal requests of one client share it."""
 
+    mode: Mode
     route: Route
     target: Target
     key: StreamKey
@@ -54,11 +57,17 @@ class ParsedRequest(NamedTuple):
     """The stream's name in records, if the target does not give it."""
     basin: str | None = None
     """The S2 basin that the host names and no header does."""
+    is_session: bool = False
+    """Whether request and answer go on side by side for as long as both parties like."""
+    why_alone: str | None = None
+    """Why a read is relayed although its route shares answers; None if it is not."""
+    relayed: RelayedRequest | None = None
+    """The request as it is relayed, once it was."""
 
     @property
     def recorded(self) -> RecordedStream:
         """The stream's name in records."""
-        return self.named or RecordedStream.of(self.route.config.name, self.target, self.key.partition)
+        return self.named or RecordedStream.of(self.route.name, self.target, self.key.partition)
 
     @property
     def start(self) -> str | None:
@@ -106,7 +115,7 @@ class RequestContext:
     @property
     def route_name(self) -> str:
         """The route's name in the metrics."""
-        return self.route.config.name if self.route is not None else NO_ROUTE
+        return self.route.name if self.route is not None else NO_ROUTE
 
 
 class ResponseRecorder:
@@ -137,7 +146,7 @@ class ResponseRecorder:
             return
         context.stage = Stage.ENDED
         mode, outcome, delivery, began = context.mode, context.outcome, context.delivery, context.began
-        route = context.route.config.name if context.route is not None else None
+        route = context.route.name if context.route is not None else None
         sent_bytes = delivery.sent_bytes
         first_byte_s = delivery.first_byte_at - began if delivery.first_byte_at is not None else None
         self.metrics.request(

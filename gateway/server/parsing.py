@@ -15,6 +15,7 @@ from gateway.engine.route import Route
 from gateway.engine.s2.request import is_session
 from gateway.errors import BadRequest, LoopDetected, MethodRefused, NoRoute, VersionNotSupported
 from gateway.limits.client_net import ClientNet
+from gateway.protocol.client_address import Proxies
 from gateway.protocol.host import host_of
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import START, is_well_formed
@@ -31,12 +32,22 @@ _RESERVED: Final = "/__ds"
 LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 
 
+_MOST_PARSED: Final = 1_024
+_MOST_REMEMBERED_CHARS: Final = 256
+"""Bound on the target of a request whose meaning is remembered."""
+
+_Asked = tuple[HeaderFacts, str, str, str | None, Proxies | None, str]
+"""A header section with the method, the target, the address and the proxies of its connection, and the scheme."""
+
+
 class RequestParser:
-    """Parses requests for these routes.  Owns no state."""
+    """Parses requests for these routes, and remembers the meaning of those that clients repeat."""
 
     def __init__(self, node: str, routes: Sequence[Route], client_net: ClientNet) -> None:
         self._node = node
         self._routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
+        self._parsed: dict[_Asked, ParsedRequest] = {}
+        """Requests, other than GETs, whose header section had been seen before; the oldest of many is dropped."""
         self._speaks_s2 = bool(routes) and all(route.is_s2 for route in routes)
         self._client_net = client_net
 
@@ -47,6 +58,26 @@ class RequestParser:
         """
         request = context.request
         context.speaks_s2 = self._speaks_s2
+        facts = request.head.fields.facts.get(self)
+        if facts is None or request.method == "GET" or request.version != "1.1":
+            return self._parse(context)
+        # The section has been seen before: the same client asks again for what it asked before.
+        channel, target = request.channel, request.target
+        asked = (facts, request.method, target, channel.client, channel.proxies, channel.scheme)
+        parsed = self._parsed.get(asked)
+        if parsed is not None:
+            context.mode, context.route = parsed.mode, parsed.route
+            context.is_session, context.why_alone = parsed.is_session, parsed.why_alone
+            return parsed
+        parsed = self._parse(context)
+        if len(target) <= _MOST_REMEMBERED_CHARS:
+            if len(self._parsed) >= _MOST_PARSED:
+                del self._parsed[next(iter(self._parsed))]
+            self._parsed[asked] = parsed
+        return parsed
+
+    def _parse(self, context: RequestContext) -> ParsedRequest:
+        request = context.request
         if request.version not in request.channel.versions:
             raise VersionNotSupported
         target = parse_target(request.target)
@@ -80,7 +111,19 @@ class RequestParser:
                 context.why_alone, s2 = Ground.ORIGIN, None
                 route.notice(Ground.ORIGIN, request.headers)
             return ParsedRequest(
-                route, target, key, False, facts, None, client, s2, named, basin if is_in_host else None
+                context.mode,
+                route,
+                target,
+                key,
+                False,
+                facts,
+                None,
+                client,
+                s2,
+                named,
+                basin if is_in_host else None,
+                context.is_session,
+                context.why_alone,
             )
         shares = config.cache and not (sharing.has_credentials and config.credentials == "bypass")
         is_read = request.method in ("GET", "HEAD") and request.body is None and mode is not Mode.OTHER
@@ -100,7 +143,7 @@ class RequestParser:
                 # Browsers send `no-cache` with every SSE request.
                 max_age_s=sharing.max_age_s if mode not in LIVE else None,
             )
-        return ParsedRequest(route, target, key, shares, facts, read, client)
+        return ParsedRequest(mode, route, target, key, shares, facts, read, client)
 
     def _facts(self, request: Request) -> HeaderFacts:
         """What the request's header section means, computed at most once per section."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context, copy_context
 from typing import Any, Final
@@ -44,6 +44,7 @@ from gateway.server.delivery import PART_BYTES
 from gateway.server.expectation import Expectation, ask_for_body, is_expecting
 from gateway.server.request import Answered, Channel, LiveUse, Request
 from gateway.telemetry.access_record import AccessLog, note_fetched, note_origin_request
+from gateway.upstream.call import Body
 from gateway.upstream.incoming import no_op
 from gateway.upstream.origin_pool import route_url
 from gateway.upstream.reply import Reply
@@ -121,50 +122,50 @@ class Relays:
         self,
         context: RequestContext,
         parsed: ParsedRequest,
-        upload: AsyncIterator[bytes] | bytes | None,
+        upload: Body,
         *,
         is_expecting: bool = False,
     ) -> None:
-        request, body = context.request, context.request.body
-        route, target, key, shares, facts, _, client, _, _, basin = parsed
-        mode = context.mode
+        passed = parsed.relayed
+        if passed is None or is_expecting:
+            passed = self._passed(context, parsed, is_expecting=is_expecting)
+            if not is_expecting:
+                parsed.relayed = passed
+        if passed.is_live:
+            channel = context.request.channel
+            channel.live_use = _RelayedLiveUse(channel.live_use, self.engine.live_table.begin_relayed(parsed.client))
+        if context.why_alone is not None:
+            self.recorder.metrics.unshared(context.why_alone, parsed.route.name)
+        context.stage = Stage.RELAYED
+        Relaying(self, context, parsed, passed, upload, is_expecting=is_expecting).begin()
+
+    @staticmethod
+    def _passed(context: RequestContext, parsed: ParsedRequest, *, is_expecting: bool) -> RelayedRequest:
+        """The request as it is sent on."""
+        request, target, key, mode = context.request, parsed.target, parsed.key, context.mode
         # Origins give the same strong ETag to every coding; asking for none keeps ETags of relayed answers unambiguous.
         is_plain = request.method in ("GET", "HEAD") and mode is not Mode.OTHER
-        headers: CIMultiDict[str] = facts.forwarded(request, is_plain=is_plain)
-        if basin is not None:
+        headers: CIMultiDict[str] = parsed.facts.forwarded(request, is_plain=is_plain)
+        if parsed.basin is not None:
             headers = headers.copy()
-            headers[BASIN_HEADER] = basin
+            headers[BASIN_HEADER] = parsed.basin
         if is_expecting:
             headers = headers.copy()
             headers["Expect"] = "100-continue"
-        passed = RelayedRequest(
-            route,
+        return RelayedRequest(
+            parsed.route,
             key.group,
-            key if shares else None,
+            key if parsed.shares else None,
             mode,
             request.method,
             target.path,
             target.query,
             request.target.partition("?")[2].partition("#")[0] if "?" in request.target else "",
             headers,
-            upload,
-            client,
-            _is_whole if body is None else lambda: body.error is not None,
+            parsed.client,
             context.is_session,
             key.partition,
         )
-        if passed.is_live:
-            request.channel.live_use = _RelayedLiveUse(
-                request.channel.live_use, self.engine.live_table.begin_relayed(client)
-            )
-        if context.why_alone is not None:
-            self.recorder.metrics.unshared(context.why_alone, route.config.name)
-        context.stage = Stage.RELAYED
-        Relaying(self, context, parsed, passed, is_expecting=is_expecting).begin()
-
-
-def _is_whole() -> bool:
-    return False
 
 
 class _RelayedLiveUse:
@@ -210,10 +211,11 @@ class Relaying(RelayedCall):
         context: RequestContext,
         parsed: ParsedRequest,
         passed: RelayedRequest,
+        body: Body,
         *,
         is_expecting: bool = False,
     ) -> None:
-        super().__init__(relays.engine.relay, passed)
+        super().__init__(relays.engine.relay, passed, body)
         self._relays = relays
         self._context = context
         self._parsed = parsed
@@ -236,6 +238,11 @@ class Relaying(RelayedCall):
         self._expectation: Expectation | None = None
         if is_expecting:
             self._expectation = Expectation(context.request, relays.limits.client_idle_timeout_s)
+
+    @property
+    def is_cut_short(self) -> bool:
+        body = self._request.body
+        return body is not None and body.error is not None
 
     def begin(self) -> None:
         """Send the request to the origin."""

@@ -73,19 +73,26 @@ class Paths:
             if not self._origins[group.origin]:
                 del self._origins[group.origin]
 
+    def has(self, group: Group) -> bool:
+        """Whether a stream of the path is in memory."""
+        return group in self._groups
+
     def group(self, group: Group) -> list[Stream]:
         """Every stream of the path, whether it sleeps or not."""
         return list(self._groups.get(group, {}).values())
 
     def awake(self, group: Group) -> list[Stream]:
         """The streams of the path that hear of its events at once: all, unless they are a crowd."""
-        crowd = self._crowds.get(group)
-        return list(crowd.awake) if crowd is not None else self.group(group)
+        if self._crowds and (crowd := self._crowds.get(group)) is not None:
+            return list(crowd.awake)
+        streams = self._groups.get(group)
+        return list(streams.values()) if streams is not None else []
 
     def told(self, group: Group, event: Event) -> Iterable[Stream]:
         """Keep an event for the sleeping streams of the path; returns the streams whose remembered answers it ends."""
-        crowd = self._crowds.get(group)
-        return crowd.told(event) if crowd is not None else ()
+        if self._crowds and (crowd := self._crowds.get(group)) is not None:
+            return crowd.told(event)
+        return ()
 
     def records_to(self, group: Group, queries: Collection[str] | None) -> int:
         """The end of the furthest records that a sleeping S2 stream of the path may hold; 0 if there is none."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.protocol.stream_version import Edition, Version
@@ -62,6 +63,10 @@ class TapeStore:
         self._mint = mint
         self._metrics = metrics
         self._paths = Paths()
+        self.awake: Final = self._paths.awake
+        """The streams of a path that hear of its events at once; all unless they are a crowd."""
+        self.has: Final = self._paths.has
+        """Whether a stream of a path is in memory."""
         self._tagged: dict[str, dict[Stream, None]] = {}
         """Streams by surrogate key."""
         self._count = 0
@@ -114,13 +119,9 @@ class TapeStore:
         """Apply an event to every stream of the path: at once, or as it wakes."""
         for stream in self._paths.told(group, event):
             self.on_forget(stream)
-        for stream in self.awake(group):
+        for stream in self._paths.awake(group):
             if stream.ended is None:
                 event(stream)
-
-    def awake(self, group: Group) -> list[Stream]:
-        """The streams of the path that hear of its events at once; all unless they are a crowd."""
-        return self._paths.awake(group)
 
     @property
     def origins(self) -> list[str]:

@@ -74,12 +74,12 @@ def acknowledgement_is_not_recorded() -> Patches:
 @mutant("an acknowledged write is seen by every party")
 def acknowledgement_is_recorded_for_the_writer_alone() -> Patches:
     def acknowledge(self: Writes, write: SentRequest, reply: Reply) -> None:
-        tail = writes._offset(reply)
+        tail = writes._offset(reply.headers)
         if write.stream is not None and write.stream.ended is None and tail is not None:
             closes = "Stream-Closed" in reply.headers
             write.stream.acknowledged(tail, is_closed=closes, query=write.request.query)
             self._live.expect(write.stream)
-            self._reached(write.stream, reply)
+            self._reached(write.stream, tail, is_closed=closes)
 
     return [(Writes, "_acknowledge", acknowledge)]
 

@@ -240,10 +240,10 @@ def append_is_sent_twice() -> Patches:
 
     def twice(self: Relay, relayed: RelayedCall) -> Any:
         passed = relayed.request
-        if passed.mode is Mode.APPEND and isinstance(passed.body, bytes):
+        if passed.mode is Mode.APPEND and isinstance(relayed.body, bytes):
             url, bounds = passed.route.url + passed.group.path, passed.route.bounds
             upstream: Any = self.__dict__["_upstream"]
-            upstream.ask(Nobody(), OriginCall(passed.method, url, passed.headers, bounds, passed.body))
+            upstream.ask(Nobody(), OriginCall(passed.method, url, passed.headers, bounds, relayed.body))
         return send(self, relayed)
 
     return [(Relay, "send", twice)]

@@ -31,6 +31,7 @@ from gateway.protocol.target import parse_target
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import CloseReason
 from gateway.telemetry.metrics import NoMetrics
+from gateway.upstream.call import Body
 from gateway.upstream.reply import Reply
 from tests.memory_upstream import Asked, MemoryUpstream
 from tests.waiting import eventually
@@ -162,8 +163,8 @@ class Relayed(RelayedCall):
 
     __slots__ = ("answer",)
 
-    def __init__(self, relay: Relay, request: RelayedRequest) -> None:
-        super().__init__(relay, request)
+    def __init__(self, relay: Relay, request: RelayedRequest, body: Body) -> None:
+        super().__init__(relay, request, body)
         self.answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
     def take_answer(self, reply: Reply) -> None:
@@ -208,10 +209,9 @@ class EngineBench:
             yield body
 
         request = RelayedRequest(
-            self.route, key.group, key, mode, method, parsed.path, parsed.query, parsed.query, CIMultiDict(TEXT),
-            chunks() if body is not None else None, "",
+            self.route, key.group, key, mode, method, parsed.path, parsed.query, parsed.query, CIMultiDict(TEXT), "",
         )  # fmt: skip
-        relayed = Relayed(self.engine.relay, request)
+        relayed = Relayed(self.engine.relay, request, chunks() if body is not None else None)
         relayed.send()
         return await relayed.answer
 

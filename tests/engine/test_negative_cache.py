@@ -33,7 +33,7 @@ class Bench:
     def write(self) -> SentRequest:
         """A write that is under way."""
         passed = RelayedRequest(
-            self.route, GROUP, None, Mode.APPEND, "POST", GROUP.path, "", "", CIMultiDict(), None, ""
+            self.route, GROUP, None, Mode.APPEND, "POST", GROUP.path, "", "", CIMultiDict(), ""
         )  # fmt: skip
         sent = SentRequest(passed, None, self.clock.now())
         self.pending.begin(sent)

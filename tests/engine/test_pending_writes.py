@@ -24,7 +24,7 @@ def test_memory_of_many_short_paths_is_bounded() -> None:
         for number in range(10_000):
             group = Group("http://origin.test", f"/{number:05d}")
             passed = RelayedRequest(
-                route, group, None, Mode.DELETE, "DELETE", group.path, "", "", CIMultiDict(), None, ""
+                route, group, None, Mode.DELETE, "DELETE", group.path, "", "", CIMultiDict(), ""
             )  # fmt: skip
             pending.remember(SentRequest(passed, None, 0.0))
         assert tracemalloc.get_traced_memory()[0] - before < 1.25 * _MOST_BYTES

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.config.routes import RouteConfig
 from gateway.engine.read import Uncacheable
 from gateway.errors import UpstreamBroken
 from gateway.protocol.mode import Mode
@@ -1078,9 +1077,9 @@ class TestBridged:
     """On a route to S2 an append may create a stream that does not exist."""
 
     @pytest.fixture
-    def writes(self, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> Writes:
+    def writes(self, writes: Writes) -> Writes:
         # The origin in memory speaks Durable Streams, so only the route is told of S2.
-        monkeypatch.setattr(RouteConfig, "is_bridged", property(lambda self: True))
+        writes.bench.route.is_bridged = True
         return writes
 
     async def test_an_append_beside_a_delete_may_be_to_the_next_stream(self, writes: Writes) -> None:

@@ -35,6 +35,7 @@ from gateway.protocol.stream_key import Group, StreamKey
 from gateway.tape.crowd import Event
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
+from gateway.upstream.call import Body
 
 _GONE: Final = frozenset({404, 409, 410})
 """What a stream that is gone, or about to be (409), is answered with."""
@@ -99,12 +100,13 @@ class S2Writes:
         ]
         return Acknowledgements(self._store, before, group, queries)
 
-    def written(self, request: RelayedRequest, status: int | None) -> None:
-        """Record what the origin has done, by the status of its answer; without one it may have done it."""
+    def written(self, request: RelayedRequest, status: int | None, body: Body = None) -> None:
+        """Record what the origin has done to a request with this body, by the status of its answer; without one it may
+        have done it."""
         match request.mode:
             case Mode.APPEND:
                 if status in (None, 201):
-                    self._created(request)
+                    self._created(request, body if isinstance(body, bytes) else None)
                 elif status in _GONE and (group := _appended_to(request)) is not None:
                     self._doubt_at(request, group)
             case Mode.DELETE | Mode.CREATE:
@@ -120,10 +122,10 @@ class S2Writes:
                     # Not for a basin: to look for its streams takes long, and anyone can ask for it in this way.
                     self._doubt_at(request, request.group)
 
-    def _created(self, request: RelayedRequest) -> None:
-        """A POST has, or may have, created what its body names."""
+    def _created(self, request: RelayedRequest, body: bytes | None) -> None:
+        """A POST has, or may have, created what its body names; None is for a body that was streamed."""
         group, headers = request.group, request.headers
-        body, coding = request.body if isinstance(request.body, bytes) else None, headers.get("Content-Encoding")
+        coding = headers.get("Content-Encoding")
         match created_basin(group.path, body, coding):
             case str(basin):
                 self._drop(request, self._of_basins(group.origin, {key_query(basin)}))
