@@ -104,7 +104,7 @@ class _RoutedExchange(Exchange):
         """Send the request to an origin of its route."""
         call = self._call
         route_url, target = split_url(call.url)
-        self._target, self._path = target, target.partition("?")[0]
+        self._target, self._path = target, target.partition("?")[0] if "?" in target else target
         try:
             route = self._route = self._origins.pool(route_url)
         except GatewayError as error:

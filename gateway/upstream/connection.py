@@ -18,7 +18,7 @@ import asyncio
 import select
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from math import inf
 from typing import Final, Protocol, cast
@@ -27,6 +27,7 @@ from multidict import istr
 
 from gateway.errors import bare
 from gateway.http.reply import ReplyBroken, ReplyParser
+from gateway.http.state import State
 from gateway.upstream.deadline import Deadline
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectionLost, UploadFailed
@@ -35,6 +36,7 @@ from gateway.upstream.keeping import Keeping
 from gateway.upstream.upload import send_body
 
 _KEEP_ALIVE: Final = istr("Keep-Alive")
+_CLOSED: Final = State.CLOSED
 _READS: Final = (b"GET ", b"HEAD ")
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 """Has the kernel reset the connection when its socket is closed."""
@@ -42,6 +44,8 @@ LEFT_S: Final = 0.25
 """Seconds in which the reply to an abandoned read may arrive."""
 MOST_LEFT_BYTES: Final = 1 << 16
 """Bytes of such a reply that are read and dropped."""
+_JOINED_BYTES: Final = 1 << 14
+"""A body up to this size is joined with its head, for one write without a list."""
 
 
 class ConnectionOwner(Protocol):
@@ -70,9 +74,10 @@ class Connection(asyncio.Protocol):
         "_is_retired",
         "_is_writing",
         "_loop",
+        "_now",
         "_owner",
         "_parser",
-        "_poller",
+        "_poll",
         "_transport",
         "_upload",
         "address",
@@ -100,11 +105,12 @@ class Connection(asyncio.Protocol):
         self.rests_until = 0.0
         """When it may be used again, in seconds of the loop's clock."""
         self.deadline: Deadline
-        self._poller: select.poll | None = None
+        self._poll: Callable[[int], list[tuple[int, int]]] | None = None
         """Polls the socket for what the event loop has not reported yet; None without one."""
         self._is_read = False
         """Whether the latest request only reads."""
         self._loop = loop
+        self._now = loop.time
         self._owner = owner
         self._parser: ReplyParser
         self._transport: asyncio.Transport | None = None
@@ -127,14 +133,13 @@ class Connection(asyncio.Protocol):
         """Whether a request may be sent on it, as far as is known."""
         return not self._is_lost and self._transport is not None and not self._transport.is_closing()
 
-    @property
     def may_carry(self) -> bool:
         """Whether it is open, and nothing has arrived that the event loop has not reported yet: bytes that no request
         asked for, or the origin's close."""
         transport = self._transport
         if self._is_lost or transport is None or transport.is_closing():
             return False
-        return self._poller is None or not self._poller.poll(0)
+        return self._poll is None or not self._poll(0)
 
     # -- one exchange
 
@@ -142,17 +147,20 @@ class Connection(asyncio.Protocol):
         self, request: bytes, body: bytes | None, by: float, *, is_head: bool, is_upload: bool = False
     ) -> IncomingReply:
         """Send a request whose reply head must arrive by `by`, in seconds of the loop's clock."""
+        transport = self._transport
         assert self._incoming is None
-        assert self._transport is not None
+        assert transport is not None
         incoming = self._incoming = IncomingReply(self, self)
         self._parser.expect(is_head=is_head)
         self.is_for_heads = is_head
         self._is_read = request.startswith(_READS)
         self.deadline.move(by)
         if not body:
-            self._transport.write(request)
+            transport.write(request)
+        elif len(body) <= _JOINED_BYTES:
+            transport.write(request + body)
         else:
-            self._transport.writelines((request, body))
+            transport.writelines((request, body))
         return incoming
 
     def uploading(self, task: asyncio.Task[None]) -> None:
@@ -195,18 +203,20 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _finish(self) -> None:
-        """The reply is complete, and no_op is left to send."""
+        """The reply is complete, and nothing is left to send."""
         incoming, self._incoming = self._incoming, None
+        head = None
         if incoming is not None:
-            incoming.connection = None
-        if self._is_retired or not self._parser.is_reusable or not self.is_open:
+            incoming.connection, head = None, incoming.head
+        if self._is_retired or self._parser.state is _CLOSED or not self.is_open:
             self.drop()
             return
         if not self.is_reading:
             self.resume()
-        keeping, now = self._owner.keeping, self._loop.time()
-        head = incoming.head if incoming is not None else None
-        kept_s = keeping.kept_s(head.headers.get(_KEEP_ALIVE) if head is not None else None)
+        keeping, now = self._owner.keeping, self._now()
+        kept_s = keeping.idle_s
+        if head is not None and (hint := head.headers.get(_KEEP_ALIVE)) is not None:
+            kept_s = keeping.kept_s(hint)
         if kept_s <= keeping.rest_s:
             # It would be closed before it could be used.
             self.drop()
@@ -260,7 +270,7 @@ class Connection(asyncio.Protocol):
             return
         self._is_lost = True
         # The descriptor's number may be that of another socket from now on.
-        self._poller = None
+        self._poll = None
         if self._transport is not None:
             self.deadline.close()
             self._parser.close()
@@ -281,11 +291,12 @@ class Connection(asyncio.Protocol):
         self._parser = ReplyParser()
         self._transport = cast("asyncio.Transport", transport)
         if (sock := transport.get_extra_info("socket")) is not None:
-            self._poller = select.poll()
-            self._poller.register(sock.fileno(), select.POLLIN)
+            poller = select.poll()
+            poller.register(sock.fileno(), select.POLLIN)
+            self._poll = poller.poll
 
     def data_received(self, data: bytes) -> None:
-        incoming = self._incoming
+        incoming, parser = self._incoming, self._parser
         if incoming is None:
             # No request is pending: these bytes could not be told from the next reply.
             self.drop()
@@ -293,14 +304,14 @@ class Connection(asyncio.Protocol):
         incoming.has_received = True
         broken: ReplyBroken | None = None
         try:
-            events = self._parser.feed(data, self._loop.time())
+            events = parser.feed(data, self._now())
         except ReplyBroken as error:
             broken = bare(error)
         if broken is not None:
             # Outside the handler, where the error would become the context of further exceptions.
             self.fail(broken)
             return
-        if self._parser.interim:
+        if parser.interim:
             self._informed(incoming)
             if self._incoming is not incoming:
                 # The reader has ended the exchange.

@@ -32,7 +32,6 @@ from gateway.upstream.http2_stream import Http2Stream
 from gateway.upstream.idle import IdleConnections, is_outdated
 from gateway.upstream.incoming import Carrier
 from gateway.upstream.keeping import Keeping
-from gateway.upstream.purpose import Purpose
 from gateway.upstream.slots import Lane, SlotLimits, Slots, SlotUse
 from gateway.upstream.stalls import Stalls
 
@@ -63,7 +62,9 @@ class ConnectionPool:
     """Owns the connections of all hosts, and the slots of the busy ones."""
 
     def __init__(self, limits: SlotLimits) -> None:
-        self._slots = Slots(limits)
+        self._slots = slots = Slots(limits)
+        self.lane: Final = slots.lane
+        """The lane of a request: `Slots.lane`.  The caller must call `upload_done` once a streamed body is sent."""
         self._wait_s = limits.wait_s
         self._silent_until = -inf
         self.keeping = Keeping()
@@ -111,18 +112,14 @@ class ConnectionPool:
 
     # -- slots
 
-    def lane(self, endpoint: Endpoint, route: str, purpose: Purpose, *, is_upload: bool = False) -> Lane:
-        """The lane of a request.  `is_upload` means that its body is streamed; then the caller must call `upload_done`
-        once it is sent."""
-        return self._slots.lane(endpoint, route, purpose, is_upload=is_upload)
-
     def take_idle(self, lane: Lane, client: str, now: float, *, is_head: bool) -> Carrier | None:
         """An open connection that can take a request at `now`, and a slot for it; None unless both are available."""
-        if not self._slots.may_take(lane, client):
+        slots = self._slots
+        if not slots.may_take(lane, client):
             return None
         connection = self._usable(lane.endpoint, 1, now, is_head=is_head)
         if connection is not None:
-            self._slots.take(lane, client)
+            slots.take(lane, client)
             self._busy[connection] = lane, client
         return connection
 

@@ -51,7 +51,7 @@ from gateway.upstream.failures import (
 from gateway.upstream.http2_dials import Http2Dials
 from gateway.upstream.incoming import Carrier, IncomingReply, ignore, no_op
 from gateway.upstream.origins import OriginRequest
-from gateway.upstream.purpose import Purpose, purpose_of
+from gateway.upstream.purpose import Purpose
 from gateway.upstream.reasons import reason_of
 from gateway.upstream.repeats import is_repeatable
 from gateway.upstream.reply import Reply
@@ -61,7 +61,8 @@ from gateway.upstream.upload import Upload
 _log = logging.getLogger("gateway.upstream")
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
-_READ: Final = Purpose.READ
+_READ, _WRITE, _LIVE = Purpose.READ, Purpose.WRITE, Purpose.LIVE
+_READS: Final = frozenset({"GET", "HEAD"})
 
 T = TypeVar("T")
 
@@ -136,7 +137,7 @@ class Exchange:
             self._span, headers = span, span.headers
         self._deadline = self._by = inf if bounds.total_s is None else began + bounds.total_s
         length: int | None = None
-        is_chunked = False
+        is_streamed = is_chunked = False
         try:
             if body is None or isinstance(body, bytes):
                 self._by = min(self._deadline, began + bounds.first_byte_s)
@@ -145,14 +146,14 @@ class Exchange:
                 # During an upload the first byte may rightly take long: only `total_s` bounds it.
                 self._upload = Upload(body, bounds.first_byte_s, self._deadline)
                 length = self._upload.measure(headers)
-                is_chunked = length is None
+                is_streamed, is_chunked = True, length is None
             endpoint = endpoint_of(authority)
             self._request = request_head(method, target, endpoint.host_header, headers, length, is_chunked=is_chunked)
         except ValueError as error:
             self._fail(error)
             return
-        purpose = purpose_of(method, is_live=is_live, has_body=body is not None)
-        lane = self._lane = pool.lane(endpoint, route, purpose, is_upload=self._upload is not None)
+        purpose = _LIVE if is_live else _READ if body is None and method in _READS else _WRITE
+        lane = self._lane = pool.lane(endpoint, route, purpose, is_upload=is_streamed)
         hosts.dialer.look_again(endpoint.host, endpoint.port)
         payer = client if isinstance(client, str) else next(iter(client.nets))
         connection = pool.take_idle(lane, payer, began, is_head=method == "HEAD")
@@ -234,21 +235,20 @@ class Exchange:
 
     def _send(self, connection: Carrier) -> None:
         self._connection = connection
-        body = self._call.body
-        whole = body if isinstance(body, bytes) else None
-        is_head, is_upload = self._call.method == "HEAD", self._upload is not None
+        call, upload = self._call, self._upload
+        whole = call.body if isinstance(call.body, bytes) else None
+        is_head, is_upload = call.method == "HEAD", upload is not None
         incoming = connection.ask(self._request, whole, self._by, is_head=is_head, is_upload=is_upload)
         self._incoming = incoming
         incoming.on_change = self._changed
         incoming.on_interim = self._informed
-        if self._upload is not None:
+        if upload is not None:
             pool = self._pool
-            name = f"upload {connection.endpoint}"
-            upload = self._hosts.tasks.start(self._upload.run(connection, incoming), name)
+            sending = self._hosts.tasks.start(upload.run(connection, incoming), f"upload {connection.endpoint}")
             # A callback, because a task cancelled before its first step never reaches its `finally`.  It comes before
             # the connection's own, which may give the connection to another request.
-            upload.add_done_callback(lambda _: pool.upload_done(connection))
-            connection.uploading(upload)
+            sending.add_done_callback(lambda _: pool.upload_done(connection))
+            connection.uploading(sending)
         if self._sent is not None:
             # Last, because the call may end the exchange.
             self._sent.end_by(incoming.time_out)

@@ -6,9 +6,10 @@ that has carried a HEAD carries only HEADs from then on: an origin that sends a 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final
 
 from gateway.upstream.connection import Connection
 from gateway.upstream.endpoint import Endpoint
@@ -19,11 +20,15 @@ _SHELVES_FOR_HEAD: Final = (True, False)
 """Whether the connections on a shelf are for HEADs; a HEAD may take another one, too."""
 
 
-class _Shelf(NamedTuple):
+class _Shelf:
     """The idle connections of one endpoint and purpose, in the order in which they became idle."""
 
-    resting: dict[Connection, None]
-    rested: dict[Connection, None]
+    __slots__ = ("rested", "resting")
+
+    def __init__(self) -> None:
+        # Of a plain dict the first key is slow to find once many have been removed before it.
+        self.resting: OrderedDict[Connection, None] = OrderedDict()
+        self.rested: dict[Connection, None] = {}
 
 
 class IdleConnections:
@@ -31,6 +36,7 @@ class IdleConnections:
 
     def __init__(self) -> None:
         self._shelves: dict[tuple[Endpoint, bool], _Shelf] = {}
+        """Empty ones are kept until another one is made: that of a busy endpoint is often empty."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -47,7 +53,8 @@ class IdleConnections:
         key = connection.endpoint, connection.is_for_heads
         shelf = self._shelves.get(key)
         if shelf is None:
-            shelf = self._shelves[key] = _Shelf({}, {})
+            self._shelves = {other: kept for other, kept in self._shelves.items() if kept.rested or kept.resting}
+            shelf = self._shelves[key] = _Shelf()
         shelf.resting[connection] = None
         self._count += 1
 
@@ -58,13 +65,13 @@ class IdleConnections:
             shelf = self._shelves.get((endpoint, is_for_heads))
             if shelf is None:
                 continue
-            resting, rested = shelf
+            resting, rested = shelf.resting, shelf.rested
             while resting and (first := next(iter(resting))).rests_until <= now:
                 del resting[first]
                 rested[first] = None
             while rested:
                 connection, _ = rested.popitem()
-                if self._took(connection, shelf, now, named):
+                if self._took(connection, now, named):
                     return connection
         return None
 
@@ -74,40 +81,35 @@ class IdleConnections:
         """The usable connection that has rested for longest, though not for its time, or None."""
         for is_for_heads in _SHELVES_FOR_HEAD if is_head else _SHELVES:
             while (shelf := self._shelves.get((endpoint, is_for_heads))) is not None and shelf.resting:
-                connection = next(iter(shelf.resting))
-                del shelf.resting[connection]
-                if self._took(connection, shelf, now, named):
+                connection, _ = shelf.resting.popitem(last=False)
+                if self._took(connection, now, named):
                     return connection
         return None
 
-    def _took(self, connection: Connection, shelf: _Shelf, now: float, named: frozenset[str] | None) -> bool:
+    def _took(self, connection: Connection, now: float, named: frozenset[str] | None) -> bool:
         """Count a connection that has left its shelf; returns whether it is usable, and drops it if not."""
         self._count -= 1
-        if not shelf.rested and not shelf.resting:
-            del self._shelves[connection.endpoint, connection.is_for_heads]
-        if connection.may_carry and not is_outdated(connection, now, named):
+        if connection.may_carry() and not is_outdated(connection, now, named):
             return True
         connection.drop()
         return False
 
     def remove(self, connection: Connection) -> bool:
         """Remove a connection; returns whether it was here."""
-        key = connection.endpoint, connection.is_for_heads
-        shelf = self._shelves.get(key)
+        shelf = self._shelves.get((connection.endpoint, connection.is_for_heads))
         if shelf is None:
             return False
-        for part in shelf:
+        for part in (shelf.rested, shelf.resting):
             if connection in part:
                 del part[connection]
                 self._count -= 1
-                if not shelf.rested and not shelf.resting:
-                    del self._shelves[key]
                 return True
         return False
 
     def longest_idle(self) -> Iterator[Connection]:
         """For each endpoint the connection that became idle first."""
-        return (next(chain(shelf.rested, shelf.resting)) for shelf in self._shelves.values())
+        every = (next(chain(shelf.rested, shelf.resting), None) for shelf in self._shelves.values())
+        return (connection for connection in every if connection is not None)
 
 
 def is_outdated(connection: Connection | Http2Connection, now: float, named: frozenset[str] | None) -> bool:

@@ -63,8 +63,8 @@ class OriginPool:
         self._members: tuple[tuple[str, int], ...] = ()
         self.follows_redirects = False
         """Whether there is another host that a redirect may lead to."""
-        self._only: Origin | None = None
-        """The only host, if there is just one."""
+        self._alone: tuple[Origin, ...] = ()
+        """The only host; empty if there are several."""
         self.credentials: tuple[str, str] | None = None
         """The header and value that replace the client's towards the origins; a secret."""
         self.may_drain = False
@@ -83,7 +83,7 @@ class OriginPool:
         """Use these origins from now on: all hosts that may be used, and the members that streams are spread over."""
         self._hosts = dict(hosts)
         self._members = tuple(members)
-        self._only = next(iter(hosts.values())) if len(hosts) == 1 else None
+        self._alone = tuple(hosts.values()) if len(hosts) == 1 else ()
         self.follows_redirects = len(hosts) > 1
         self.credentials = credentials
 
@@ -117,11 +117,11 @@ class OriginPool:
         """
         now = self._clock.now()
         if leader is not None:
-            wanted = [leader]
+            wanted: Sequence[Origin] = (leader,)
         else:
-            wanted = self.order(method, path) if self._only is None else [self._only]
-            if tried:
-                wanted = [one for one in wanted if one not in tried]
+            wanted = self._alone or self.order(method, path)
+        if tried and leader is None:
+            wanted = [one for one in wanted if one not in tried]
         for origin in wanted:
             sent = origin.admit(now, is_live=is_live, is_upload=is_upload)
             if sent is not None:
@@ -141,8 +141,8 @@ class OriginPool:
 
     def order(self, method: str, path: str) -> list[Origin]:
         """The origins in the order in which a stream's request tries them."""
-        if self._only is not None:
-            return [self._only]
+        if self._alone:
+            return [*self._alone]
         names = [name for name, _ in self._members]
         if len(names) > 1:
             names = ranked(self._members, path)

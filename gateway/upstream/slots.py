@@ -266,10 +266,11 @@ class Slots:
         for share in lane.shares:
             share.taken += 1
         if client != UNKNOWN:
-            for taken_by in (self._all.taken_by, lane.taken_by):
-                taken_by[client] = taken_by.get(client, 0) + 1
-            for crowded in self._crowded:
-                self._hold_or_let_go(crowded, client)
+            of_all, of_host = self._all.taken_by, lane.taken_by
+            of_all[client] = of_all.get(client, 0) + 1
+            of_host[client] = of_host.get(client, 0) + 1
+            if self._crowded:
+                self._hold_or_let_go_everywhere(client)
 
     def free(self, lane: Lane, client: str) -> None:
         """Give a slot back."""
@@ -282,9 +283,9 @@ class Slots:
                     taken_by[client] = taken
                 else:
                     del taken_by[client]
-            for crowded in self._crowded:
-                self._hold_or_let_go(crowded, client)
         if self._crowded:
+            if client != UNKNOWN:
+                self._hold_or_let_go_everywhere(client)
             self._grant()
 
     def upload_done(self, lane: Lane) -> Lane:
@@ -303,6 +304,10 @@ class Slots:
             lane.taken_by.get(client, 0) >= self._client_host_limit
             or self._all.taken_by.get(client, 0) >= self._client_limit
         )
+
+    def _hold_or_let_go_everywhere(self, client: str) -> None:
+        for lane in self._crowded:
+            self._hold_or_let_go(lane, client)
 
     def _hold_or_let_go(self, lane: Lane, client: str) -> None:
         if self._is_at_bound(lane, client):
