@@ -35,6 +35,7 @@ from gateway.http.reply_lines import (
     HAS_LENGTH,
     LINES,
     NAMES,
+    NOT_AS_IS,
     PLAIN,
     UNUSUAL,
     field_line,
@@ -116,6 +117,8 @@ class Head(NamedTuple):
     """The announced length, even if there is no body (HEAD, 304); None if the reply announces none."""
     is_delimited: bool
     """Whether the end of the body can be told from a lost connection (RFC 9112 section 6.3, all cases but the last)."""
+    lines: bytes | None = None
+    """The field lines, each with its line end, if each may be passed on to a client as it is."""
 
 
 class End(Enum):
@@ -332,7 +335,7 @@ class ReplyParser:
             field, kind, stated = known
             fields.append(field)
             if kind:
-                if kind == UNUSUAL or kind & kinds & HAS_LENGTH:
+                if kind & UNUSUAL or kind & kinds & HAS_LENGTH:
                     return False
                 kinds |= kind
                 if stated is not None:
@@ -341,7 +344,8 @@ class ReplyParser:
         self._keeps_alive = not kinds & FOR_CONNECTION or _CONNECTION not in headers or _keeps_alive("1.1", headers)
         self._framing = _CLOSE if length is None else _LENGTH
         self.state = _BEGUN
-        self._take_framing(*status_line, headers, length, events)
+        passed = None if kinds & NOT_AS_IS else data[data.index(b"\r\n") + 2 : end + 2]
+        self._take_framing(*status_line, headers, length, events, passed)
         return True
 
     def _take_fields(
@@ -360,13 +364,19 @@ class ReplyParser:
         self._take_framing(status, reason, headers, length, events)
 
     def _take_framing(
-        self, status: int, reason: str, headers: CIMultiDictProxy[str], length: int | None, events: list[Event]
+        self,
+        status: int,
+        reason: str,
+        headers: CIMultiDictProxy[str],
+        length: int | None,
+        events: list[Event],
+        lines: bytes | None = None,
     ) -> None:
         """The head is complete, and the framing of a body is known: determine whether one follows."""
         framing = self._framing
         has_body = not self._answers_head and status not in _NO_BODY and (framing is not _LENGTH or bool(length))
         self._remaining = length or 0
-        events.append(Head(status, reason, headers, length, not has_body or framing is not _CLOSE))
+        events.append(Head(status, reason, headers, length, not has_body or framing is not _CLOSE, lines))
         self.state = _HEAD_DONE
         if not has_body:
             self._end(events, keeps_alive=self._keeps_alive)

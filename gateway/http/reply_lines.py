@@ -11,6 +11,9 @@ from typing import Final, NamedTuple
 
 from multidict import istr
 
+from gateway.protocol.forwarded_headers import HOP_BY_HOP
+from gateway.protocol.names import SSE_TYPE, media_type
+
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.1 ([2-9][0-9]{2}) ([\t\x20-\x7e\x80-\xff]*)")
 _FIELD_LINE: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*")
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
@@ -36,12 +39,14 @@ Kinds = int
 PLAIN: Final[Kinds] = 0
 HAS_LENGTH: Final[Kinds] = 1
 FOR_CONNECTION: Final[Kinds] = 2
-"""It has Connection or Keep-Alive."""
+"""It has Connection."""
 UNUSUAL: Final[Kinds] = 4
 """Its framing is not a length that llhttp need not look at: Transfer-Encoding, Upgrade, or an unusual length."""
+NOT_AS_IS: Final[Kinds] = 8
+"""It has a field that is not passed on to a client in the same line."""
 _KINDS: Final = {
-    "connection": FOR_CONNECTION,
-    "keep-alive": FOR_CONNECTION,
+    **dict.fromkeys((*HOP_BY_HOP, "cache-status", "location", "via"), NOT_AS_IS),
+    "connection": FOR_CONNECTION | NOT_AS_IS,
     "transfer-encoding": UNUSUAL,
     "upgrade": UNUSUAL,
 }
@@ -70,11 +75,14 @@ def _field_line(line: bytes) -> FieldLine | None:
     raw_name, raw_value = found.groups()
     name, value = NAMES.get(raw_name) or raw_name.decode(), raw_value.decode("utf-8", "surrogateescape")
     lower = name.lower()
+    kinds = _KINDS.get(lower, PLAIN)
+    if line != b"%b: %b" % (raw_name, raw_value) or (lower == "content-type" and media_type(value) == SSE_TYPE):
+        kinds |= NOT_AS_IS
     if lower != "content-length":
-        return FieldLine((name, value), _KINDS.get(lower, PLAIN), None)
+        return FieldLine((name, value), kinds, None)
     if _LENGTH.fullmatch(value) is None:
         return FieldLine((name, value), UNUSUAL, None)
-    return FieldLine((name, value), HAS_LENGTH, int(value))
+    return FieldLine((name, value), kinds | HAS_LENGTH, int(value))
 
 
 LINES: Final[dict[bytes, FieldLine]] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from multidict import CIMultiDict
+from multidict import CIMultiDict, istr
 
 from gateway.engine.read import Read
 from gateway.engine.relayed_request import RelayedRequest
@@ -31,6 +31,9 @@ from gateway.server.s2_request import S2Request, recorded_start
 from gateway.telemetry.access_record import RecordedStream
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder
 
+_ORIGIN: Final = istr("Origin")
+_SERVER: Final = istr("Server")
+_VIA: Final = istr("Via")
 _BY_CLIENT: Final = frozenset({400, 408, 414, 429, 431})
 """The statuses of refusals that a client brings about by what it sends, or by how often."""
 
@@ -132,6 +135,8 @@ class ResponseRecorder:
         self._admission = admission
         self._observers = observers
         self.node = node
+        self.via: Final = f"1.1 {node}"
+        """The gateway's member of Via (RFC 9110 section 7.6.3)."""
         self.metrics = metrics
         self.now = now
 
@@ -192,16 +197,17 @@ class ResponseRecorder:
             # Lists: an origin may have limits of its own.
             headers.add("RateLimit-Policy", fields[0])
             headers.add("RateLimit", fields[1])
-        self.dress(context.route, context.request.headers.get("Origin"), headers)
+        self.dress(context.route, context.request.headers.get(_ORIGIN), headers)
 
     def dress(self, route: Route | None, origin: str | None, headers: CIMultiDict[str]) -> None:
         """The same, for a route and the request's Origin header."""
         config = route.config.cors if route is not None else None
         if config is not None:
             cors.apply(config, origin, headers)
-        if "Via" not in headers:
-            headers["Via"] = f"1.1 {self.node}"
-        headers.setdefault("Server", self.node)
+        if _VIA not in headers:
+            headers.add(_VIA, self.via)
+        if _SERVER not in headers:
+            headers.add(_SERVER, self.node)
 
 
 def s2_error_body(error: GatewayError) -> bytes:

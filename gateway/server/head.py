@@ -7,9 +7,12 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
-from multidict import CIMultiDict
+from multidict import CIMultiDict, istr
 
 from gateway.errors import UpstreamBroken
+from gateway.http.passed_fields import PassedFields
+
+_DATE: Final = istr("Date")
 
 JOINED_BYTES: Final = 1 << 14
 """A body up to this size is joined with its head, for one write without a list."""
@@ -31,6 +34,8 @@ def field_lines(headers: CIMultiDict[str]) -> bytes:
 
     Raises UpstreamBroken for a value that contains a line break: it came from an origin and must not be passed on.
     """
+    if type(headers) is PassedFields and headers.lines is not None:
+        return headers.lines
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
         raise UpstreamBroken
@@ -54,5 +59,5 @@ def response_head(
     """The whole head.  `wall` is the Unix time for a Date field if `headers` has none; `keeps` says whether the
     connection stays open.  Raises UpstreamBroken for a header that must not be written."""
     close = b"" if keeps else b"Connection: close\r\n"
-    date = b"" if "Date" in headers else date_line(int(wall))
+    date = b"" if _DATE in headers else date_line(int(wall))
     return status_line(status, reason) + field_lines(headers) + close + date + b"\r\n"

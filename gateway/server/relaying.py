@@ -21,7 +21,7 @@ from contextlib import suppress
 from contextvars import Context, copy_context
 from typing import Any, Final
 
-from multidict import CIMultiDict
+from multidict import CIMultiDict, istr
 
 from gateway.config.limits import LimitsConfig
 from gateway.engine.core import Engine
@@ -31,6 +31,7 @@ from gateway.engine.route import Route
 from gateway.engine.s2.acks import Acknowledgements
 from gateway.engine.s2.request import BASIN_HEADER
 from gateway.errors import BodyTooLarge, GatewayError, UpstreamBroken, UpstreamCongested
+from gateway.http.passed_fields import PassedFields
 from gateway.http.reply import Interim
 from gateway.limits.shared_bytes import NOTHING, Holding, SharedBytes
 from gateway.live.table import RelayedLive
@@ -49,6 +50,9 @@ from gateway.upstream.incoming import no_op
 from gateway.upstream.origin_pool import route_url
 from gateway.upstream.reply import Reply
 
+_CACHE_STATUS: Final = istr("Cache-Status")
+_LOCATION: Final = istr("Location")
+_VIA: Final = istr("Via")
 _log = logging.getLogger("gateway.front")
 
 SESSION_IDLE_S: Final = 600.0
@@ -316,7 +320,6 @@ class Relaying(RelayedCall):
                 self._write_epoch,
                 parsed.client,
             )
-        headers = response_headers_for_client(reply.headers, node=recorder.node, http_version="1.1")
         said = cache_status(
             recorder.node,
             Outcome.PASS,
@@ -324,11 +327,17 @@ class Relaying(RelayedCall):
             detail=context.why_alone,
             by_method=request.method != "GET",
         )
-        if "Cache-Status" in headers:
-            said = ", ".join([*headers.popall("Cache-Status"), said])
-        headers["Cache-Status"] = said
-        if (location := headers.get("Location")) is not None:
-            headers["Location"] = parsed.route.public_location(location, f"{request.scheme}://{request.host}")
+        headers: CIMultiDict[str]
+        if reply.lines is not None:
+            headers = PassedFields.of(reply.headers, reply.lines)
+            headers.add(_VIA, recorder.via)
+        else:
+            headers = response_headers_for_client(reply.headers, node=recorder.node, http_version="1.1")
+            if (earlier := headers.popall(_CACHE_STATUS, None)) is not None:
+                said = ", ".join([*earlier, said])
+            if (location := headers.get(_LOCATION)) is not None:
+                headers[_LOCATION] = parsed.route.public_location(location, f"{request.scheme}://{request.host}")
+        headers.add(_CACHE_STATUS, said)
         recorder.finish(context, headers)
         if context.is_replay:
             self._end = CatchUpEnd()

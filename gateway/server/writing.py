@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import Final
 
-from multidict import CIMultiDict
+from multidict import CIMultiDict, istr
 
 from gateway.limits.shared_bytes import SharedBytes
 from gateway.server.clients import Clients
@@ -16,6 +16,8 @@ from gateway.server.sse_accounting import SseAccounting
 from gateway.server.timeouts import Phase, TimedConnection
 from gateway.telemetry.access_record import CloseReason
 
+_CONTENT_LENGTH: Final = istr("Content-Length")
+_TRANSFER_ENCODING: Final = istr("Transfer-Encoding")
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _BODILESS: Final = frozenset({204, 304})
 _MOST_ZEROS: Final = 8
@@ -120,18 +122,18 @@ class WritingConnection(TimedConnection, ABC):
         self._decide_keep_alive(request)
         self._is_bodiless = status in _BODILESS or request.method == "HEAD"
         self._is_chunked = False
-        if status == 204:
+        if status == 204 and _CONTENT_LENGTH in headers:
             # Required by RFC 9110 section 8.6, even if the origin sent one.
-            headers.popall("Content-Length", None)
+            del headers[_CONTENT_LENGTH]
         if length is not None and not self._is_bodiless:
             headers["Content-Length"] = str(length)
-        elif length is None and not self._is_bodiless and "Content-Length" not in headers:
+        elif length is None and not self._is_bodiless and _CONTENT_LENGTH not in headers:
             if request.version == "1.0":
                 # The end of the connection ends the body.
                 request.keeps_alive = False
             else:
                 self._is_chunked = True
-                headers["Transfer-Encoding"] = "chunked"
+                headers.add(_TRANSFER_ENCODING, "chunked")
         head = response_head(status, headers, self._clients.wall(), keeps=request.keeps_alive, reason=reason)
         request.has_begun = True
         if self.transport is not None:

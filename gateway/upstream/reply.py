@@ -71,6 +71,7 @@ class Reply:
         "is_delimited",
         "is_stalled",
         "lane",
+        "lines",
         "on_reclaim",
         "reason",
         "span",
@@ -97,6 +98,8 @@ class Reply:
         self.status = head.status
         self.reason = head.reason
         self.headers: CIMultiDictProxy[str] = head.headers
+        self.lines = head.lines
+        """The lines of the headers, if each may be passed on to a client as it is."""
         self.content_length = head.content_length
         """The announced length in bytes; None for a chunked body."""
         self.is_delimited = head.is_delimited
