@@ -25,6 +25,9 @@ from gateway.upstream.call import Body, OriginCall
 from gateway.upstream.reply import Reply
 from gateway.upstream.upstream import Upstream
 
+# Enum members are slow to reach in Python 3.11, and every request passes here.
+_HEAD, _OTHER, _SSE = Mode.HEAD, Mode.OTHER, Mode.SSE
+
 
 class RelayedCall(SentRequest):
     """One relayed request under way: the requester of its reply, and the base of the party that passes that on.
@@ -78,7 +81,7 @@ class RelayedCall(SentRequest):
 
     def sent(self) -> None:
         request = self.request
-        self._relay.metrics.upstream_request(request.mode, request.route.config.name)
+        self._relay.metrics.upstream_request(request.mode, request.route.name)
         self.take_attempt()
 
     def informed(self, interim: Interim) -> None:
@@ -123,7 +126,7 @@ class Relay:
         request = relayed.request
         route, query, is_live = request.route, request.raw_query, request.is_live
         bounds = route.live_bounds if is_live else route.bounds
-        if is_live and (request.mode is Mode.SSE or request.is_session):
+        if is_live and (request.mode is _SSE or request.is_session):
             # An origin may be silent on such a connection while nothing is appended.
             bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
         if relayed.is_write:
@@ -146,14 +149,14 @@ class Relay:
         """The head of the answer has arrived: record its effects."""
         request = relayed.request
         request.route.heard()
-        self.metrics.upstream_head(request.mode, reply.status, self.now() - relayed.asked_at, request.route.config.name)
+        self.metrics.upstream_head(request.mode, reply.status, self.now() - relayed.asked_at, request.route.name)
         if relayed.is_write:
             self._writes.answered(relayed, reply)
             return
-        if request.mode is Mode.OTHER:
+        if request.mode is _OTHER:
             return
         self._writes.missing(relayed, reply)
-        if request.mode is not Mode.HEAD and request.tape_key is not None and request.route.heeds_origin:
+        if request.mode is not _HEAD and request.tape_key is not None and request.route.heeds_origin:
             web_origin = joined(request.headers, "Origin")
             if web_origin is not None:
                 stream = relayed.stream
@@ -165,6 +168,6 @@ class Relay:
         """There is no answer."""
         request = relayed.request
         if not relayed.is_cut_short and not isinstance(error, CircuitOpen | UpstreamCongested):
-            self.metrics.upstream_failure(request.mode, type(error).__name__, request.route.config.name)
+            self.metrics.upstream_failure(request.mode, type(error).__name__, request.route.name)
         if relayed.is_write:
             self._writes.failed(relayed, error)

@@ -41,6 +41,9 @@ from gateway.upstream.reply import Reply
 _ABSENT: Final = frozenset({404, 410})
 _GETS: Final = frozenset({Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE})
 
+# Enum members are slow to reach in Python 3.11, and every request passes here.
+_APPEND, _CREATE, _DELETE = Mode.APPEND, Mode.CREATE, Mode.DELETE
+
 
 class Writes:
     """Records the effects of writes."""
@@ -138,18 +141,18 @@ class Writes:
             self._s2_written(request, reply.status, write.body)
         elif write.is_overtaken:
             self._record_overtaken(write, reply)
-        elif request.mode is Mode.DELETE:
+        elif request.mode is _DELETE:
             if reply.status < 300:
                 self._end_group(write, End.DELETED)
             self.missing(write, reply)
             if reply.status in _ABSENT:
                 self._revalidate_all(request.group)
-        elif request.mode is Mode.CREATE and reply.status == 201:
+        elif request.mode is _CREATE and reply.status == 201:
             self._end_group(write, End.RECREATED)
             self._record_created(write, reply)
         elif reply.status < 300 or is_true(reply.headers.get(STREAM_CLOSED)):
             self._acknowledge(write, reply)
-        elif request.mode is Mode.APPEND:
+        elif request.mode is _APPEND:
             self.missing(write, reply)
 
     def _end_group(self, write: SentRequest, why: End) -> None:
@@ -237,11 +240,11 @@ class Writes:
     def _record_overtaken(self, write: SentRequest, reply: Reply) -> None:
         """Record a write whose answer may concern the stream before or the one now, whose offsets may coincide."""
         request, status = write.request, reply.status
-        is_made = request.mode is Mode.CREATE and status == 201
-        is_ended = request.mode is Mode.DELETE and status < 300
+        is_made = request.mode is _CREATE and status == 201
+        is_ended = request.mode is _DELETE and status < 300
         if is_made or is_ended:
             self._pending.overtake(request.group)
-        elif request.mode is Mode.DELETE and status in _ABSENT:
+        elif request.mode is _DELETE and status in _ABSENT:
             self._revalidate_all(request.group)
             return
         elif status >= 300 and not is_true(reply.headers.get(STREAM_CLOSED)):
@@ -264,7 +267,7 @@ class Writes:
         PUT that was acknowledged has found the stream there; an append may itself have created it."""
         request = write.request
         change = self._pending.change(request.group, beside=write)
-        return change if request.mode is Mode.CREATE else change | write.change
+        return change if request.mode is _CREATE else change | write.change
 
     @staticmethod
     def _may_be_remade(stream: Stream, change: Change, now: float) -> bool:
@@ -314,7 +317,7 @@ class Writes:
             self._s2_written(request, None, write.body)
         else:
             change = write.change | self._pending.change(request.group, beside=write)
-            if request.mode is Mode.APPEND and not (write.change and may_remake(change)):
+            if request.mode is _APPEND and not (write.change and may_remake(change)):
                 if write.change != NO_CHANGE:
                     # A DELETE may be done before it.
                     self._remember(write)
@@ -322,7 +325,7 @@ class Writes:
                 return
             self._remember(write)
             self._pending.overtake(request.group)
-            now, is_creation = self._clock.now(), request.mode is Mode.CREATE
+            now, is_creation = self._clock.now(), request.mode is _CREATE
 
             def may_be_done(stream: Stream) -> None:
                 is_remade = self._may_be_remade(stream, change, now)

@@ -32,6 +32,11 @@ _log = logging.getLogger("gateway.server")
 _LINGER_S: Final = 1.0
 _PREFACE: Final = frames.PREFACE
 
+# Enum members are slow to reach in Python 3.11, and every request passes here.
+_ANSWERING, _IDLE, _LINGERING, _LIVE = Phase.ANSWERING, Phase.IDLE, Phase.LINGERING, Phase.LIVE
+_END: Final = Mark.END
+_HEAD: Final = State.HEAD
+
 
 class Connection(RecognisingConnection):
     """One client's HTTP/1.1 connection.  Owner of its transport."""
@@ -94,7 +99,7 @@ class Connection(RecognisingConnection):
 
     def _receive(self, data: bytes) -> None:
         clients = self._clients
-        if self.phase is Phase.LINGERING or self.transport is None or self.transport.is_closing():
+        if self.phase is _LINGERING or self.transport is None or self.transport.is_closing():
             return
         is_first = not self._is_busy
         if is_first and clients.bans.nets and clients.is_banned(self):
@@ -123,7 +128,7 @@ class Connection(RecognisingConnection):
         is_waiting, self._is_waiting = self._is_waiting, False
         if self.transport is None or self.transport.is_closing():
             return
-        stands_alone = is_waiting and self.phase is Phase.IDLE and self._parser is None and not self._pending
+        stands_alone = is_waiting and self.phase is _IDLE and self._parser is None and not self._pending
         if stands_alone and not self.is_full:
             self._begin_late()
         else:
@@ -186,10 +191,10 @@ class Connection(RecognisingConnection):
 
     def eof_received(self) -> bool:
         """The client has half-closed: answer its requests, then close.  False if none is unanswered."""
-        is_asking = self.phase not in (Phase.IDLE, Phase.LINGERING)
+        is_asking = self.phase not in (_IDLE, _LINGERING)
         if self.transport is None or self.transport.is_closing() or not (is_asking or self._pending or self._unparsed):
             return False
-        is_live = self.phase is Phase.LIVE or self.live_use is not None
+        is_live = self.phase is _LIVE or self.live_use is not None
         if is_live and self.transport.get_extra_info(CLOSE_NOTIFY, False):
             return False
         self._has_ended = True
@@ -200,7 +205,7 @@ class Connection(RecognisingConnection):
 
     def pause_writing(self) -> None:
         self.is_full = self._is_busy = True
-        if self.phase is Phase.LIVE:
+        if self.phase is _LIVE:
             # A slow reader is not closed here: it goes back to reading the tape once its client has read.
             self._clients.metrics.slow_consumer(is_closed=False)
         self._begin_window()
@@ -210,11 +215,11 @@ class Connection(RecognisingConnection):
         self._end_window()
         self._set_idle_deadline()
         self._has_room()
-        if self.phase is Phase.ANSWERING:
+        if self.phase is _ANSWERING:
             return
         if self._live is not None:
             self._live.pump()
-        elif self.phase is Phase.IDLE:
+        elif self.phase is _IDLE:
             self._resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -257,7 +262,7 @@ class Connection(RecognisingConnection):
             if not isinstance(event, RequestHead) and event not in REFUSALS:
                 # The rest of a body that is no longer read.
                 pending.popleft()
-            elif self.phase is not Phase.IDLE or self.is_full or (has_begun and turns.must_wait(self)):
+            elif self.phase is not _IDLE or self.is_full or (has_begun and turns.must_wait(self)):
                 break
             elif isinstance(event, RequestHead):
                 pending.popleft()
@@ -275,13 +280,9 @@ class Connection(RecognisingConnection):
         if transport is None or transport.is_closing():
             return
         self._is_busy = (
-            self.phase is not Phase.IDLE
-            or parser is not None
-            or bool(self._pending)
-            or bool(self._unparsed)
-            or self.is_full
+            self.phase is not _IDLE or parser is not None or bool(self._pending) or bool(self._unparsed) or self.is_full
         )
-        if self.phase is Phase.IDLE and parser is not None and parser.state is State.HEAD:
+        if self.phase is _IDLE and parser is not None and parser.state is _HEAD:
             self._set_head_deadline()
         elif self.has_partial_head:
             self.has_partial_head = False
@@ -289,7 +290,7 @@ class Connection(RecognisingConnection):
 
     def _begin_request(self, head: RequestHead) -> None:
         pending = self._pending
-        if pending and pending[0] is Mark.END:
+        if pending and pending[0] is _END:
             pending.popleft()
             body = self._body = None
         else:
@@ -304,7 +305,7 @@ class Connection(RecognisingConnection):
         self._begin_handling(Request(self, head, body))
 
     def _begin_handling(self, request: Request) -> None:
-        self.phase = Phase.ANSWERING
+        self.phase = _ANSWERING
         self._live, self._request = None, request
         if self._clients.is_draining:
             request.keeps_alive = False
@@ -337,7 +338,7 @@ class Connection(RecognisingConnection):
 
     def answered(self, request: Request) -> None:
         """The answer is written: take the next request, or close the connection."""
-        self.phase = Phase.IDLE
+        self.phase = _IDLE
         self._live = self._request = None
         if self.live_use is not None:
             self.end_live_use()
@@ -392,7 +393,7 @@ class Connection(RecognisingConnection):
         self._unparsed = b""
         if transport is None or transport.is_closing():
             return
-        self.phase = Phase.LINGERING
+        self.phase = _LINGERING
         self._is_busy = True
         if transport.can_write_eof():
             transport.write_eof()

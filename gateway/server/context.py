@@ -121,6 +121,10 @@ class RequestContext:
         return self.route.name if self.route is not None else NO_ROUTE
 
 
+# Enum members are slow to reach in Python 3.11, and every request passes here.
+_ENDED, _LIVE, _RELAYED = Stage.ENDED, Stage.LIVE, Stage.RELAYED
+
+
 class ResponseRecorder:
     """Adds the headers that all responses have in common, and records how each request ended."""
 
@@ -147,9 +151,9 @@ class ResponseRecorder:
         `answered` is the head of the answer; None if the answer was not given in full.
         """
         stage, observed = context.stage, context.observed
-        if stage is Stage.ENDED or stage is Stage.LIVE:
+        if stage is _ENDED or stage is _LIVE:
             return
-        context.stage = Stage.ENDED
+        context.stage = _ENDED
         mode, outcome, delivery, began = context.mode, context.outcome, context.delivery, context.began
         route = context.route.name if context.route is not None else None
         sent_bytes = delivery.sent_bytes
@@ -173,7 +177,7 @@ class ResponseRecorder:
             self._observers.end(
                 observed, answered, mode, outcome, route, began, first_byte_s, sent_bytes, context.saved_bytes
             )
-        if answered is not None or stage is Stage.RELAYED:
+        if answered is not None or stage is _RELAYED:
             # A connection may have closed long ago, and may have been kept only for this answer.
             request.channel.answered(request)
 

@@ -49,6 +49,11 @@ from gateway.server.s2_request import S2Request
 from gateway.telemetry.access_record import CommonFacts, note_request
 from gateway.telemetry.metrics import MetricsRecorder
 
+# Enum members are slow to reach in Python 3.11, and every request passes here.
+_HEAD, _LONGPOLL, _SSE = Mode.HEAD, Mode.LONGPOLL, Mode.SSE
+_HANDLED, _LIVE = Stage.HANDLED, Stage.LIVE
+_ABORTED, _FAILED, _HIT, _REFUSED = Outcome.ABORTED, Outcome.FAILED, Outcome.HIT, Outcome.REFUSED
+
 
 class RequestHandler:
     """Answers requests.  Owns no state: the engine does."""
@@ -98,7 +103,7 @@ class RequestHandler:
         try:
             found = self._begin(context)
         except Exception:
-            self._give_up(context, Outcome.FAILED)
+            self._give_up(context, _FAILED)
             raise
         if isinstance(found, Answered):
             self._recorder.end(context, found)
@@ -115,17 +120,17 @@ class RequestHandler:
             except GatewayError as error:
                 answered = self._recorder.refuse(context, error)
         except (asyncio.CancelledError, ConnectionError):
-            self._give_up(context, Outcome.ABORTED)
+            self._give_up(context, _ABORTED)
             raise
         except Exception:
-            self._give_up(context, Outcome.FAILED)
+            self._give_up(context, _FAILED)
             raise
         if answered is not None:
             self._recorder.end(context, answered)
 
     def _give_up(self, context: RequestContext, outcome: Outcome) -> None:
         """Record that the handler ends without an answer of its own: the channel answers with a 500, or is aborted."""
-        if context.stage is Stage.HANDLED:
+        if context.stage is _HANDLED:
             context.outcome = outcome
             self._recorder.end(context, None)
 
@@ -147,7 +152,7 @@ class RequestHandler:
             elif read is not None:
                 if context.mode in LIVE and self._begins_live_at_once(context, read):
                     return None
-                if context.mode is not Mode.HEAD or self._engine.knows(read):
+                if context.mode is not _HEAD or self._engine.knows(read):
                     return self._answer_shared(context, parsed, read)
             if not self._relays.is_ready(context.request):
                 return self._relays.until_begun(context, parsed)
@@ -191,7 +196,7 @@ class RequestHandler:
             request.headers.get("Access-Control-Request-Headers"),
             is_s2=route.is_s2,
         )
-        context.outcome = Outcome.HIT if answer is not None else Outcome.REFUSED
+        context.outcome = _HIT if answer is not None else _REFUSED
         headers = CIMultiDict(answer or {"Vary": "Origin"})
         headers["Cache-Status"] = cache_status(self._node, context.outcome)
         return context.delivery.text(204 if answer is not None else 403, headers, b"")
@@ -200,7 +205,7 @@ class RequestHandler:
 
     async def _answer_shared(self, context: RequestContext, parsed: ParsedRequest, read: Read) -> Answered | None:
         """Answer a read that may be shared; relay it if it has to go to the origin alone."""
-        if context.mode is Mode.HEAD:
+        if context.mode is _HEAD:
             answer = await self._engine.head(read)
             if answer is not None:
                 return await self._deliver(context, read, answer)
@@ -212,7 +217,7 @@ class RequestHandler:
                 return await self._read(context, read)
             except Uncacheable as error:
                 context.why_alone = error.why.reason
-                context.is_replay = context.mode is Mode.SSE and error.why is TOO_LARGE
+                context.is_replay = context.mode is _SSE and error.why is TOO_LARGE
         await self._relays.until_begun(context, parsed)
         return None
 
@@ -236,13 +241,13 @@ class RequestHandler:
             return None
 
     async def _read(self, context: RequestContext, read: Read) -> Answered | None:
-        if context.mode is Mode.SSE:
+        if context.mode is _SSE:
             opened = await self._engine.open_sse(read)
             if isinstance(opened, Subscription):
                 self._subscribe(context, opened)
                 return None
             answer: Answer = opened
-        elif context.mode is Mode.LONGPOLL:
+        elif context.mode is _LONGPOLL:
             polled = await self._engine.long_poll(read)
             if isinstance(polled, Waiting):
                 self._wait(context, polled)
@@ -263,7 +268,7 @@ class RequestHandler:
             keeps=request.keeps_alive,
             is_chunked=request.version != "1.0",
         )
-        context.stage = Stage.LIVE
+        context.stage = _LIVE
         self._remember(request.channel, join)
 
     def _wait(self, context: RequestContext, waiting: Waiting) -> None:
@@ -271,7 +276,7 @@ class RequestHandler:
         join.group = self._live.wait(
             request.channel, join, waiting, context.began, context.observed, keeps=request.keeps_alive
         )
-        context.stage = Stage.LIVE
+        context.stage = _LIVE
         self._remember(request.channel, join)
 
     def _begins_live_at_once(self, context: RequestContext, read: Read) -> bool:
@@ -282,7 +287,7 @@ class RequestHandler:
             request.channel, join, context.began, context.observed, None, keeps=keeps, is_chunked=is_chunked
         ):
             return False
-        context.stage = Stage.LIVE
+        context.stage = _LIVE
         self._remember(request.channel, join)
         return True
 
@@ -339,7 +344,7 @@ class RequestHandler:
         is_chunked: bool = True,
     ) -> bool:
         """Begin a live answer to a request that the request handler has recorded as `observed`, or of this `client`."""
-        if join.mode is Mode.SSE:
+        if join.mode is _SSE:
             if (opening := join.sse_opening) is not None:
                 subscriber = self._engine.reopen_sse(join.read, opening, channel)
                 if subscriber is not None:

@@ -39,6 +39,9 @@ _MOST_REMEMBERED_CHARS: Final = 256
 _Asked = tuple[HeaderFacts, str, str, str | None, Proxies | None, str]
 """A header section with the method, the target, the address and the proxies of its connection, and the scheme."""
 
+# Enum members are slow to reach in Python 3.11, and every request passes here.
+_CATCHUP, _HEAD, _LONGPOLL, _OTHER, _SSE = Mode.CATCHUP, Mode.HEAD, Mode.LONGPOLL, Mode.OTHER, Mode.SSE
+
 
 class RequestParser:
     """Parses requests for these routes, and remembers the meaning of those that clients repeat."""
@@ -82,7 +85,7 @@ class RequestParser:
             raise VersionNotSupported
         target = parse_target(request.target)
         mode = context.mode = _mode(request.method, target)
-        if mode is Mode.OTHER and request.method == "TRACE":
+        if mode is _OTHER and request.method == "TRACE":
             raise MethodRefused
         facts = self._facts(request)
         if facts.host_count > 1 or (not facts.host_count and request.version != "1.0"):
@@ -103,7 +106,7 @@ class RequestParser:
             named = recorded_stream(target, route, sharing, basin)
             s2 = parse_s2(request, target, route, sharing, client, named, basin)
             # No path is reserved there, and no query makes a read live.
-            by_method = _METHODS.get(request.method, Mode.OTHER)
+            by_method = _METHODS.get(request.method, _OTHER)
             context.mode = s2_mode(request, target.query, s2.asked if s2 is not None else None) or by_method
             context.is_session = request.body is not None and is_session(request.headers)
             if s2 is not None and sharing.web_origin is not None:
@@ -126,7 +129,7 @@ class RequestParser:
                 context.why_alone,
             )
         shares = config.cache and not (sharing.has_credentials and config.credentials == "bypass")
-        is_read = request.method in ("GET", "HEAD") and request.body is None and mode is not Mode.OTHER
+        is_read = request.method in ("GET", "HEAD") and request.body is None and mode is not _OTHER
         read: Read | None = None
         if shares and is_read and not route.relays(target.offset or ""):
             read = Read(
@@ -157,26 +160,26 @@ class RequestParser:
 def _mode(method: str, target: Target) -> Mode:
     path = target.path
     if f"{_RESERVED}/" in path or path.endswith(_RESERVED):
-        return Mode.OTHER
+        return _OTHER
     if method != "GET":
-        return _METHODS.get(method, Mode.OTHER)
+        return _METHODS.get(method, _OTHER)
     match target.live:
         case None:
-            return Mode.CATCHUP
+            return _CATCHUP
         case "long-poll":
-            return Mode.LONGPOLL
+            return _LONGPOLL
         case "sse":
-            return Mode.SSE
+            return _SSE
         case _:
-            return Mode.OTHER
+            return _OTHER
 
 
 def _start(target: Target, mode: Mode) -> str:
     offset = target.offset
-    if mode is Mode.HEAD:
+    if mode is _HEAD:
         return START
     if offset is None:
-        if mode is not Mode.CATCHUP:
+        if mode is not _CATCHUP:
             raise BadRequest("A live read needs an offset")
         return START
     if not is_well_formed(offset):

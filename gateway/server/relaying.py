@@ -47,7 +47,6 @@ from gateway.server.request import Answered, Channel, LiveUse, Request
 from gateway.telemetry.access_record import AccessLog, note_fetched, note_origin_request
 from gateway.upstream.call import Body
 from gateway.upstream.incoming import no_op
-from gateway.upstream.origin_pool import route_url
 from gateway.upstream.reply import Reply
 
 _CACHE_STATUS: Final = istr("Cache-Status")
@@ -57,6 +56,11 @@ _log = logging.getLogger("gateway.front")
 
 SESSION_IDLE_S: Final = 600.0
 """How long a client may send nothing in a session before its connection is given up."""
+
+# Enum members are slow to reach in Python 3.11, and every request passes here.
+_DELETE, _HEAD, _OTHER = Mode.DELETE, Mode.HEAD, Mode.OTHER
+_ABORTED, _FAILED, _PASS = Outcome.ABORTED, Outcome.FAILED, Outcome.PASS
+_RELAYED: Final = Stage.RELAYED
 
 
 class Relays:
@@ -102,7 +106,7 @@ class Relays:
         # Before 100 Continue is sent: a body that is announced as too large need not be sent at all.
         body.check(request.head, self.limits)
         # To delete a stream, the head is enough for an origin: what is not whole would be done, and taken for undone.
-        is_delete = context.mode is Mode.DELETE
+        is_delete = context.mode is _DELETE
         if is_expecting(request) and not body.unread_bytes:
             if not is_delete and not self._keeps_bodies(parsed.route):
                 self._relay(context, parsed, body.chunks(self.limits), is_expecting=True)
@@ -115,7 +119,7 @@ class Relays:
 
     def _keeps_bodies(self, route: Route) -> bool:
         """Whether bodies of the route's requests must be here before the origin is asked."""
-        return route.config.is_bridged or self.engine.origins.pool(route_url(route.config.name)).follows_redirects
+        return route.is_bridged or self.engine.origins.pool(route.url).follows_redirects
 
     def _whole(self, body: bytes) -> bytes:
         if len(body) > self.limits.max_request_bytes:
@@ -140,7 +144,7 @@ class Relays:
             channel.live_use = _RelayedLiveUse(channel.live_use, self.engine.live_table.begin_relayed(parsed.client))
         if context.why_alone is not None:
             self.recorder.metrics.unshared(context.why_alone, parsed.route.name)
-        context.stage = Stage.RELAYED
+        context.stage = _RELAYED
         Relaying(self, context, parsed, passed, upload, is_expecting=is_expecting).begin()
 
     @staticmethod
@@ -148,7 +152,7 @@ class Relays:
         """The request as it is sent on."""
         request, target, key, mode = context.request, parsed.target, parsed.key, context.mode
         # Origins give the same strong ETag to every coding; asking for none keeps ETags of relayed answers unambiguous.
-        is_plain = request.method in ("GET", "HEAD") and mode is not Mode.OTHER
+        is_plain = request.method in ("GET", "HEAD") and mode is not _OTHER
         headers: CIMultiDict[str] = parsed.facts.forwarded(request, is_plain=is_plain)
         if parsed.basin is not None:
             headers = headers.copy()
@@ -304,9 +308,9 @@ class Relaying(RelayedCall):
     def _begin(self, reply: Reply) -> None:
         context, request, parsed = self._context, self._request, self._parsed
         recorder, status = self._relays.recorder, reply.status
-        context.outcome = Outcome.PASS if status < 500 else Outcome.FAILED
+        context.outcome = _PASS if status < 500 else _FAILED
         if (
-            context.mode is Mode.HEAD
+            context.mode is _HEAD
             and status in (404, 410)
             and parsed.read is not None
             and parsed.route.why_refusal_alone(status, reply.headers) is None
@@ -322,7 +326,7 @@ class Relaying(RelayedCall):
             )
         said = cache_status(
             recorder.node,
-            Outcome.PASS,
+            _PASS,
             fwd_status=status,
             detail=context.why_alone,
             by_method=request.method != "GET",
@@ -439,7 +443,7 @@ class Relaying(RelayedCall):
     def _break_off(self) -> None:
         """End an answer that its client does not get in full."""
         self._close()
-        self._context.outcome = Outcome.ABORTED
+        self._context.outcome = _ABORTED
         self._relays.recorder.end(self._context, None)
 
     def _close(self) -> None:

@@ -23,6 +23,9 @@ _BODILESS: Final = frozenset({204, 304})
 _MOST_ZEROS: Final = 8
 """Leading zeros of the sizes of a connection's chunks: some parsers take no more than 16 digits in one."""
 
+# Enum members are slow to reach in Python 3.11, and every request passes here.
+_IDLE, _LIVE, _RELAYED = Phase.IDLE, Phase.LIVE, Phase.RELAYED
+
 
 class WritingConnection(TimedConnection, ABC):
     """The writing half of a client's connection; a `gateway.server.request.Channel`."""
@@ -75,7 +78,7 @@ class WritingConnection(TimedConnection, ABC):
         transport, request = self.transport, self._request
         if transport is None:
             return
-        has_head = self._sse is not None if self.phase is Phase.LIVE else request is not None and request.has_begun
+        has_head = self._sse is not None if self.phase is _LIVE else request is not None and request.has_begun
         if not has_head and (request is None or request.version != "1.0"):
             # A client may get any number of interim answers (RFC 9110 section 15.2).
             transport.write(interim_head(100, CIMultiDict()))
@@ -186,14 +189,14 @@ class WritingConnection(TimedConnection, ABC):
     def hand_over(self, answering: LiveAnswer) -> None:
         """Have `answering` give the answer without a task, until `answered`.  It is called when there is room, and when
         the client leaves."""
-        self.phase = Phase.RELAYED
+        self.phase = _RELAYED
         self._live = answering
 
     # -- live answers
 
     def park(self, live: LiveAnswer, *, keeps: bool, is_chunked: bool = True) -> None:
         """Have `live` give the answer, until `release`."""
-        self.phase = Phase.LIVE
+        self.phase = _LIVE
         self._live = live
         if self._shared is not None and self.transport is not None:
             # All bytes written from here on are this client's own.
@@ -205,7 +208,7 @@ class WritingConnection(TimedConnection, ABC):
     def release(self, *, keeps: bool = True) -> None:
         """End a live answer: take the next request, or close the connection."""
         self._live = None
-        self.phase = Phase.IDLE
+        self.phase = _IDLE
         if self.live_use is not None:
             self.end_live_use()
         if self.transport is None:
