@@ -146,6 +146,8 @@ class RequestBody:
         None for a body that is to be streamed."""
         if (self._length or 0) > _MOST_GATHERED:
             return None
+        # Before any look at the body, more of which may come meanwhile.
+        await in_task()
         if self._length is not None or is_awaited:
             while not self.is_whole and self._size <= _MOST_GATHERED:
                 await self._more(limits)
@@ -173,6 +175,7 @@ class RequestBody:
     async def chunks(self, limits: LimitsConfig) -> AsyncIterator[bytes]:
         """The body as it arrives."""
         size = 0
+        await in_task()
         while True:
             while self._pieces:
                 piece = self.take()
@@ -186,7 +189,7 @@ class RequestBody:
             await self._more(limits)
 
     async def _more(self, limits: LimitsConfig) -> None:
-        """Wait for the next piece or the end.  Raises the body's error if it has failed."""
+        """Wait, in a task, for the next piece or the end.  Raises the body's error if it has failed."""
         if self.error is not None:
             raise self.error.anew()
         loop = asyncio.get_running_loop()
@@ -201,7 +204,6 @@ class RequestBody:
         began = loop.time()
         self._waiter = loop.create_future()
         try:
-            await in_task()
             async with asyncio.timeout(bounds[bound]):
                 await self._waiter
         except TimeoutError:
@@ -216,7 +218,6 @@ class RequestBody:
 
     async def _more_until(self, time: float, limits: LimitsConfig) -> bool:
         """The same, until this time of the loop's clock at most; returns whether more has arrived."""
-        await in_task()
         try:
             async with asyncio.timeout_at(time):
                 await self._more(limits)

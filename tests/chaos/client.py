@@ -74,6 +74,9 @@ class Client:
         finally:
             if entry is not None:
                 entry.ended(status, wire)
+        if answer.status == 500 and "Via" not in answer.headers:
+            # What the origin says has passed through the gateway.
+            self._run.violate(str(asked), str(status), "the gateway has failed by an error of its own")
         if answer.headers.get("Connection", "").lower() == "close":
             self.leave()
         return answer

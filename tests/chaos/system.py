@@ -112,6 +112,8 @@ class System:
             "path": str(self.ledger.log),
             "client_address": "full",
             "live_interval_s": 10.0,
+            # Some of it is for the lines that are not written yet.
+            "shutdown_timeout_s": 0.6,
             # The file has the times of the machine, not those of the run.
             "rotate_s": 0,
             "trusted_proxies": ["127.0.0.1/32"],

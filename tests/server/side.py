@@ -30,7 +30,8 @@ from tests.waiting import eventually
 _SERVER: Final = {
     "listen": "127.0.0.1:0",
     "admin": "127.0.0.1:0",
-    "shutdown_timeout_s": 0.2,
+    # The end of a drain is for the lines of the access log.
+    "shutdown_timeout_s": 5,
     "live_linger_s": 0,
     "credential_headers": ["authorization"],
     "trusted_proxies": ["127.0.0.1/32"],

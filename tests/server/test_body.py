@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
+from gateway.aio.eager import begin
 from gateway.config.limits import LimitsConfig
 from gateway.errors import RequestTimeout
+from gateway.server import body as body_module
 from gateway.server.body import RequestBody
 from tests.waiting import eventually
 
@@ -47,6 +49,32 @@ async def test_a_late_body_fails_in_its_turn(length: int | None) -> None:
     with pytest.raises(RequestTimeout):
         await reading
     assert flow.late_bodies == 1
+
+
+@pytest.mark.parametrize("length", [3, None])
+@pytest.mark.parametrize("is_gathered", [True, False])
+async def test_a_body_that_arrives_before_its_reader_has_a_task_is_read(
+    monkeypatch: pytest.MonkeyPatch, length: int | None, is_gathered: bool
+) -> None:
+    monkeypatch.setattr(body_module, "_GATHERED_S", 1e6)
+    loop, body, limits = asyncio.get_running_loop(), RequestBody(Flow(), length), LimitsConfig()
+    found: list[bytes | None] = []
+
+    async def read() -> None:
+        if is_gathered:
+            found.append(await body.gather(limits))
+        else:
+            found.append(b"".join([piece async for piece in body.chunks(limits)]))
+
+    def arrive() -> None:
+        begin(loop, read())
+        body.feed(b"abc")
+        body.end()
+
+    # As a connection does, in which no task runs.
+    loop.call_soon(arrive)
+    await eventually(lambda: bool(found))
+    assert found == [b"abc"]
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
