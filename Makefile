@@ -85,13 +85,13 @@ conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance s
 offload: $(INSTALLED) ## the offload table: what many clients ask, and what the origin sees of it (ARGS="--only …")
 	@$(BIN)/python -m tests.offload.figures $(ARGS)
 
-bench: $(INSTALLED) ## the gateway beside nginx, Varnish and nchan; BENCH_ROUNDS=1 BENCH_SECONDS=1 for a quick look (ARGS="--only …")
+bench: $(INSTALLED) $(NODE_INSTALLED) ## the gateway beside nginx, Varnish and nchan; BENCH_ROUNDS=1 BENCH_SECONDS=1 for a quick look (ARGS="--only …")
 	@$(BIN)/python -m loadtest.bench --out $(BENCH_OUT) $(ARGS)
 
 loadtest: $(INSTALLED) $(LOCUST_INSTALLED) ## readers and writers of every kind against dev, for 30 s (ARGS="--users 200 --seconds 60")
 	@$(BIN)/python -m loadtest.run --locust $(LOCUST)/bin/locust $(ARGS)
 
-pipeline-bench: $(INSTALLED) ## the pipeline over 5 M log lines, DuckDB beside it, and how time grows (ARGS="--lines 1M")
+pipeline-bench: $(INSTALLED) $(NODE_INSTALLED) ## the pipeline over 5 M log lines, DuckDB beside it, and how time grows (ARGS="--lines 1M")
 	@$(BIN)/python -m loadtest.pipeline_bench $(ARGS)
 
 pipeline-demo: $(INSTALLED) ## what a plan is worth: the same load before and after it, in one table and one chart

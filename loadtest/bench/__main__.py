@@ -17,7 +17,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.bench import catchup, chart, growth, live, production, report, s2, secure, turnover
+from loadtest.bench import chart, growth, report
+from loadtest.bench.catalogue import every_benchmark
 from loadtest.bench.figures import Growth
 from loadtest.bench.machine import BenchError, Cores, description
 from loadtest.bench.peers import HAS_FAST_PATH_SWITCH, all_running
@@ -42,7 +43,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench", description=__doc__)
-    names = [benchmark.name for benchmark in _benchmarks()]
+    names = [benchmark.name for benchmark in every_benchmark()]
     environ = os.environ
     parser.add_argument("--rounds", type=int, default=environ.get("BENCH_ROUNDS", "3"))
     parser.add_argument("--seconds", type=float, default=environ.get("BENCH_SECONDS", "2"), help="per peer")
@@ -54,18 +55,13 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _benchmarks() -> list[Benchmark]:
-    kinds = (catchup, live, turnover, production, secure, s2)
-    return [benchmark for kind in kinds for benchmark in kind.benchmarks()]
-
-
 def _measure(options: argparse.Namespace) -> report.Result:
     cores = Cores.of_this_machine()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     tools = prepare(Path("build/bench"))
-    chosen = [benchmark for benchmark in _benchmarks() if not options.only or benchmark.name in options.only]
+    chosen = [benchmark for benchmark in every_benchmark() if not options.only or benchmark.name in options.only]
     machine, growths = description(), list[Growth]()
     notes = [] if HAS_FAST_PATH_SWITCH else ['skipped: "fast path off", because server.fast_path is no setting yet']
     with tempfile.TemporaryDirectory(prefix="bench-") as name, all_running(tools, cores, Path(name)) as peers:

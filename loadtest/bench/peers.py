@@ -174,9 +174,9 @@ def nginx_config(
         for name in origins
         if name != "pass"
     )
-    return f"""{_nginx_head(folder)}
+    return f"""{nginx_head(folder)}
 http {{
-{_nginx_http(folder, logs=logs)}
+{nginx_http(folder, logs=logs)}
   proxy_cache_path {store} levels=1:2 keys_zone=store:32m max_size=1g inactive=1h use_temp_path=off;
   open_file_cache max=20000 inactive=600s;
   open_file_cache_valid 600s;
@@ -196,9 +196,9 @@ http {{
 def nchan_config(listen: int, folder: Path, module: Path, tls: str = "", *, logs: bool = False) -> str:
     """nchan: POST /pub/ID publishes, /sse/ID and /poll/ID subscribe to future messages."""
     return f"""load_module {module};
-{_nginx_head(folder)}
+{nginx_head(folder)}
 http {{
-{_nginx_http(folder, logs=logs)}
+{nginx_http(folder, logs=logs)}
   nchan_shared_memory_size 256m;
   nchan_message_buffer_length {BUFFERED_MESSAGES};
   nchan_message_timeout 10m;
@@ -218,7 +218,8 @@ http {{
 """
 
 
-def _nginx_http(folder: Path, *, logs: bool) -> str:
+def nginx_http(folder: Path, *, logs: bool) -> str:
+    """The settings of `http` that all nginx peers share; `logs`: they write an access log."""
     log = "off"
     if logs:
         # What the gateway's lines have: client, request, status, bytes, times, user agent.
@@ -234,7 +235,8 @@ def _nginx_http(folder: Path, *, logs: bool) -> str:
   default_type application/octet-stream;"""
 
 
-def _nginx_head(folder: Path) -> str:
+def nginx_head(folder: Path) -> str:
+    """The settings above `http`: one worker."""
     user = "user root;\n" if os.geteuid() == 0 else ""
     return f"""{user}worker_processes 1;
 worker_rlimit_nofile {MAX_CONNECTIONS + 1024};

@@ -36,8 +36,8 @@ _HIT: Final = "/1k/production"
 
 _TABLES: Final = '\n[log]\nsink = "file"\npath = "{folder}/access.log"\n'
 _PROXY: Final = 'trusted_proxies = ["127.0.0.1/32"]\n'
-_SHARED: Final = 'credentials = "shared"\n'
-_CORS: Final = f"cors = {{ allow_origins = {list(_ORIGINS)!r} }}\n"
+SHARED: Final = 'credentials = "shared"\n'
+CORS: Final = f"cors = {{ allow_origins = {list(_ORIGINS)!r} }}\n"
 _LIMIT: Final = '\n[[rate_limit]]\nname = "each"\nrequests_per_s = 1000000\n'
 
 
@@ -72,14 +72,14 @@ class Setting:
         return "\r\n".join(lines) + "\r\n\r\n"
 
 
-ALL: Final = Setting(More(_PROXY, _SHARED + _CORS, _TABLES), has_proxy=True, has_tokens=True, has_browsers=True)
+ALL: Final = Setting(More(_PROXY, SHARED + CORS, _TABLES), has_proxy=True, has_tokens=True, has_browsers=True)
 SETTINGS: Final = {
     GATEWAY: ALL,
     NOTHING: Setting(),
     "access log": Setting(More(tables=_TABLES)),
     "trusted proxy": Setting(More(server=_PROXY), has_proxy=True),
-    "shared tokens": Setting(More(route=_SHARED), has_tokens=True),
-    "browsers": Setting(More(route=_CORS), has_browsers=True),
+    "shared tokens": Setting(More(route=SHARED), has_tokens=True),
+    "browsers": Setting(More(route=CORS), has_browsers=True),
     "rate limit": Setting(More(tables=_LIMIT)),
 }
 """The gateway's settings; the one that stands for the gateway is all of them together but the rate limit."""

@@ -58,6 +58,7 @@ class Tools:
     live: Path
     poll: Path
     join: Path
+    converse: Path
     multiplex: Path
     secure: SecureTools
 
@@ -89,7 +90,9 @@ def prepare(build: Path) -> Tools:
 
 def live_clients(build: Path) -> dict[str, Path]:
     """The clients of live readers, built into `build`, by name.  Raises BenchError if one cannot be built."""
-    return {name: _compile(build / name, f"{name}.c", *_LIVE) for name in ("live", "poll", "join", "multiplex")}
+    return {
+        name: _compile(build / name, f"{name}.c", *_LIVE) for name in ("live", "poll", "join", "converse", "multiplex")
+    }
 
 
 def _prepare_secure(build: Path) -> SecureTools:

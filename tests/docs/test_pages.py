@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.commands.dev_lines import lines_to_paste
-from loadtest.bench.readme import tables
+from loadtest.bench.readme import headlines, tables
 from loadtest.plan_demo.result import table
 from reference_pages.__main__ import FOLDER, PARTS, PICTURE, drifted, wanted
 from reference_pages.configuration import configuration
@@ -70,9 +70,11 @@ def test_the_readme_is_read_in_a_few_minutes() -> None:
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_shows_the_figures_of_the_run_that_is_kept() -> None:
-    figures = tables(orjson.loads((HOME / "docs" / "bench.json").read_bytes()))
-    assert f"<!-- bench -->\n{figures}<!-- /bench -->" in PERFORMANCE
+def test_the_pages_show_the_figures_of_the_run_that_is_kept() -> None:
+    kept = orjson.loads((HOME / "docs" / "bench.json").read_bytes())
+    assert f"<!-- bench -->\n{tables(kept)}<!-- /bench -->" in PERFORMANCE
+    for page in (README, PERFORMANCE):
+        assert f"<!-- headlines -->\n{headlines(kept)}<!-- /headlines -->" in page
 
 
 def test_the_readme_shows_the_origins_counters_as_they_were_kept() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.app import start_gateway
 from gateway.config.gateway import GatewayConfig
+from gateway.origin.app import start_origin
 from gateway.origin.s2.app import start_s2_origin
 from loadtest.bench import live_client, tools
 from loadtest.bench.children import free_ports
@@ -109,6 +110,25 @@ async def test_records_of_s2_are_counted_where_they_arrive(
 ) -> None:
     argv = [*command[1:], *s2_reading, "--subscribers", "10", "--window", "4", "--batch", "2", *SHORT]
     report = await said(clients[command[0]], *argv)
+    assert report["deliveries"] > 0
+    assert report["p99_ms"] >= report["p50_ms"] > 0
+
+
+async def test_conversations_are_appended_to_and_followed(clients: dict[str, Path], tmp_path: Path) -> None:
+    origin = await start_origin()
+    gateway = await start_gateway(
+        GatewayConfig.for_origin(origin.url, listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=1)
+    )
+    sections = tmp_path / "sections"
+    sections.write_bytes(b"".join(b"Host: bench\r\nUser-Agent: %d\r\n\r\n" % number for number in range(9)))
+    argv = ["--port", gateway.gateway_url.rpartition(":")[2], "--path", "/c", "--sections", str(sections)]
+    argv += ["--conversations", "3", "--readers", "2", "--gap-us", "20000"]
+    try:
+        report = await said(clients["converse"], *argv, *SHORT)
+    finally:
+        await gateway.stop()
+        await origin.stop(grace_s=0)
+    assert report["appends"] > 0
     assert report["deliveries"] > 0
     assert report["p99_ms"] >= report["p50_ms"] > 0
 

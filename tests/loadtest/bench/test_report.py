@@ -10,16 +10,10 @@ import pytest
 from rich.console import Console
 
 from loadtest.bench import chart
-from loadtest.bench.catchup import benchmarks as catchup_benchmarks
+from loadtest.bench.catalogue import every_benchmark
 from loadtest.bench.figures import GATEWAY, Growth, GrowthPoint, Relation, Row, Sample, Target
-from loadtest.bench.live import benchmarks as live_benchmarks
-from loadtest.bench.production import benchmarks as production_benchmarks
-from loadtest.bench.readme import keep, tables
+from loadtest.bench.readme import headlines, keep, tables
 from loadtest.bench.report import PEERS, Result, foreign_share, show, to_json
-from loadtest.bench.s2 import benchmarks as s2_benchmarks
-from loadtest.bench.secure import every_benchmark as every_secure_benchmark
-from loadtest.bench.stage import Benchmark
-from loadtest.bench.turnover import benchmarks as turnover_benchmarks
 
 MIB = 1 << 20
 
@@ -98,17 +92,6 @@ def test_charts_are_well_formed_and_show_each_figure(result: Result) -> None:
         assert ElementTree.fromstring(picture).tag.endswith("svg")
 
 
-def every_benchmark() -> list[Benchmark]:
-    return [
-        *catchup_benchmarks(),
-        *live_benchmarks(),
-        *turnover_benchmarks(),
-        *production_benchmarks(),
-        *every_secure_benchmark(),
-        *s2_benchmarks(),
-    ]
-
-
 def test_every_peer_of_every_benchmark_has_a_column_and_a_colour() -> None:
     for benchmark in every_benchmark():
         for peer in benchmark.peers:
@@ -142,21 +125,50 @@ def test_the_pages_table_has_rates_processor_time_and_aims(result: Result) -> No
     assert delay[1:] == ["1.23", "", "", "", "", "", "", "≤ 1", "**no**"]
 
 
-def test_a_whole_run_is_kept_with_its_tables_and_pictures(result: Result, tmp_path: Path) -> None:
+def kept_pages(home: Path) -> tuple[str, str]:
+    """The README and the page with the figures, as they have to be."""
+    document = orjson.loads((home / "docs" / "bench.json").read_bytes())
+    short = f"before\n<!-- headlines -->\n{headlines(document)}<!-- /headlines -->\nafter\n"
+    return short, f"{short}<!-- bench -->\n{tables(document)}<!-- /bench -->\n"
+
+
+@pytest.fixture
+def home(result: Result, tmp_path: Path) -> Path:
+    """A project that shows a whole run."""
     run, home = tmp_path / "run", tmp_path / "home"
     (home / "docs").mkdir(parents=True)
     run.mkdir()
     (run / "bench.json").write_bytes(to_json(result))
     for name in ("bench.svg", "growth.svg"):
         (run / name).write_text(name)
-    (home / "docs" / "performance.md").write_text("before\n<!-- bench -->\nold\n<!-- /bench -->\nafter\n")
+    short = "before\n<!-- headlines -->\nold\n<!-- /headlines -->\nafter\n"
+    (home / "README.md").write_text(short)
+    (home / "docs" / "performance.md").write_text(f"{short}<!-- bench -->\nold\n<!-- /bench -->\n")
     keep(run, home)
-    kept = tables(orjson.loads((home / "docs" / "bench.json").read_bytes()))
-    assert (home / "docs" / "performance.md").read_text() == f"before\n<!-- bench -->\n{kept}<!-- /bench -->\nafter\n"
+    return home
+
+
+def test_a_whole_run_is_kept_with_its_tables_and_pictures(home: Path) -> None:
+    pages = (home / "README.md").read_text(), (home / "docs" / "performance.md").read_text()
+    assert pages == kept_pages(home)
+    assert "| cached 1 KB, same headers, requests/s | 118,000 | nginx | 60,000~ | 1.97 x |" in pages[0]
     assert (home / "docs" / "growth.svg").read_text() == "growth.svg"
 
 
-def test_a_part_of_a_run_is_not_kept(result: Result, tmp_path: Path) -> None:
-    (tmp_path / "bench.json").write_bytes(to_json(replace(result, growth=[])))
-    with pytest.raises(ValueError, match="not a whole run"):
-        keep(tmp_path, tmp_path)
+def test_a_run_of_selected_benchmarks_replaces_their_rows_and_marks_them(
+    result: Result, home: Path, tmp_path: Path
+) -> None:
+    hit = Row("production-hit", "cached 1 KB as in production", "requests/s")
+    hit.add(GATEWAY, Sample(50_000, 0.9, 0.0, 9.0))
+    hit.add("nginx", Sample(40_000, 0.9, 0.0, 12.0))
+    (tmp_path / "bench.json").write_bytes(to_json(replace(result, rows=[hit], growth=[])))
+    for _ in range(2):
+        keep(tmp_path, home)
+    document = orjson.loads((home / "docs" / "bench.json").read_bytes())
+    assert document["rows"][0]["key"] == "production-hit"
+    assert len(document["rows"]) == len(result.rows) + 1
+    pages = (home / "README.md").read_text(), (home / "docs" / "performance.md").read_text()
+    assert pages == kept_pages(home)
+    assert "| cached 1 KB, processor time, µs ° | 9 | nginx | 12 | 0.75 x |" in pages[0]
+    assert "| cached 1 KB as in production, requests/s ° | 50,000 | 9 |" in pages[1]
+    assert "cached 1 KB as in production" in (home / "docs" / "bench.svg").read_text()
