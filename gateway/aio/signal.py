@@ -8,8 +8,12 @@ future each, they block it for 0.04 s.
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from gateway.aio.clock import Clock
+
+_NONE: Final[dict[asyncio.Future[bool], None]] = {}
+"""The waiters of a signal for which none has come yet.  Never changed."""
 
 
 class Signal:
@@ -18,7 +22,7 @@ class Signal:
     __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
-        self._waiting: dict[asyncio.Future[bool], None] = {}
+        self._waiting = _NONE
 
     def __len__(self) -> int:
         """The number of waiters."""
@@ -52,6 +56,8 @@ class Signal:
 
     def _enter(self) -> asyncio.Future[bool]:
         gate: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if self._waiting is _NONE:
+            self._waiting = {}
         self._waiting[gate] = None
         return gate
 
@@ -59,7 +65,7 @@ class Signal:
         """Wake every waiter."""
         if not self._waiting:
             return
-        waiting, self._waiting = self._waiting, {}
+        waiting, self._waiting = self._waiting, _NONE
         for gate in waiting:
             if not gate.done():
                 gate.set_result(True)

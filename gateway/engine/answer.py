@@ -76,6 +76,8 @@ class Parts:
     @property
     def size(self) -> int:
         """The bytes known to be in the body; a flight counts with what has arrived or was announced."""
+        if not self._parts:
+            return 0
         return sum(
             part.size if isinstance(part, _InMemory) else max(part.flight.size, part.flight.length or 0)
             for part in self._parts

@@ -5,7 +5,7 @@ While the body arrives, the cache's budget is charged for it, as far as it is to
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.aio.eager import in_task
 from gateway.errors import UpstreamBroken, UpstreamCongested
@@ -36,6 +36,21 @@ async def receive(
     start, end = flight.start, head.next_offset
     is_json = stream.tape.is_json
     unwrapper = ArrayUnwrapper() if is_json else None
+    if reply.has_arrived:
+        # It is stored in this call, so nothing is charged for it before.
+        flight.announce(head, reply.content_length, is_verbatim=not is_json)
+        pieces: list[bytes] = []
+        while piece := reply.take():
+            pieces.append(piece)
+        body = b"".join(pieces)
+        on_bytes(len(body))
+        for inner in (body,) if unwrapper is None else _unwrapped(unwrapper, body):
+            if inner:
+                stream.tape.check(start, end, has_bytes=True)
+                flight.add(inner)
+        if body and not inflow.take(len(body)):
+            await inflow.renewed()
+        return
     # It must not evict others for the bytes that come before it proves too large to be stored.
     is_too_large = (reply.content_length or 0) - 2 * is_json > flight.keep_bytes
     arriving = Arriving(store, stream)
@@ -84,3 +99,11 @@ async def receive(
     finally:
         arriving.release()
         flight.charged_bytes = 0
+
+
+def _unwrapped(unwrapper: ArrayUnwrapper, body: bytes) -> Sequence[bytes]:
+    """The inside of an array of JSON, in two parts.  Raises UpstreamBroken."""
+    try:
+        return unwrapper.feed(body), unwrapper.finish()
+    except NotAnArray as error:
+        raise UpstreamBroken from error

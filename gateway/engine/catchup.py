@@ -232,10 +232,13 @@ class _Attempt:
 
     def _take_tape(self) -> None:
         """Add the bytes that the tape holds from here, up to the size bound."""
-        room = self._limit - self.parts.size
+        tape, room = self._stream.tape, self._limit - self.parts.size
         if room <= 0:
             return
-        reading = self._stream.tape.read(self._at, room)
+        if not tape.knows_after(self._at):
+            self._at = tape.resolve(self._at)
+            return
+        reading = tape.read(self._at, room)
         self.parts.add_pieces(reading.pieces, reading.copied, self._stream.shared_bytes())
         self._at = reading.end
         if reading.size:
@@ -246,7 +249,7 @@ class _Attempt:
         tape = self._stream.tape
         if tape.is_closed_at(self._at):
             return True
-        if not self.parts.size:
+        if self.parts.is_empty:
             return False
         # The bytes held after this offset did not fit, or the origin itself had stopped here.
         return tape.knows_after(self._at) or tape.is_short(self._at)
@@ -367,9 +370,10 @@ class _Attempt:
 
     async def _answer_from(self, flight: Flight, is_launched: bool) -> Answer:
         """The answer that ends with the flight's bytes."""
-        head = as_seen_by(await flight.until_head(), self._read.source.headers)
-        if isinstance(head, StreamHead) and (flight.expected or 0) <= _SMALL_BYTES and flight.expected is not None:
-            await flight.until_over()
+        head = as_seen_by(flight.head or await flight.until_head(), self._read.source.headers)
+        if isinstance(head, StreamHead) and flight.expected is not None and flight.expected <= _SMALL_BYTES:
+            if not flight.is_over:
+                await flight.until_over()
             head = flight.error or head
         if isinstance(head, NotShareable):
             raise Uncacheable(head)

@@ -22,21 +22,17 @@ from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
 
 from gateway.aio.clock import Clock
+from gateway.engine.manner import Manner
 from gateway.engine.route import Route
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.protocol.etag import stream_identity
 from gateway.protocol.forwarded_headers import Headers, response_headers_for_client
 from gateway.protocol.freshness import Lifetime, freshness_from_headers, lifetime_from_headers, lifetime_here
-from gateway.protocol.names import (
-    DEFAULT_TYPE,
-    STREAM_CLOSED,
-    STREAM_UP_TO_DATE,
-    is_true,
-)
+from gateway.protocol.names import DEFAULT_TYPE
 from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
+from gateway.protocol.sharing import Ground
 from gateway.protocol.stream_key import Group
 from gateway.protocol.stream_version import Version
-from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.sighting import Sighting
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
@@ -118,6 +114,7 @@ class Learned(NamedTuple):
     is_beyond: bool
     """Whether the requested offset lies after it."""
     headers: Headers
+    manner: Manner
     lifetime: Lifetime | None
     """The lifetime by this machine's clock, if the request was for metadata."""
 
@@ -162,17 +159,22 @@ def classify(
         return NotShareable("no Stream-Next-Offset")
     if not is_well_formed(offset) or is_sentinel(offset):
         raise UpstreamBroken
-    if why := _why_not_delimited(reply):
-        return NotShareable(why)
+    if not reply.is_delimited:
+        return NotShareable("no length")
+    manner = route.manners.of(headers)
+    if manner.is_coded:
+        return NotShareable("encoded")
     is_fetch = start not in (METADATA, NOW)
     lifetime = lifetime_here(lifetime_from_headers(headers), headers, facts.asked_at, wall) if is_metadata else None
-    if (alone := route.why_alone(headers, is_stored=is_fetch)) is not None:
-        return Personal(alone, lifetime)
-    is_closed = is_true(headers.get(STREAM_CLOSED))
+    ground = manner.ground if is_fetch else manner.ground_unstored
+    if ground is not None:
+        route.notice(ground, headers)
+        return Personal(NotShareable(ground, is_personal=True), lifetime)
+    is_closed = manner.is_closed
     # Where the tail was requested, an offset before a reached one belongs to another stream.
     is_beyond = is_fetch and not facts.has_seen and is_before(offset, start)
-    up_to_date = is_closed or not is_fetch or is_true(headers.get(STREAM_UP_TO_DATE))
-    return Learned(start, offset, up_to_date, is_closed, is_beyond, headers, lifetime)
+    up_to_date = is_closed or not is_fetch or manner.is_up_to_date
+    return Learned(start, offset, up_to_date, is_closed, is_beyond, headers, manner, lifetime)
 
 
 class Effect(StrEnum):
@@ -202,9 +204,9 @@ class ReplyRecorder:
 
         Raises TailMovedBack if the reply belongs to another stream than the known one.
         """
-        headers, tape, offset = learned.headers, stream.tape, learned.offset
-        is_fetch, is_metadata = learned.is_fetch, learned.start == METADATA
-        content_type = headers.get("Content-Type")
+        start, offset, up_to_date, is_closed, is_beyond, headers, manner, lifetime = learned
+        tape, is_metadata = stream.tape, start == METADATA
+        is_fetch, content_type = not is_metadata and start != NOW, manner.content_type
         if content_type is None and not is_metadata:
             # Storing bytes needs a content type; metadata without one says nothing about it.
             content_type = stream.content_type or DEFAULT_TYPE
@@ -212,34 +214,35 @@ class ReplyRecorder:
             if content_type is not None and not stream.learn_type(content_type):
                 raise TailMovedBack
             return
-        if not learned.is_beyond:
-            tape.check(learned.start if is_fetch else facts.tail or START, offset, has_bytes=False)
-        if learned.up_to_date and facts.tail is not None:
+        if not is_beyond:
+            tape.check(start if is_fetch else facts.tail or START, offset, has_bytes=False)
+        if up_to_date and facts.tail is not None:
             tape.check(facts.tail, offset, has_bytes=False)
-        has_reopened = not learned.is_closed and facts.closed_at is not None
-        has_reopened &= not is_fetch or facts.closed_at == offset
+        has_reopened = not is_closed and facts.closed_at is not None and (not is_fetch or facts.closed_at == offset)
         if has_reopened or (content_type is not None and not stream.learn_type(content_type)):
             raise TailMovedBack
-        if not stream.learn_identity(stream_identity(headers, learned.start if is_fetch else START, offset)):
+        if not stream.learn_identity(stream_identity(headers, start if is_fetch else START, offset)):
             raise TailMovedBack
-        if learned.is_closed and tape.closed_at is None:
+        if is_closed and tape.closed_at is None:
             stream.lost_tail()
-        tape.reached(offset, is_short=not learned.up_to_date, is_closed=learned.is_closed)
-        if learned.up_to_date:
+        tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
+        if up_to_date:
             stream.read_up_to_tail(facts.version, offset)
         if route.config.credentials == "shared":
             stream.was_found_by(source.asker)
-        if route.varies_by_origin(headers):
+        if manner.varies_by_origin:
+            route.notice(Ground.ORIGIN, headers)
             self._store.vary_by_origin(stream)
-        stream.record_headers(headers)
+        stream.record_headers(manner.headers)
         stream.origins_named_at = self._clock.now()
-        self._store.tag(stream, surrogate_keys(headers))
-        if learned.lifetime is None:
-            stream.caching.record(headers, up_to_date=learned.up_to_date)
+        if manner.surrogate_keys:
+            self._store.tag(stream, manner.surrogate_keys)
+        if lifetime is None:
+            stream.caching.record(manner.cache_control, manner.reuse, up_to_date=up_to_date)
         elif not _may_be_of_predecessor(stream, facts):
-            stream.record_head(headers, learned.lifetime)
-        if learned.is_beyond and not self._is_written(stream.key.group):
-            stream.beyond.record(learned.start)
+            stream.record_head(headers, lifetime)
+        if is_beyond and not self._is_written(stream.key.group):
+            stream.beyond.record(start)
         self._store.weigh(stream)
 
     @staticmethod
@@ -340,15 +343,6 @@ async def is_empty(reply: Reply) -> bool:
         return (await reply.read(_EMPTY_BYTES)).strip() in (b"", b"[]")
     except UpstreamBroken:
         return False
-
-
-def _why_not_delimited(reply: ReplyHead) -> str | None:
-    """Why a body is not the stream's own bytes with a known end; None if it is."""
-    if not reply.is_delimited:
-        return "no length"
-    if reply.headers.get("Content-Encoding", "identity").lower() != "identity":
-        return "encoded"
-    return None
 
 
 async def read_error(reply: Reply, route: Route, source: Source) -> OriginError:

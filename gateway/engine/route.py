@@ -17,6 +17,7 @@ from gateway.aio.clock import Clock
 from gateway.config.routes import RouteConfig
 from gateway.engine.denied_origins import DeniedOrigins
 from gateway.engine.hit_for_miss import ANY_LIVE, Unshared
+from gateway.engine.manner import Manners
 from gateway.engine.retry_budget import RetryBudget, RouteRetries
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import Coding
@@ -124,6 +125,7 @@ class Route:
         """Whether readers that share may differ in Origin headers that the gateway does not answer for."""
         self.sharing = rules_of(config)
         """Which of the origin's replies may be shared."""
+        self.manners = Manners(self.sharing)
         self._noticed: set[str] = set()
         """The grounds that the operator has been told."""
         is_shared = config.credentials == "shared" and not self.is_s2

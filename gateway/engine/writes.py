@@ -25,7 +25,7 @@ from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.relayed_request import CREATES, NO_CHANGE, Change, RelayedRequest, SentRequest, may_remake
 from gateway.errors import GatewayError
 from gateway.live.topics import LiveTopics
-from gateway.protocol.forwarded_headers import Headers
+from gateway.protocol.forwarded_headers import Headers, storable_headers
 from gateway.protocol.freshness import lifetime_from_headers, lifetime_here
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
@@ -188,7 +188,7 @@ class Writes:
             del headers[ALLOW_ORIGIN]
         if request.route.varies_by_origin(reply.headers):
             self._store.vary_by_origin(stream)
-        stream.record_headers(headers)
+        stream.record_headers(storable_headers(headers))
         self._store.tag(stream, surrogate_keys(reply.headers))
         self._store.weigh(stream)
         self._reached(stream, _offset(reply.headers), is_closed=is_true(reply.headers.get(STREAM_CLOSED)))

@@ -147,6 +147,25 @@ def stated_stale(directives: CacheControl) -> float:
     return 0.0 if forbids_stale(directives) else _seconds(directives.get("stale-while-revalidate"))
 
 
+class Reuse(NamedTuple):
+    """What a reply's Cache-Control says of reusing its bytes."""
+
+    lifetime_s: float
+    """As `stated_lifetime`."""
+    stale_s: float
+    """As `stated_stale`."""
+    forbids_stale: bool
+    is_verbatim: bool
+    """Whether the bytes must not be coded (`no-transform`, RFC 9111 section 5.2.2.6)."""
+
+
+def stated_reuse(directives: CacheControl) -> Reuse:
+    """What these directives say of reusing a reply's bytes."""
+    return Reuse(
+        stated_lifetime(directives), stated_stale(directives), forbids_stale(directives), "no-transform" in directives
+    )
+
+
 def age_from_headers(headers: Mapping[str, str]) -> float:
     """Seconds that a reply has spent in caches, by its Age (RFC 9111 section 5.1); 0 if it does not say."""
     return _seconds(headers.get("Age"))

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gateway.protocol.forwarded_headers import Headers
-from gateway.protocol.freshness import forbids_stale, parse_cache_control, stated_lifetime, stated_stale
+from gateway.protocol.freshness import Reuse
 
 
 @dataclass(slots=True, eq=False)
@@ -29,20 +28,20 @@ class Caching:
     is_verbatim: bool = False
     """Whether the bytes must not be coded (`no-transform`, section 5.2.2.6)."""
 
-    def record(self, headers: Headers, *, up_to_date: bool) -> None:
-        """Record the directives of a reply, which reaches the tail or stops short of it."""
-        directives = parse_cache_control(", ".join(headers.getall("Cache-Control", [])) or None)
-        self.is_verbatim = "no-transform" in directives
+    def record(self, cache_control: str | None, reuse: Reuse, *, up_to_date: bool) -> None:
+        """Record the Cache-Control of a reply, and what it says of bytes.  The reply reaches the tail or stops short of
+        it."""
+        self.is_verbatim = reuse.is_verbatim
         if not up_to_date:
-            self.cache_control = headers.get("Cache-Control")
+            self.cache_control = cache_control
             self.is_of_bytes = True
-        if self.is_of_bytes and up_to_date:
+        elif self.is_of_bytes:
             return
-        lifetime_s = stated_lifetime(directives)
+        lifetime_s = reuse.lifetime_s
         if not up_to_date:
             self.fresh_s = lifetime_s
         else:
             # None at all is the same as `no-cache`.  Until `stale-while-revalidate` has passed, a request for the tail
             # is in the background, and so must not wait for the bytes either.
-            self.fresh_s = lifetime_s + stated_stale(directives) if lifetime_s else math.inf
-        self.must_revalidate = forbids_stale(directives) and not (up_to_date and not lifetime_s)
+            self.fresh_s = lifetime_s + reuse.stale_s if lifetime_s else math.inf
+        self.must_revalidate = reuse.forbids_stale and not (up_to_date and not lifetime_s)

@@ -171,7 +171,7 @@ class S3Fifo(Generic[K]):
         return len(self._probation_ghosts), len(self._main_ghosts)
 
     def admit(self, key: K) -> None:
-        if key in self:
+        if key in self._probation or key in self._main:
             return
         key_hash = hash(key)
         if key_hash in self._probation_ghosts:

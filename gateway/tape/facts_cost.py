@@ -28,7 +28,11 @@ def key_cost(key: StreamKey) -> int:
 
 def headers_cost(headers: CIMultiDict[str] | None) -> int:
     """Bytes charged for stored headers.  The dictionary keeps each name twice: as it came, and in lower case."""
-    return sum(_HEADER_COST + 2 * len(name) + len(value) for name, value in headers.items()) if headers else 0
+    cost = 0
+    if headers:
+        for name, value in headers.items():
+            cost += _HEADER_COST + 2 * len(name) + len(value)
+    return cost
 
 
 def surrogate_keys_cost(keys: Collection[str]) -> int:

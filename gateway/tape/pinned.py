@@ -23,6 +23,8 @@ class PinnedTapes:
     """The pinned streams and their costs.  Owner: the `TapeStore`."""
 
     def __init__(self) -> None:
+        self.is_used = False
+        """Whether any stream is preferred."""
         self._ranks: dict[StreamKey, int] = {}
         self._preferred: list[StreamKey] = []
         """The preferred keys by rank."""
@@ -38,7 +40,7 @@ class PinnedTapes:
 
     def __bool__(self) -> bool:
         """Whether any stream is preferred."""
-        return bool(self._ranks)
+        return self.is_used
 
     def __contains__(self, key: object) -> bool:
         """Whether `key` is pinned now."""
@@ -60,6 +62,7 @@ class PinnedTapes:
         """Prefer exactly these keys from now on; return the keys this unpins."""
         self._preferred = list(dict.fromkeys(keys))
         self._ranks = {key: rank for rank, key in enumerate(self._preferred)}
+        self.is_used = bool(self._ranks)
         self.limit = limit
         gone = [key for key in self._costs if key not in self._ranks]
         for key in gone:

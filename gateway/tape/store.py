@@ -181,9 +181,8 @@ class TapeStore:
             for other in self._paths.add(stream):
                 self.on_forget(other)
             self._count += 1
-            self._account(stream, 1, 0, 0)
             self._admit(stream, 0)
-            self._charge(stream, stream.cost)
+            self._charge(stream, stream.cost, tapes=1)
         else:
             self._count_use(stream, now)
         return stream
@@ -211,14 +210,14 @@ class TapeStore:
         """Store bytes on the stream's tape and evict what no longer fits.  Does nothing on an ended stream."""
         if stream.ended is not None:
             return
-        before, blocks = stream.cost, stream.tape.block_count
-        stream.tape.store(start, end, pieces, now)
-        self._account(stream, 0, stream.tape.block_count - blocks, 0)
+        tape, before = stream.tape, stream.cost
+        blocks = tape.block_count
+        tape.store(start, end, pieces, now)
         self._admit(stream, before)
         if stream.is_followed:
             # Live readers ask once and are then sent what is stored: each append counts as a use.
             self._count_use(stream, now)
-        self._charge(stream, stream.cost - before)
+        self._charge(stream, stream.cost - before, blocks=tape.block_count - blocks)
 
     def store_records(self, stream: Stream, start: int, records: Sequence[Record], now: float) -> None:
         """Store what a read of an S2 stream from `start` was answered with, and evict what no longer fits.
@@ -283,7 +282,7 @@ class TapeStore:
     def _admit(self, stream: Stream, cost: int) -> None:
         """Make the stream, charged with `cost` so far, evictable unless it can be pinned."""
         key = stream.key
-        if not self.pinned:
+        if not self.pinned.is_used:
             self._eviction.admit(key)
         elif key not in self.pinned:
             if self.pinned.pin(key, cost):
@@ -355,19 +354,21 @@ class TapeStore:
             return False
         self._eviction.forget(stream.key)
         self._remove(stream, why)
+        self._metrics.cache(self.cost + self.lent, self._count)
         return True
 
     def _remove(self, stream: Stream, why: End) -> None:
         stream.ended = why
-        self._untag(stream)
+        if stream.surrogate_keys:
+            self._untag(stream)
         self._paths.remove(stream)
+        cost = stream.cost
         self._count -= 1
-        self.cost -= stream.cost
-        self._account(stream, -1, -stream.block_count, -stream.cost)
+        self.cost -= cost
+        self._account(stream, -1, -stream.block_count, -cost)
         self.pinned.forget(stream.key)
         stream.drop_all()
         self.withdraw(stream)
-        self._metrics.cache(self.cost + self.lent, self._count)
 
     def forget_bytes(self, stream: Stream) -> None:
         """Drop a stream's bytes and keep its record: the origin may send other bytes from now on."""
@@ -427,7 +428,8 @@ class TapeStore:
             self._drop_unwanted(stream)
         # While pinned it may have left the eviction order together with its bytes.
         self._admit(stream, stream.cost)
-        self._charge(stream, 0)
+        if self.cost + self.lent > self.budget_bytes:
+            self._make_room(stream, may_shorten=True)
         for other in self._paths.released(stream):
             self.on_forget(other)
 
@@ -463,7 +465,7 @@ class TapeStore:
         holding.tapes += tapes
         holding.blocks += blocks
         holding.cost += cost
-        if cost and self.pinned:
+        if cost and self.pinned.is_used:
             self._unpin(self.pinned.add_cost(stream.key, cost))
 
     def resize(self, budget_bytes: int) -> None:
@@ -476,10 +478,10 @@ class TapeStore:
             # Lent bytes may have left less room than the share of the budget for pinned streams.
             self._make_room(None, may_shorten=False)
 
-    def _charge(self, stream: Stream, delta: int) -> None:
-        if delta:
-            self.cost += delta
-            self._account(stream, 0, 0, delta)
+    def _charge(self, stream: Stream, delta: int, *, tapes: int = 0, blocks: int = 0) -> None:
+        """Charge `delta` more bytes for the stream, and evict what no longer fits."""
+        self.cost += delta
+        self._account(stream, tapes, blocks, delta)
         if self.cost + self.lent > self.budget_bytes:
             self._make_room(stream, may_shorten=True)
         else:

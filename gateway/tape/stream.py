@@ -14,7 +14,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.limits.shared_bytes import SharedBytes
-from gateway.protocol.forwarded_headers import Headers, storable_headers
+from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL, is_json, is_sse_text
 from gateway.protocol.offsets import START, is_before
@@ -184,12 +184,13 @@ class Stream:
             self.is_followed = False
             self.contacted(at)
 
-    def record_headers(self, headers: Headers) -> None:
-        """Record the headers of any answer that hits repeat."""
-        self.headers = storable_headers(headers)
+    def record_headers(self, headers: CIMultiDict[str]) -> None:
+        """Record the headers that hits repeat.  Streams share them, so they must never change."""
         if self.varies_by_origin:
             # Caches between gateway and clients have to tell requests with an Origin header apart as well.
-            self.headers["Vary"] = "Origin"
+            headers = headers.copy()
+            headers["Vary"] = "Origin"
+        self.headers = headers
 
     def record_head(self, headers: Headers, lifetime: Lifetime) -> None:
         """Record what only the answer to a HEAD reports; `lifetime` is by this machine's clock."""
@@ -222,8 +223,8 @@ class Stream:
     @property
     def cost(self) -> int:
         """Bytes of the budget that the stream takes."""
-        cost = self.tape.cost + self.facts_cost
-        return cost if self.records is None else cost + self.records.cost
+        records, cost = self.records, self.tape.cost + self.facts_cost
+        return cost if records is None else cost + records.cost
 
     @property
     def block_count(self) -> int:
@@ -252,8 +253,10 @@ class Stream:
 
     def weigh(self) -> int:
         """Bytes that the record takes now, without its tape: its key, and the text that it holds."""
-        cost = key_cost(self.key) + headers_cost(self.headers) + texts_cost((self.caching.cache_control, self.identity))
+        cost = key_cost(self.key) + headers_cost(self.headers)
         # Most streams have none of these, and the weight is taken for every stream that is begun.
+        if self.caching.cache_control is not None or self.identity is not None:
+            cost += texts_cost((self.caching.cache_control, self.identity))
         if self.head_headers:
             cost += headers_cost(self.head_headers)
         if self.surrogate_keys:
@@ -280,6 +283,8 @@ class Stream:
 
     def learn_type(self, content_type: str) -> bool:
         """Record the content type; return False if it contradicts the known one."""
+        if content_type == self.content_type:
+            return True
         if self.content_type is None:
             self.content_type = content_type
             self.tape.is_json = is_json(content_type)

@@ -304,8 +304,9 @@ class Flight:
         """Remove a reader; removing the last one cancels the fetch."""
         if reader in self._readers:
             self._readers.discard(reader)
-            self._drop_read_chunks()
-            self._cancel_if_unused()
+            if not (self.is_kept and self.is_over):
+                self._drop_read_chunks()
+                self._cancel_if_unused()
 
     def watch(self) -> None:
         """Join without reading the body, to wait for the head or the end."""

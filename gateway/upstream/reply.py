@@ -105,6 +105,11 @@ class Reply:
         self.is_delimited = head.is_delimited
         """Whether the body's end can be told from a lost connection (RFC 9112 section 6.3, all cases but the last)."""
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether all of the body has arrived, taken or not."""
+        return self._incoming.has_ended
+
     def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives.  Raises UpstreamBroken if it ends early, UpstreamTimeout if it stalls."""
         # Not a generator: the loop tracks each in a weak set, which costs as much as parsing a small reply.

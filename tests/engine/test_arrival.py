@@ -24,6 +24,7 @@ class Stalling:
     """A reply that always has more; `held` is set while it is not read."""
 
     content_length = None
+    has_arrived = False
 
     def __init__(self) -> None:
         self.on_reclaim: Callable[[], object] = lambda: None

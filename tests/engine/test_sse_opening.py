@@ -190,6 +190,9 @@ async def expired_as_far_as_was_known(tail: Opened) -> None:
 
 
 async def headers_were_replaced(tail: Opened) -> None:
+    origin = BinaryOrigin()
+    origin.fields = {"X-Content-Type-Options": "nosniff"}
+    tail.bench.upstream.script = origin
     await tail.bench.engine.fetches.fresh_head(tail.bench.stream, "0002", tail.read.route, tail.read.source)
 
 

@@ -9,7 +9,8 @@ from itertools import count
 import pytest
 from multidict import CIMultiDict
 
-from gateway.protocol.freshness import Lifetime
+from gateway.protocol.forwarded_headers import storable_headers
+from gateway.protocol.freshness import Lifetime, stated_reuse
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.eviction import S3Fifo
 from gateway.tape.store import TapeStore
@@ -35,19 +36,21 @@ def store_messages(store: TapeStore, stream: Stream, messages: int, gap: int = 0
 
 def usual_headers(store: TapeStore, stream: Stream, number: int) -> None:
     headers = {"X-Content-Type-Options": "nosniff", "Access-Control-Allow-Origin": "*", "X-Powered-By": "origin"}
-    stream.record_headers(CIMultiDict(headers))
+    stream.record_headers(storable_headers(CIMultiDict(headers)))
     store_messages(store, stream, 1)
 
 
 def long_headers(store: TapeStore, stream: Stream, number: int) -> None:
-    stream.record_headers(CIMultiDict([(f"X-{number}-{line}", f"{number}-{line}-" + "v" * 7_000) for line in range(8)]))
+    headers = CIMultiDict([(f"X-{number}-{line}", f"{number}-{line}-" + "v" * 7_000) for line in range(8)])
+    stream.record_headers(storable_headers(headers))
     stream.record_head(CIMultiDict({"Last-Modified": f"{number}-" + "m" * 7_000}), Lifetime(None, None))
-    stream.caching.record(CIMultiDict({"Cache-Control": f"max-age={number}, x=" + "c" * 7_000}), up_to_date=False)
+    stream.caching.record(f"max-age={number}, x=" + "c" * 7_000, stated_reuse({}), up_to_date=False)
     store_messages(store, stream, 1)
 
 
 def many_headers(store: TapeStore, stream: Stream, number: int) -> None:
-    stream.record_headers(CIMultiDict([(f"X-{number}-{line}", f"{number}/{line}") for line in range(120)]))
+    headers = CIMultiDict([(f"X-{number}-{line}", f"{number}/{line}") for line in range(120)])
+    stream.record_headers(storable_headers(headers))
     store_messages(store, stream, 1)
 
 

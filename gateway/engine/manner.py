@@ -1,0 +1,99 @@
+"""The manner of a reply: all that its head says besides what is its own, such as its offset, its tag and its date.
+
+An origin answers most reads of a route in one manner.  Whether a reply may be shared, for how long it may be reused and
+which of its headers hits repeat is therefore found out once for each manner, and remembered.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from multidict import CIMultiDict
+
+from gateway.protocol.forwarded_headers import Headers, storable_headers
+from gateway.protocol.freshness import Reuse, parse_cache_control, stated_reuse
+from gateway.protocol.names import STREAM_CLOSED, STREAM_UP_TO_DATE, is_true
+from gateway.protocol.sharing import Ground, SharingRules
+from gateway.protocol.surrogate import surrogate_keys
+
+_MOST_MANNERS: Final = 64
+_MOST_CHARACTERS: Final = 2_048
+"""The fields of a longer manner are not remembered."""
+_OWN: Final = frozenset(
+    spelling
+    for name in (
+        "Content-Length",
+        "Date",
+        "ETag",
+        "Expires",
+        "Last-Modified",
+        "Server-Timing",
+        "Stream-Cursor",
+        "Stream-Next-Offset",
+        "Traceparent",
+        "X-Request-Id",
+        "X-Timer",
+    )
+    for spelling in (name, name.lower(), name.title())
+)
+"""Fields that differ from reply to reply and on which nothing here depends."""
+
+
+class Manner(NamedTuple):
+    """What replies with equal fields have in common."""
+
+    ground: Ground | None
+    """Why a reply is for its requester alone; None if it may be shared and stored."""
+    ground_unstored: Ground | None
+    """The same for a reply that is not to be stored."""
+    is_coded: bool
+    """Whether the body has a content coding."""
+    is_up_to_date: bool
+    is_closed: bool
+    content_type: str | None
+    headers: CIMultiDict[str]
+    """The fields that hits repeat.  Never changed."""
+    varies_by_origin: bool
+    """Whether it is no answer to requests with an Origin header."""
+    surrogate_keys: frozenset[str]
+    cache_control: str | None
+    reuse: Reuse
+
+
+class Manners:
+    """The manners of the replies to one route's reads, by their fields."""
+
+    def __init__(self, rules: SharingRules) -> None:
+        self._rules = rules
+        self._known: dict[tuple[tuple[str, str], ...], Manner] = {}
+
+    def __repr__(self) -> str:
+        return f"<Manners {len(self._known)}>"
+
+    def of(self, headers: Headers) -> Manner:
+        """The manner of a reply with these headers."""
+        fields = tuple([field for field in headers.items() if field[0] not in _OWN])
+        manner = self._known.get(fields)
+        if manner is None:
+            manner = self._read(headers)
+            if sum(len(name) + len(value) for name, value in fields) <= _MOST_CHARACTERS:
+                self._known[fields] = manner
+                if len(self._known) > _MOST_MANNERS:
+                    del self._known[next(iter(self._known))]
+        return manner
+
+    def _read(self, headers: Headers) -> Manner:
+        rules = self._rules
+        return Manner(
+            rules.why_alone(headers, is_stored=True),
+            rules.why_alone(headers, is_stored=False),
+            headers.get("Content-Encoding", "identity").lower() != "identity",
+            is_true(headers.get(STREAM_UP_TO_DATE)),
+            is_true(headers.get(STREAM_CLOSED)),
+            headers.get("Content-Type"),
+            storable_headers(headers),
+            rules.varies_by_origin(headers),
+            surrogate_keys(headers),
+            headers.get("Cache-Control"),
+            stated_reuse(parse_cache_control(", ".join(headers.getall("Cache-Control", ())) or None)),
+        )
