@@ -263,10 +263,6 @@ class Engine:
             return None
         return stream
 
-    def refuses_some(self, read: Read) -> bool:
-        """Whether the origin has lately refused the read's stream to some reader, who may be the next one."""
-        return self.negative_cache.has_any(read.key)
-
     def _is_refused(self, read: Read) -> bool:
         """Whether the origin is known to refuse the read, or to give it an answer that may not be shared."""
         unshared = read.route.unshared

@@ -171,6 +171,8 @@ class NegativeCache:
 
     def has_any(self, key: StreamKey) -> bool:
         """Whether any reader's error for the stream is remembered."""
+        if not self._groups:
+            return False
         by_key = self._groups.get(key.group)
         if by_key is None or (offsets := by_key.get(key)) is None:
             return False

@@ -157,7 +157,7 @@ class Sse:
 
     def _lifetime_s(self, read: Read) -> float:
         """How long an SSE response may last: readers that come together do not return together."""
-        return read.route.config.sse_lifetime_s * self._reads.rng.uniform(_LEAST_LIFETIME, 1)
+        return read.route.config.sse_lifetime_s * (_LEAST_LIFETIME + (1 - _LEAST_LIFETIME) * self._reads.rng.random())
 
     def fill(self, subscriber: Subscriber) -> None:
         """Fetch the bytes after the subscriber's offset; calls `Subscriber.filled` when done."""

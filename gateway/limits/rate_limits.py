@@ -179,13 +179,27 @@ class RateLimits:
                 return False
         return True
 
-    def take(self, net: str, route: str, now: float, sent_bytes: int = 0) -> None:
-        """Count a request that has been admitted, and the body bytes of its answer if they are known."""
+    def take(self, net: str, route: str, now: float) -> None:
+        """Count a request that has been admitted."""
         for limit, key in self._of_client.get((net, route)) or self._applied(net, route):
             if limit.requests is not None:
                 limit.requests.take_one(key, now)
-            if sent_bytes and limit.bytes is not None:
+
+    def take_if_admitted(self, net: str, route: str, now: float, sent_bytes: int) -> bool:
+        """Count a request that an answer of `sent_bytes` body bytes answers; False, with nothing counted, if some limit
+        refuses it."""
+        applied = self._of_client.get((net, route)) or self._applied(net, route)
+        for limit, key in applied:
+            if (limit.requests is not None and not limit.requests.has_one(key, now)) or (
+                limit.bytes is not None and limit.bytes.wait_s(key, now)
+            ):
+                return False
+        for limit, key in applied:
+            if limit.requests is not None:
+                limit.requests.take_one(key, now)
+            if limit.bytes is not None:
                 limit.bytes.take(key, now, sent_bytes)
+        return True
 
     def suspend(self, net: str, now: float, until: float) -> None:
         """Let the client have no requests of its own allowances before `until`; they grow from then on."""

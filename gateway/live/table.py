@@ -137,8 +137,7 @@ class LiveTable:
     def detach(self, topic: LiveTopic, linger_s: float) -> None:
         """A reader leaves.  After the last one the topic ends, at once if it is not followed, else after the linger."""
         topic.readers -= 1
-        entry = self._entry(topic)
-        if topic.readers or entry is None:
+        if topic.readers or (entry := self._entry(topic)) is None:
             return
         if entry.run is None and topic not in self.hot:
             self.remove(topic)

@@ -113,11 +113,7 @@ class Admission:
     def admit_remembered(self, net: str, route: str, sent_bytes: int) -> bool:
         """Count a request that a remembered answer of `sent_bytes` body bytes answers; False, with nothing counted, if
         the handler has to refuse it."""
-        rates, now = self.rates, self._now()
-        if not rates.admits(net, route, now, is_live=False):
-            return False
-        rates.take(net, route, now, sent_bytes)
-        return True
+        return self.rates.take_if_admitted(net, route, self._now(), sent_bytes)
 
     def begin_join(self, channel: Channel, use: NetUse | None, net: str, route: str) -> bool:
         """Count a live read that is not parsed, as long as the channel's `live_use` lasts; False, with nothing counted,
@@ -130,11 +126,16 @@ class Admission:
         else:
             live_reads = self._usage.live_reads(net) if net != UNKNOWN else 0
         rates = self.rates
-        if live_reads >= self.most_live_reads or not (
-            not rates.limits or rates.admits(net, route, self._now(), is_live=True)
+        if live_reads >= self.most_live_reads or (
+            rates.limits and not rates.admits(net, route, self._now(), is_live=True)
         ):
             return False
-        self._begin_live(channel, use, net, route)
+        if use is not None and not rates.limits:
+            # The usual case, without another call.
+            channel.live_use = use
+            use.begin_live()
+        else:
+            self._begin_live(channel, use, net, route)
         return True
 
     def joined(self, net: str, route: str) -> None:

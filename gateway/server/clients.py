@@ -185,6 +185,10 @@ class Clients:
         """Whether a remembered answer may be sent for this header section; None if there is no rate limit."""
         self.join: Callable[[Channel, Join, Section], bool] = refuse_join
         """Begins a live answer to a request that is known without being parsed; False if it cannot."""
+        self.is_current: Callable[[RememberedAnswer, bytes], bool] = (
+            remembered.is_current if remembered is not None else lambda answer, request: False
+        )
+        """Whether an answer that was found by the meaning of a request is the answer to it now."""
         self.now = clock.now
         self.wall = clock.wall
         self.loop = asyncio.get_running_loop()
@@ -359,15 +363,6 @@ class Clients:
             self._parsers.append(parser)
         else:
             parser.close()
-
-    def may_send(self, answer: RememberedAnswer, peer: Peer, request: bytes, section: Section) -> bool:
-        """Whether the remembered answer, which was found by the meaning of the request, may be sent now."""
-        remembered, admits = self.remembered, self.admits
-        return (
-            remembered is not None
-            and remembered.may_send(answer, request)
-            and (admits is None or admits(answer, peer, section))
-        )
 
     def unsent(self) -> tuple[int, int]:
         """Bytes that clients have not read yet: the sum over all connections, and the largest of one."""

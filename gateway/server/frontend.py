@@ -37,7 +37,6 @@ from gateway.server.redirect import redirect
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Request
 from gateway.server.request_keys import Section, Sections
-from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import AccessLog, Record
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.tracing import NO_TRACER, Tracer
@@ -239,14 +238,10 @@ class Frontend:
             return None
         engine = self._engine
         remembered = RememberedAnswers(
-            engine.clock, engine.store, self._metrics, self._sections, engine.touch, self._has_refusals
+            engine.clock, engine.store, self._metrics, self._sections, engine.touch, engine.negative_cache.has_any
         )
         engine.on_forget = remembered.forget
         return remembered
-
-    def _has_refusals(self, stream: Stream) -> bool:
-        """Whether the origin has lately refused the stream to some reader."""
-        return self._engine.negative_cache.has_any(stream.key)
 
     def _header_rules(self) -> list[HeaderRules]:
         return [route.header_rules for route in self.routes.routes]

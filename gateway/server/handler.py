@@ -73,6 +73,8 @@ class RequestHandler:
         self._admission = admission
         self._client_net = admission.client_net
         self._engine = engine
+        self._now = now
+        self._has_refusals = engine.negative_cache.has_any
         self._parser = RequestParser(node, routes, admission.client_net)
         self._metrics = metrics
         self._joins = joins
@@ -313,21 +315,22 @@ class RequestHandler:
 
         False, without any effect, if the request has to be answered like any other.
         """
-        engine, admission, observers = self._engine, self._admission, self._observers
-        if engine.refuses_some(join.read) or (observers.is_traced and observers.tracer.chooses(section.text)):
+        admission, observers, read = self._admission, self._observers, join.read
+        # The origin has refused some reader of the stream lately: this one may be it.
+        if self._has_refusals(read.key) or (observers.is_traced and observers.tracer.chooses(section.text)):
             return False
-        use, client = channel.use, None
+        use, address = channel.use, None
         if use is None or observers.is_on:
-            peer, proxies = channel.client, channel.proxies
-            address = peer if proxies is None else section.client(proxies, peer)
-            client = (address, section)
-        net = use.net if use is not None else self._client_net(client[0] if client is not None else None)
-        route = join.read.route.config.name
+            address, proxies = channel.client, channel.proxies
+            if proxies is not None:
+                address = section.client(proxies, address)
+        net, route = use.net if use is not None else self._client_net(address), read.route.config.name
         # Counted first: the answer may be out when `_join` returns.
         if not admission.begin_join(channel, use, net, route):
             return False
-        if self._join(channel, join, engine.clock.now(), None, client or (None, section)):
-            admission.joined(net, route)
+        if self._join(channel, join, self._now(), None, (address, section)):
+            if admission.rates.limits:
+                admission.joined(net, route)
             return True
         channel.end_live_use()
         return False

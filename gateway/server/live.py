@@ -96,10 +96,13 @@ class LiveAnswers:
         client: Client | None,
     ) -> None:
         """Begin an SSE response, for a reader that `Engine.reopen_sse` has let in."""
-        note = self._sse_note(channel, subscriber, join, began, None, client)
+        note, step = None, opening.step
+        if join.facts is not None and client is not None:
+            note = self._access_log.join(join.facts, began, _SseCounts(channel, subscriber), client)
         channel.follow(subscriber, join.read.route.config.name, began, note, keeps=True, is_chunked=True)
-        subscriber.start_after(opening.step)
-        channel.write_head(_own(opening.head, join, client), opening.step.data, opening.step.size)
+        subscriber.start_after(step)
+        head = opening.head if join.origin is None else _own(opening.head, join, client)
+        channel.write_head(head, step.data, step.size)
 
     def _sse_note(
         self,

@@ -87,7 +87,11 @@ class RecognisingConnection(ReadingConnection, Handling):
                 self.abort()
                 return True
             self._is_busy = False
-        elif isinstance(known, RememberedAnswer) and clients.may_send(known, self, data, section):
+        elif (
+            isinstance(known, RememberedAnswer)
+            and clients.is_current(known, data)
+            and (clients.admits is None or clients.admits(known, self, section))
+        ):
             self._is_active = True
             self._serve(known, data, section)
             return True

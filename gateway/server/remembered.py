@@ -32,6 +32,7 @@ from gateway.http.http2.blocks import block_of
 from gateway.limits.shared_bytes import SharedBytes
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
+from gateway.protocol.stream_key import StreamKey
 from gateway.server.head import JOINED_BYTES, date_line, field_lines, status_line
 from gateway.server.request_keys import Known, Meaning, Sections
 from gateway.tape.costs import ANSWER_COST, ANSWER_SHARE
@@ -231,9 +232,10 @@ class RememberedAnswers:
         metrics: MetricsRecorder,
         sections: Sections,
         touch: Callable[[Stream], None],
-        has_refusals: Callable[[Stream], bool],
+        has_refusals: Callable[[StreamKey], bool],
     ) -> None:
         self._clock = clock
+        self._now = clock.now
         self._store = store
         self._metrics = metrics
         self._touch = touch
@@ -296,19 +298,23 @@ class RememberedAnswers:
     def find(self, request: bytes) -> RememberedAnswer | None:
         """The answer to this request, or to one that differs only in meaningless lines; None if there is none."""
         found = self._sections.find(request)
-        if found is None or not isinstance(found[0], RememberedAnswer) or not self.may_send(found[0], request):
+        if found is None or not isinstance(found[0], RememberedAnswer) or not self.is_current(found[0], request):
             return None
         return found[0]
 
-    def may_send(self, remembered: RememberedAnswer, request: bytes) -> bool:
+    def is_current(self, remembered: RememberedAnswer, request: bytes) -> bool:
         """Whether the answer, which requests of this meaning have had, is the answer to this one now."""
         if self._aliases.get(request) is not remembered:
-            if self._has_refusals(remembered.stream):
+            if self._has_refusals(remembered.stream.key):
                 # The origin has refused some reader of the stream lately: this one may be it.
                 return False
             if not remembered.is_settled:
                 self._note_repeat(request, remembered)
-        return remembered.is_valid(self._clock.now()) or self._renew(remembered)
+        if self._now() < remembered.until and (
+            remembered.version is remembered.stream.version or remembered.is_unchanged()
+        ):
+            return True
+        return self._renew(remembered)
 
     def _note_repeat(self, request: bytes, remembered: RememberedAnswer) -> None:
         """Make a request that comes a second time an alias; after the first time only its hash is kept."""

@@ -296,7 +296,9 @@ class Http2Connection(TimedHttp2Connection):
                 channel.abort()
                 return True
             del self._channels[stream]
-        if not isinstance(known, RememberedAnswer) or not clients.may_send(known, self, alias, section):
+        if not isinstance(known, RememberedAnswer) or not clients.is_current(known, alias):
+            return False
+        if clients.admits is not None and not clients.admits(known, self, section):
             return False
         on_hit = clients.on_hit
         began = 0.0 if on_hit is None else clients.now()
