@@ -2,8 +2,8 @@
 
 A test that skips where a tool is missing looks green and shows nothing: a test that needs a tool fails and names it.
 
-With several processes (`-n`, `--dist loadfile`) a file's tests stay together, for what they share, and so do those that
-need Spark.
+With several processes (`-n`, `--dist loadfile`) a file's tests stay together, for what they share, and so do those of
+folders that are about Spark.
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-import re
 from collections.abc import Generator, Iterator
-from functools import cache
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -42,11 +39,9 @@ settings.register_profile(
 settings.load_profile("gateway")
 
 _ON_JAVA: Final = ("tests/pipeline/", "tests/pyspark_durable_streams/")
-"""Folders of tests on the one Java, but for those of the report and for files that ask for no Java."""
+"""Folders of tests on the one Java, but for those of the report."""
 _TOGETHER: Final = (("tests/pipeline/report/",), _ON_JAVA, ("tests/console/",))
 """Folders whose tests share what takes long to start; those of the report and of the console have one browser each."""
-_JAVA_WANTED: Final = re.compile(r"\b(?:spark|shared_java|gold|whole): [A-Z]")
-"""A parameter of a test or fixture that is, or rests on, the Spark or the Java of the process."""
 _BEHIND: Final = 5
 """How much nicer than the process with the Java the others are."""
 _LONGEST: Final = (
@@ -130,13 +125,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
 
 def _shared_by(nodeid: str) -> tuple[str, ...] | None:
     """The folders with which a test shares what takes long to start."""
-    found = next((folders for folders in _TOGETHER if nodeid.startswith(folders)), None)
-    return None if found is _ON_JAVA and not _wants_java(nodeid.partition("::")[0]) else found
-
-
-@cache
-def _wants_java(file: str) -> bool:
-    return _JAVA_WANTED.search((Path(__file__).parents[1] / file).read_text(encoding="utf-8")) is not None
+    return next((folders for folders in _TOGETHER if nodeid.startswith(folders)), None)
 
 
 def _place(nodeid: str) -> int:
@@ -144,7 +133,7 @@ def _place(nodeid: str) -> int:
 
 
 class _OneSparkForManyFiles(LoadFileScheduling):
-    """A file's tests go to one process, and so do all files that need Spark.
+    """A file's tests go to one process, and so do folders of files that are about Spark.
 
     A Java that has just started takes twenty seconds of a processor to learn what one that has been at work knows.
     """

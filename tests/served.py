@@ -14,8 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.commands import warm
-
 READY_TIMEOUT_S = 60.0
 EXIT_TIMEOUT_S = 30.0
 
@@ -86,12 +84,7 @@ def durable_gateway(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "gateway", *arguments]
 
 
-def warm_gateway(*arguments: str) -> list[str]:
-    """The same, for a process that need not load the program: for tests that are about something else."""
-    return warm.command(arguments, warm.clean_environ())
-
-
 def dev_gateway() -> list[str]:
     """The command line of `dev`, on whatever ports are free."""
     ports = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--origin-listen", "127.0.0.1:0")
-    return warm_gateway("dev", *ports)
+    return durable_gateway("dev", *ports)

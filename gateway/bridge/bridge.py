@@ -70,6 +70,8 @@ class Bridge:
         self._rng = rng
         self._tasks = tasks
         self._routes: dict[str, _Bridged] = {}
+        self.ask: Callable[[Requester, OriginCall], PendingRequest] = upstream.ask
+        """Sends one request.  The requester is notified of its outcome, possibly before this returns."""
         self.sightings = Sightings()
         self.on_trim: Callable[[str, str, str], object] = lambda route, path, offset: None
         """Called with a route, the path of a stream at its origin, and the first offset that a trim has left."""
@@ -80,10 +82,10 @@ class Bridge:
     def configure(self, routes: Sequence[RouteConfig]) -> None:
         """Translate the requests of these routes that are bridged, from now on."""
         self._routes = {route.name: _bridged(route) for route in routes if route.is_bridged}
+        self.ask = self._ask if self._routes else self._upstream.ask
 
-    def ask(self, requester: Requester, call: OriginCall) -> PendingRequest:
-        """Send one request.  `requester` is notified of its outcome, possibly before this returns."""
-        if self._routes and call.url.startswith(ROUTE_URL):
+    def _ask(self, requester: Requester, call: OriginCall) -> PendingRequest:
+        if call.url.startswith(ROUTE_URL):
             route = self._routes.get(call.url[len(ROUTE_URL) :].partition("/")[0])
             if route is not None:
                 return _Translated(self._run(requester, route, call), self._tasks)

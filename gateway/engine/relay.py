@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import replace
+from typing import Final
 
 from gateway.aio.clock import Clock
 from gateway.engine.relayed_request import WRITES, RelayedRequest, SentRequest
@@ -18,7 +19,6 @@ from gateway.http.reply import Interim
 from gateway.protocol.forwarded_headers import joined
 from gateway.protocol.mode import Mode
 from gateway.tape.store import TapeStore
-from gateway.tape.stream import Stream
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.asking import PendingRequest
 from gateway.upstream.call import Body, OriginCall
@@ -38,7 +38,8 @@ class RelayedCall(SentRequest):
     __slots__ = ("_has_left", "_is_decided", "_pending", "_relay", "is_write")
 
     def __init__(self, relay: Relay, request: RelayedRequest, body: Body = None) -> None:
-        super().__init__(request, relay.find(request), relay.now(), body)
+        key = request.tape_key
+        super().__init__(request, relay.find(key) if key is not None else None, relay.now(), body)
         self._relay = relay
         self.is_write = request.mode in WRITES
         self._pending: PendingRequest | None = None
@@ -110,15 +111,12 @@ class Relay:
         self, upstream: Upstream, store: TapeStore, writes: Writes, clock: Clock, metrics: MetricsRecorder
     ) -> None:
         self._upstream = upstream
-        self._store = store
+        self.find: Final = store.find
+        """Finds a stream that is in memory."""
         self._writes = writes
         self.now = clock.now
         """Monotonic seconds."""
         self.metrics = metrics
-
-    def find(self, request: RelayedRequest) -> Stream | None:
-        """The stream that the client itself would read, if it is in memory."""
-        return self._store.find(request.tape_key) if request.tape_key is not None else None
 
     def send(self, relayed: RelayedCall) -> PendingRequest:
         """Send a request to its origin.  Its effects are recorded before `relayed` takes the answer, possibly before

@@ -13,8 +13,6 @@ from gateway.tape.stream import Stream
 from gateway.upstream.call import Body
 
 WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
-_LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
-
 Change: TypeAlias = int
 """What writes may do to the existence of a stream: a sum of bits.  No `enum.Flag`: in Python 3.11 its operators take
 10 % of the time of a relayed append."""
@@ -56,11 +54,8 @@ class RelayedRequest(NamedTuple):
     """Whether request and answer go on side by side for as long as both parties like."""
     partition: Partition = Partition("")
     """The client's own.  Under another one the same path may name another stream."""
-
-    @property
-    def is_live(self) -> bool:
-        """Whether it may last for minutes."""
-        return self.is_session or self.mode in _LIVE
+    is_live: bool = False
+    """Whether it may last for minutes."""
 
 
 class SentRequest:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from multidict import CIMultiDict
+from multidict import CIMultiDict, istr
 
 from gateway.aio.clock import Clock
 from gateway.engine.negative_cache import NegativeCache
@@ -28,8 +28,8 @@ from gateway.live.topics import LiveTopics
 from gateway.protocol.forwarded_headers import Headers, storable_headers
 from gateway.protocol.freshness import lifetime_from_headers, lifetime_here
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
-from gateway.protocol.offsets import is_sentinel, is_well_formed, stated_offset
+from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, STREAM_NEXT_OFFSET, is_true
+from gateway.protocol.offsets import SENTINELS, is_well_formed
 from gateway.protocol.sharing import ALLOW_ORIGIN
 from gateway.protocol.stream_key import Group
 from gateway.protocol.surrogate import surrogate_keys
@@ -39,6 +39,8 @@ from gateway.upstream.call import Body
 from gateway.upstream.reply import Reply
 
 _ABSENT: Final = frozenset({404, 410})
+_CLOSED: Final = istr(STREAM_CLOSED)
+_NEXT_OFFSET: Final = istr(STREAM_NEXT_OFFSET)
 _GETS: Final = frozenset({Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE})
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
@@ -150,7 +152,7 @@ class Writes:
         elif request.mode is _CREATE and reply.status == 201:
             self._end_group(write, End.RECREATED)
             self._record_created(write, reply)
-        elif reply.status < 300 or is_true(reply.headers.get(STREAM_CLOSED)):
+        elif reply.status < 300 or is_true(reply.headers.get(_CLOSED)):
             self._acknowledge(write, reply)
         elif request.mode is _APPEND:
             self.missing(write, reply)
@@ -191,17 +193,18 @@ class Writes:
         stream.record_headers(storable_headers(headers))
         self._store.tag(stream, surrogate_keys(reply.headers))
         self._store.weigh(stream)
-        self._reached(stream, _offset(reply.headers), is_closed=is_true(reply.headers.get(STREAM_CLOSED)))
+        self._reached(stream, _offset(reply.headers), is_closed=is_true(reply.headers.get(_CLOSED)))
 
     def _acknowledge(self, write: SentRequest, reply: Reply) -> None:
         request, headers, own = write.request, reply.headers, write.stream
         change, is_doubted = self._change(write), False
-        if may_remake(change):
+        is_remade = bool(change) and may_remake(change)
+        if is_remade:
             self._pending.settle(request.group)
         if not self._store.has(request.group):
             return
-        tail, is_closed = _offset(headers), is_true(headers.get(STREAM_CLOSED))
-        if tail is not None and not (change & CREATES or may_remake(change)):
+        tail, is_closed = _offset(headers), is_true(headers.get(_CLOSED))
+        if tail is not None and not (is_remade or change & CREATES):
             self._store.tell(request.group, self._acknowledged(write, tail, is_closed=is_closed))
         else:
             is_doubted = self._acknowledge_in_doubt(write, change, tail, is_closed=is_closed)
@@ -247,7 +250,7 @@ class Writes:
         elif request.mode is _DELETE and status in _ABSENT:
             self._revalidate_all(request.group)
             return
-        elif status >= 300 and not is_true(reply.headers.get(STREAM_CLOSED)):
+        elif status >= 300 and not is_true(reply.headers.get(_CLOSED)):
             # It was refused and has changed nothing.
             return
         change, now = self._change(write), self._clock.now()
@@ -339,5 +342,6 @@ class Writes:
 
 
 def _offset(headers: Headers) -> str | None:
-    value = stated_offset(headers)
-    return value if value is not None and is_well_formed(value) and not is_sentinel(value) else None
+    # Several lines count as one list, which is not well formed.
+    lines = headers.getall(_NEXT_OFFSET, ())
+    return lines[0] if len(lines) == 1 and is_well_formed(lines[0]) and lines[0] not in SENTINELS else None

@@ -30,6 +30,8 @@ class HeaderCache:
 
     def __init__(self) -> None:
         self._sections: dict[bytes, Fields] = {}
+        self._heads: dict[bytes, RequestHead] = {}
+        """Whole heads, with the request line, of other requests than GETs: clients repeat their writes' heads."""
 
     def __len__(self) -> int:
         return len(self._sections)
@@ -40,9 +42,20 @@ class HeaderCache:
     def clear(self) -> None:
         """Forget all sections, because the values derived from them are no longer valid."""
         self._sections.clear()
+        self._heads.clear()
 
     def lookup(self, data: bytes) -> list[Event] | None:
         """The events of `data` if it is exactly one complete request with a cached header section; else None."""
+        size = data.find(_HEAD_END) + len(_HEAD_END)
+        head = self._heads.get(data[:size])
+        if head is None:
+            return self._lookup_section(data)
+        length = head.fields.length
+        if length != len(data) - size:
+            return None
+        return [head, data[size:], _END] if length else [head, _END]
+
+    def _lookup_section(self, data: bytes) -> list[Event] | None:
         line = _LINE.match(data)
         if line is None:
             return None
@@ -54,6 +67,10 @@ class HeaderCache:
         if len(target) > LONGEST_LINE:
             return None
         head = RequestHead(_METHODS[line[1]], target.decode(), "1.1", fields)
+        if head.method != "GET" and end <= _MOST_SECTION_BYTES:
+            if len(self._heads) >= _MOST_SECTIONS:
+                del self._heads[next(iter(self._heads))]
+            self._heads[data[:end]] = head
         return [head, data[end:], _END] if fields.length else [head, _END]
 
     def store(self, data: bytes, events: list[Event]) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict, CIMultiDictProxy, istr
 
 _HEAD: Final = re.compile(
     r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+ [^\x00-\x20\x7f]+ HTTP/1\.1\r\n"
     r"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+: [^\x00-\x08\x0a-\x1f\x7f]*\r\n)+\r\n"
 )
+_HOST: Final = istr("Host")
 _TARGET: Final = re.compile(r"/[!-~]*")
 _FRAMING: Final = frozenset({"content-length", "transfer-encoding"})
 _OPTIONAL_LENGTH: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -88,7 +89,7 @@ def request_head(
             framing = f"Content-Length: {length}\r\n"
         else:
             framing = "" if method in _OPTIONAL_LENGTH else "Content-Length: 0\r\n"
-        host_line = "" if "Host" in headers else f"Host: {host}\r\n"
+        host_line = "" if _HOST in headers else f"Host: {host}\r\n"
         return f"{method} {target} HTTP/1.1\r\n{host_line}{headers.lines}{framing}\r\n".encode(
             "utf-8", "surrogateescape"
         )

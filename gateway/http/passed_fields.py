@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -27,6 +27,18 @@ _CHANGES: Final = (
 """The changes, other than `add`, that a `CIMultiDict` has."""
 
 
+class Fields(NamedTuple):
+    """A few fields, and their valid lines, each with its line end."""
+
+    pairs: tuple[tuple[str, str], ...]
+    lines: bytes
+
+    @classmethod
+    def of(cls, *pairs: tuple[str, str]) -> Fields:
+        """These fields, whose values are the gateway's own."""
+        return cls(pairs, "".join([f"{name}: {value}\r\n" for name, value in pairs]).encode())
+
+
 class PassedFields(CIMultiDict[str]):
     """Fields of which all lines are known in bytes, until one of them is changed."""
 
@@ -36,10 +48,12 @@ class PassedFields(CIMultiDict[str]):
     """The field lines, each with its line end; None if they must be rendered and checked."""
 
     @classmethod
-    def of(cls, headers: CIMultiDictProxy[str], lines: bytes) -> PassedFields:
-        """These fields, whose valid lines are `lines`."""
+    def of(cls, headers: CIMultiDictProxy[str], lines: bytes, more: Fields) -> PassedFields:
+        """These fields, whose valid lines are `lines`, with more of them."""
         passed = cls(headers)
-        passed.lines = lines
+        for name, value in more.pairs:
+            CIMultiDict.add(passed, name, value)
+        passed.lines = lines + more.lines
         return passed
 
     def add(self, key: str, value: str) -> None:

@@ -30,6 +30,7 @@ from typing import Final, NamedTuple
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from multidict import CIMultiDict, CIMultiDictProxy, istr
 
+from gateway.http.interim_rate import InterimRate
 from gateway.http.reply_lines import (
     FOR_CONNECTION,
     HAS_LENGTH,
@@ -47,10 +48,6 @@ MOST_LINE_BYTES: Final = 16_384
 """Bytes of a status line, or of a field's name and value together."""
 MOST_FIELDS: Final = 128
 MOST_HEAD_BYTES: Final = 65_536
-MOST_INTERIM: Final = 16
-"""Interim replies at once before one final reply."""
-INTERIM_PER_S: Final = 4.0
-"""Interim replies a second after those."""
 MOST_FRAMING_BYTES: Final = 65_536
 """Bytes of chunk extensions and trailers in a row, without a byte of body between them."""
 
@@ -80,22 +77,6 @@ class ReplyBroken(Exception):
 
 class TooManyInterim(ReplyBroken):
     """Interim replies came faster than they are taken."""
-
-
-class InterimRate:
-    """The interim replies to one request, bounded by rate.  Owner of their level."""
-
-    __slots__ = ("_at", "_level")
-
-    def __init__(self) -> None:
-        self._level = 0.0
-        self._at = 0.0
-
-    def count(self, now: float) -> bool:
-        """Count one that arrives at `now`, in monotonic seconds; False if there are too many."""
-        self._level = max(0.0, self._level - (now - self._at) * INTERIM_PER_S) + 1
-        self._at = now
-        return self._level <= MOST_INTERIM
 
 
 class Interim(NamedTuple):
@@ -221,7 +202,11 @@ class ReplyParser:
             if self.state is _BODY:
                 data = self._feed_body(data, events)
             elif self.is_awaited and self.state is not _CLOSED:
-                data = self._feed_head(data, events)
+                end = -1 if self._is_begun else data.find(_HEAD_END)
+                if end >= 0 and self._take_common_head(data, end, events):
+                    data = data[end + len(_HEAD_END) :]
+                else:
+                    data = self._feed_head(data, events)
             elif events:
                 # Excess bytes behind a complete reply: the reply is valid, but it is the last one.
                 self.state = _CLOSED
@@ -256,8 +241,6 @@ class ReplyParser:
     def _feed_head(self, data: bytes, events: list[Event]) -> bytes:
         """Parse on in a head; returns the bytes behind it."""
         if self.state is _IDLE:
-            if not self._is_begun and (end := data.find(_HEAD_END)) >= 0 and self._take_common_head(data, end, events):
-                return data[end + len(_HEAD_END) :]
             self._is_begun = True
             if data[0] != _FIRST:
                 # llhttp would skip leading line ends, even incomplete ones.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 from multidict import istr
 
@@ -52,13 +52,14 @@ _KINDS: Final = {
 }
 
 
-class FieldLine(NamedTuple):
-    """A field line, and what it means for the connection."""
+FieldLine = tuple[tuple[str, str], Kinds, int | None]
+"""A field, what it means for the connection, and the value of a Content-Length."""
 
-    field: tuple[str, str]
-    kinds: Kinds
-    length: int | None
-    """The value of a Content-Length."""
+_READ_NAMES: Final = frozenset({*_KINDS, "content-length", "content-type"})
+_PLAIN_NAMES: Final = {spelling: name for spelling, name in NAMES.items() if name.lower() not in _READ_NAMES}
+"""Names of fields whose values mean nothing to the connection."""
+_UNIQUE_NAMES: Final = frozenset({"Stream-Next-Offset"})
+"""Names of fields whose values differ from reply to reply: their lines are not worth remembering."""
 
 
 @lru_cache(64)
@@ -69,6 +70,12 @@ def status_line_of(line: bytes) -> tuple[int, str] | None:
 
 
 def _field_line(line: bytes) -> FieldLine | None:
+    raw_name, _, raw_value = line.partition(b": ")
+    plain = _PLAIN_NAMES.get(raw_name)
+    if plain is not None and raw_value.isascii():
+        value = raw_value.decode()
+        if value.isprintable() and value.strip(" ") == value:
+            return (plain, value), PLAIN, None
     found = _FIELD_LINE.fullmatch(line)
     if found is None:
         return None
@@ -79,10 +86,10 @@ def _field_line(line: bytes) -> FieldLine | None:
     if line != b"%b: %b" % (raw_name, raw_value) or (lower == "content-type" and media_type(value) == SSE_TYPE):
         kinds |= NOT_AS_IS
     if lower != "content-length":
-        return FieldLine((name, value), kinds, None)
+        return (name, value), kinds, None
     if _LENGTH.fullmatch(value) is None:
-        return FieldLine((name, value), UNUSUAL, None)
-    return FieldLine((name, value), kinds | HAS_LENGTH, int(value))
+        return (name, value), UNUSUAL, None
+    return (name, value), kinds | HAS_LENGTH, int(value)
 
 
 LINES: Final[dict[bytes, FieldLine]] = {}
@@ -92,7 +99,7 @@ LINES: Final[dict[bytes, FieldLine]] = {}
 def field_line(line: bytes) -> FieldLine | None:
     """Parse a field line, and remember it; None if it is not valid."""
     parsed = _field_line(line)
-    if parsed is not None and len(line) <= _MOST_REMEMBERED_BYTES:
+    if parsed is not None and len(line) <= _MOST_REMEMBERED_BYTES and parsed[0][0] not in _UNIQUE_NAMES:
         if len(LINES) >= _MOST_LINES:
             del LINES[next(iter(LINES))]
         LINES[line] = parsed

@@ -17,6 +17,8 @@ START: Final = "-1"
 NOW: Final = "now"
 """The current tail; resolved by the origin, never stored."""
 
+SENTINELS: Final = frozenset({START, NOW})
+
 MAX_OFFSET_CHARS: Final = 256
 _WELL_FORMED: Final = re.compile(rf"[!-%'-+\-.0-<>@-~]{{1,{MAX_OFFSET_CHARS}}}")
 
@@ -38,7 +40,7 @@ def stated_offset(headers: MultiMapping[str]) -> str | None:
 
 def is_sentinel(offset: str) -> bool:
     """Whether the token is one of the two sentinels, which an origin must not return as a position."""
-    return offset in (START, NOW)
+    return offset in SENTINELS
 
 
 def is_before(left: str, right: str) -> bool:

@@ -31,6 +31,8 @@ _log = logging.getLogger("gateway.server")
 
 _LINGER_S: Final = 1.0
 _PREFACE: Final = frames.PREFACE
+_GET: Final = ord("G")
+"""The first byte of requests that may be known: all of them are GETs."""
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
 _ANSWERING, _IDLE, _LINGERING, _LIVE = Phase.ANSWERING, Phase.IDLE, Phase.LINGERING, Phase.LIVE
@@ -105,7 +107,7 @@ class Connection(RecognisingConnection):
         if is_first and clients.bans.nets and clients.is_banned(self):
             self.abort()
             return
-        if is_first and self._answers_known(data):
+        if is_first and data[0] == _GET and self._answers_known(data):
             return
         if self._is_waiting:
             self._unparsed += data
@@ -143,7 +145,7 @@ class Connection(RecognisingConnection):
         data, self._unparsed = self._unparsed, b""
         # Set before it is answered: the end of the answer may take more input.
         self._is_busy = False
-        if not self._answers_known(data):
+        if data[0] != _GET or not self._answers_known(data):
             self._unparsed, self._is_busy = data, True
             self._begin()
         elif self._is_paused:
@@ -164,9 +166,12 @@ class Connection(RecognisingConnection):
     def _take_known(self, events: list[Event], data: bytes) -> None:
         """Answer a request that arrived whole and alone, and whose header section has been parsed before."""
         self._is_active = True
-        self._may_remember(events, data)
         head = cast("RequestHead", events[0])
-        body = None if len(events) == 2 else RequestBody.arrived(self, cast("bytes", events[1]))
+        if len(events) == 2:
+            self._may_remember(events, data)
+            body = None
+        else:
+            body = RequestBody.arrived(self, cast("bytes", events[1]))
         self._is_taking = True
         self._answer(head, body)
         self._is_taking = False

@@ -81,13 +81,10 @@ class Delivery:
             headers.popall("Content-Type", None)
         request = self._request
         request.channel.respond(request, status, headers, body)
-        self._begins()
+        self.first_byte_at = self._now()
         # The channel leaves the body out of these (RFC 9110 section 6.4.1).
         self._sent(len(body) if request.method != "HEAD" and status not in (204, 304) else 0)
         return Answered(status, headers)
-
-    def _begins(self) -> None:
-        self.first_byte_at = self._now()
 
     def _sent(self, size: int) -> None:
         self.sent_bytes += size
@@ -127,7 +124,7 @@ class Delivery:
     def begin(self, status: int, reason: str | None, headers: CIMultiDict[str], length: int | None) -> None:
         """Send the head of a body of `length` bytes; None if the length is not known yet."""
         self._request.channel.begin(self._request, status, reason, headers, length)
-        self._begins()
+        self.first_byte_at = self._now()
 
     def part(self, piece: bytes) -> None:
         """Send a part of the body, at most `PART_BYTES` long."""

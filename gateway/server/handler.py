@@ -140,10 +140,12 @@ class RequestHandler:
         """The answer if it is out already, the remaining work, or None if the answer is given without a task."""
         try:
             parsed = self._parser.parse(context)
-            if (preflight := self._preflight(context, parsed.route)) is not None:
+            request = context.request
+            if request.method == "OPTIONS" and (preflight := self._preflight(context, parsed.route)) is not None:
                 return preflight
-            self._admit(context, parsed)
-            is_alone = context.request.is_alone
+            if context.mode in LIVE or self._admission.rates.limits:
+                self._admit(context, parsed)
+            is_alone = request.is_alone
             if context.observed is not None and context.observed.record is not None:
                 note_request(context.mode, parsed.recorded, parsed.start)
             if parsed.s2 is not None:
@@ -156,7 +158,7 @@ class RequestHandler:
                     return None
                 if context.mode is not _HEAD or self._engine.knows(read):
                     return self._answer_shared(context, parsed, read)
-            if not self._relays.is_ready(context.request):
+            if request.body is not None and not request.body.is_whole:
                 return self._relays.until_begun(context, parsed)
             self._relays.begin(context, parsed)
             return None
@@ -172,8 +174,6 @@ class RequestHandler:
             # It was counted before it waited.
             context.client = parsed.client
             return
-        if not is_live and not admission.rates.limits:
-            return
         context.client = parsed.client
         try:
             context.fields = admission.admit(
@@ -185,7 +185,7 @@ class RequestHandler:
 
     def _preflight(self, context: RequestContext, route: Route) -> Answered | None:
         request = context.request
-        if route.config.cors is None or request.method != "OPTIONS":
+        if route.config.cors is None:
             return None
         origin = request.headers.get("Origin")
         wanted = request.headers.get("Access-Control-Request-Method")

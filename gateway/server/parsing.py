@@ -54,6 +54,9 @@ class RequestParser:
         self._speaks_s2 = bool(routes) and all(route.is_s2 for route in routes)
         self._client_net = client_net
 
+    def __repr__(self) -> str:
+        return f"<RequestParser remembers {len(self._parsed)} requests>"
+
     def parse(self, context: RequestContext) -> ParsedRequest:
         """What the request asks for, and its route; the context has the mode and the route as soon as they are known.
 

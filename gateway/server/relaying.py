@@ -31,11 +31,10 @@ from gateway.engine.route import Route
 from gateway.engine.s2.acks import Acknowledgements
 from gateway.engine.s2.request import BASIN_HEADER
 from gateway.errors import BodyTooLarge, GatewayError, UpstreamBroken, UpstreamCongested
-from gateway.http.passed_fields import PassedFields
 from gateway.http.reply import Interim
 from gateway.limits.shared_bytes import NOTHING, Holding, SharedBytes
 from gateway.live.table import RelayedLive
-from gateway.protocol.cache_status import Outcome, cache_status
+from gateway.protocol.cache_status import Outcome
 from gateway.protocol.forwarded_headers import response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.s2.draining import DrainWatch
@@ -43,15 +42,15 @@ from gateway.server.catchup_end import CatchUpEnd
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage
 from gateway.server.delivery import PART_BYTES
 from gateway.server.expectation import Expectation, ask_for_body, is_expecting
-from gateway.server.request import Answered, Channel, LiveUse, Request
+from gateway.server.parsing import LIVE
+from gateway.server.relayed_fields import relayed_fields
+from gateway.server.request import Answered, Channel, LiveUse
 from gateway.telemetry.access_record import AccessLog, note_fetched, note_origin_request
 from gateway.upstream.call import Body
 from gateway.upstream.incoming import no_op
 from gateway.upstream.reply import Reply
 
-_CACHE_STATUS: Final = istr("Cache-Status")
 _LOCATION: Final = istr("Location")
-_VIA: Final = istr("Via")
 _log = logging.getLogger("gateway.front")
 
 SESSION_IDLE_S: Final = 600.0
@@ -81,18 +80,18 @@ class Relays:
             }
         )
 
-    def is_ready(self, request: Request) -> bool:
-        """Whether the request can be sent to the origin without waiting for its body."""
-        return request.body is None or request.body.is_whole
-
     def begin(self, context: RequestContext, parsed: ParsedRequest) -> None:
-        """Relay a request that is ready; the relay gives the answer.  Raises a GatewayError if it must not be sent."""
+        """Relay a request without a body, or with one that has arrived; the relay gives the answer.  Raises a
+        GatewayError if the request must not be sent."""
         body = context.request.body
         if body is None:
             self._relay(context, parsed, None)
             return
         body.check(context.request.head, self.limits)
-        self._relay(context, parsed, self._whole(body.take()))
+        whole = body.take()
+        if len(whole) > self.limits.max_request_bytes:
+            raise BodyTooLarge
+        self._relay(context, parsed, whole)
 
     async def until_begun(self, context: RequestContext, parsed: ParsedRequest) -> None:
         """Wait for a small body, then relay the request.  Raises a GatewayError if it must not be sent."""
@@ -115,16 +114,13 @@ class Relays:
         whole = await body.gather(self.limits, is_awaited=is_delete)
         if whole is None and is_delete:
             raise BodyTooLarge
-        self._relay(context, parsed, self._whole(whole) if whole is not None else body.chunks(self.limits))
+        if whole is not None and len(whole) > self.limits.max_request_bytes:
+            raise BodyTooLarge
+        self._relay(context, parsed, whole if whole is not None else body.chunks(self.limits))
 
     def _keeps_bodies(self, route: Route) -> bool:
         """Whether bodies of the route's requests must be here before the origin is asked."""
         return route.is_bridged or self.engine.origins.pool(route.url).follows_redirects
-
-    def _whole(self, body: bytes) -> bytes:
-        if len(body) > self.limits.max_request_bytes:
-            raise BodyTooLarge
-        return body
 
     def _relay(
         self,
@@ -173,6 +169,7 @@ class Relays:
             parsed.client,
             context.is_session,
             key.partition,
+            context.is_session or mode in LIVE,
         )
 
 
@@ -324,24 +321,9 @@ class Relaying(RelayedCall):
                 self._write_epoch,
                 parsed.client,
             )
-        said = cache_status(
-            recorder.node,
-            _PASS,
-            fwd_status=status,
-            detail=context.why_alone,
-            by_method=request.method != "GET",
-        )
-        headers: CIMultiDict[str]
-        if reply.lines is not None:
-            headers = PassedFields.of(reply.headers, reply.lines)
-            headers.add(_VIA, recorder.via)
-        else:
-            headers = response_headers_for_client(reply.headers, node=recorder.node, http_version="1.1")
-            if (earlier := headers.popall(_CACHE_STATUS, None)) is not None:
-                said = ", ".join([*earlier, said])
-            if (location := headers.get(_LOCATION)) is not None:
-                headers[_LOCATION] = parsed.route.public_location(location, f"{request.scheme}://{request.host}")
-        headers.add(_CACHE_STATUS, said)
+        headers = relayed_fields(recorder.node, reply, context.why_alone, by_method=request.method != "GET")
+        if reply.lines is None and (location := headers.get(_LOCATION)) is not None:
+            headers[_LOCATION] = parsed.route.public_location(location, f"{request.scheme}://{request.host}")
         recorder.finish(context, headers)
         if context.is_replay:
             self._end = CatchUpEnd()
@@ -353,9 +335,10 @@ class Relaying(RelayedCall):
             self._drains = DrainWatch(status, reply.headers, reply.retire)
         context.delivery.begin(status, reply.reason, headers, None)
         self._answered = Answered(status, headers)
-        reply.notify(self.pump)
-        reply.on_reclaim = self._make_way
         self._pump()
+        if not self._is_over:
+            reply.notify(self.pump)
+            reply.on_reclaim = self._make_way
 
     # -- called by either side
 
@@ -421,7 +404,7 @@ class Relaying(RelayedCall):
         if self._acks is not None:
             self._acks.finish()
         self._close()
-        context.delivery.end()
+        self._channel.end()
         self._relays.recorder.end(context, self._answered)
 
     def _refuse(self, error: GatewayError) -> None:

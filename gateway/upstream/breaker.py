@@ -121,22 +121,30 @@ class Permit(NamedTuple):
 class _Window:
     """Results of the last `length_s` seconds, in buckets."""
 
-    __slots__ = ("_buckets", "_width_s")
+    __slots__ = ("_buckets", "_last", "_until", "_width_s")
 
     def __init__(self, length_s: float) -> None:
         self._width_s = length_s / _BUCKETS
         self._buckets: deque[tuple[int, list[float]]] = deque()
         """The number of each bucket, and its successes and failures."""
+        self._last: list[float] = [0, 0]
+        """The counts of the last bucket, until its end."""
+        self._until = -inf
 
-    def add(self, now: float, *, successes: float = 0, failures: float = 0) -> None:
-        buckets, number = self._buckets, int(now // self._width_s)
-        if not buckets or buckets[-1][0] != number:
-            buckets.append((number, [0, 0]))
-            while buckets[0][0] <= number - _BUCKETS:
-                buckets.popleft()
-        counts = buckets[-1][1]
+    def add(self, now: float, successes: float, failures: float) -> None:
+        if now >= self._until:
+            self._begin_bucket(int(now // self._width_s))
+        counts = self._last
         counts[False] += successes
         counts[True] += failures
+
+    def _begin_bucket(self, number: int) -> None:
+        buckets = self._buckets
+        self._last = [0, 0]
+        self._until = (number + 1) * self._width_s
+        buckets.append((number, self._last))
+        while buckets[0][0] <= number - _BUCKETS:
+            buckets.popleft()
 
     def take_back(self) -> None:
         """Remove one success that turned out to be a failure."""
@@ -154,6 +162,7 @@ class _Window:
 
     def clear(self) -> None:
         self._buckets.clear()
+        self._until = -inf
 
 
 class Breaker:
@@ -166,7 +175,6 @@ class Breaker:
         "_consecutive",
         "_is_proved",
         "_is_vouched",
-        "_permit",
         "_policy",
         "_probes",
         "_rng",
@@ -174,6 +182,7 @@ class Breaker:
         "_trips",
         "_until",
         "_window",
+        "permit",
         "since",
         "state",
         "transitions",
@@ -188,7 +197,7 @@ class Breaker:
         self.transitions: Counter[State] = Counter()
         """How often each state was entered."""
         self._term = 0
-        self._permit = Permit(0, is_probe=False)
+        self.permit = Permit(0, is_probe=False)
         """The permit of all requests while it is closed."""
         self._trips = 0
         self._until = now
@@ -231,10 +240,7 @@ class Breaker:
         """A permit for one request, or None if it must not be sent.  Every permit must be returned with a result.
         `is_own` means a probe of the gateway's own, `is_live` a request that the origin may hold."""
         if self.state is _CLOSED:
-            permit = self._permit
-            if permit.term != self._term:
-                permit = self._permit = Permit(self._term, is_probe=False)
-            return permit
+            return self.permit
         if not is_own and not self.would_admit(now):
             return None
         if self.state is State.OPEN and now >= self._until:
@@ -286,7 +292,7 @@ class Breaker:
         else:
             self._is_proved = True
             self._consecutive = 0
-            self._window.add(now, successes=1)
+            self._window.add(now, 1, 0)
 
     def failed(
         self,
@@ -320,7 +326,7 @@ class Breaker:
             return
         weight = _LOSS if is_loss else 1.0
         self._consecutive += weight
-        self._window.add(now, successes=1 - weight, failures=weight)
+        self._window.add(now, 1 - weight, weight)
         if had_succeeded:
             self._window.take_back()
         requests, failures = self._window.counts(now)
@@ -364,6 +370,7 @@ class Breaker:
                 self._is_vouched = not self._is_proved
                 self._alone_from = -inf if self._is_proved else self._until + QUIET_S
         elif state is State.CLOSED:
+            self.permit = Permit(self._term, is_probe=False)
             self._closed_at = now
             self._is_proved = True
             self._clients_from = -inf

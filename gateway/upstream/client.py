@@ -136,12 +136,7 @@ class _RoutedExchange(Exchange):
         call, route = self._call, self._route
         try:
             sent = route.admit(
-                call.method,
-                self._path,
-                is_live=call.is_live,
-                is_upload=call.is_upload,
-                tried=self._tried,
-                leader=self._leader,
+                call.method, self._path, self._tried, self._leader, is_live=call.is_live, is_upload=call.is_upload
             )
         except GatewayError as error:
             self._end(error)

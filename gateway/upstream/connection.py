@@ -194,7 +194,7 @@ class Connection(asyncio.Protocol):
         if task.cancelled():
             self.fail(UploadFailed("broken off"))
         elif self._incoming is not None and self._incoming.has_ended:
-            self._finish()
+            self._finish(self._now())
 
     def resume(self) -> None:
         """Resume reading."""
@@ -202,18 +202,19 @@ class Connection(asyncio.Protocol):
             self.is_reading = True
             self._transport.resume_reading()
 
-    def _finish(self) -> None:
+    def _finish(self, now: float) -> None:
         """The reply is complete, and nothing is left to send."""
         incoming, self._incoming = self._incoming, None
         head = None
         if incoming is not None:
             incoming.connection, head = None, incoming.head
-        if self._is_retired or self._parser.state is _CLOSED or not self.is_open:
+        transport = self._transport
+        if self._is_retired or self._parser.state is _CLOSED or transport is None or transport.is_closing():
             self.drop()
             return
         if not self.is_reading:
             self.resume()
-        keeping, now = self._owner.keeping, self._now()
+        keeping = self._owner.keeping
         kept_s = keeping.idle_s
         if head is not None and (hint := head.headers.get(_KEEP_ALIVE)) is not None:
             kept_s = keeping.kept_s(hint)
@@ -303,8 +304,9 @@ class Connection(asyncio.Protocol):
             return
         incoming.has_received = True
         broken: ReplyBroken | None = None
+        now = self._now()
         try:
-            events = parser.feed(data, self._now())
+            events = parser.feed(data, now)
         except ReplyBroken as error:
             broken = bare(error)
         if broken is not None:
@@ -325,7 +327,7 @@ class Connection(asyncio.Protocol):
         self.deadline.at = inf
         if incoming.has_ended:
             if self._upload is None:
-                self._finish()
+                self._finish(now)
         elif incoming.is_full and self.is_reading and self._transport is not None:
             self.is_reading = False
             self._transport.pause_reading()
@@ -341,7 +343,7 @@ class Connection(asyncio.Protocol):
         """More has arrived of an abandoned reply."""
         head = incoming.head
         if incoming.has_ended:
-            self._finish()
+            self._finish(self._now())
         elif max(incoming.unread_bytes, (head and head.content_length) or 0) > MOST_LEFT_BYTES:
             self.drop()
 
@@ -358,7 +360,7 @@ class Connection(asyncio.Protocol):
             self.fail(ConnectionLost())
         else:
             incoming.received(events)
-            self._finish()
+            self._finish(self._now())
             incoming.on_change()
         return False
 

@@ -249,9 +249,12 @@ class Exchange:
             # the connection's own, which may give the connection to another request.
             sending.add_done_callback(lambda _: pool.upload_done(connection))
             connection.uploading(sending)
-        if self._sent is not None:
-            # Last, because the call may end the exchange.
-            self._sent.end_by(incoming.time_out)
+        sent = self._sent
+        if sent is not None:
+            sent.on_end = incoming.time_out
+            if sent.has_ended:
+                # Last, because this ends the exchange.
+                incoming.time_out()
 
     def _informed(self, interim: Interim) -> None:
         """An interim reply is a sign of life (RFC 9110 section 15.2): the wait for the head begins again."""

@@ -19,7 +19,8 @@ from gateway.http.http2.blocks import request_block
 from gateway.http.http2.client_session import ClientSession
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.streams import Stream
-from gateway.http.reply import END, MOST_INTERIM, Event, Interim, ReplyBroken, TooManyInterim
+from gateway.http.interim_rate import MOST_INTERIM
+from gateway.http.reply import END, Event, Interim, ReplyBroken, TooManyInterim
 from gateway.upstream.deadline import Deadline
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectionLost, RequestReset, Unprocessed, UploadFailed

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 from gateway.errors import bare
 from gateway.http.reply import END, Event, Head, Interim
@@ -163,8 +163,8 @@ class IncomingReply:
             elif type(event) is bytes:
                 self._pieces.append(event)
                 self._size += len(event)
-            else:
-                self.head = cast("Head", event)
+            elif type(event) is Head:
+                self.head = event
         if len(self._pieces) > _MOST_PIECES:
             self._pieces = [b"".join(self._pieces)]
 

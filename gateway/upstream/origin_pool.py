@@ -104,11 +104,11 @@ class OriginPool:
         self,
         method: str,
         path: str,
+        tried: Sequence[Origin] = (),
+        leader: Origin | None = None,
         *,
         is_live: bool,
         is_upload: bool = False,
-        tried: Sequence[Origin] = (),
-        leader: Origin | None = None,
     ) -> OriginRequest:
         """Admit a request for a percent-encoded path, to an origin that is not in `tried`.
 

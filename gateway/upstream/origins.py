@@ -206,7 +206,8 @@ class Origin:
         if not is_live and self.waiting >= (three_quarters(self._most_waiting) if is_upload else self._most_waiting):
             self.overflows += 1
             raise CircuitOpen(_BUSY_RETRY_S)
-        permit = self.breaker.admit(now, is_live=is_live)
+        breaker = self.breaker
+        permit = breaker.permit if breaker.state is _CLOSED else breaker.admit(now, is_live=is_live)
         return None if permit is None else OriginRequest(self, permit, is_live=is_live)
 
     # -- outcomes
@@ -381,17 +382,17 @@ class OriginRequest:
 
     def answered(self, status: int, now: float) -> None:
         """Its answer has this status."""
-        origin = self.origin
+        origin, permit = self.origin, self._permit
         origin.waiting -= self._is_waiting
         self._is_waiting = False
         self._is_reported = True
         origin.heard_at = now
         if status in FAILING:
-            origin.failed(self._permit, reason_of_status(status), now, is_answer=True)
-        elif origin.breaker.state is _CLOSED and not self._permit.is_own:
-            origin.breaker.succeeded(self._permit, now)
+            origin.failed(permit, reason_of_status(status), now, is_answer=True)
+        elif origin.breaker.state is _CLOSED and not permit.is_own:
+            origin.breaker.succeeded(permit, now)
         else:
-            origin.succeeded(self._permit, now)
+            origin.succeeded(permit, now)
 
     def failed(self, reason: str, now: float, *, is_loss: bool = False) -> None:
         """No answer arrived, or none that could be parsed; `is_loss`: its connection was lost."""

@@ -62,6 +62,7 @@ class Reply:
         "_began",
         "_bounds",
         "_deadline",
+        "_has_stalled",
         "_incoming",
         "_sent",
         "_stalls",
@@ -89,6 +90,7 @@ class Reply:
         self._stalls: Stalls | None = None
         self._began = 0.0
         self._taken_bytes = 0
+        self._has_stalled = False
         self.is_stalled = False
         """Whether the reader takes no more for now."""
         self.lane: Lane | None = None
@@ -159,7 +161,7 @@ class Reply:
     def stall(self) -> None:
         """The reader takes no more for now."""
         if self._stalls is not None and not self._incoming.has_ended:
-            self.is_stalled = True
+            self.is_stalled = self._has_stalled = True
             self._stalls.add(self)
 
     def rate(self, now: float) -> float:
@@ -197,9 +199,9 @@ class Reply:
 
     def close(self) -> None:
         """Drop the connection unless the reply is complete; a complete reply has already freed it."""
-        if self._stalls is not None:
+        if self._has_stalled and self._stalls is not None:
             self._stalls.discard(self)
-            self.on_reclaim = no_op
+        self.on_reclaim = no_op
         self._incoming.end(ConnectionLost("left"))
         if self._sent is not None:
             self._sent.close()

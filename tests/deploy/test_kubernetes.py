@@ -20,7 +20,7 @@ import yaml
 from gateway.config.file import load_config
 from gateway.config.gateway import GatewayConfig
 from tests.deploy.dockerfile import assignments, read
-from tests.served import served, warm_gateway
+from tests.served import durable_gateway, served
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "config/deploy/kubernetes"
@@ -228,7 +228,7 @@ def running(tmp_path: Path, origin_url: str) -> Iterator[Running]:
 @pytest.fixture
 def origin_url() -> Iterator[str]:
     """An origin in a process of its own."""
-    with served(warm_gateway("origin", "--listen", "127.0.0.1:0"), "origin", cwd=ROOT) as urls:
+    with served(durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin", cwd=ROOT) as urls:
         yield urls["origin"]
 
 

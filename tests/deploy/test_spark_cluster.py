@@ -19,7 +19,7 @@ import pytest
 from gateway.pipeline.session import prepare
 from tests.effort import IS_LONG
 from tests.pipeline.access_log import access_log
-from tests.served import served, warm_gateway
+from tests.served import durable_gateway, served
 from tests.spark import JAVA_FLAGS, settings
 
 HOME: Final = Path(__file__).parents[2]
@@ -86,7 +86,7 @@ def test_tasks_run_on_workers_that_have_the_zip_and_the_requirements(tmp_path: P
         "--py-files",
         code,
     ]
-    with served(warm_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
+    with served(durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
         done = subprocess.run(
             [*submit, job, log, f"{urls['origin']}/logs/edge", lake],
             cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=BOUND_S,

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gateway.http.interim_rate import MOST_INTERIM
 from gateway.http.reply import (
     END,
     MOST_FIELDS,
     MOST_FRAMING_BYTES,
     MOST_HEAD_BYTES,
-    MOST_INTERIM,
     MOST_LINE_BYTES,
     Head,
     ReplyBroken,

@@ -12,7 +12,7 @@ import pytest
 from gateway.pipeline import java
 from gateway.pipeline.java import NoJava, find_java, java_version
 from gateway.pipeline.session import cache_folder, prepare
-from tests.served import served, warm_gateway
+from tests.served import durable_gateway, served
 
 BOUND_S = 240
 ADDED = "--add-modules=jdk.incubator.vector"
@@ -115,7 +115,7 @@ sys.exit(main())
         if found is not None:
             (tools / name).symlink_to(found)
     environ = {**here, "PATH": str(tools), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    with served(warm_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
+    with served(durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
         asked = f"{urls['origin']}/nothing"
         done = subprocess.run(
             [sys.executable, "-c", program, str(tmp_path), asked],

@@ -11,7 +11,7 @@ from gateway.origin.requests import Kind
 from gateway.server.connection import Connection
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, answer
-from tests.scenarios.test_client_limits import counted
+from tests.scenarios.test_client_limits import Lines, counted
 from tests.scenarios.wire import Dropped
 from tests.transports import Trust
 from tests.waiting import eventually, pass_turns
@@ -66,6 +66,24 @@ async def test_headers_are_those_of_an_intermediary(hostile: Hostile, start: Sta
         assert asked.headers["CDN-Loop"] == "durable-gateway"
         assert asked.headers["Forwarded"] == f"for=127.0.0.1;host=edge.test;proto={edge.scheme}"
         assert asked.headers["X-Request"] == "3"
+
+
+@pytest.mark.http_1
+async def test_writes_of_equal_bytes_are_each_sent_for_their_own_client(hostile: Hostile, start: Start) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer("204 No Content", {"Stream-Next-Offset": "0001"}))
+
+    origin = await hostile(script)
+    edge = await start(origin.url)
+    addresses = ["127.0.0.1", "127.0.0.2"]
+    async with Lines(edge) as lines:
+        for address in addresses * 3:
+            line = await lines.open(address)
+            assert line.writer is not None
+            line.writer.write(b"POST /s HTTP/1.1\r\nHost: h\r\nContent-Type: text/plain\r\nContent-Length: 1\r\n\r\nx")
+            await line.until(b"\r\n\r\n")
+            assert f"for={address};" in origin.asked[-1].headers["Forwarded"]
+    assert [asked.method for asked in origin.asked] == ["POST"] * 6
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "POST", "DELETE"])

@@ -235,19 +235,9 @@ class Wire:
 
     def reset(self) -> None:
         """Close with an RST."""
-        self._linger_not()
-        self.writer.transport.abort()
-
-    async def cut(self) -> None:
-        """Close with an RST and wait until it is closed: the gateway knows at once that the client is gone, where one
-        that only sends no more may still wait for its answer."""
-        if not self.writer.is_closing():
-            self._linger_not()
-        await self.closed()
-
-    def _linger_not(self) -> None:
         sock = self.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
 
     async def closed(self) -> None:
         self.writer.close()

@@ -90,7 +90,7 @@ class Exchange:
         if self.call is not None and isinstance(self.wire, Http2Wire):
             await self.wire.reset_stream(self.call)
         else:
-            await self.wire.cut()
+            await self.wire.closed()
 
 
 class Side:
@@ -234,7 +234,7 @@ class Side:
                 found.append(await self.answer(await self.send(version, "GET", target, lines, wire=wire), _UP_TO_DATE))
         finally:
             for wire in wires:
-                await wire.cut()
+                await wire.closed()
         return found
 
     async def wait(
@@ -282,7 +282,7 @@ class Side:
             for _, task in waiting:
                 task.cancel()
             for wire in wires:
-                await wire.cut()
+                await wire.closed()
 
     async def settle(self, clock: ManualClock) -> None:
         """End what lingers, and wait until nothing goes on by itself; no time goes by."""

@@ -12,7 +12,7 @@ from multidict import CIMultiDict
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.http2 import frames
 from gateway.http.http2.frames import ErrorCode, Setting
-from gateway.http.reply import MOST_INTERIM
+from gateway.http.interim_rate import MOST_INTERIM
 from gateway.upstream import http2_connection
 from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges

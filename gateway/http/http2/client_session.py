@@ -22,7 +22,7 @@ from gateway.http.http2.reading import Reading
 from gateway.http.http2.receiving import CONNECTION_WINDOW
 from gateway.http.http2.reply_head import MOST_LIST_BYTES, Http2Reply
 from gateway.http.http2.streams import Stream
-from gateway.http.reply import InterimRate
+from gateway.http.interim_rate import InterimRate
 
 MOST_STREAMS: Final = 128
 """Requests open at once on one connection, whatever the origin allows: the bound on what its loss ends."""

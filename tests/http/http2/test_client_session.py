@@ -20,7 +20,8 @@ from gateway.http.http2.events import (
 )
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.receiving import MOST_UNREAD_BYTES
-from gateway.http.reply import MOST_FIELDS, MOST_HEAD_BYTES, MOST_INTERIM, MOST_LINE_BYTES
+from gateway.http.interim_rate import MOST_INTERIM
+from gateway.http.reply import MOST_FIELDS, MOST_HEAD_BYTES, MOST_LINE_BYTES
 from tests.http.http2.errors import CALM, CLOSED, FLOW, OF_THE_CONNECTION, PROTOCOL, SIZE
 from tests.http.http2.peer import (
     NO_SETTINGS,

@@ -18,7 +18,7 @@ import pytest
 from gateway.config.variables import ADMIN_TOKEN_VARIABLE
 from tests.effort import IS_LONG, examples
 from tests.ops.admin.conftest import Bench
-from tests.served import durable_gateway, served, warm_gateway
+from tests.served import durable_gateway, served
 
 TOKEN = "a-token-that-nobody-guesses"
 SCHEMATHESIS = Path(sysconfig.get_path("scripts")) / "schemathesis"
@@ -130,7 +130,7 @@ async def test_the_bounds_of_all_long_texts_are_tried(bench: Bench) -> None:
 
 def test_the_api_conforms_to_its_document(tmp_path: Path) -> None:
     """A drain is not an error, and ends readiness; bodies that are too large are refused."""
-    with served(warm_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as origin:
+    with served(durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as origin:
         config = tmp_path / "gateway.toml"
         config.write_text(
             '[server]\nlisten = "127.0.0.1:0"\nadmin = "127.0.0.1:0"\nshutdown_timeout_s = 0.5\n'

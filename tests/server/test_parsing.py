@@ -1,0 +1,55 @@
+"""The meaning of a request that its client repeats is remembered, for that client and within a bound."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from gateway.aio.clock import ManualClock
+from gateway.config.routes import RouteConfig
+from gateway.engine.route import Route
+from gateway.http import request as http
+from gateway.http.known import HeaderCache
+from gateway.server.context import ParsedRequest, RequestContext
+from gateway.server.delivery import Delivery
+from gateway.server.parsing import RequestParser
+from gateway.server.request import Channel, Request
+
+
+class Asking:
+    """A parser, and clients that all send the same header section."""
+
+    def __init__(self) -> None:
+        route = Route(RouteConfig(origin="http://origin.test"), "node", ManualClock())
+        self.parser = RequestParser("node", [route], lambda address: address or "")
+        self._cache = HeaderCache()
+
+    def ask(self, target: str, method: str = "POST", client: str = "192.0.2.1") -> ParsedRequest:
+        data = f"{method} {target} HTTP/1.1\r\nHost: h\r\n\r\n".encode()
+        events = self._cache.lookup(data)
+        if events is None:
+            events = http.RequestParser().feed(data)
+            self._cache.store(data, events)
+        channel = SimpleNamespace(versions={"1.1"}, client=client, proxies=None, scheme="http")
+        request = Request(cast(Channel, channel), cast(http.RequestHead, events[0]), None)
+        return self.parser.parse(RequestContext(request, cast(Delivery, None), 0.0, None))
+
+
+def test_equal_requests_of_one_client_are_parsed_once() -> None:
+    asking = Asking()
+    asking.ask("/first")
+    parsed = asking.ask("/s")
+    assert asking.ask("/s") is parsed
+    others: list[dict[str, Any]] = [{"client": "192.0.2.2"}, {"method": "PUT"}, {"method": "DELETE"}]
+    for other in others:
+        assert asking.ask("/s", **other) is not parsed
+    assert asking.ask("/s?a=1") is not parsed
+    assert asking.ask("/s") is parsed
+
+
+def test_the_meanings_of_repeated_requests_are_bounded() -> None:
+    asking = Asking()
+    for number in range(1_100):
+        asking.ask(f"/{number}")
+    asking.ask("/" + "a" * 300)
+    assert repr(asking.parser) == "<RequestParser remembers 1024 requests>"
