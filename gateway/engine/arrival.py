@@ -5,7 +5,7 @@ While the body arrives, the cache's budget is charged for it, as far as it is to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from gateway.aio.eager import in_task
 from gateway.errors import UpstreamBroken, UpstreamCongested
@@ -16,6 +16,30 @@ from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.upstream.flight import Flight, StreamHead
 from gateway.upstream.reply import Reply
+
+
+def take_whole(stream: Stream, flight: Flight, head: StreamHead, reply: Reply) -> int:
+    """Announce the head and add the body, which has arrived; return its size in bytes.  It is stored in the same call,
+    so nothing is charged for it before.
+
+    Raises UpstreamBroken if the body is not of the stream's type, TailMovedBack if it is another stream's, or another
+    GatewayError.
+    """
+    is_json = stream.tape.is_json
+    flight.announce(head, reply.content_length, is_verbatim=not is_json)
+    pieces: list[bytes] = []
+    while piece := reply.take():
+        pieces.append(piece)
+    body = b"".join(pieces)
+    unwrapper = ArrayUnwrapper() if is_json else None
+    try:
+        for inner in (body,) if unwrapper is None else (unwrapper.feed(body), unwrapper.finish()):
+            if inner:
+                stream.tape.check(flight.start, head.next_offset, has_bytes=True)
+                flight.add(inner)
+    except NotAnArray as error:
+        raise UpstreamBroken from error
+    return len(body)
 
 
 async def receive(
@@ -36,21 +60,6 @@ async def receive(
     start, end = flight.start, head.next_offset
     is_json = stream.tape.is_json
     unwrapper = ArrayUnwrapper() if is_json else None
-    if reply.has_arrived:
-        # It is stored in this call, so nothing is charged for it before.
-        flight.announce(head, reply.content_length, is_verbatim=not is_json)
-        pieces: list[bytes] = []
-        while piece := reply.take():
-            pieces.append(piece)
-        body = b"".join(pieces)
-        on_bytes(len(body))
-        for inner in (body,) if unwrapper is None else _unwrapped(unwrapper, body):
-            if inner:
-                stream.tape.check(start, end, has_bytes=True)
-                flight.add(inner)
-        if body and not inflow.take(len(body)):
-            await inflow.renewed()
-        return
     # It must not evict others for the bytes that come before it proves too large to be stored.
     is_too_large = (reply.content_length or 0) - 2 * is_json > flight.keep_bytes
     arriving = Arriving(store, stream)
@@ -99,11 +108,3 @@ async def receive(
     finally:
         arriving.release()
         flight.charged_bytes = 0
-
-
-def _unwrapped(unwrapper: ArrayUnwrapper, body: bytes) -> Sequence[bytes]:
-    """The inside of an array of JSON, in two parts.  Raises UpstreamBroken."""
-    try:
-        return unwrapper.feed(body), unwrapper.finish()
-    except NotAnArray as error:
-        raise UpstreamBroken from error

@@ -370,10 +370,12 @@ class _Attempt:
 
     async def _answer_from(self, flight: Flight, is_launched: bool) -> Answer:
         """The answer that ends with the flight's bytes."""
-        head = as_seen_by(flight.head or await flight.until_head(), self._read.source.headers)
+        while (head := flight.head) is None:
+            await flight.changed.wait()
+        head = as_seen_by(head, self._read.source.headers)
         if isinstance(head, StreamHead) and flight.expected is not None and flight.expected <= _SMALL_BYTES:
-            if not flight.is_over:
-                await flight.until_over()
+            while not flight.is_over:
+                await flight.changed.wait()
             head = flight.error or head
         if isinstance(head, NotShareable):
             raise Uncacheable(head)

@@ -163,9 +163,7 @@ class Engine:
     async def catch_up(self, read: Read) -> Answer:
         """Answer a catch-up read; the caller must call `Answer.close`.  Raises Uncacheable or a GatewayError."""
         asked = _without_codings(read)
-        return await self._coded(
-            read, await self._incarnations.run(asked, lambda stream: self._catch_up.answer(asked, stream))
-        )
+        return await self._coded(read, await self._incarnations.run(asked, self._catch_up.answer))
 
     def knows(self, read: Read) -> bool:
         """Whether anything in memory may answer or refuse a HEAD.  If not, it has to be relayed, which is counted."""

@@ -156,7 +156,13 @@ class Fetch:
         if not self._is_over:
             self.flight.span.enter()
             self._context = copy_context()
-            self._go_on(self._send_when_ready())
+            is_of_bytes = self.flight.key not in (METADATA, NOW, CONFIRMATION)
+            if is_of_bytes and self._pause_s() > 0:
+                self._go_on(self._send_in_turn())
+            elif is_of_bytes and not self._has_room():
+                self._go_on(self._send_with_room())
+            else:
+                self._send_first()
 
     def _go_on(self, work: Coroutine[Any, Any, None]) -> None:
         """Do this part of the fetch at once as far as possible, and the rest in a task."""
@@ -185,23 +191,41 @@ class Fetch:
             # The readers go on first: until they have the stream themselves, the flight holds it for them.
             asyncio.get_running_loop().call_soon(self._work.ended, self)
 
-    async def _send_when_ready(self) -> None:
-        """Send the request once the stream's pace and the memory allow it; until then, others may share it."""
-        work, flight, stream = self._work, self.flight, self.stream
-        if flight.key not in (METADATA, NOW, CONFIRMATION):
-            while (pause_s := work.pace.pause_s(stream, work.clock.now())) > 0:
-                await pause(work.clock, pause_s)
-            # Few bytes follow a known tail, and readers of bytes in memory go on.
-            if flight.key != stream.tape.tail:
-                # So much of a body arrives before the first of it is taken.
-                if work.store.may_grow and not work.bodies.inflow.take(HIGH_WATER_BYTES):
-                    await work.bodies.inflow.renewed()
-                if not work.store.may_grow:
-                    flight.fail(ShortOfMemory())
-                    self._end()
-                    return
-        flight.is_sent = True
-        flight.sent_at = work.clock.now()
+    def _pause_s(self) -> float:
+        return self._work.pace.pause_s(self.stream, self._work.clock.now())
+
+    def _has_room(self) -> bool:
+        """Whether a body of any size may be fetched now."""
+        work = self._work
+        # Few bytes follow a known tail, and readers of bytes in memory go on.  Of others, so much arrives before the
+        # first of it is taken.
+        return self.flight.key == self.stream.tape.tail or (
+            work.store.may_grow and work.bodies.inflow.take(HIGH_WATER_BYTES)
+        )
+
+    async def _send_in_turn(self) -> None:
+        """Send the request once the stream's pace allows it; until then, others may share it."""
+        while (pause_s := self._pause_s()) > 0:
+            await pause(self._work.clock, pause_s)
+        if self._has_room():
+            self._send_first()
+        else:
+            await self._send_with_room()
+
+    async def _send_with_room(self) -> None:
+        """Send the request once the memory allows it; until then, others may share it."""
+        work = self._work
+        if work.store.may_grow:
+            await work.bodies.inflow.renewed()
+        if work.store.may_grow:
+            self._send_first()
+        else:
+            self.flight.fail(ShortOfMemory())
+            self._end()
+
+    def _send_first(self) -> None:
+        self.flight.is_sent = True
+        self.flight.sent_at = self._work.clock.now()
         self._send()
 
     async def _send_again(self) -> None:

@@ -37,8 +37,9 @@ from gateway.protocol.offsets import NOW
 from gateway.tape.costs import BODY_SHARE
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
-from gateway.telemetry.access_record import RecordedStream, note_fetch
+from gateway.telemetry.access_record import NO_ACCESS_LOG, RecordedStream, note_fetch
 from gateway.telemetry.surroundings import Surroundings
+from gateway.telemetry.tracing import NO_FLIGHT
 from gateway.upstream.flight import (
     CHANGES_TOO_FAST,
     CONFIRMATION,
@@ -167,8 +168,10 @@ class FetchTable:
         self._under_way.discard(fetch)
         if not flight.is_over:
             flight.give_up()
-        self._report_unclaimed(stream, flight, fetch.source)
-        flight.span.end(*_result(flight), flight.size)
+        if self._access_log is not NO_ACCESS_LOG:
+            self._report_unclaimed(stream, flight, fetch.source)
+        if flight.span is not NO_FLIGHT:
+            flight.span.end(*_result(flight), flight.size)
         if self._pending.get((stream, flight.key)) is flight:
             del self._pending[stream, flight.key]
         self._store.release(stream)

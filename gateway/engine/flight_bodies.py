@@ -7,7 +7,7 @@ that they are the stream's.  One confirmation is enough for all readers, and for
 from __future__ import annotations
 
 from gateway.aio.clock import Clock
-from gateway.engine.arrival import receive
+from gateway.engine.arrival import receive, take_whole
 from gateway.engine.classifier import Effect, is_overtaken
 from gateway.engine.comparison import MOST_COMPARED, Comparison
 from gateway.engine.route import Route
@@ -92,13 +92,21 @@ class FlightBodies:
     async def _read_body(
         self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: str, confirmed_at: float
     ) -> None:
-        def received(size: int) -> None:
+        if reply.has_arrived:
+            size = take_whole(stream, flight, head, reply)
             self._metrics.upstream_bytes(size, Mode.CATCHUP, route)
             flight.fetched += size
+            if size and not self.inflow.take(size):
+                await self.inflow.renewed()
+        else:
 
-        await receive(stream, flight, head, reply, self._store, self.inflow, received)
-        if flight.is_over:
-            return
+            def received(size: int) -> None:
+                self._metrics.upstream_bytes(size, Mode.CATCHUP, route)
+                flight.fetched += size
+
+            await receive(stream, flight, head, reply, self._store, self.inflow, received)
+            if flight.is_over:
+                return
         start, end = flight.start, head.next_offset
         if start == NOW:
             if flight.size:

@@ -65,7 +65,7 @@ class Incarnations:
         self._live = live
         self._clock = clock
 
-    async def run(self, read: Read, work: Callable[[Stream], Awaitable[T]]) -> T | Answer:
+    async def run(self, read: Read, work: Callable[[Read, Stream], Awaitable[T]]) -> T | Answer:
         """The result of `work` on the read's stream, or the remembered error of an absent stream.  Raises Uncacheable
         or a GatewayError."""
         if (absence := self._absence(read)) is not None:
@@ -80,7 +80,7 @@ class Incarnations:
             try:
                 if read.web_origin is not None and is_known_kept(read, stream):
                     raise Uncacheable(VARIES_BY_ORIGIN)
-                found = await work(stream)
+                found = await work(read, stream)
                 if read.web_origin is not None and is_kept(read, stream, found):
                     # A reply that came meanwhile has shown it.
                     found.close()

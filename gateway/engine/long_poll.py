@@ -54,7 +54,7 @@ class LongPoll:
     async def answer(self, read: Read) -> Answer | Waiting:
         """Answer with the bytes after the offset, or return the place at which to wait; the caller must call `close`.
         Raises Uncacheable or a GatewayError."""
-        return await self._incarnations.run(read, lambda stream: self._within_patience(read, stream))
+        return await self._incarnations.run(read, self._within_patience)
 
     async def _within_patience(self, read: Read, stream: Stream) -> Answer | Waiting:
         if read.start == NOW or not stream.tape.knows_after(read.start):

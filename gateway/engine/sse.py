@@ -52,7 +52,7 @@ class Sse:
         if self._is_too_late():
             raise Stopping
 
-        async def subscribe(stream: Stream) -> Subscription | Answer:
+        async def subscribe(read: Read, stream: Stream) -> Subscription | Answer:
             try:
                 if read.start == NOW or not stream.tape.knows_after(read.start):
                     return await self._on(read, stream)

@@ -148,6 +148,47 @@ class FlightReader:
 class Flight:
     """The state of one shared fetch of the bytes after `start`.  Owned by the engine's fetch table."""
 
+    __slots__ = (
+        "_readers",
+        "_watchers",
+        "accounted",
+        "accounted_requests",
+        "askers",
+        "base",
+        "changed",
+        "charged_bytes",
+        "dropped_bytes",
+        "error",
+        "expected",
+        "fetched",
+        "has_landed",
+        "head",
+        "holders",
+        "inflow",
+        "is_detached",
+        "is_kept",
+        "is_led",
+        "is_passing",
+        "is_sent",
+        "keep_bytes",
+        "kept",
+        "key",
+        "lag_bytes",
+        "length",
+        "must_go",
+        "on_unused",
+        "requests",
+        "room",
+        "sent_at",
+        "shared",
+        "sharers",
+        "size",
+        "span",
+        "spools",
+        "start",
+        "version",
+    )
+
     def __init__(self, start: str, keep_bytes: int, client: str = "", key: str | None = None) -> None:
         self.start = start
         self.key = key or start
