@@ -124,7 +124,8 @@ async def _begin(run: Run, size: Size) -> None:
         for number in range(count):
             name = f"{kind.__name__} {number}"
             rng = run.rng(name)
-            client = Client(run, parties[number % len(parties)], is_far=rng.random() < 0.3, name=name)
+            is_far, speaks_http_2 = rng.random() < 0.3, run.system.ledger is not None and rng.random() < 0.3
+            client = Client(run, parties[number % len(parties)], is_far=is_far, name=name, speaks_http_2=speaks_http_2)
             run.start(kind(run, client, rng).work(), name)
     work: list[Callable[[Run, Random], Coroutine[Any, Any, None]]] = [
         operators.origin_faults,

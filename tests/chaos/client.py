@@ -10,6 +10,7 @@ from tests.chaos.judge import Asked
 from tests.chaos.ledger import Entry
 from tests.chaos.parties import PARTIES, SHARED
 from tests.chaos.run import Run
+from tests.scenarios.http2_wire import Http2Wire
 from tests.scenarios.wire import Dropped, Wire
 
 HUNG = "no answer within the time that nothing takes"
@@ -24,7 +25,9 @@ class Hung(Exception):
 class Client:
     """Sends requests one after the other.  `leave` is owed."""
 
-    def __init__(self, run: Run, party: str, *, is_far: bool, name: str = "writer") -> None:
+    def __init__(
+        self, run: Run, party: str, *, is_far: bool, name: str = "writer", speaks_http_2: bool = False
+    ) -> None:
         self._run = run
         self.party = party
         self.is_far = is_far
@@ -32,6 +35,7 @@ class Client:
         is_named = run.system.manners.is_personal or run.system.ledger is not None
         self.name = name.replace(" ", "-") if is_named else ""
         """Its User-Agent, which no shared request has; empty if it sends none."""
+        self._kind = Http2Wire if speaks_http_2 else Wire
         self._wire: Wire | None = None
         self._epoch = -1
 
@@ -50,7 +54,7 @@ class Client:
                 raise ConnectionRefusedError
             url = system.client_side.url if self.is_far else system.running.gateway_url
             self._epoch = self._run.epoch
-            self._wire = await Wire.open(url)
+            self._wire = await self._kind.open(url)
         return self._wire
 
     async def ask(self, asked: Asked, headers: Mapping[str, str] = {}, body: bytes | None = None) -> Answer:
@@ -77,9 +81,13 @@ class Client:
         if answer.status == 500 and "Via" not in answer.headers:
             # What the origin says has passed through the gateway.
             self._run.violate(str(asked), str(status), "the gateway has failed by an error of its own")
-        if answer.headers.get("Connection", "").lower() == "close":
+        if answer.headers.get("Connection", "").lower() == "close" or (isinstance(wire, Http2Wire) and wire.goaways):
             self.leave()
         return answer
+
+    async def open(self, url: str, receive_bytes: int | None) -> Wire:
+        """A further connection, with that much room in the kernel.  Raises OSError."""
+        return await self._kind.open(url, receive_bytes)
 
     def entry(self, asked: Asked) -> Entry | None:
         """The ledger's entry of a request that is sent now; None if there is no ledger.  `Entry.ended` is owed."""

@@ -122,7 +122,12 @@ class Http2Wire(Wire):
                 ends = False
             await self.frame(frame)
 
+    @property
+    def is_over(self) -> bool:
+        return self.call.is_ended and not self.call.body
+
     async def head(self, method: str = "GET") -> Answer:
+        self.taken = 0
         return await self.head_of(self.call)
 
     async def head_of(self, call: Call) -> Answer:
@@ -133,7 +138,9 @@ class Http2Wire(Wire):
         return call.heads[-1]
 
     async def piece(self) -> bytes:
-        return await self.piece_of(self.call)
+        piece = await self.piece_of(self.call)
+        self.taken += len(piece)
+        return piece
 
     async def piece_of(self, call: Call) -> bytes:
         """Some bytes of a body as they come; none at its clean end.  Raises Dropped."""
