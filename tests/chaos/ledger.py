@@ -8,12 +8,14 @@ found by that address:
 - a request whose answer has begun has one final line, and its lines have no fewer bytes than came
 - a request without an answer, which may never have reached the gateway, has one final line at most
 
-All lines of one gateway have as many final lines, requests to the origin and bytes of it as its metrics count.  If a
-gateway counts lines that it could not write before its end, lines may be missing, and the others are still judged.
+All lines of one gateway have as many final lines of each mode and outcome, and as many requests to the origin and bytes
+of it, as its metrics count.  If a gateway counts lines that it could not write before its end, lines may be missing, and
+the others are still judged.
 """
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
@@ -25,8 +27,8 @@ import orjson
 from tests.scenarios.wire import Wire
 
 _NETWORK: Final = "2001:db8:"
+_REQUESTS: Final = re.compile(r'durable_gateway_requests_total\{mode="(\w+)",outcome="(\w+)"')
 _SUMS: Final = {
-    "durable_gateway_requests_total": "final lines",
     "durable_gateway_upstream_requests_total": "requests to the origin",
     "durable_gateway_upstream_bytes_total": "bytes of the origin",
     "durable_gateway_log_drops_total": "lost lines",
@@ -131,16 +133,18 @@ class Ledger:
         sums: Counter[str] = Counter()
         for raw in self._lines():
             line: dict[str, Any] = orjson.loads(raw)
-            sums["final lines"] += line["is_final"]
+            if line["is_final"]:
+                sums[f"{line['mode']} {line['outcome']}"] += 1
             sums["requests to the origin"] += line.get("origin_requests", 0)
             sums["bytes of the origin"] += line["fetched_bytes"]
             client = line.get("client", "")
             if client.startswith(_NETWORK) and (why := self._take(line, raw)) is not None:
                 found.append((*why,))
         counted = _counted(exposition)
-        are_all_there = not counted.pop("lost lines")
-        if are_all_there and sums != counted:
-            found.append(("all requests", f"the log has {dict(sums)}", f"the metrics count {dict(counted)}"))
+        are_all_there = not counted.pop("lost lines", 0)
+        if are_all_there and +sums != counted:
+            more, less = dict(sums - counted), dict(counted - sums)
+            found.append(("all requests", f"the log has {more} more", f"than the metrics count, and {less} less"))
         for address, entry in list(self._entries.items()):
             if entry.has_ended:
                 del self._entries[address]
@@ -181,9 +185,11 @@ class Ledger:
 
 def _counted(exposition: str) -> Counter[str]:
     """The sums that metrics have of what the log's lines add up to."""
-    sums: Counter[str] = Counter(dict.fromkeys(_SUMS.values(), 0))
+    sums: Counter[str] = Counter()
     for sample in exposition.splitlines():
-        name = sample.partition("{")[0]
-        if name in _SUMS:
-            sums[_SUMS[name]] += int(float(sample.rpartition(" ")[2]))
-    return sums
+        value = sample.rpartition(" ")[2]
+        if (found := _REQUESTS.match(sample)) is not None:
+            sums[f"{found[1]} {found[2]}"] += int(float(value))
+        elif (name := re.split("[{ ]", sample, maxsplit=1)[0]) in _SUMS:
+            sums[_SUMS[name]] += int(float(value))
+    return +sums
