@@ -39,6 +39,8 @@ class Call:
     heads: list[Answer] = field(default_factory=list)
     block: bytes = b""
     body: bytearray = field(default_factory=bytearray)
+    received: int = 0
+    """Bytes of the body that came."""
     flow: int = 0
     """Bytes that came and have not been acknowledged."""
     window: int = 65_535
@@ -123,11 +125,14 @@ class Http2Wire(Wire):
             await self.frame(frame)
 
     @property
+    def taken(self) -> int:
+        return self.call.received
+
+    @property
     def is_over(self) -> bool:
-        return self.call.is_ended and not self.call.body
+        return self.call.is_ended
 
     async def head(self, method: str = "GET") -> Answer:
-        self.taken = 0
         return await self.head_of(self.call)
 
     async def head_of(self, call: Call) -> Answer:
@@ -138,9 +143,7 @@ class Http2Wire(Wire):
         return call.heads[-1]
 
     async def piece(self) -> bytes:
-        piece = await self.piece_of(self.call)
-        self.taken += len(piece)
-        return piece
+        return await self.piece_of(self.call)
 
     async def piece_of(self, call: Call) -> bytes:
         """Some bytes of a body as they come; none at its clean end.  Raises Dropped."""
@@ -198,6 +201,7 @@ class Http2Wire(Wire):
                     self._head(call)
             case DataFrame():
                 call.body += frame.data
+                call.received += len(frame.data)
                 call.flow += frame.flow_controlled_length
             case RstStreamFrame():
                 # What came before an answer's end is all of it, whatever is said of the request's rest.

@@ -84,8 +84,7 @@ class Wire:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    taken: int = 0
-    """Body bytes of the latest answer that were read."""
+    _taken: int = 0
     _lines: bytearray = field(default_factory=bytearray)
     _left: int | None = None
     _is_chunked: bool = False
@@ -109,6 +108,11 @@ class Wire:
             sock.close()
             raise
         return cls(reader, writer)
+
+    @property
+    def taken(self) -> int:
+        """Body bytes of the latest answer that have come."""
+        return self._taken
 
     @property
     def is_over(self) -> bool:
@@ -143,7 +147,7 @@ class Wire:
                 if status >= 200 or status == 101:
                     break
         headers = fields_of(lines[1:])
-        self.taken = 0
+        self._taken = 0
         self._is_chunked = headers.get("Transfer-Encoding") == "chunked"
         self._left = int(headers["Content-Length"]) if "Content-Length" in headers else None
         self._is_over = method == "HEAD" or status in (204, 304) or (self._left == 0 and not self._is_chunked)
@@ -158,7 +162,7 @@ class Wire:
                 piece = await self._piece()
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise Dropped from error
-        self.taken += len(piece)
+        self._taken += len(piece)
         return piece
 
     async def _piece(self) -> bytes:
