@@ -9,8 +9,8 @@ found by that address:
 - a request without an answer, which may never have reached the gateway, has one final line at most
 
 All lines of one gateway have as many final lines of each mode and outcome, and as many requests to the origin and bytes
-of it, as its metrics count.  If a gateway counts lines that it could not write before its end, lines may be missing, and
-the others are still judged.
+of it, as its metrics count.  If a gateway counts lines that it could not write before its end, lines may be missing,
+and the others are still judged.
 """
 
 from __future__ import annotations
