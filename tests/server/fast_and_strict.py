@@ -208,10 +208,10 @@ class FastAndStrict(RuleBasedStateMachine):
         variants = [pair[0], pair[0], pair[1], pair[0]]
         versions = self.next_versions(variants)
         self.on_both(lambda side: side.follow(versions, f"{path}?offset=-1&live=sse", variants, more))
+        self.settle()
         # Who may share a live request does not depend on how the readers' requests were understood.
         fast, strict = (side.live_requests for side in self.sides)
         assert fast == strict
-        self.settle()
 
     @rule(
         path=st.sampled_from(sorted(PATHS)),
