@@ -30,7 +30,10 @@ class SessionError(Exception):
 
 
 _FRAME_OF_SETTINGS: Final = 192
-"""Bytes of settings that take about as long to read as another frame."""
+"""Bytes of settings that count as another frame: regular clients send a tenth."""
+
+_SMALL: Final = 1_024
+"""A piece of a body that is shorter (bytes) is joined with the piece that was read before it."""
 
 Head = TypeVar("Head")
 """What a side makes of the head of a message: a request, or a reply."""
@@ -164,7 +167,7 @@ class Reading(Ending, Generic[Head]):
             if kind == frames.HEADERS:
                 most_heads -= 1
             else:
-                most_frames -= 1 + size // _FRAME_OF_SETTINGS if kind == frames.SETTINGS else 1
+                most_frames -= 1
             take = _TAKERS.get(kind)
             if take is None:
                 self._spend(Kind.IDLE)
@@ -289,7 +292,12 @@ class Reading(Ending, Generic[Head]):
                 self._open_window(size)
                 return
         if data:
-            self._events.append(DataReceived(stream, data, size))
+            events = self._events
+            if events and len(data) < _SMALL and isinstance(last := events[-1], DataReceived) and last.stream is stream:
+                # Each piece has its price further on, however small it is.
+                events[-1] = DataReceived(stream, last.data + data, last.size + size)
+            else:
+                events.append(DataReceived(stream, data, size))
         else:
             self.acknowledge(stream, size)
             if not ends:
@@ -332,7 +340,8 @@ class Reading(Ending, Generic[Head]):
             raise SessionError(ErrorCode.PROTOCOL_ERROR)
         if len(payload) % 6 or (flags & frames.ACK and payload):
             raise SessionError(ErrorCode.FRAME_SIZE_ERROR)
-        self._spend(Kind.SETTINGS)
+        for _ in range(1 + len(payload) // _FRAME_OF_SETTINGS):
+            self._spend(Kind.SETTINGS)
         if flags & frames.ACK:
             return
         self._has_settings = True

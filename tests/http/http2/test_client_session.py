@@ -62,7 +62,7 @@ def test_a_reply_has_head_body_and_end() -> None:
     assert (head.head.status, head.head.reason, head.head.content_length) == (200, "OK", 3)
     assert head.head.headers["ETag"] == '"a"'
     assert head.head.is_delimited
-    assert [event.data for event in events if isinstance(event, DataReceived)] == [b"ab", b"c"]
+    assert [event.data for event in events if isinstance(event, DataReceived)] == [b"abc"]
     assert events[-1] == BodyEnded(stream)
     assert not client.session.streams
 

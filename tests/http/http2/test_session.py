@@ -39,12 +39,11 @@ OPEN = request(1, POST, ends=False)
 def test_a_request_and_its_body_become_events() -> None:
     server = Server()
     events = server.take(OPEN, data(1, b"abc"), frame(frames.DATA, frames.PADDED, 1, b"\x02de\0\0"), data(1, ends=True))
-    begun, first, second, ended = events
+    begun, body, ended = events
     assert isinstance(begun, RequestReceived)
     assert not begun.is_whole
-    assert isinstance(first, DataReceived)
-    assert isinstance(second, DataReceived)
-    assert (first.data, first.size, second.data, second.size) == (b"abc", 3, b"de", 5)
+    assert isinstance(body, DataReceived)
+    assert (body.data, body.size) == (b"abcde", 3 + 5)
     assert isinstance(ended, BodyEnded)
 
 
@@ -114,32 +113,38 @@ def test_no_more_heads_are_read_than_asked_for_and_the_rest_is_read_later() -> N
 @pytest.mark.parametrize("cut", [0, 5, 11])
 def test_no_more_other_frames_are_read_than_asked_for_and_the_rest_is_read_later(cut: int) -> None:
     server = Server()
-    body = b"".join(data(1, bytes((n,))) for n in range(20))
+    body = b"".join(data(1, bytes((n,)) * 1_024) for n in range(20))
     rest, flood = body[len(body) - cut :], request(1, POST, ends=False) + body[: len(body) - cut]
     events = [*server.session.receive(flood, 0.0, 4, 8), *server.session.receive(rest, 0.0, 4, 0)]
     assert (len(events), server.session.has_more) == (9, True)
-    assert server.session.input_bytes == 12 * len(data(1, b"x"))
+    assert server.session.input_bytes == 12 * len(data(1, bytes(1_024)))
     events += server.session.receive(b"", 0.0, 4, 8)
     events += server.session.receive(data(1, b"last", ends=True), 0.0, 4, 8)
     assert not server.session.has_more
-    assert b"".join(event.data for event in events if isinstance(event, DataReceived)) == bytes(range(20)) + b"last"
+    received = b"".join(event.data for event in events if isinstance(event, DataReceived))
+    assert received == b"".join(bytes((n,)) * 1_024 for n in range(20)) + b"last"
     assert server.session.input_bytes == 0
 
 
-def test_a_long_settings_frame_counts_as_several_frames() -> None:
+def test_a_long_settings_frame_is_a_flood_by_itself() -> None:
     server = Server()
-    storm = frame(frames.SETTINGS, 0, 0, setting(Setting.INITIAL_WINDOW_SIZE, 5)[9:] * 2_730)
-    server.session.receive(storm + ping() * 3, 0.0, 4, 64)
-    assert server.session.has_more
-    server.session.receive(b"", 0.0, 4, 64)
-    assert not server.session.has_more
+    server.take(frame(frames.SETTINGS, 0, 0, setting(Setting.INITIAL_WINDOW_SIZE, 5)[9:] * 2_730))
+    assert server.session.failed is ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_pieces_of_one_byte_become_one_event() -> None:
+    server = Server()
+    server.take(request(1, POST, ends=False), request(3, POST, ends=False))
+    events = server.take(*(data(1, b"x") for _ in range(50)), data(3, b"y"), data(1, b"z", ends=True))
+    pieces = [(event.stream.id, event.data, event.size) for event in events if isinstance(event, DataReceived)]
+    assert pieces == [(1, b"x" * 50, 50), (3, b"y", 1), (1, b"z", 1)]
 
 
 def test_the_last_window_of_a_settings_frame_applies() -> None:
     server = Server()
     streams = [request(id_, POST, ends=False) for id_ in range(1, 201, 2)]
     server.take(*streams)
-    windows = [1 << 30, *range(2_000), (1 << 31) - 1, 7]
+    windows = [1 << 30, *range(200), (1 << 31) - 1, 7]
     server.take(frame(frames.SETTINGS, 0, 0, b"".join(setting(Setting.INITIAL_WINDOW_SIZE, n)[9:] for n in windows)))
     assert {stream.send_window for stream in server.streams.values()} == {7}
     (later,) = server.take(request(201))
