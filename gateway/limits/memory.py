@@ -8,8 +8,9 @@ Pure: the owner looks from time to time and acts on the answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
+from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -103,12 +104,20 @@ def _level(now: Pressure, used: float) -> Pressure:
     return max(reached, kept)
 
 
-def victims(costs: Iterable[tuple[int, T]], excess: int) -> list[T]:
-    """Who to drop so that at least `excess` bytes are freed, the costliest first; no more of them than needed."""
-    found: list[T] = []
-    for cost, one in sorted(costs, key=lambda pair: -pair[0]):
-        if excess <= 0 or cost <= 0:
-            break
-        found.append(one)
-        excess -= cost
+def victims(costs: Iterable[tuple[int, T]], excess: int, cost_now: Callable[[T], int] | None = None) -> dict[T, int]:
+    """Who to drop so that at least `excess` bytes are freed, the costliest first, and the cost of each; no more of them
+    than needed.
+
+    Each costs at most `cost_now`, if that is given; it is called only for those that may have to go.
+    """
+    found: dict[T, int] = {}
+    left = [(-cost, number, one, cost_now is None) for number, (cost, one) in enumerate(costs)]
+    heapify(left)
+    while left and excess > 0 and left[0][0] < 0:
+        minus_cost, number, one, is_current = heappop(left)
+        if cost_now is not None and not is_current:
+            heappush(left, (max(minus_cost, -cost_now(one)), number, one, True))
+            continue
+        found[one] = -minus_cost
+        excess += minus_cost
     return found

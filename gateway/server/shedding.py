@@ -17,8 +17,8 @@ from gateway.limits.memory import victims
 from gateway.limits.shared_bytes import Holding, charged
 from gateway.server.clients import ClientConnection, Clients
 
-_SLICE: Final = 500
-"""Connections looked at in one turn of the loop."""
+_SLICE: Final = 64
+"""Connections looked at in one turn of the loop: one takes some 6 µs, and 500 were most of the turns above 2 ms."""
 
 
 class ShedReason(StrEnum):
@@ -69,12 +69,11 @@ class Shedding:
         if excess <= 0:
             return 0
         # Some hold less than when they were looked at.
-        costs = {one: min(cost, _most(one)) for cost, one in self._held}
-        dropped = victims(((cost, one) for one, cost in costs.items()), excess)
-        for one in dropped:
-            self.held_bytes -= costs.pop(one)
+        dropped = victims(self._held, excess, _most)
+        for one, cost in dropped.items():
+            self.held_bytes -= cost
             one.shed()
-        self._held = [(cost, one) for one, cost in costs.items()]
+        self._held = [(cost, one) for cost, one in self._held if one not in dropped]
         self.shed[reason] += len(dropped)
         return len(dropped)
 

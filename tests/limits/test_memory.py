@@ -99,10 +99,22 @@ def test_it_sheds_only_above_the_low_mark_and_always_recovers(looks: list[tuple[
     assert found == (Pressure.NONE, 1.0, 0)
 
 
-@given(st.lists(st.integers(0, 100)), st.integers(-5, 500))
-def test_victims_are_the_costliest_and_no_more_than_needed(costs: list[int], excess: int) -> None:
-    found = victims([(cost, index) for index, cost in enumerate(costs)], excess)
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100))), st.booleans(), st.integers(-5, 500))
+def test_victims_are_the_costliest_and_no_more_than_needed(
+    known: list[tuple[int, int]], is_known: bool, excess: int
+) -> None:
+    before = [(cost, index) for index, (cost, _) in enumerate(known)]
+    asked: list[int] = []
+
+    def cost_now(index: int) -> int:
+        asked.append(index)
+        return known[index][1]
+
+    found = victims(before, excess, None if is_known else cost_now)
+    costs = [cost if is_known else min(cost, now) for cost, now in known]
     taken = [costs[index] for index in found]
+    assert list(found.values()) == taken
+    assert len(asked) == len(set(asked))
     assert all(cost > 0 for cost in taken)
     assert taken == sorted(costs, reverse=True)[: len(taken)]
     assert sum(taken) >= min(max(0, excess), sum(costs))
