@@ -70,13 +70,10 @@ allow_origins = ["*"]
 
 @pytest.fixture(scope="session")
 def results(
-    memory_origin: str,
-    gateway_before_memory_origin: str,
-    reference_server: str,
-    gateway_before_reference_server: str,
+    memory_origin: str, gateway_before_memory_origin: str, gateway_before_reference_server: str
 ) -> Iterator[Callable[[str], dict[str, bool]]]:
     """Gives the results of the server at a URL.  A run sleeps for two thirds of its time."""
-    urls = (gateway_before_reference_server, reference_server, gateway_before_memory_origin, memory_origin)
+    urls = (gateway_before_reference_server, gateway_before_memory_origin, memory_origin)
     with ThreadPoolExecutor(AT_ONCE) as runs:
         running = {url: runs.submit(run_conformance, url) for url in urls}
         yield lambda url: running[url].result()

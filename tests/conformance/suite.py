@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -72,3 +74,8 @@ def run_conformance(
 def failures(results: dict[str, bool]) -> list[str]:
     """The names of the failed tests."""
     return [name for name, passed in results.items() if not passed]
+
+
+def named(names: Iterable[str]) -> str:
+    """A pattern of these names alone."""
+    return f"^({'|'.join(map(re.escape, sorted(names)))})$"

@@ -7,14 +7,13 @@ pass on its route, those that do not have to pass on that of JSON, and the rest 
 
 from __future__ import annotations
 
-import re
 import urllib.request
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.conformance.suite import LONG_POLL_TIMEOUT_S, failures, run_conformance
+from tests.conformance.suite import LONG_POLL_TIMEOUT_S, failures, named, run_conformance
 from tests.served import durable_gateway, served
 
 BASIN = "conformance"
@@ -57,7 +56,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
             found: Results = {}
             for route in ROUTES:
                 found[route] = run_conformance(f"{urls['gateway']}/{route}", None, pattern)
-                pattern = f"^({'|'.join(map(re.escape, failures(found[route])))})$"
+                pattern = named(failures(found[route]))
             return found
 
 
