@@ -2,7 +2,6 @@
 
 import base64
 import json
-import time
 from typing import Any
 
 import pytest
@@ -51,16 +50,11 @@ async def test_a_subscriber_that_stops_reading_is_closed_in_time_and_resumes_wit
     fast = await edge.begin("/s?offset=-1&live=sse")
     await fast.head()
     await bounded(counters.parked_is(1))
-    took_s = []
     got = bytearray()
     for number in range(ROUNDS):
-        began = time.monotonic()
         assert (await edge.post("/s", BLOCK, BINARY)).status == 204
         offset = await read_until(fast, (number + 1) * len(BLOCK), got)
-        took_s.append(time.monotonic() - began)
     assert bytes(got) == BLOCK * ROUNDS
-    # No reader waits for the stalled one, which is 2.6 MB behind by now.
-    assert sorted(took_s)[ROUNDS // 2] < 0.25
     await eventually(lambda: edge.gateway.metrics.slow_consumers[True].value == 1)
     # The bytes it has taken are valid; the rest is dropped without a clean end, and requested again.
     had = bytearray()
@@ -81,17 +75,27 @@ async def test_a_subscriber_that_stops_reading_is_closed_in_time_and_resumes_wit
     assert bytes(had) == bytes(got)
 
 
-async def test_memory_for_a_stalled_reader_is_bounded(edge: Edge, counters: Counters) -> None:
+async def test_a_stalled_reader_delays_no_other_and_its_memory_is_bounded(
+    start: Start, origin: RunningOrigin, counters: Counters
+) -> None:
     """Its frames are made only when it can take them: no backlog builds up, however much the stream grows."""
+    edge = await start(origin.url, client_write_timeout_s=600, send_buffer_bytes=32_768)
     await edge.put("/s", b"", BINARY)
     slow = await edge.begin("/s?offset=-1&live=sse", receive_bytes=16_384)
     await slow.head()
+    fast = await edge.begin("/s?offset=-1&live=sse")
+    await fast.head()
     await bounded(counters.parked_is(1))
-    for _ in range(20):
+    got = bytearray()
+    for number in range(20):
         await edge.post("/s", BLOCK, BINARY)
+        await read_until(fast, (number + 1) * len(BLOCK), got)
+    assert bytes(got) == BLOCK * 20
+    assert edge.gateway.metrics.slow_consumers[True].value == 0
     _, waiting = edge.gateway.clients.unsent()
     # One frame of 256 KB as base64, and the buffer's own bound.
-    assert waiting < 500_000
+    assert 0 < waiting < 500_000
+    slow.reset()
 
 
 async def test_a_slow_catch_up_reader_does_not_delay_a_fast_one(

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.server.tls import TlsTransport
-from gateway.server.turns import Turns, TurnTaker
+from gateway.server.turns import Turns
 from tests.certificates import Authority
+from tests.server.conftest import Held
 from tests.waiting import pass_turns
 
 
@@ -228,18 +229,6 @@ def test_a_protocol_that_pauses_gets_no_more_until_it_resumes(
         assert wired.up.data == bytes(size)
 
     run(contexts, scenario)
-
-
-class Held(Turns):
-    """Turns that are given by the test alone."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda _: None, lambda: 0.0)
-        self.takers: list[TurnTaker] = []
-
-    def must_wait(self, taker: TurnTaker) -> bool:
-        self.takers.append(taker)
-        return True
 
 
 @settings(max_examples=10)
