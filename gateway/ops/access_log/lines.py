@@ -75,7 +75,7 @@ class Lines:
         """The last parts of ids, by position in a batch."""
         self._clients: dict[str | None, bytes] = {}
         self._durations: dict[int, bytes] = {}
-        """Pieces of hits by their duration in microseconds."""
+        """Pieces of hits by their duration in microseconds, of less than `_REMEMBERED`."""
         self.endings: dict[bytes, bytes] = {}
         """Results of `ending`, by the bytes of the request or of its header section.  Callers look here first to save
         the call."""
@@ -121,7 +121,7 @@ class Lines:
 
     def _forget(self) -> None:
         # Plain dictionaries, cleared when full: keeping them in LRU order costs more than making the pieces again.
-        for remembered in (self._clients, self._masked, self._durations, self._facts):
+        for remembered in (self._clients, self._masked, self._facts):
             if len(remembered) > _REMEMBERED:
                 remembered.clear()
 
@@ -218,7 +218,10 @@ class Lines:
     def _duration_piece(self, micros: int) -> bytes:
         seconds = b"%d.%06d" % divmod(micros, 1_000_000)
         # The answer is handed to the connection whole, its first byte with its last.
-        piece = self._durations[micros] = b',"duration_s":%b,"first_byte_s":%b' % (seconds, seconds)
+        piece = b',"duration_s":%b,"first_byte_s":%b' % (seconds, seconds)
+        if micros < _REMEMBERED:
+            # Hits take a few microseconds, and no two long-polls wait equally long.
+            self._durations[micros] = piece
         return piece
 
     def _client_piece(self, client: str | None) -> bytes:

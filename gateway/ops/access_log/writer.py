@@ -342,8 +342,14 @@ class LogWriter:
                 record.first_byte_s = ended - began
                 self.record_of(record, began, client, section)
                 clients = clients[1:]
+        # The same as `repeat`, without a call for each client.
+        queue, endings = self._queue, self._lines.endings
         for began, client, section in clients:
-            self.repeat(hit, began, ended, client, section.text)
+            if (len(queue) < self._check_from and self._queued_bytes < self._check_from_bytes) or self._admits():
+                text = section.text
+                ending = endings.get(text) or self._lines.ending(text)
+                self._queued_bytes += _HIT_BYTES + len(ending)
+                queue.append((hit, began, ended, client, ending))
 
 
 def _weight(item: Item) -> int:
