@@ -57,8 +57,8 @@ _MOST_BREAKS: Final = MOST_FIELDS + 2
 """Line breaks of the longest section that the strict parser accepts."""
 
 _MOST_BYTES: Final = 1 << 23
-_COST: Final = 400
-"""Bytes charged for a section in addition to its own and its keys'."""
+_COST: Final = 700
+"""Bytes charged for a section in addition to its own and those of its meanings."""
 
 _HEAD_END: Final = b"\r\n\r\n"
 
