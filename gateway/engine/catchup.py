@@ -487,8 +487,8 @@ class _Attempt:
             age_s = self._clock.now() - (since if since > -math.inf else self._stored_at)
         run = BodyRun(stream, read.start, self._at, self._version.edition)
         said = Said(outcome, up_to_date, is_closed, age_s, fwd_status=fwd_status, stored=stored, stale_s=stale_s)
-        headers = stream_headers(read, run, self._tag_size, said)
-        if is_not_modified(read, headers):
+        headers = stream_headers(read, run, self._tag_size if stream.tape.has_lost_start else 0, said)
+        if read.if_none_match is not None and is_not_modified(read, headers):
             self.parts.close()
             answer = Answer(304, not_modified(headers), outcome, run=run)
         else:
@@ -499,8 +499,7 @@ class _Attempt:
 
     @property
     def _tag_size(self) -> int | str:
-        tape = self._stream.tape
-        return self.parts.tag_size(tape.is_json) if tape.has_lost_start else 0
+        return self.parts.tag_size(self._stream.tape.is_json)
 
     def _allow_repeat(self, answer: Answer, run: BodyRun, *, is_tail: bool) -> None:
         """Let the answer be repeated; an answer that states the tail of an open stream only until the tail may move."""

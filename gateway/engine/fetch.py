@@ -27,7 +27,6 @@ from gateway.engine.classifier import (
     BEYOND_TAIL,
     NO_HEAD,
     Effect,
-    Learned,
     Personal,
     ReplyRecorder,
     SharedRefusal,
@@ -304,8 +303,10 @@ class Fetch:
         """Take a reply: land the flight, fail it, or repeat the request."""
         error: GatewayError | None = None
         try:
-            async with reply:
+            try:
                 is_over = await self._take_reply(reply)
+            finally:
+                reply.close()
             if not is_over:
                 error = UpstreamUnavailable()
         except TailMovedBack as moved:
@@ -366,10 +367,11 @@ class Fetch:
             return True
         stream.contacted(asked_at)
         stream.revalidated(facts.version)
-        effect = await work.bodies.take(stream, flight, head, reply, route, asked_at)
-        if effect is not None:
-            self._carry_out(effect)
-        if flight.key not in (NOW, CONFIRMATION):
+        if flight.key == CONFIRMATION:
+            self._carry_out(await work.bodies.compare(stream, flight, head, reply, route, asked_at))
+            return True
+        await work.bodies.store(stream, flight, head, reply, route, asked_at)
+        if flight.key != NOW:
             is_up_to_date = head.up_to_date or head.is_closed
             work.pace.ended(stream, flight.size, work.clock.now(), is_up_to_date=is_up_to_date)
         return True
@@ -379,22 +381,21 @@ class Fetch:
         allow the reply, TailMovedBack if it belongs to another stream than the known one."""
         work, stream, flight, route, facts = self._work, self.stream, self.flight, self.route, self._facts
         learned = classify(flight.start, reply, route, facts, work.clock.wall())
-        match learned:
-            case NotShareable():
-                return learned
-            case Personal(why=why):
-                work.recorder.apply_personal(stream, learned, facts)
-                return why
-            case SharedRefusal():
-                if route.varies_by_origin(reply.headers):
-                    work.store.vary_by_origin(stream)
-                error = await read_error(reply, route, self.source)
-                work.metrics.upstream_bytes(len(error.body), self.mode, route.config.name)
-                flight.fetched += len(error.body)
-                return error
-            case Learned(is_beyond=True) if not await is_empty(reply):
-                # The bytes lead to no later offset: the answer is for this client alone.
-                return BEYOND_TAIL
+        if isinstance(learned, NotShareable):
+            return learned
+        if isinstance(learned, Personal):
+            work.recorder.apply_personal(stream, learned, facts)
+            return learned.why
+        if isinstance(learned, SharedRefusal):
+            if route.varies_by_origin(reply.headers):
+                work.store.vary_by_origin(stream)
+            error = await read_error(reply, route, self.source)
+            work.metrics.upstream_bytes(len(error.body), self.mode, route.config.name)
+            flight.fetched += len(error.body)
+            return error
+        if learned.is_beyond and not await is_empty(reply):
+            # The bytes lead to no later offset: the answer is for this client alone.
+            return BEYOND_TAIL
         is_first_word = learned.up_to_date and facts.version.same_acks_as(stream.version)
         if is_first_word and stream.lacks_acknowledged(learned.offset, is_closed=learned.is_closed):
             # It may forget what is held, and has then overtaken the flight.

@@ -21,7 +21,7 @@ from gateway.tape.confirmed import LEAST_GAP_S
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.metrics import MetricsRecorder
-from gateway.upstream.flight import CONFIRMATION, Flight, StreamHead
+from gateway.upstream.flight import Flight, StreamHead
 from gateway.upstream.reply import Reply
 
 
@@ -35,37 +35,22 @@ class FlightBodies:
         self.inflow = Inflow()
         """How many bytes the bodies may add to memory now."""
 
-    async def take(
+    async def compare(
         self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: Route, asked_at: float
     ) -> Effect | None:
-        """Announce the head, take the body of the reply to a request sent at `asked_at`, and land the flight.
+        """Announce the head of the reply to a confirmation sent at `asked_at`, compare its bytes with those held, and
+        land the flight.  Bytes that differ are forgotten.
 
         Returns the effect on the stream's live readers.  Raises UpstreamBroken, TailMovedBack or another GatewayError.
         """
         reusable_s, name = stream.reusable_s(route.config.trust_s), route.config.name
         confirmed_at = asked_at - _counted_age(reply, reusable_s)
-        if flight.key == CONFIRMATION:
-            return await self._compare_body(stream, flight, head, reply, name, confirmed_at, reusable_s)
-        await self._read_body(stream, flight, head, reply, name, confirmed_at)
-        return None
-
-    async def _compare_body(
-        self,
-        stream: Stream,
-        flight: Flight,
-        head: StreamHead,
-        reply: Reply,
-        route: str,
-        confirmed_at: float,
-        reusable_s: float,
-    ) -> Effect | None:
-        """Compare the bytes with those held; forget those if they differ."""
         comparison = Comparison(stream.tape, flight.start, head.next_offset, reply.content_length)
         flight.announce(head)
         is_short = (reply.content_length or 0) <= 2 * MOST_COMPARED
         try:
             async for chunk in reply.chunks():
-                self._metrics.upstream_bytes(len(chunk), Mode.CATCHUP, route)
+                self._metrics.upstream_bytes(len(chunk), Mode.CATCHUP, name)
                 flight.fetched += len(chunk)
                 comparison.feed(chunk)
                 if comparison.is_over and (not is_short or flight.fetched > 2 * MOST_COMPARED):
@@ -89,19 +74,22 @@ class FlightBodies:
         flight.land()
         return effect
 
-    async def _read_body(
-        self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: str, confirmed_at: float
+    async def store(
+        self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: Route, asked_at: float
     ) -> None:
+        """Announce the head of the reply to a request sent at `asked_at`, store its body, and land the flight.  Raises
+        like `compare`."""
+        name = route.config.name
         if reply.has_arrived:
             size = take_whole(stream, flight, head, reply)
-            self._metrics.upstream_bytes(size, Mode.CATCHUP, route)
+            self._metrics.upstream_bytes(size, Mode.CATCHUP, name)
             flight.fetched += size
             if size and not self.inflow.take(size):
                 await self.inflow.renewed()
         else:
 
             def received(size: int) -> None:
-                self._metrics.upstream_bytes(size, Mode.CATCHUP, route)
+                self._metrics.upstream_bytes(size, Mode.CATCHUP, name)
                 flight.fetched += size
 
             await receive(stream, flight, head, reply, self._store, self.inflow, received)
@@ -116,12 +104,14 @@ class FlightBodies:
                 # The bytes are for the flight's readers alone.
                 self._store.count_unstored(flight.size)
             else:
-                if start == START and stream.tape.knows_after(START):
+                tape = stream.tape
+                if start == START and tape.knows_after(START):
                     # Another fetch has brought the beginning, which the origin may have trimmed in between.
-                    stream.tape.has_lost_start = True
+                    tape.has_lost_start = True
                 self._store.store(stream, start, end, flight.kept, self._clock.now())
-                stream.confirm(start, confirmed_at)
-                if stream.tape.knows_after(start):
+                age_s = _counted_age(reply, stream.reusable_s(route.config.trust_s))
+                stream.confirm(start, asked_at - age_s)
+                if tape.knows_after(start):
                     flight.shared = stream.shared_bytes()
         flight.land()
 

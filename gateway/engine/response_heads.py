@@ -8,9 +8,9 @@ validate the bytes of another stream.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from multidict import CIMultiDict
+from multidict import CIMultiDict, istr
 
 from gateway.engine.answer import Answer, BodyRun
 from gateway.engine.conditional import is_not_modified, not_modified
@@ -31,6 +31,14 @@ from gateway.protocol.offsets import START
 from gateway.tape.stream import Stream
 from gateway.upstream.flight import OriginError
 
+# Interned: a plain name is put into lower case each time.
+_CONTENT_TYPE: Final = istr("Content-Type")
+_NEXT_OFFSET: Final = istr(STREAM_NEXT_OFFSET)
+_UP_TO_DATE: Final = istr(STREAM_UP_TO_DATE)
+_CLOSED: Final = istr(STREAM_CLOSED)
+_ETAG: Final = istr("ETag")
+_CACHE_CONTROL: Final = istr("Cache-Control")
+_CACHE_STATUS: Final = istr("Cache-Status")
 _IMMUTABLE_S = 60
 _STALE_WHILE_REVALIDATE_S = 300
 
@@ -80,28 +88,28 @@ def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIM
     """The headers of a 200 with this run of the stream.  `size` is that of the body, or a text that no other
     representation has in its place."""
     stream, end, cursor = run.stream, run.end, said.cursor
-    headers = CIMultiDict(stream.headers)
-    headers["Content-Type"] = stream.content_type or DEFAULT_TYPE
-    headers[STREAM_NEXT_OFFSET] = end
+    headers = stream.headers.copy()
+    add = headers.add
+    add(_CONTENT_TYPE, stream.content_type or DEFAULT_TYPE)
+    add(_NEXT_OFFSET, end)
     if said.up_to_date:
-        headers[STREAM_UP_TO_DATE] = "true"
+        add(_UP_TO_DATE, "true")
     if said.is_closed:
-        headers[STREAM_CLOSED] = "true"
+        add(_CLOSED, "true")
     if cursor is not None and not said.is_closed:
         headers[STREAM_CURSOR] = cursor
-    headers["ETag"] = mint(run.edition.incarnation, _tagged_start(run.start, stream, size), end, said.is_closed)
-    headers["Cache-Control"] = _cache_control(read, stream, said.up_to_date or cursor is not None)
+    add(_ETAG, mint(run.edition.incarnation, _tagged_start(run.start, stream, size), end, said.is_closed))
+    cache_control = _cache_control(read, stream, said.up_to_date or cursor is not None)
+    if stream.caching.is_verbatim and "no-transform" not in cache_control:
+        cache_control += ", no-transform"
+    add(_CACHE_CONTROL, cache_control)
     if cursor is not None:
         # Without `no-transform`: the answer is complete, so coding it delays nothing and often pays.
         headers[ACCEL_BUFFERING] = "no"
-    if stream.caching.is_verbatim and "no-transform" not in headers["Cache-Control"]:
-        headers["Cache-Control"] += ", no-transform"
     if said.age_s is not None:
         headers["Age"] = str(max(0, int(said.age_s)))
     if said.stale_s is None:
-        headers["Cache-Status"] = cache_status(
-            read.route.node, said.outcome, fwd_status=said.fwd_status, stored=said.stored
-        )
+        add(_CACHE_STATUS, cache_status(read.route.node, said.outcome, fwd_status=said.fwd_status, stored=said.stored))
     else:
         headers["Cache-Status"] = cache_status(
             read.route.node, said.outcome, ttl_s=-int(said.stale_s) - 1, detail="stale-while-revalidate"

@@ -93,8 +93,10 @@ class Block:
 
     def stop_after(self, position: int) -> tuple[int, str]:
         """The first known token after `position`."""
-        at = bisect_right(self.marks, position, key=lambda mark: mark[0])
-        return self.marks[at] if at < len(self.marks) else (self.size, self.end)
+        marks = self.marks
+        if not marks or marks[-1][0] <= position:
+            return self.size, self.end
+        return marks[bisect_right(marks, position, key=lambda mark: mark[0])]
 
     def cut(self, start: int, stop: int) -> Cut:
         """The bytes in [`start`, `stop`), without a comma at `start`; whole pieces are not copied."""

@@ -203,7 +203,8 @@ class S3Fifo(Generic[K]):
         self._main_ghosts.pop(key_hash, None)
 
     def victim(self, spared: K) -> K | None:
-        if len(self) == (spared in self):
+        held = len(self._probation) + len(self._main)
+        if held <= 1 and held == (spared in self):
             return None
         while True:
             queue = self._next_queue(spared)
@@ -220,15 +221,19 @@ class S3Fifo(Generic[K]):
 
     def _next_queue(self, spared: K) -> OrderedDict[K, int]:
         """The queue whose turn it is; it holds a key other than `spared`."""
-        on_probation = len(self._probation)
-        if on_probation == (spared in self._probation):
-            return self._main
-        is_over = on_probation > self.probation_share * len(self)
-        return self._probation if is_over or len(self._main) == (spared in self._main) else self._main
+        # The key is looked for only where it may be the last, because its hash takes long.
+        probation, main = self._probation, self._main
+        on_probation, on_main = len(probation), len(main)
+        if on_probation <= 1 and on_probation == (spared in probation):
+            return main
+        if on_probation > self.probation_share * (on_probation + on_main):
+            return probation
+        return probation if on_main <= 1 and on_main == (spared in main) else main
 
     def _remember(self, key: K, ghosts: OrderedDict[int, None]) -> None:
         ghosts[hash(key)] = None
-        while len(ghosts) > len(self) + 1:
+        most = len(self._probation) + len(self._main) + 1
+        while len(ghosts) > most:
             ghosts.popitem(last=False)
 
     def __contains__(self, key: object) -> bool:

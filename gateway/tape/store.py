@@ -24,6 +24,7 @@ from gateway.protocol.stream_version import Edition, Version
 from gateway.s2.records import Record
 from gateway.tape.crowd import Event
 from gateway.tape.eviction import USE_S, Eviction
+from gateway.tape.facts_cost import key_cost
 from gateway.tape.paths import Paths
 from gateway.tape.pinned import PinnedTapes
 from gateway.tape.records import RecordTape
@@ -177,7 +178,7 @@ class TapeStore:
         stream = self.find(key)
         if stream is None:
             stream = Stream(key, Tape(), Version(Edition(self._mint())), contacted_at=now, used_at=now)
-            stream.facts_cost = stream.weigh()
+            stream.facts_cost = key_cost(key)
             for other in self._paths.add(stream):
                 self.on_forget(other)
             self._count += 1
@@ -366,7 +367,8 @@ class TapeStore:
         self._count -= 1
         self.cost -= cost
         self._account(stream, -1, -stream.block_count, -cost)
-        self.pinned.forget(stream.key)
+        if self.pinned.is_used:
+            self.pinned.forget(stream.key)
         stream.drop_all()
         self.withdraw(stream)
 

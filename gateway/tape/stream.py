@@ -452,8 +452,8 @@ class Stream:
         """Record that the origin had the bytes that are held after `start` at this time (monotonic seconds)."""
         if (resolved := self.tape.resolve(start)) != START:
             self.confirmed.confirm(resolved, at)
-        elif self.tape.knows_after(START):
-            self.confirmed.confirm_start(self.tape.after(START), at)
+        elif (following := self.tape.after(START)) is not None:
+            self.confirmed.confirm_start(following, at)
 
     def confirmed_at(self, start: str) -> float:
         """When the origin last showed to have the bytes after `start`; -inf if it never did."""

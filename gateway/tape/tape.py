@@ -165,10 +165,10 @@ class Tape:
         known = sorted(one for one in self._index if one != START and not is_before(token, one))
         return known[(len(known) - 1) // 2] if known else None
 
-    def after(self, token: str) -> str:
-        """The first known token after the position of `token`, from which bytes are held."""
-        block, position = self._index[self.resolve(token)]
-        return block.stop_after(position)[1]
+    def after(self, token: str) -> str | None:
+        """The first known token after the position of `token`; None if no bytes after it are held."""
+        entry = self._index.get(self.resolve(token))
+        return entry[0].stop_after(entry[1])[1] if entry is not None else None
 
     def has_seen(self, token: str) -> bool:
         """Whether the origin has named `token` as a position of the stream."""
