@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from gateway.pipeline.session import open_session, prepare
+from gateway.pipeline.session import open_session, prepare, remember_names
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,28 +58,8 @@ def started(master: str, conf: Mapping[str, str]) -> SparkSession:
 
     It is in the `SharedJava` that this process has started, if it has.
     """
-    _remember_names()
     with _quick_python(), _variables({} if SharedJava.running is None else SharedJava.running.environ):
         return open_session(master, conf)
-
-
-@cache
-def _remember_names() -> None:
-    """Have py4j ask Java for each package and class once.  For a package, and for a class that may be of any of those
-    that were imported, Java looks into each of its 300 archives first; that is a twentieth of a short query.
-    """
-    from py4j.java_gateway import JavaPackage, JVMView
-
-    for owner in (JVMView, JavaPackage):
-        owner.__getattr__ = _remembering(owner.__getattr__)
-
-
-def _remembering(ask: Callable[[Any, str], object]) -> Callable[[Any, str], object]:
-    def remembered(self: Any, name: str) -> object:
-        found = self.__dict__[name] = ask(self, name)
-        return found
-
-    return remembered
 
 
 def _quick_python() -> AbstractContextManager[None]:
@@ -125,7 +104,7 @@ def joined() -> SparkSession:
     """A session of its own in the Spark of the program that has started this one; that Spark goes on, however this
     program ends.
     """
-    _remember_names()
+    remember_names()
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession

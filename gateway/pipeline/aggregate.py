@@ -24,14 +24,14 @@ from pyspark.sql import functions as f
 
 from gateway.pipeline import tables
 from gateway.pipeline.derived import GOLD_MARK, LAST_OF_GOLD
-from gateway.pipeline.gold.anomalies import DAYS, anomalies
+from gateway.pipeline.gold.anomalies import DAYS, LEAST_DAYS, anomalies
 from gateway.pipeline.gold.closed_loops import closed_loops
 from gateway.pipeline.gold.delivery import delivery
 from gateway.pipeline.gold.reconnects import reconnects
 from gateway.pipeline.gold.top_streams import ranks, top_streams
 from gateway.pipeline.gold.windows import SUMMED, errors, fan_out, latency, offload, slow_consumers, sums, traffic
 from gateway.pipeline.lake import File, Lake, Snapshot
-from gateway.pipeline.session import fit_shuffles, persisted
+from gateway.pipeline.session import fit, persisted
 from gateway.pipeline.tables import LATE_DAYS, Table
 from gateway.pipeline.together import together
 
@@ -79,12 +79,10 @@ def aggregate(spark: SparkSession, lake: Lake, *, progress: Callable[[str], None
         changed = set(changes.days)
     newest = None
     if stored:
-        lines = silver.read(spark, days=stored[-1:], columns=("time",))
-        (row,) = lines.agg(f.date_format(f.max("time"), "yyyy-MM-dd'T'HH:mm:ss.SSSSSS")).collect()
-        newest = datetime.fromisoformat(row[0])
+        newest = silver.largest("time", [file.path for file in silver.files(stored[-1:])]).replace(tzinfo=None)
     followed: tuple[date, ...] = ()
     if changed:
-        fit_shuffles(spark, sum(file.rows for file in silver.files(changed)))
+        fit(spark, sum(file.rows for file in silver.files(changed)))
         progress(f"gold: {len(changed & set(stored))} of {len(stored)} days have changed ({_told(sorted(changed))})")
         followed = _Run(spark, silver, gold, progress).compute(changed, stored, newest)
     elif last != silver.version:
@@ -122,6 +120,9 @@ class _Run:
             with persisted(sums(lines("protocol", "outcome", "status", "close_reason", *SUMMED))) as summed:
                 for compute, table in ((traffic, tables.TRAFFIC), (offload, tables.OFFLOAD), (errors, tables.ERRORS)):
                     self._write(compute(summed), table, changed)
+            days_back = ([day - step * _DAY for step in range(1, DAYS + 1)] for day in compared)
+            if not any(len(there.intersection(days)) >= LEAST_DAYS for days in days_back):
+                return  # there is nothing to compare with
             by_minute, of_reads, failed = (
                 self._stored(table, read) for table in (tables.TRAFFIC, tables.OFFLOAD, tables.ERRORS)
             )

@@ -17,7 +17,7 @@ import typer
 
 from gateway.aio.clock import SystemClock
 from gateway.pipeline.errors import NothingToPlan, PipelineFailed, brief, one_line
-from gateway.pipeline.session import DEFAULT_MASTER, is_submitted, open_session
+from gateway.pipeline.session import DEFAULT_MASTER, archive_for, end_java, is_submitted, open_session
 from gateway.pipeline.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 EXTRA: Final = "pip install 'durable-gateway[pipeline]'"
 
-_STEPS: Final = tuple(
-    f"gateway.pipeline.{name}" for name in ("ingest", "aggregate", "curve.measure", "planner", "report")
+_STEPS: Final = (
+    "pyarrow.dataset",
+    *(f"gateway.pipeline.{name}" for name in ("ingest", "aggregate", "curve.measure", "planner", "report")),
 )
 
 MANY_BYTES: Final = 1 << 30
@@ -221,8 +222,10 @@ def working(url: str, master: str | None, conf: list[str] | None, *, is_long: bo
     progress(f"starting Spark on {master or 'the cluster of spark-submit'}")
     # Java takes seconds to start, and this process would only wait for it.
     threading.Thread(target=_import_ahead, name="imports", daemon=True).start()
+    is_short = not is_long and rows <= _MANY_ROWS
+    archive = archive_for(master, chosen, is_short=is_short)
     try:
-        spark = open_session(master, chosen, is_short=not is_long and rows <= _MANY_ROWS)
+        spark = open_session(master, chosen, is_short=is_short, archive=archive)
     except (PySparkException, Py4JError) as error:
         raise PipelineFailed(f"Spark does not start: {one_line(error)}") from None
     threading.Thread(target=_start_worker, args=(spark,), name="first worker", daemon=True).start()
@@ -241,6 +244,10 @@ def working(url: str, master: str | None, conf: list[str] | None, *, is_long: bo
                 # Otherwise every cancelled task logs an error of its own.
                 spark.sparkContext.setLogLevel("OFF")
                 spark.stop()
+        if archive is not None and archive.is_new:
+            progress("an archive of Java's classes is written, once: later runs start sooner")
+            end_java()
+            archive.keep()
 
 
 def _import_ahead() -> None:
@@ -252,7 +259,7 @@ def _import_ahead() -> None:
 def _start_worker(spark: SparkSession) -> None:
     """Have Spark start a Python worker while it plans the first query, which would wait for it."""
     with suppress(Exception):  # the session may have ended
-        spark.range(1).mapInArrow(iter, "id bigint").collect()
+        spark.range(1).mapInArrow(lambda batches: batches, "id bigint").collect()
 
 
 def settings(texts: list[str], flag: str, wanted: str) -> dict[str, str]:

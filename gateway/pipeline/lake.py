@@ -179,6 +179,10 @@ class Lake:
         numbered = df.select([column.alias(str(number)) for number, column in enumerate(columns)])
         return self.collect(numbered.mapInArrow(named, WRITTEN), table)[table]
 
+    def write_few(self, rows: pa.Table, table: Table) -> list[File]:
+        """Write rows that this process has, as `write` does."""
+        return [self._file(row, table) for told in self.writer(table)(rows.to_batches()) for row in told.to_pylist()]
+
     def writer(self, table: Table) -> Writer:
         """The writer of the table's files, for tasks."""
         in_files = [name for name in table.names if name not in table.partition_by]
@@ -189,8 +193,12 @@ class Lake:
         files: dict[Table, list[File]] = {table: [] for table in tables}
         for row in written.collect():
             table = next(table for table in tables if row.path.startswith(f"{table.place}/"))
-            files[table].append(File(row.path.removeprefix(f"{table.place}/"), row.size, row.written_at, row.rows))
+            files[table].append(self._file(row.asDict(), table))
         return files
+
+    @staticmethod
+    def _file(written: Mapping[str, Any], table: Table) -> File:
+        return File(**{**written, "path": written["path"].removeprefix(f"{table.place}/")})
 
     @classmethod
     def of_table(cls, url: str) -> tuple[Lake, str]:
@@ -255,6 +263,11 @@ class Snapshot:
         chosen = [file.path for file in self.files()] if paths is None else paths
         batches = Reader(self.lake.store, f"{self.table.place}/", schema).read(chosen)
         return pa.RecordBatchReader.from_batches(schema, batches)
+
+    def largest(self, column: str, paths: Sequence[str]) -> Any:
+        """The largest value of a column in these files, by their statistics; None without rows."""
+        reader = Reader(self.lake.store, f"{self.table.place}/", arrow_schema(self.table, [column]))
+        return max((value for value in map(reader.largest, paths) if value is not None), default=None)
 
     def changes(self, since: int) -> Changes | None:
         """What the commits after version `since` have changed; None if their log is not there (any more)."""

@@ -155,7 +155,7 @@ class _Spool:
         if self._held:
             self.paths.append(f"{uuid.uuid4()}.parquet")
             with self._store.writing(f"{SPOOL.place}/{self.paths[-1]}") as out:
-                pq.write_table(pa.concat_tables(self._held), out, compression="zstd")
+                pq.write_table(pa.concat_tables(self._held), out, compression="zstd", use_dictionary=["source"])
         self._held, self._held_bytes = [], 0
 
     def clear(self) -> None:

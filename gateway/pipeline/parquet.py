@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from gateway.pipeline.store import Store
@@ -144,10 +143,24 @@ class Reader:
     def read(self, paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of these files, in their order."""
         if paths:
+            # It imports pandas, which takes a second; Java starts meanwhile.
+            import pyarrow.dataset as ds
+
             files = [f"{self.folder}{path}" for path in paths]
             rows = ds.dataset(files, self.schema, "parquet", self.store.files, "hive")
             # Few at a time: sketches are large.
             yield from rows.to_batches(batch_readahead=1, fragment_readahead=1)
+
+    def largest(self, path: str) -> Any:
+        """The largest value of the schema's only column in a file; None without rows."""
+        with self.store.files.open_input_file(f"{self.folder}{path}") as file:
+            about = pq.ParquetFile(file).metadata
+        [name] = self.schema.names
+        at = about.schema.names.index(name)
+        groups = [about.row_group(number).column(at) for number in range(about.num_row_groups)]
+        if all(group.is_stats_set and group.statistics.has_min_max for group in groups):
+            return max((group.statistics.max for group in groups), default=None)
+        return max((pc.max(batch.column(0)).as_py() for batch in self.read([path])), default=None)
 
 
 def partition_values(path: str) -> dict[str, str]:

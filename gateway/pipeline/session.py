@@ -13,11 +13,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from subprocess import TimeoutExpired
+from typing import TYPE_CHECKING, Any, Final
 
+from gateway.pipeline.class_archive import ClassArchive, class_archive
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.java import find_java
 
@@ -63,12 +66,18 @@ _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _SHORT_RUN: Final = (
     "-XX:+IgnoreUnrecognizedVMOptions -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
 )
+_ENDS_S: Final = 300.0
+"""Longest time that Java is given to write its archive."""
 _SHUFFLES: Final = "spark.sql.shuffle.partitions"
-_FITTED: Final = "spark.durableGateway.fitShuffles"
-"""Whether `fit_shuffles` sets the number of a shuffle's parts."""
+_WHOLE_STAGE: Final = "spark.sql.codegen.wholeStage"
+_EXPRESSIONS: Final = "spark.sql.codegen.factoryMode"
+_FITTED: Final = "spark.durableGateway.fitted"
+"""Names of the settings that `fit` changes, separated by spaces."""
 _MOST_PARTS: Final = 32
 """With these, twenty million lines go through the driver's 2 GiB."""
 _ROWS_OF_A_PART: Final = 250_000
+_FEW_ROWS: Final = 50_000
+"""A query over fewer rows is over before the code that Spark would generate for it is compiled."""
 
 
 def open_session(
@@ -77,12 +86,13 @@ def open_session(
     *,
     name: str = NAME,
     is_short: bool = True,
+    archive: ClassArchive | None = None,
 ) -> SparkSession:
     """The process's Spark session, started if there is none.  Raises NoJava, and PipelineFailed for Spark Connect.
 
     With `master` None, `spark-submit` has chosen the cluster; `conf` are Spark settings.  `is_short` says that the run
-    is over before Java's optimizing compiler is worth its time.  The first call decides: a later one gets the same
-    session, with the settings that can still be changed.
+    is over before Java's optimizing compiler is worth its time; `archive` is that of `archive_for`.  The first call
+    decides: a later one gets the same session, with the settings that can still be changed.
     """
     if (master or "").startswith("sc:") or "SPARK_REMOTE" in os.environ:
         raise PipelineFailed(
@@ -90,14 +100,16 @@ def open_session(
             " SPARK_REMOTE"
         )
     is_local = master is not None and master.startswith("local")
-    is_one_process = is_local and not (master or "").startswith("local-cluster")
+    is_one_process = _is_one_process(master)
     settings = {**_ALWAYS, **(_LOCAL if is_local else {}), **(_ONE_PROCESS if is_one_process else {}), **(conf or {})}
     settings |= _ZONE
-    if is_local and is_short:
-        settings.setdefault(_JAVA_OPTIONS, _SHORT_RUN)
-    if is_local and _SHUFFLES not in settings:
-        settings |= {_SHUFFLES: str(_MOST_PARTS), _FITTED: "true"}
+    if options := [*([_SHORT_RUN] if is_local and is_short else []), *([archive.options] if archive else [])]:
+        settings.setdefault(_JAVA_OPTIONS, " ".join(options))
+    if is_local:
+        settings[_FITTED] = " ".join({_SHUFFLES, _WHOLE_STAGE, _EXPRESSIONS} - settings.keys())
+        settings.setdefault(_SHUFFLES, str(_MOST_PARTS))
     prepare(os.environ, is_local=is_local)
+    remember_names()
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name).config(map=dict(settings))
@@ -115,14 +127,76 @@ def open_session(
     return session
 
 
-def fit_shuffles(spark: SparkSession, rows: int) -> None:
-    """Have later queries shuffle into as many parts as suit queries over so many lines, where that is not configured.
+def archive_for(master: str | None, conf: Mapping[str, str], *, is_short: bool) -> ClassArchive | None:
+    """The archive of classes for a Java on this machine; None where the options of Java are chosen by others.
 
-    Spark's 200 suit a cluster.  On one machine each would be a task of a few rows, and its start most of its time.
+    It is written by a short run only: another one may be stopped by a service manager, which does not wait.  Raises
+    NoJava.
     """
-    if spark.conf.get(_FITTED, None) == "true":
-        parts = max(spark.sparkContext.defaultParallelism, -(-rows // _ROWS_OF_A_PART))
-        spark.conf.set(_SHUFFLES, str(min(parts, _MOST_PARTS)))
+    if not _is_one_process(master) or _JAVA_OPTIONS in conf or is_submitted(os.environ):
+        return None
+    from pyspark import SparkContext
+    from pyspark.find_spark_home import _find_spark_home
+
+    if SparkContext._gateway is not None:
+        return None  # Java runs already
+    prepare(os.environ, is_local=True)
+    archive = class_archive(Path(os.environ["JAVA_HOME"]), Path(_find_spark_home()), cache_folder(os.environ))
+    return None if archive is not None and archive.is_new and not is_short else archive
+
+
+def end_java() -> None:
+    """Wait until the Java of this process, whose session has been stopped, has ended."""
+    from pyspark import SparkContext
+
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        with suppress(TimeoutExpired):
+            gateway.proc.wait(_ENDS_S)
+
+
+def _is_one_process(master: str | None) -> bool:
+    return master is not None and master.startswith("local") and not master.startswith("local-cluster")
+
+
+@cache
+def remember_names() -> None:
+    """Have py4j ask Java for each package and class once.
+
+    For a package, and for a class in any imported package, Java looks into each of its 300 archives first.  That is a
+    twentieth of a short query.
+    """
+    from py4j.java_gateway import JavaPackage, JVMView
+
+    for owner in (JVMView, JavaPackage):
+        owner.__getattr__ = _remembering(owner.__getattr__)
+
+
+def _remembering(ask: Callable[[Any, str], object]) -> Callable[[Any, str], object]:
+    def remembered(self: Any, name: str) -> object:
+        found = self.__dict__[name] = ask(self, name)
+        return found
+
+    return remembered
+
+
+def fit(spark: SparkSession, rows: int) -> None:
+    """Fit later queries to so many lines, as far as the settings leave it open.
+
+    On one machine, each of the 200 parts that Spark shuffles into would be a task of a few rows, and its start most of
+    its time.  Nor does Spark generate code for queries over few lines.
+    """
+    parts = max(spark.sparkContext.defaultParallelism, -(-rows // _ROWS_OF_A_PART))
+    has_code = rows >= _FEW_ROWS
+    fitting = {
+        _SHUFFLES: str(min(parts, _MOST_PARTS)),
+        _WHOLE_STAGE: str(has_code).lower(),
+        _EXPRESSIONS: "FALLBACK" if has_code else "NO_CODEGEN",
+    }
+    for name in (spark.conf.get(_FITTED, None) or "").split():
+        spark.conf.set(name, fitting[name])
 
 
 @contextmanager

@@ -9,22 +9,26 @@ Sessions are cut at midnight (UTC), so that a day is computed from its own reque
 reads ended.  A live read in progress has lines before its last one; they belong to its session and do not count as
 reads.  Lines that are not requests belong to no session.
 
-Reads are sorted by a hash of the reader, and each is compared with the one before.  Spark moves a reader's reads to
-disk if they do not fit in memory: many readers behind one address may be one reader in the log.
+Spark sorts the reads by a hash of the reader, on disk if they do not fit in memory: many readers behind one address may
+be one reader in the log.  Its Python workers compare each read with the one before, in batches, and write the sessions.
 """
 
 from __future__ import annotations
 
-import operator
+from collections.abc import Iterable, Iterator
 from functools import reduce
-from typing import Final
+from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from gateway.pipeline.gold.lines import known
-from gateway.pipeline.lake import Lake
-from gateway.pipeline.session import fit_shuffles
+from gateway.pipeline.lake import Lake, arrow_schema
+from gateway.pipeline.parquet import WRITTEN
+from gateway.pipeline.session import fit
 from gateway.pipeline.tables import READS, REQUESTS, SESSIONS
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
@@ -40,6 +44,18 @@ _READ: Final = (
     *_READER,
     *("id", "time", "mode", "status", "duration_s", "start", "next_offset", "sent_bytes", "is_final", "close_reason"),
 )
+_FIRST: Final = pc.ScalarAggregateOptions(skip_nulls=False)
+_ADDED_UP: Final = [
+    *((name, "first", _FIRST) for name in _READER),
+    ("began", "min"),
+    ("ended", "max"),
+    *((name, "sum") for name in ("reads", "live_reads", "is_connected", "sent_bytes")),
+    # Of the read that begins the session.
+    ("first_offset", "first", _FIRST),
+    ("last_offset", "max"),
+    ("close_reason", "last"),
+]
+"""How the columns of reads become those of sessions."""
 
 
 def update_sessions(spark: SparkSession, lake: Lake) -> int:
@@ -50,80 +66,128 @@ def update_sessions(spark: SparkSession, lake: Lake) -> int:
         return 0
     changes = silver.changes(-1 if since is None else since)
     days = {*silver.days(), *stored.days()} if changes is None else changes.days
-    fit_shuffles(spark, sum(file.rows for file in silver.files(days)))
-    files = lake.write(sessions(silver.read(spark, days=days, columns=_READ)), SESSIONS) if days else []
+    fit(spark, sum(file.rows for file in silver.files(days)))
+    files = []
+    if days:
+        writer = lake.writer(SESSIONS)
+        reads = _in_order(silver.read(spark, days=days, columns=_READ))
+        files = lake.collect(reads.mapInArrow(lambda batches: writer(_joined(batches)), WRITTEN), SESSIONS)[SESSIONS]
     stored.commit(files, replaces=days, marks={_SILVER: silver.version})
     return len(days)
 
 
 def sessions(requests: DataFrame) -> DataFrame:
     """The sessions of these requests."""
+    return _in_order(requests).mapInArrow(_joined, SESSIONS.ddl)
+
+
+def _in_order(requests: DataFrame) -> DataFrame:
+    """The reads among these requests, those of one reader in the order of their ends, in one partition."""
     mode, is_final = f.col("mode"), f.col("is_final")
     is_live = mode != Mode.CATCHUP.value
     began_us = f.unix_micros("time") - f.round(f.col("duration_s") * 1_000_000).try_cast("bigint")
-    reads = requests.where(mode.isin(*READS) & (is_final | (f.col("status") > 0))).select(
-        *("day", "route", "protocol", "stream", "partition", "id", "mode", "is_final", "sent_bytes"),
-        known("client"),
-        known("user_agent"),
-        f.coalesce("start", f.lit(START)).alias("start"),
-        f.coalesce("next_offset", "start", f.lit(START)).alias("reached"),
-        f.timestamp_micros(began_us).alias("began"),
-        f.col("time").alias("ended"),
-        (is_final & is_live).alias("is_live_read"),
-        f.col("start").alias("first_offset"),
-        f.col("next_offset").alias("last_offset"),
-        f.when(is_live, f.col("close_reason")).alias("close_reason"),
-        # Sorting by a number is what makes this quick.  Should two readers have the same one, their reads take turns,
-        # and none of them goes on with one of the other.
-        f.xxhash64(*_READER).alias("reader"),
-    )
-    in_order = Window.partitionBy("reader").orderBy("ended", "id")
-    before = f.struct(*_READER, "mode", "is_final", "start", "reached", "ended")
-    # Of a line that names no stream, that is what it has in common with another.
-    is_one_reader = reduce(operator.and_, (f.col(name).eqNullSafe(f.col(f"before.{name}")) for name in _READER))
-    is_one_connection = _is_unfinished_before() & (mode == f.col("before.mode"))
-    compared = (
-        reads.withColumn("before", f.lag(before).over(in_order))
-        .withColumn("is_begun", ~_surely(is_one_reader & _goes_on()))
-        .withColumn("is_connected", (mode == Mode.SSE.value) & ~_surely(is_one_reader & is_one_connection))
-        .drop("before")
-    )
-    so_far = in_order.rowsBetween(Window.unboundedPreceding, 0)
-    ended = f.when(f.col("close_reason").isNotNull(), f.struct("ended", "id"))
     return (
-        compared.withColumn("session", f.count_if("is_begun").over(so_far))
-        .groupBy("reader", "session")
-        .agg(
-            *(f.first(name).alias(name) for name in _READER),
-            f.min("began").alias("began"),
-            f.max("ended").alias("ended"),
-            f.count_if("is_final").alias("reads"),
-            f.count_if("is_live_read").alias("live_reads"),
-            f.greatest(f.count_if("is_connected") - 1, f.lit(0)).alias("reconnects"),
-            f.sum("sent_bytes").alias("sent_bytes"),
-            # The start offset of a later read is not the start of its session.
-            f.max(f.when(f.col("is_begun"), f.col("first_offset"))).alias("first_offset"),
-            f.max("last_offset").alias("last_offset"),
-            f.max_by("close_reason", ended).alias("close_reason"),
+        requests.where(mode.isin(*READS) & (is_final | (f.col("status") > 0)))
+        .select(
+            *("day", "route", "protocol", "stream", "partition", "id", "mode", "is_final", "sent_bytes"),
+            known("client"),
+            known("user_agent"),
+            f.coalesce("start", f.lit(START)).alias("start"),
+            f.coalesce("next_offset", "start", f.lit(START)).alias("reached"),
+            f.timestamp_micros(began_us).alias("began"),
+            f.col("time").alias("ended"),
+            (is_final & is_live).alias("is_live_read"),
+            f.col("start").alias("first_offset"),
+            f.col("next_offset").alias("last_offset"),
+            f.when(is_live, f.col("close_reason")).alias("close_reason"),
+            # Sorting by a number is what makes this quick.  Should two readers have the same one, their reads take
+            # turns, and none of them goes on with one of the other.
+            f.xxhash64(*_READER).alias("reader"),
         )
-        .select(SESSIONS.names)
+        .repartition("reader")
+        .sortWithinPartitions("reader", "ended", "id")
+        .drop("id")
     )
 
 
-def _goes_on() -> Column:
-    """Whether a read continues the one `before` it."""
-    start, start_before, reached = f.col("start"), f.col("before.start"), f.col("before.reached")
-    is_soon = f.unix_micros("began") <= f.unix_micros("before.ended") + GAP_S * 1_000_000
-    is_after = (start_before == START) | (start_before != NOW) & (start_before <= start)
-    is_between = ~start.isin(START, NOW) & (start <= reached) & is_after
-    return is_soon & ((start == reached) | is_between | _is_unfinished_before() & (start == start_before))
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The sessions of reads in order.
+
+    A reader's session may go on in the next batch, so the last one of a batch is held until then.
+    """
+    last: pa.Table | None = None
+    held: pa.Table | None = None
+    for rows in (pa.Table.from_batches([batch]) for batch in batches if batch.num_rows):
+        # Nothing goes on with a row of NULLs.
+        ahead = pa.Table.from_pylist([{}], rows.schema) if last is None else last
+        is_begun, is_connected = _compared(rows, pa.concat_tables([ahead, rows]).slice(0, rows.num_rows))
+        last = rows.slice(rows.num_rows - 1)
+        counted = {
+            "session": np.cumsum(is_begun),
+            "is_connected": is_connected,
+            "reads": _holds(rows["is_final"]),
+            "live_reads": _holds(rows["is_live_read"]),
+        }
+        for name, values in counted.items():
+            rows = rows.append_column(name, pa.array(values.astype(np.int64)))
+        found = _added_up(rows)
+        if held is not None and is_begun[0]:
+            yield from _whole(held)
+        elif held is not None:
+            # The first one is the rest of that of the batch before.
+            both = pa.concat_tables([held, found.slice(0, 1)]).set_column(0, "session", pa.array([0, 0]))
+            found = pa.concat_tables([_added_up(both), found.slice(1)])
+        yield from _whole(found.slice(0, found.num_rows - 1))
+        held = found.slice(found.num_rows - 1)
+    if held is not None:
+        yield from _whole(held)
 
 
-def _is_unfinished_before() -> Column:
-    """Whether the line before describes a live read that goes on."""
-    return ~f.col("before.is_final")
+def _compared(rows: pa.Table, before: pa.Table) -> tuple[Any, Any]:
+    """Whether each read begins a session, and whether it is the first line of an SSE connection; `before` has the read
+    before each."""
+    # Two lines without a stream have that in common.
+    is_one_reader = reduce(pc.and_, (_is_same(rows[name], before[name]) for name in ("reader", *_READER)))
+    is_unfinished = pc.invert(before["is_final"])
+    goes_on = pc.and_kleene(is_one_reader, _goes_on(rows, before, is_unfinished))
+    is_one_connection = pc.and_kleene(is_unfinished, pc.equal(rows["mode"], before["mode"]))
+    is_sse = pc.equal(rows["mode"], Mode.SSE.value)
+    return ~_holds(goes_on), _holds(is_sse) & ~_holds(pc.and_kleene(is_one_reader, is_one_connection))
 
 
-def _surely(claim: Column) -> Column:
-    """Whether a claim is known to hold."""
-    return f.coalesce(claim, f.lit(False))
+def _goes_on(rows: pa.Table, before: pa.Table, is_unfinished: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Whether each read continues the one before it."""
+    start, start_before, reached = rows["start"], before["start"], before["reached"]
+    gap_us = pc.subtract(rows["began"].cast(pa.int64()), before["ended"].cast(pa.int64()))
+    is_after = pc.or_(
+        pc.equal(start_before, START),
+        pc.and_(pc.not_equal(start_before, NOW), pc.less_equal(start_before, start)),
+    )
+    is_position = pc.invert(pc.is_in(start, pa.array([START, NOW])))
+    is_between = reduce(pc.and_, (is_position, pc.less_equal(start, reached), is_after))
+    is_the_same = pc.and_kleene(is_unfinished, pc.equal(start, start_before))
+    is_joined = reduce(pc.or_kleene, (pc.equal(start, reached), is_between, is_the_same))
+    return pc.and_kleene(pc.less_equal(gap_us, GAP_S * 1_000_000), is_joined)
+
+
+def _is_same(left: pa.ChunkedArray, right: pa.ChunkedArray) -> pa.ChunkedArray:
+    are_absent = pc.and_(pc.is_null(left), pc.is_null(right))
+    return pc.or_(pc.fill_null(pc.equal(left, right), False), are_absent)
+
+
+def _holds(claim: pa.ChunkedArray) -> Any:
+    """Whether a claim is known to hold, of each row."""
+    return pc.fill_null(claim, False).to_numpy()
+
+
+def _added_up(rows: pa.Table) -> pa.Table:
+    """The sessions of reads, or of parts of sessions, in order, as parts of sessions."""
+    found = rows.group_by("session", use_threads=False).aggregate(_ADDED_UP)
+    return found.rename_columns(["session", *(name for name, *_ in _ADDED_UP)])
+
+
+def _whole(parts: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Whole sessions as rows of the table."""
+    reconnects = np.maximum(parts["is_connected"].to_numpy() - 1, 0)
+    schema = arrow_schema(SESSIONS)
+    yield from parts.append_column("reconnects", pa.array(reconnects)).select(schema.names).cast(schema).to_batches()

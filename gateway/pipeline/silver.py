@@ -27,7 +27,7 @@ from pyspark.sql import functions as f
 from gateway.pipeline.bronze import day_of, line_fields, parsed, time_of
 from gateway.pipeline.lake import File, Lake, Snapshot, arrow_schema
 from gateway.pipeline.parquet import WRITTEN, Reader, partition_values
-from gateway.pipeline.session import fit_shuffles, persisted
+from gateway.pipeline.session import fit, persisted
 from gateway.pipeline.tables import LEFT_OUT, LINES, REQUESTS
 
 _KEY: Final = REQUESTS.key
@@ -63,14 +63,14 @@ def update_silver(spark: SparkSession, lake: Lake, prepared: Mapping[int, Prepar
         return 0
     changes = bronze.changes(-1 if since is None else since)
     in_bronze = bronze.files()
-    fit_shuffles(spark, sum(file.rows for file in in_bronze))
+    fit(spark, sum(file.rows for file in in_bronze))
     day_of_file = {file.path: file.day for file in in_bronze}
     if changes is not None and changes.is_addition and day_of_file.keys() >= changes.added.keys():
         count = 0
         for version, group in groupby(changes.added, changes.added.__getitem__):
             paths = list(group)
             days = {day for path in paths if (day := day_of_file[path]) is not None}
-            stored = silver.read(spark, columns=_KEY, days=days)
+            stored = silver.read(spark, columns=_KEY, days=days) if silver.files(days) else None
             ready = (prepared or {}).get(version)
             if ready is not None and ready.of <= set(paths):
                 files = _complete(ready, bronze, paths, stored, spark)
@@ -83,7 +83,7 @@ def update_silver(spark: SparkSession, lake: Lake, prepared: Mapping[int, Prepar
             silver.commit(marks={_BRONZE: bronze.version})
         return count
     days = {*bronze.days(), *silver.days()} if changes is None else {*changes.days}
-    files = _write(partial(bronze.read, spark, days=days), spark.createDataFrame([], "day date, id string"), lake)
+    files = _write(partial(bronze.read, spark, days=days), None, lake)
     count = sum(file.rows for file in files) - sum(file.rows for file in silver.files(days))
     first = 0 if since is None else since + 1
     silver.commit(files, replaces=days, marks={_BRONZE: bronze.version}, about=_about(first, bronze.version, count))
@@ -107,9 +107,9 @@ def gained(silver: Snapshot, versions: Collection[int], since: int) -> int:
     return count
 
 
-def _write(came: Callable[..., DataFrame], stored: DataFrame, lake: Lake) -> list[File]:
-    """Write what `came` adds to the lines whose days and ids are `stored`."""
-    with persisted(_doubtful(came(columns=_KEY).select(_mark()), stored.select(_mark()))) as doubtful:
+def _write(came: Callable[..., DataFrame], stored: DataFrame | None, lake: Lake) -> list[File]:
+    """Write what `came` adds to the lines whose days and ids are `stored`; None if none are."""
+    with persisted(_doubtful(came(columns=_KEY), stored)) as doubtful:
         if doubtful.isEmpty():
             return lake.write(typed(came(columns=("line",))), REQUESTS)
         marked = came(columns=(*_KEY, "line")).withColumn(_MARK, _mark())
@@ -119,21 +119,22 @@ def _write(came: Callable[..., DataFrame], stored: DataFrame, lake: Lake) -> lis
 
 
 def _complete(
-    ready: Prepared, bronze: Snapshot, paths: Sequence[str], stored: DataFrame, spark: SparkSession
+    ready: Prepared, bronze: Snapshot, paths: Sequence[str], stored: DataFrame | None, spark: SparkSession
 ) -> list[File]:
     """The files of silver with what these files of bronze add to the lines whose days and ids are `stored`."""
     lake = bronze.lake
     came = partial(bronze.read, spark, paths=paths)
-    keys = came(columns=_KEY).withColumn(_MARK, _mark())
-    doubtful = _doubtful(keys.select(_MARK), stored.select(_mark()))
-    found = keys.join(doubtful, _MARK, "left_semi").select(*_KEY).distinct().limit(_MOST_KEYS + 1).toArrow()
-    if found.num_rows > _MOST_KEYS:
+    keys = came(columns=_KEY)
+    marks = _doubtful(keys, stored).limit(_MOST_KEYS + 1).toArrow()
+    if marks.num_rows > _MOST_KEYS:
         _remove(ready.files, lake)
         return _write(came, stored, lake)
     others = [path for path in paths if path not in ready.of]
-    if not found.num_rows:
+    if not marks.num_rows:
         rest = bronze.read(spark, paths=others, columns=("line",))
         return [*ready.files, *(lake.write(typed(rest), REQUESTS) if others else ())]
+    is_doubtful = f.broadcast(spark.createDataFrame(marks))
+    found = keys.join(is_doubtful, _mark() == is_doubtful[_MARK], "left_semi").distinct().toArrow()
     files = _without(ready.files, found, lake, spark)
     chosen = f.broadcast(spark.createDataFrame(found))
     columns, key = (*_KEY, "line"), list(_KEY)
@@ -193,14 +194,20 @@ def _mark() -> Column:
     return f.when(f.col("id").isNotNull(), f.xxhash64(*_KEY)).alias(_MARK)
 
 
-def _doubtful(came: DataFrame, stored: DataFrame) -> DataFrame:
-    """Hashes that occur more than once in the batch, or are stored already."""
-    counted = came.where(f.col(_MARK).isNotNull()).groupBy(_MARK).agg(f.count("*").alias("times"))
-    before = stored.where(f.col(_MARK).isNotNull()).join(counted.select(_MARK), _MARK, "left_semi")
-    return counted.where("times > 1").select(_MARK).unionAll(before).distinct()
+def _doubtful(came: DataFrame, stored: DataFrame | None) -> DataFrame:
+    """Hashes of keys that occur more than once in the batch, or are stored already."""
+    counted = _marks(came).groupBy(_MARK).agg(f.count("*").alias("times"))
+    twice = counted.where("times > 1").select(_MARK)
+    if stored is None:
+        return twice
+    return twice.unionAll(_marks(stored).join(counted.select(_MARK), _MARK, "left_semi")).distinct()
 
 
-def _once(doubtful: DataFrame, stored: DataFrame) -> DataFrame:
+def _marks(keys: DataFrame) -> DataFrame:
+    return keys.select(_mark()).where(f.col(_MARK).isNotNull())
+
+
+def _once(doubtful: DataFrame, stored: DataFrame | None) -> DataFrame:
     """The new lines among possible duplicates, each once; a repeated run chooses the same ones."""
     first = doubtful.groupBy(*_KEY).agg(f.min("line").alias("line"))
-    return first.join(stored, list(_KEY), "left_anti").select("line")
+    return (first if stored is None else first.join(stored, list(_KEY), "left_anti")).select("line")

@@ -16,11 +16,14 @@ from typing import Final
 _NEEDED: Final = (
     "pandas",
     "pyarrow.compute",
+    "pyarrow.dataset",
     "pyspark.sql.conversion",
     "pyspark.sql.pandas.serializers",
     "gateway.pipeline.curve.measure",
+    "gateway.pipeline.curve.streams",
     "gateway.pipeline.lake",
     "gateway.pipeline.plain",
+    "gateway.pipeline.sessions",
 )
 
 

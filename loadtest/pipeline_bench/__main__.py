@@ -56,6 +56,10 @@ def main() -> int:
         written = write_log(folder / "log", size)
         console.print(f"{size:,} lines, {written.size / 1e9:.2f} GB, written in {time.perf_counter() - began:.0f} s")
         run = _run(folder, "local[2]")
+        if not runs:
+            first = measure_run(folder / "log", folder / "first", "local[2]")
+            took = f"{first.wall_s:.1f} s, {first.cpu_s:.1f} s of processors"
+            console.print(f"a first run, which writes the archive of Java's classes unless there is one: {took}")
         whole = measure_run(folder / "log", folder / "whole", "local[2]")
         run |= {"lines": size, "bytes": written.size, "duckdb": ask_duckdb(folder / "log"), "run": asdict(whole)}
         runs.append(run)

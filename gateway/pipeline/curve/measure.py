@@ -29,7 +29,7 @@ from gateway.pipeline.curve.sampling import SPACE, curve_of, parted, threshold
 from gateway.pipeline.curve.simulate import USE_US, Missed, Read, play
 from gateway.pipeline.derived import CURVE_MARK
 from gateway.pipeline.errors import PipelineFailed
-from gateway.pipeline.lake import Lake
+from gateway.pipeline.lake import Lake, arrow_schema
 from gateway.tape.costs import ANSWER_SHARE, CODED_SHARE
 from gateway.tape.eviction import POLICIES
 
@@ -111,7 +111,10 @@ def measure_curve(
         progress(f"curve: {', '.join(policies)} in miniature")
         share, rows = _curves(spark, reads.rows, grid, found, rate, policies)
         measured = Measured(found, tuple(policies), len(grid), share)
-    files = lake.write(spark.createDataFrame(rows, tables.CURVE.ddl), tables.CURVE)
+    points = pa.table(
+        [[row[at] for row in rows] for at in range(len(tables.CURVE.names))], schema=arrow_schema(tables.CURVE)
+    )
+    files = lake.write_few(points, tables.CURVE)
     lake.snapshot(tables.CURVE).commit(files, replaces_all=True, marks={CURVE_MARK: reads.silver.version})
     return measured
 
@@ -134,7 +137,10 @@ def _curves(
 ) -> tuple[float, list[tuple[object, ...]]]:
     """The replayed share of the tapes, and the rows of the table."""
     uses = references.uses_of(reads, USE_US)
-    kept = threshold(rate) if rate is not None else _affordable(uses, found.tapes)
+    if rate is not None:
+        kept = threshold(rate)
+    else:
+        kept = SPACE if found.tapes <= _TAPES and found.reads <= _USES else _affordable(uses, found.tapes)
     rate = kept / SPACE
     sample = uses.where(f.pmod("tape", f.lit(SPACE)) < kept).toArrow()
     if not sample.num_rows:

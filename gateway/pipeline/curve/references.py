@@ -32,7 +32,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from gateway.pipeline.curve.scale import Step, place
 from gateway.pipeline.curve.simulate import Read
 from gateway.pipeline.lake import Snapshot
-from gateway.pipeline.session import fit_shuffles, persisted
+from gateway.pipeline.session import fit, persisted
 from gateway.pipeline.tables import READS
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
@@ -104,7 +104,7 @@ class PlacedReads:
 @contextmanager
 def placed_reads(spark: SparkSession, silver: Snapshot, *, has_names: bool = True) -> Iterator[PlacedReads]:
     """The placed reads of silver, for the block; without names, which are long, they suffice for a curve."""
-    fit_shuffles(spark, sum(file.rows for file in silver.files()))
+    fit(spark, sum(file.rows for file in silver.files()))
     reads = reads_of(silver.read(spark, columns=COLUMNS))
     with persisted(placed(reads if has_names else reads.drop(*_FOR_PLANS))) as rows:
         yield PlacedReads(silver, rows)
@@ -177,11 +177,14 @@ def placed(reads: DataFrame) -> DataFrame:
     scales = steps.groupBy(f.pmod("scale", f.lit(_BUCKETS)).alias("bucket")).applyInArrow(
         _place_bucket, from_arrow_schema(_PLACED)
     )
-    # A left join: only the side of the scales may be small enough to be broadcast.
-    found = reads.drop("start", "end").join(scales, "step", "left")
+    # The steps are fewer than the reads, so they are hashed, and nothing has to be sorted.
+    found = reads.drop("start", "end").join(scales.hint("shuffle_hash"), "step", "left")
     found = found.fillna(0, ["low", "high", "extent", "tokens"]).fillna(True, ["is_loose"])
     last = f.greatest(f.col("low"), f.col("high") - f.col("sent"))
-    return found.withColumn("low", f.when(f.col("is_tail"), last).otherwise(f.col("low")))
+    # What the places were found by is not kept.
+    return found.withColumn("low", f.when(f.col("is_tail"), last).otherwise(f.col("low"))).drop(
+        "scale", "step", "is_tail"
+    )
 
 
 def _place_bucket(table: pa.Table) -> pa.Table:
@@ -208,8 +211,9 @@ def cost(extent: Column, tokens: Column) -> Column:
 def placement(reads: DataFrame) -> Placement:
     """Count how well these placed reads could be placed, and their size."""
     size = f.col("high") - f.col("low")
-    tape = reads.groupBy("tape").agg(
-        *(f.first(name).alias(name) for name in ("extent", "tokens", "node")),
+    # A text in place of a key would make Spark sort the reads.
+    tape = reads.groupBy("tape", "node").agg(
+        *(f.max(name).alias(name) for name in ("extent", "tokens")),
         f.count("*").alias("reads"),
         f.count_if(f.col("is_counted") & (size > 0)).alias("counted"),
         f.sum(f.when(f.col("is_counted"), size)).alias("counted_bytes"),

@@ -11,6 +11,8 @@ the record of an evicted tape, and bytes that an origin sends beyond the missing
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -48,11 +50,6 @@ class Read(NamedTuple):
     is_alone: bool = False
     """Whether none of the reads needed a question to the origin."""
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Sent bytes without coding, and in each coding."""
-        return self.plain, self.gzip, self.br, self.zstd
-
 
 @dataclass(slots=True)
 class Missed:
@@ -75,10 +72,6 @@ class _Tape:
     live: list[tuple[int, int]] = field(default_factory=list)
     """Ranges that live readers were sent: the gateway knows the offset of each append in them."""
 
-    def knows(self, position: int) -> bool:
-        """Whether the gateway knows the offset of a position."""
-        return position in self.offsets or any(begin <= position <= end for begin, end in self.live)
-
 
 class MiniatureStore:
     """The tape store's accounting, without the bytes."""
@@ -96,41 +89,46 @@ class MiniatureStore:
 
     def read(self, read: Read) -> int:
         """Replay one read; return the number of its bytes that were missing."""
-        key = read.tape
+        # Millions of reads are replayed: their fields are looked up once, and calls avoided that would do nothing.
+        at, key, low, high, cost_per_byte, times, counted, plain, gzip, br, zstd, is_alone = read
         tape = self._tapes.get(key)
         if tape is None:
-            tape = self._tapes[key] = _Tape(read.at, self._tape_cost)
+            tape = self._tapes[key] = _Tape(at, self._tape_cost)
             self._eviction.admit(key)
             self.cost += self._tape_cost
-            self._make_room(key, tape, read.cost_per_byte)
-        elif read.at - tape.used_at >= USE_US:
-            tape.used_at = read.at
+            if self.cost + self.lent > self._budget:
+                self._make_room(key, tape, cost_per_byte)
+        elif at - tape.used_at >= USE_US:
+            tape.used_at = at
             self._eviction.touch(key)
-        missing = new = _missing(tape.runs, read.low, read.high)
-        if read.high > read.low and not tape.knows(read.low):
+        runs, offsets = tape.runs, tape.offsets
+        missing = new = _missing(runs, low, high) if runs else high - low
+        if high > low and low not in offsets and not _has(tape.live, low):
             # Offsets are opaque: the gateway cannot tell which of its bytes are meant.  It holds some of them twice,
             # unless they end at an offset that it knows.
-            missing = read.high - read.low
-            if new or not tape.knows(read.high):
+            missing = high - low
+            if new or not (high in offsets or _has(tape.live, high)):
                 new = missing
         if new > self._largest:
-            if not tape.runs:
+            if not runs:
                 self._eviction.forget(key)
                 self.cost -= self._tapes.pop(key).cost
             return missing
-        tape.offsets |= {read.low, read.high}
-        if read.counted < read.times:
-            _store(tape.live, read.low, read.high)
+        offsets.add(low)
+        offsets.add(high)
+        if counted < times:
+            _store(tape.live, low, high)
         if new:
-            _store(tape.runs, read.low, read.high)
-            cost = new * read.cost_per_byte
+            _store(runs, low, high)
+            cost = new * cost_per_byte
             tape.cost += cost
             self.cost += cost
             self._eviction.admit(key)
-            self._make_room(key, tape, read.cost_per_byte)
-        if read.plain or read.gzip or read.br or read.zstd:
-            is_hit = read.is_alone and (not missing or read.times > 1)
-            self._copies.use(key, read.low, read.high, read.sizes, is_hit=is_hit)
+            if self.cost + self.lent > self._budget:
+                self._make_room(key, tape, cost_per_byte)
+        if plain or gzip or br or zstd:
+            is_hit = is_alone and (not missing or times > 1)
+            self._copies.use(key, low, high, (plain, gzip, br, zstd), is_hit=is_hit)
         return missing
 
     def lend(self, size: int, tape: int) -> bool:
@@ -182,26 +180,37 @@ def play(
     return missed
 
 
+def _has(runs: list[tuple[int, int]], position: int) -> bool:
+    """Whether the position is in one of the runs, or at its end."""
+    if not runs or position < runs[0][0]:
+        return False
+    return runs[bisect_right(runs, (position, sys.maxsize)) - 1][1] >= position
+
+
 def _missing(runs: list[tuple[int, int]], low: int, high: int) -> int:
     """Number of bytes between `low` and `high` outside all runs."""
     missing = high - low
-    for begin, end in runs:
-        if begin < high and end > low:
+    first = max(0, bisect_right(runs, (low, sys.maxsize)) - 1)
+    for begin, end in runs[first:] if first else runs:
+        if begin >= high:
+            break
+        if end > low:
             missing -= min(end, high) - max(begin, low)
     return missing
 
 
 def _store(runs: list[tuple[int, int]], low: int, high: int) -> None:
     """Add the range and merge it with the ranges that it touches."""
-    apart = []
-    for begin, end in runs:
-        if end < low or begin > high:
-            apart.append((begin, end))
-        else:
-            low, high = min(low, begin), max(high, end)
-    apart.append((low, high))
-    apart.sort()
-    runs[:] = apart
+    if not runs or runs[-1][1] < low:
+        runs.append((low, high))
+        return
+    first = bisect_left(runs, (low,))
+    if first and runs[first - 1][1] >= low:
+        first -= 1
+    last = bisect_right(runs, (high, sys.maxsize))
+    if first < last:
+        low, high = min(low, runs[first][0]), max(high, runs[last - 1][1])
+    runs[first:last] = [(low, high)]
 
 
 def _drop_oldest(runs: list[tuple[int, int]]) -> int:

@@ -10,13 +10,16 @@ so a cache of that memory keeps what was used within that time.  It approximates
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-from pyspark.sql import DataFrame, Window
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from gateway.pipeline.curve.references import cost
 from gateway.pipeline.session import persisted
@@ -28,6 +31,25 @@ _SHORTLIST: Final = 20_000
 """Most streams considered for a plan, in each of two orders; a driver may not have room for all streams."""
 _SECOND_US: Final = 1_000_000
 _BINS_PER_DOUBLING: Final = 8
+_AT_ONCE: Final = 1 << 18
+"""More only if a single tape has more."""
+_NEVER: Final = np.iinfo(np.int64).max
+_USE: Final = pa.schema(
+    [
+        *((name, pa.int64()) for name in ("tape", "low", "high", "at", "last", "times", "asked", "live")),
+        *((name, pa.int64()) for name in ("fetched", "windows", "extent", "cost")),
+    ]
+)
+_FIGURES: Final = pa.schema(
+    [
+        *((name, pa.int64()) for name in ("tape", "bin", "gap", "extent", "cost", "asked", "asked_bytes", "live")),
+        *((name, pa.int64()) for name in ("fetched", "windows", "again", "returns", "idle", "last")),
+        ("cost_us", pa.float64()),
+    ]
+)
+"""Figures of a tape, or, with a `bin`, of the times between uses that are about as long as `gap` (microseconds)."""
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,49 +102,122 @@ class Traffic:
     """By length."""
 
 
-def traffic_of(reads: DataFrame, first_us: int, last_us: int) -> Traffic:
-    """The figures of placed reads (`references.placed`); the log's first and last line are at these microseconds."""
-    size = f.col("high") - f.col("low")
+def traffic_of(reads: DataFrame, first_us: int, last_us: int, *, at_once: int = _AT_ONCE) -> Traffic:
+    """The figures of placed reads (`references.placed`); the log's first and last line are at these microseconds.
+
+    A worker looks at about `at_once` uses together.
+    """
+    is_asked = f.col("is_counted") & (f.col("high") > f.col("low"))
     window = f.least(f.floor((f.col("at") - first_us) * WINDOWS / max(1, last_us - first_us)), f.lit(WINDOWS - 1))
-    uses = reads.groupBy("tape", "low", "high", f.floor(f.col("at") / _SECOND_US).alias("second")).agg(
-        f.min("at").alias("at"),
-        f.max("at").alias("last"),
-        f.count("*").alias("times"),
-        f.count_if(f.col("is_counted") & (size > 0)).alias("asked"),
-        f.count_if(~f.col("is_counted")).alias("live"),
-        f.sum("fetched").alias("fetched"),
-        f.bit_or(f.when(f.col("is_counted") & (size > 0), f.pow(f.lit(2.0), window).cast("int"))).alias("windows"),
-        *(f.first(name).alias(name) for name in ("route", "stream", "node", "extent", "tokens", "is_apart")),
-    )
-    before = Window.partitionBy("tape").orderBy("at", "low", "high")
-    same = Window.partitionBy("tape", "low").orderBy("at", "high")
-    so_far = before.rowsBetween(Window.unboundedPreceding, -1)
+    # A text among these figures would make Spark sort the reads.
     uses = (
-        uses.withColumn("idle", f.col("at") - f.lag("last").over(before))
-        .withColumn("reach", f.max("high").over(so_far))
-        .withColumn("same", f.col("at") - f.lag("last").over(same))
-    )
-    again = (
-        f.when(size == 0, None)
-        .when(f.col("times") > 1, 0)
-        .when(f.col("same").isNotNull(), f.col("same"))
-        .when(f.col("low") < f.col("reach"), f.col("idle"))
-    )
-    returned = f.col("idle") >= int(USE_S * _SECOND_US)
-    with persisted(uses.withColumn("cost", cost(f.col("extent"), f.col("tokens")))) as uses:
-        tapes = uses.groupBy("tape").agg(
-            *(f.first(name).alias(name) for name in ("route", "stream", "node", "extent", "cost", "is_apart")),
-            *(f.sum(name).alias(name) for name in ("asked", "live", "fetched")),
-            f.sum(f.col("asked") * size).alias("asked_bytes"),
-            f.bit_or("windows").alias("windows"),
-            f.min(again).alias("again"),
-            f.count_if(returned).alias("returns"),
-            f.max(f.when(returned, f.col("idle"))).alias("idle"),
-            f.max("last").alias("last"),
+        reads.repartition("tape")
+        .groupBy("tape", "low", "high", f.floor(f.col("at") / _SECOND_US).alias("second"))
+        .agg(
+            f.min("at").alias("at"),
+            f.max("at").alias("last"),
+            f.count("*").alias("times"),
+            f.count_if(is_asked).alias("asked"),
+            f.count_if(~f.col("is_counted")).alias("live"),
+            f.coalesce(f.sum("fetched"), f.lit(0)).alias("fetched"),
+            f.coalesce(f.bit_or(f.when(is_asked, f.pow(f.lit(2.0), window).cast("bigint"))), f.lit(0)).alias("windows"),
+            f.max("extent").alias("extent"),
+            f.max(cost(f.col("extent"), f.col("tokens"))).alias("cost"),
         )
-        gaps = _gaps(uses, tapes, last_us)
-        streams = _streams(tapes, last_us)
+        .sortWithinPartitions("tape")
+        .select(_USE.names)
+    )
+
+    def figures(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for tapes in _whole_tapes(batches, at_once):
+            yield from _figures(tapes, last_us).to_batches()
+
+    with persisted(uses.mapInArrow(figures, from_arrow_schema(_FIGURES))) as found:
+        gaps = _gaps(found.where("bin is not null"))
+        names = reads.select("tape", "route", "stream", "node", "is_apart").distinct()
+        streams = _streams(found.where("bin is null").join(names, "tape"), last_us)
     return Traffic((last_us - first_us) / _SECOND_US, streams, gaps)
+
+
+def _whole_tapes(batches: Iterable[pa.RecordBatch], at_once: int) -> Iterator[dict[str, Ints]]:
+    """The columns of uses, sorted by tape, in parts that have all uses of each of their tapes."""
+    held = _USE.empty_table()
+    most = at_once
+    for batch in batches:
+        held = pa.concat_tables([held, pa.Table.from_batches([batch]).cast(_USE)])
+        if held.num_rows >= most:
+            tapes = held["tape"].to_numpy()
+            cut = int(np.searchsorted(tapes, tapes[-1]))
+            if cut:
+                yield _columns(held.slice(0, cut))
+            held = held.slice(cut)
+            most = max(at_once, 2 * held.num_rows)
+    if held.num_rows:
+        yield _columns(held)
+
+
+def _columns(uses: pa.Table) -> dict[str, Ints]:
+    return {name: uses[name].to_numpy() for name in uses.column_names}
+
+
+def _figures(uses: dict[str, Ints], last_us: int) -> pa.Table:
+    """A row for each tape among these uses, and one for each bin of the times between them."""
+    in_order = np.lexsort([uses[name] for name in ("high", "low", "at", "tape")])
+    uses = {name: values[in_order] for name, values in uses.items()}
+    tape, low, high, at, last = (uses[name] for name in ("tape", "low", "high", "at", "last"))
+    is_first = np.concatenate([[True], tape[1:] != tape[:-1]])
+    idle = np.where(is_first, _NEVER, at - _shifted(last))
+    # The furthest end so far: of ranks, so that those of the next tape are greater.
+    ends, rank = np.unique(high, return_inverse=True)
+    furthest = ends[np.maximum.accumulate(rank + np.cumsum(is_first) * len(ends)) % len(ends)]
+    is_behind = ~is_first & (low < _shifted(furthest))
+    by_start = np.lexsort((high, at, low, tape))
+    is_next = (tape[by_start] == _shifted(tape[by_start])) & (low[by_start] == _shifted(low[by_start]))
+    is_next[0] = False
+    same = np.empty_like(at)
+    same[by_start] = np.where(is_next, at[by_start] - _shifted(last[by_start]), _NEVER)
+    again = np.where(same != _NEVER, same, np.where(is_behind, idle, _NEVER))
+    again = np.where(high == low, _NEVER, np.where(uses["times"] > 1, 0, again))
+    has_returned = (idle >= int(USE_S * _SECOND_US)) & ~is_first
+    begins = np.flatnonzero(is_first)
+    sums = {"asked": uses["asked"], "live": uses["live"], "fetched": uses["fetched"]}
+    sums |= {"asked_bytes": uses["asked"] * (high - low), "returns": has_returned.astype(np.int64)}
+    of_tapes = {
+        "tape": tape[begins],
+        **{name: np.add.reduceat(values, begins) for name, values in sums.items()},
+        **{name: np.maximum.reduceat(uses[name], begins) for name in ("extent", "cost", "last")},
+        "windows": np.bitwise_or.reduceat(uses["windows"], begins),
+        "again": _known(np.minimum.reduceat(again, begins), _NEVER),
+        "idle": _known(np.maximum.reduceat(np.where(has_returned, idle, -1), begins), -1),
+    }
+    gap = np.maximum(np.concatenate([idle[~is_first], last_us - of_tapes["last"]]), 0)
+    costs = np.concatenate([uses["cost"][~is_first], of_tapes["cost"]])
+    bins, at_bin = np.unique(np.floor(np.log(gap + 1) / np.log(2.0) * _BINS_PER_DOUBLING), return_inverse=True)
+    longest = np.zeros(len(bins), np.int64)
+    np.maximum.at(longest, at_bin, gap)
+    of_bins = {
+        "bin": bins.astype(np.int64),
+        "gap": longest,
+        "cost": np.bincount(at_bin, costs).astype(np.int64),
+        "cost_us": np.bincount(at_bin, costs.astype(np.float64) * gap),
+    }
+    return pa.concat_tables([_table(of_tapes), _table(of_bins)])
+
+
+def _shifted(values: Ints) -> Ints:
+    """Each row's value of the row before; of the first, its own."""
+    return np.concatenate([values[:1], values[:-1]])
+
+
+def _known(values: Ints, none: int) -> pa.Array:
+    return pa.array(values, mask=values == none)
+
+
+def _table(columns: dict[str, Any]) -> pa.Table:
+    """These columns of `_FIGURES`; the others are NULL."""
+    count = len(next(iter(columns.values())))
+    filled = [columns[field.name] if field.name in columns else pa.nulls(count, field.type) for field in _FIGURES]
+    return pa.table(filled, schema=_FIGURES)
 
 
 def _streams(tapes: DataFrame, last_us: int) -> tuple[StreamFigures, ...]:
@@ -143,20 +238,14 @@ def _streams(tapes: DataFrame, last_us: int) -> tuple[StreamFigures, ...]:
     with persisted(figures) as streams:
         by_density = streams.orderBy(f.desc(f.col("asked_bytes") / f.col("bytes")), "route", "stream")
         by_size = streams.orderBy(f.desc("bytes"), "route", "stream")
-        rows = {tuple(row) for order in (by_density, by_size) for row in order.limit(_SHORTLIST).collect()}
+        rows = {tuple(row) for row in by_density.limit(_SHORTLIST).collect()}
+        if len(rows) == _SHORTLIST:
+            rows.update(tuple(row) for row in by_size.limit(_SHORTLIST).collect())
     return tuple(sorted((StreamFigures(*row) for row in rows), key=lambda one: (one.route, one.stream)))
 
 
-def _gaps(uses: DataFrame, tapes: DataFrame, last_us: int) -> tuple[Gaps, ...]:
-    between = uses.where("idle is not null").select("cost", f.greatest("idle", f.lit(0)).alias("gap"))
-    after = tapes.select("cost", (f.lit(last_us) - f.col("last")).alias("gap"))
-    rows = (
-        between.union(after)
-        .groupBy(f.floor(f.log2(f.col("gap") + 1) * _BINS_PER_DOUBLING).alias("bin"))
-        .agg(f.max("gap"), f.sum("cost"), f.sum(f.col("cost").cast("double") * f.col("gap")))
-        .orderBy("bin")
-        .collect()
-    )
+def _gaps(bins: DataFrame) -> tuple[Gaps, ...]:
+    rows = bins.groupBy("bin").agg(f.max("gap"), f.sum("cost"), f.sum("cost_us")).orderBy("bin").collect()
     return tuple(Gaps(row[1] / _SECOND_US, float(row[2]), row[3] / _SECOND_US) for row in rows)
 
 
