@@ -30,6 +30,7 @@ from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.offsets import NOW, START, is_before
 from gateway.tape.stream import Stream
+from gateway.upstream.collapse import Lead
 from gateway.upstream.flight import (
     METADATA,
     REFUSED_TO_ANOTHER,
@@ -364,9 +365,9 @@ class _Attempt:
                     return None
             finally:
                 flight.unwatch()
-        flight, is_launched = self._fetches.join(stream, self._at, read.route, read.source)
-        self.parts.attach(flight)
-        return flight, is_launched
+        joined = self._fetches.join(stream, self._at, read.route, read.source)
+        self.parts.attach(joined.fetch)
+        return joined.fetch, isinstance(joined, Lead)
 
     async def _answer_from(self, flight: Flight, is_launched: bool) -> Answer:
         """The answer that ends with the flight's bytes."""

@@ -25,6 +25,7 @@ from gateway.engine.read import Read
 from gateway.errors import TailMovedBack
 from gateway.protocol.offsets import START, is_before
 from gateway.tape.stream import Stream
+from gateway.upstream.collapse import Lead
 from gateway.upstream.flight import CONFIRMATION, Head, OriginError, as_seen_by
 
 LEAST_AGE_S: Final = 1.0
@@ -67,8 +68,9 @@ class Confirming:
             if start != START and not is_refused and stream.confirmed.asked_at > due:
                 tape, is_cut = stream.tape, stream.confirmed.refused_at > due
                 first = (tape.midway(start) if is_cut else tape.first()) or start
-            flight, is_launched = fetches.join(stream, first, route, source, CONFIRMATION)
-            if is_launched:
+            joined = fetches.join(stream, first, route, source, CONFIRMATION)
+            flight = joined.fetch
+            if isinstance(joined, Lead):
                 stream.confirmed.asked_at = self._clock.now()
             flight.watch()
             try:

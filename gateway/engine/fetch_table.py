@@ -1,10 +1,6 @@
-"""The fetch table: every fetch that readers share (single-flight), by stream and starting token.
+"""The fetch table: every fetch that readers of Durable Streams share, by stream and starting token.
 
-Reads stay linearisable by one rule about *which requests may take a flight's statement of the tail*.  A request that
-arrived before the flight was sent may: the origin had seen everything acknowledged before that request.  A request that
-arrives later may use the flight's bytes, which are immutable, but needs a flight of its own for the tail.  Each stream
-and starting token therefore has at most one flight on its way and one waiting to be sent, which all later requests
-share.
+`gateway.upstream.collapse` has the rule by which readers share a flight.
 
 A flight stores its bytes on the stream record for which it was launched.  A record dropped meanwhile (deleted,
 re-created) stores nothing, so a reply that was on its way across a DELETE cannot bring the stream back.  The same holds
@@ -28,7 +24,6 @@ from gateway.engine.route import Route
 from gateway.engine.writes import Writes
 from gateway.errors import (
     CircuitOpen,
-    GatewayError,
 )
 from gateway.live.topics import LiveTopics
 from gateway.live.walk_pace import WalkPace
@@ -40,13 +35,13 @@ from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import NO_ACCESS_LOG, RecordedStream, note_fetch
 from gateway.telemetry.surroundings import Surroundings
 from gateway.telemetry.tracing import NO_FLIGHT
+from gateway.upstream.collapse import Collapse, FetchEnd, Follow, Lead
 from gateway.upstream.flight import (
     CHANGES_TOO_FAST,
     CONFIRMATION,
     METADATA,
     Flight,
     Head,
-    NotShareable,
     OriginError,
     StreamHead,
     as_seen_by,
@@ -55,8 +50,6 @@ from gateway.upstream.source import Source
 from gateway.upstream.upstream import Upstream
 
 _KINDS = {METADATA: "metadata", NOW: "tail", CONFIRMATION: "confirmation"}
-_RETRY_DELAY_S = (0.05, 0.15)
-_RETRIED = frozenset({502, 503, 504})
 
 
 class FetchTable:
@@ -81,7 +74,7 @@ class FetchTable:
         self._access_log = surroundings.access_log
         bodies = FlightBodies(store, clock, metrics)
         self.inflow = bodies.inflow
-        self._pending: dict[tuple[Stream, str], Flight] = {}
+        self._flights: Collapse[tuple[Stream, str], Flight] = Collapse()
         self._under_way: set[Fetch] = set()
         recorder = ReplyRecorder(store, clock, writes.is_under_way)
         self._work = FetchWork(
@@ -101,15 +94,15 @@ class FetchTable:
         )
 
     def __len__(self) -> int:
-        return len(self._pending)
+        return len(self._flights)
 
     def __repr__(self) -> str:
-        return f"{len(self._pending)} flights, {self.readers} waiting"
+        return f"{len(self._flights)} flights, {self.readers} waiting"
 
     @property
     def readers(self) -> int:
         """Readers that share the flights, or wait for them."""
-        return sum(flight.readers for flight in self._pending.values())
+        return sum(flight.readers for _, flight in self._flights)
 
     @property
     def keep_bytes(self) -> int:
@@ -118,43 +111,41 @@ class FetchTable:
 
     def flights(self) -> Iterator[tuple[Stream, Flight]]:
         """The latest flight of each stream and starting token, with its stream."""
-        return ((stream, flight) for (stream, _), flight in self._pending.items())
+        return ((stream, flight) for (stream, _), flight in self._flights)
 
     def pending(self, stream: Stream, key: str) -> Flight | None:
         """The latest flight of this key, such as the offset it starts from, unless it is over or overtaken."""
-        flight = self._pending.get((stream, key))
-        if flight is None or flight.is_over or (flight.is_sent and is_overtaken(stream, flight)):
-            return None
-        return flight
+        flight = self._flights.pending((stream, key))
+        return None if flight is None or (flight.is_sent and is_overtaken(stream, flight)) else flight
 
     def join(
         self, stream: Stream, start: str, route: Route, source: Source, key: str | None = None
-    ) -> tuple[Flight, bool]:
-        """Join the flight that has not been sent yet, launching one if there is none; return it and whether it was
-        launched now.  `key` is that of the flight if it is not `start`.
+    ) -> Lead[Flight] | Follow[Flight]:
+        """Join the flight that has not been sent yet, launching one if there is none.  `key` is that of the flight if
+        it is not `start`.
 
         If a flight has been sent and is not over, call `join_earlier` first; this call launches its replacement.
         """
-        flight = self.pending(stream, key or start)
-        if flight is not None and not flight.is_sent:
-            flight.askers.join(source.client)
+        joined = self._flights.join(
+            (stream, key or start), source.client, lambda: Flight(start, self.keep_bytes, source.client, key)
+        )
+        flight = joined.fetch
+        if isinstance(joined, Follow):
             flight.span.joined()
             note_fetch(flight, leads=False)
-            return flight, False
-        flight = Flight(start, self.keep_bytes, source.client, key)
+            return joined
         flight.inflow = self.inflow
         flight.version = stream.version
         flight.is_passing = self._store.is_not_stored(stream)
         flight.span = self._tracer.flight(_KINDS.get(flight.key, "bytes"))
         note_fetch(flight, leads=True)
-        self._pending[stream, flight.key] = flight
         stream.hold()
         route.retries.request()
         fetch = Fetch(self._work, stream, flight, route, source)
         flight.on_unused = fetch.cancel
         self._under_way.add(fetch)
         fetch.launch()
-        return flight, True
+        return joined
 
     def close(self) -> None:
         """Give up all fetches, and begin no more requests."""
@@ -166,14 +157,11 @@ class FetchTable:
         """A fetch is over."""
         stream, flight = fetch.stream, fetch.flight
         self._under_way.discard(fetch)
-        if not flight.is_over:
-            flight.give_up()
+        self._flights.leave((stream, flight.key), flight)
         if self._access_log is not NO_ACCESS_LOG:
             self._report_unclaimed(stream, flight, fetch.source)
         if flight.span is not NO_FLIGHT:
             flight.span.end(*_result(flight), flight.size)
-        if self._pending.get((stream, flight.key)) is flight:
-            del self._pending[stream, flight.key]
         self._store.release(stream)
 
     def _report_unclaimed(self, stream: Stream, flight: Flight, source: Source) -> None:
@@ -246,7 +234,7 @@ class FetchTable:
         if earlier is not None and isinstance(earlier.head, StreamHead) and stream.tape.knows_after(start):
             # Those bytes are stored: only what follows them still has to be requested.
             start = earlier.head.next_offset
-        flight, _ = self.join(stream, start, route, source)
+        flight = self.join(stream, start, route, source).fetch
         flight.watch()
         try:
             await flight.until_known()
@@ -273,13 +261,14 @@ class FetchTable:
 
 
 def _result(flight: Flight) -> tuple[str, int | None]:
-    """How a flight ended, in one word, and the status that its readers were given."""
-    match flight.error or flight.head:
-        case GatewayError() as error:
-            return "failed", error.status
-        case OriginError() as error:
-            return "refused", error.status
-        case NotShareable():
-            return "foreign", None
+    """How a flight ended, and the status that its readers were given."""
+    assert flight.end is not None
+    match flight.end:
+        case FetchEnd.FAILED | FetchEnd.GIVEN_UP if flight.error is not None:
+            return flight.end, flight.error.status
+        case FetchEnd.REFUSED if isinstance(flight.head, OriginError):
+            return flight.end, flight.head.status
+        case FetchEnd.LANDED:
+            return flight.end, 200
         case _:
-            return "landed", 200
+            return flight.end, None

@@ -10,12 +10,11 @@ The reader that began a fetch has no special role: the others have its end howev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from enum import StrEnum
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from gateway.aio.signal import Signal
-from gateway.aio.tasks import Tasks
 from gateway.errors import GatewayError, UpstreamUnreachable, bare
 from gateway.limits.askers import Askers
 
@@ -37,6 +36,8 @@ class FetchEnd(StrEnum):
 
 class SharedFetch:
     """One fetch: not sent yet, under way, or over."""
+
+    __slots__ = ("askers", "changed", "end", "error", "is_sent")
 
     def __init__(self, client: str) -> None:
         self.askers = Askers(client)
@@ -91,10 +92,9 @@ class Follow(NamedTuple, Generic[F]):
 
 
 class Collapse(Generic[K, F]):
-    """The latest fetch of each key.  Owner of the fetches' tasks."""
+    """The latest fetch of each key.  Decides who shares which; the owner sends."""
 
-    def __init__(self, tasks: Tasks) -> None:
-        self._tasks = tasks
+    def __init__(self) -> None:
         self._fetches: dict[K, F] = {}
 
     def __len__(self) -> int:
@@ -111,7 +111,7 @@ class Collapse(Generic[K, F]):
     def join(self, key: K, client: str, begin: Callable[[], F]) -> Lead[F] | Follow[F]:
         """The fetch of this key that has not been sent, for a reader of the net `client`.
 
-        If there is none, `begin` makes one, even if an earlier one is under way.  The leader calls `run`.
+        If there is none, `begin` makes one, even if an earlier one is under way; `leave` must follow.
         """
         fetch = self._fetches.get(key)
         if fetch is not None and not fetch.is_sent and not fetch.is_over:
@@ -120,19 +120,9 @@ class Collapse(Generic[K, F]):
         fetch = self._fetches[key] = begin()
         return Lead(fetch)
 
-    def run(
-        self, key: K, fetch: F, work: Coroutine[Any, Any, None], name: str, ended: Callable[[], object] | None = None
-    ) -> None:
-        """Start the fetch's task: in the next turn of the event loop, so that all who come in this one share the fetch.
-        `ended` is called when the fetch is over and its task has ended."""
-
-        def leave(_: object) -> None:
-            if not fetch.is_over:
-                fetch.give_up()
-            if self._fetches.get(key) is fetch:
-                del self._fetches[key]
-            if ended is not None:
-                ended()
-
-        # A callback, because a task that is cancelled before its first step never reaches its `finally`.
-        self._tasks.start(work, name).add_done_callback(leave)
+    def leave(self, key: K, fetch: F) -> None:
+        """The work of the fetch has ended, which gives it up if it is not over."""
+        if not fetch.is_over:
+            fetch.give_up()
+        if self._fetches.get(key) is fetch:
+            del self._fetches[key]

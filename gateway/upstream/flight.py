@@ -2,8 +2,8 @@
 
 A flight is a growing list of chunks with an end; it knows neither HTTP nor tapes.  `gateway.engine.fetch_table` starts
 flights and has readers share them.  Its fetch announces the head, adds chunks and lands the flight.  Readers attach,
-read at their own pace, and leave.  It ends landed (the body is complete) or failed (before or after the head).  The
-reader that started it has no special role: the fetch is cancelled only when the last reader leaves.
+read at their own pace, and leave.  It ends as any shared fetch does (`gateway.upstream.collapse`), and is given up when
+the last reader leaves.
 
 There are two bounds.  The fetch pauses while no reader is within `WINDOW_BYTES` of what has arrived, so an origin is
 not read faster than the fastest client.  A body larger than `keep_bytes` is not kept: chunks that every reader has
@@ -21,13 +21,13 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.aio.signal import Signal
-from gateway.errors import GatewayError, UpstreamBroken, UpstreamUnreachable, bare
-from gateway.limits.askers import Askers
+from gateway.errors import GatewayError, UpstreamBroken
 from gateway.limits.inflow import Inflow
 from gateway.limits.shared_bytes import Holding, SharedBytes
 from gateway.protocol.sharing import Ground
 from gateway.protocol.stream_version import FIRST
 from gateway.telemetry.tracing import NO_FLIGHT, FlightSpan
+from gateway.upstream.collapse import FetchEnd, SharedFetch
 
 WINDOW_BYTES: Final = 1 << 20
 _UNBOUNDED: Final = Inflow()
@@ -145,7 +145,7 @@ class FlightReader:
         self._flight.leave(self)
 
 
-class Flight:
+class Flight(SharedFetch):
     """The state of one shared fetch of the bytes after `start`.  Owned by the engine's fetch table."""
 
     __slots__ = (
@@ -153,15 +153,11 @@ class Flight:
         "_watchers",
         "accounted",
         "accounted_requests",
-        "askers",
         "base",
-        "changed",
         "charged_bytes",
         "dropped_bytes",
-        "error",
         "expected",
         "fetched",
-        "has_landed",
         "head",
         "holders",
         "inflow",
@@ -169,7 +165,6 @@ class Flight:
         "is_kept",
         "is_led",
         "is_passing",
-        "is_sent",
         "keep_bytes",
         "kept",
         "key",
@@ -190,22 +185,17 @@ class Flight:
     )
 
     def __init__(self, start: str, keep_bytes: int, client: str = "", key: str | None = None) -> None:
+        super().__init__(client)
         self.start = start
         self.key = key or start
         """By what readers find it."""
-        self.askers = Askers(client)
-        """The clients that wait for it."""
         self.keep_bytes = keep_bytes
         self.lag_bytes = max(keep_bytes, 2 * WINDOW_BYTES)
         """How far a reader may fall behind."""
-        self.is_sent = False
-        """Whether the request may have reached the origin.  A later reader must not treat its reply as fresh."""
         self.sent_at = 0.0
         self.version = FIRST
         """The stream's version when the request was sent."""
         self.head: Head | None = None
-        self.error: GatewayError | None = None
-        self.has_landed = False
         self.kept: list[bytes] = []
         self.base = 0
         """Chunks dropped so far: the index of `kept[0]`."""
@@ -231,7 +221,6 @@ class Flight:
         """The body's length in bytes, if it is known before the end."""
         self.expected: int | None = None
         """The length that the origin announced, before brackets are stripped."""
-        self.changed = Signal()
         self.room = Signal()
         self.on_unused: Callable[[], object] | None = None
         """Cancels the fetch; None once that is over."""
@@ -258,16 +247,16 @@ class Flight:
         return (Holding(self.shared, size),)
 
     def __repr__(self) -> str:
-        state = "landed" if self.has_landed else "failed" if self.error is not None else "under way"
-        return f"<Flight {state}, {self.readers} readers, {self.size} bytes>"
+        return f"<Flight {self.end or 'under way'}, {self.readers} readers, {self.size} bytes>"
 
     @property
     def readers(self) -> int:
         return len(self._readers) + self._watchers
 
     @property
-    def is_over(self) -> bool:
-        return self.has_landed or self.error is not None
+    def has_landed(self) -> bool:
+        """Whether the reply has come, and its body, if there is one, is complete."""
+        return self.end is not None and self.error is None
 
     # -- the fetch's side
 
@@ -277,11 +266,17 @@ class Flight:
         self.head = head
         self.expected = expected
         self.length = expected if is_verbatim else None
-        if isinstance(head, GatewayError):
-            self.error = bare(head)
-        elif not isinstance(head, StreamHead):
-            self.has_landed = True
-        self.changed.fire()
+        match head:
+            case GatewayError():
+                super().fail(head)
+            case OriginError():
+                super().land(FetchEnd.REFUSED)
+            case NotShareable():
+                super().land(FetchEnd.FOREIGN)
+            case Beyond():
+                super().land()
+            case _:
+                self.changed.fire()
 
     def add(self, chunk: bytes) -> None:
         """A part of the body has arrived."""
@@ -298,23 +293,16 @@ class Flight:
             self._drop_read_chunks()
         self.changed.fire()
 
-    def land(self) -> None:
+    def land(self, end: FetchEnd = FetchEnd.LANDED) -> None:
         """The body is complete."""
-        self.has_landed = True
         self.length = self.size
-        self.changed.fire()
+        super().land(end)
 
-    def fail(self, error: GatewayError) -> None:
+    def fail(self, error: GatewayError, end: FetchEnd = FetchEnd.FAILED) -> None:
         """The fetch ended before the body was complete."""
-        bare(error)
         if self.head is None:
             self.head = error
-        self.error = error
-        self.changed.fire()
-
-    def give_up(self) -> None:
-        """The fetch ended without a result, because no reader was left or the fetch was cancelled."""
-        self.fail(UpstreamUnreachable("Fetch was given up"))
+        super().fail(error, end)
 
     @property
     def is_wanted(self) -> bool:
@@ -391,11 +379,6 @@ class Flight:
         while self.head is None:
             await self.changed.wait()
         return self.head
-
-    async def until_over(self) -> None:
-        """Wait until the flight has landed or failed; the caller has attached or watches."""
-        while not self.is_over:
-            await self.changed.wait()
 
     async def until_known(self) -> None:
         """Wait until the flight has landed or failed, or its body is too large to keep; the caller watches."""

@@ -28,6 +28,7 @@ from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request_keys import Sections
 from gateway.tape.stream import End, Stream
 from gateway.upstream.call import OriginCall
+from gateway.upstream.collapse import Follow, Lead
 from gateway.upstream.flight import Flight, FlightReader
 from gateway.upstream.reply import Reply
 from tests.chaos.mutant import Mutant, Patches, always, never, nothing, registrar
@@ -59,10 +60,10 @@ def late_404_is_believed() -> Patches:
 def flight_is_joined_after_it_was_sent() -> Patches:
     join = FetchTable.join
 
-    def joined(self: FetchTable, stream: Stream, start: str, *rest: Any) -> tuple[Flight, bool]:
-        flight = self._pending.get((stream, start))
-        if flight is not None and not flight.is_over and not flight.base:
-            return flight, False
+    def joined(self: FetchTable, stream: Stream, start: str, *rest: Any) -> Lead[Flight] | Follow[Flight]:
+        flight = self._flights.pending((stream, start))
+        if flight is not None and not flight.base:
+            return Follow(flight)
         return join(self, stream, start, *rest)
 
     # Nor does it wait for the earlier one to be over.

@@ -133,7 +133,8 @@ async def test_a_reader_that_leaves_as_it_comes_leaves_no_flight_behind(edge: Ed
     (stream,) = list(engine.store)
     route = Route(edge.gateway.config.routes[0], "n", edge.clock)
     target = parse_target("/s")
-    flight, _ = engine.fetches.join(stream, "-1", route, route.source(target, route.source_headers(CIMultiDict())))
+    source = route.source(target, route.source_headers(CIMultiDict()))
+    flight = engine.fetches.join(stream, "-1", route, source).fetch
     flight.attach().leave()
     await edge.until_idle()
     assert (await edge.get("/s")).body == b"0123456789"

@@ -6,8 +6,18 @@ from collections.abc import AsyncIterator
 import pytest
 from multidict import CIMultiDict
 
-from gateway.errors import GatewayError, UpstreamBroken, UpstreamUnreachable
-from gateway.upstream.flight import WINDOW_BYTES, Flight, FlightReader, NotShareable, OriginError, StreamHead
+from gateway.errors import UpstreamBroken, UpstreamUnreachable
+from gateway.upstream.collapse import FetchEnd
+from gateway.upstream.flight import (
+    WINDOW_BYTES,
+    Beyond,
+    Flight,
+    FlightReader,
+    Head,
+    NotShareable,
+    OriginError,
+    StreamHead,
+)
 from tests.waiting import pass_turns
 
 HEAD = StreamHead("5", True, False)
@@ -77,17 +87,20 @@ async def test_a_failure_before_the_head_is_the_head() -> None:
 
 
 @pytest.mark.parametrize(
-    "head",
-    [OriginError(404, CIMultiDict(), b""), NotShareable("no-store"), UpstreamBroken()],
-    ids=["refusal", "foreign", "error"],
+    ("head", "end"),
+    [
+        (OriginError(404, CIMultiDict(), b""), FetchEnd.REFUSED),
+        (NotShareable("no-store"), FetchEnd.FOREIGN),
+        (Beyond("9", up_to_date=True, is_closed=False), FetchEnd.LANDED),
+        (UpstreamBroken(), FetchEnd.FAILED),
+    ],
+    ids=["refusal", "foreign", "beyond the tail", "error"],
 )
-async def test_any_head_but_a_stream_head_ends_the_flight(
-    head: OriginError | NotShareable | GatewayError,
-) -> None:
+async def test_any_head_but_a_stream_head_ends_the_flight(head: Head, end: FetchEnd) -> None:
     flight = Flight("-1", KEEP)
     flight.watch()
     flight.announce(head)
-    assert flight.is_over
+    assert flight.end is end
     assert await flight.until_head() is head
 
 
@@ -105,7 +118,7 @@ async def test_only_the_last_reader_to_leave_cancels_the_fetch(idle_task: "async
     follower.leave()
     await pass_turns()
     assert idle_task.cancelled()
-    assert flight.is_over
+    assert flight.end is FetchEnd.GIVEN_UP
 
 
 async def test_leaving_a_flight_that_is_over_cancels_nothing(idle_task: "asyncio.Task[None]") -> None:

@@ -44,6 +44,8 @@ class Fetched(NamedTuple):
 class S2Fetch(SharedFetch):
     """One fetch of records, or one question."""
 
+    __slots__ = ("is_overlapping", "later", "limits", "outcome", "start", "waiting")
+
     def __init__(self, client: str, limits: Limits = _NO_LIMITS, start: Start | None = None) -> None:
         super().__init__(client)
         self.start = start
@@ -92,7 +94,8 @@ class S2Fetches:
     """The fetches and questions of one stream.  Owner: the `S2Stream`."""
 
     def __init__(self, tasks: Tasks, path: str) -> None:
-        self._fetches: Collapse[Start | S2Question, S2Fetch] = Collapse(tasks)
+        self._fetches: Collapse[Start | S2Question, S2Fetch] = Collapse()
+        self._tasks = tasks
         self._path = path
 
     def __repr__(self) -> str:
@@ -144,7 +147,10 @@ class S2Fetches:
         return joined.fetch
 
     def _run(self, key: Start | S2Question, fetch: S2Fetch, send: Send, name: str) -> None:
-        self._fetches.run(key, fetch, _sent(fetch, send), f"{name} {self._path}")
+        # The task begins in the next turn of the loop, so all who come in this one share the fetch.
+        task = self._tasks.start(_sent(fetch, send), f"{name} {self._path}")
+        # A callback, because a task that is cancelled before its first step never reaches its `finally`.
+        task.add_done_callback(lambda _: self._fetches.leave(key, fetch))
 
 
 async def _sent(fetch: S2Fetch, send: Send) -> None:
