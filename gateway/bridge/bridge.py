@@ -35,6 +35,7 @@ from gateway.upstream.call import Body, OriginCall
 from gateway.upstream.incoming import no_op
 from gateway.upstream.origin_pool import ROUTE_URL, route_url
 from gateway.upstream.reply import Reply
+from gateway.upstream.s2_client import S2Client
 from gateway.upstream.upstream import Upstream
 
 ALLOWED: Final = "GET, HEAD, PUT, POST, DELETE, OPTIONS"
@@ -120,17 +121,11 @@ class Bridge:
         own.extend(_picked(headers, _PASSED))
         own["Accept-Encoding"] = "identity"
         own["s2-basin"] = name.basin
-        call = Call(
-            self._upstream,
-            route.base,
-            name,
-            own,
-            bounds,
-            client,
-            is_live,
-            _once(requester.sent),
-            self.sightings.of(key.digest()),
+        sent = _once(requester.sent)
+        s2_client = S2Client(
+            lambda call: self._upstream.send(call, sent), route.base + name.path, own, bounds, client, is_live
         )
+        call = Call(s2_client, route.base, name, self.sightings.of(key.digest()))
         of_stream = Asked(
             call,
             route.content,

@@ -18,20 +18,20 @@ from gateway.aio.tasks import Tasks
 from gateway.bridge.asked import Asked
 from gateway.bridge.bodies import MadeBody
 from gateway.bridge.offsets import offset_at
-from gateway.bridge.origin import AtTail, check_run
+from gateway.bridge.origin import check_run
 from gateway.bridge.page import page_of
 from gateway.bridge.reads import TRIMMED, tail_of
-from gateway.bridge.replies import Made, Refused, refusal, text
+from gateway.bridge.replies import Made, refusal, text
 from gateway.bridge.sightings import Known
 from gateway.errors import GatewayError, UpstreamBroken
 from gateway.protocol.names import SSE_DATA_ENCODING, SSE_TYPE
 from gateway.protocol.offsets import NOW, START
 from gateway.protocol.sse import HEARTBEAT, Control, encode_control, encode_data
 from gateway.s2 import protobuf
-from gateway.s2.draining import says_draining
 from gateway.s2.records import ReadBatch
 from gateway.s2.session import BadFrame, FrameReader, Terminal
 from gateway.upstream.reply import Reply
+from gateway.upstream.s2_client import AtTail, S2Refused, ended_with
 
 REPLACED: Final = text(410, "The stream has been created again")
 
@@ -47,7 +47,7 @@ class _Replaced(Exception):
 class _Ended(Exception):
     """The origin has ended the session with an error."""
 
-    def __init__(self, refused: Refused) -> None:
+    def __init__(self, refused: S2Refused) -> None:
         super().__init__(refused.status)
         self.refused = refused
 
@@ -56,7 +56,7 @@ async def open_sse(asked: Asked, tasks: Tasks) -> Made:
     """Open an SSE answer; `tasks` run the session behind it.  Raises BadOffset or a GatewayError."""
     if asked.start == NOW:
         tail = await tail_of(asked)
-        if isinstance(tail, Refused):
+        if isinstance(tail, S2Refused):
             return refusal(tail)
         place = tail.seq_num
     else:
@@ -72,7 +72,7 @@ async def open_sse(asked: Asked, tasks: Tasks) -> Made:
     if (closed_at := sighting.closed_at) is not None and closed_at < place:
         return _ended(asked, closed_at, is_closed=True)
     session = await asked.call.session(events.start, asked.lifetime_s)
-    if isinstance(session, Refused):
+    if isinstance(session, S2Refused):
         return refusal(session)
     if isinstance(session, AtTail):
         return _ended(asked, session.tail.seq_num, is_closed=False)
@@ -124,9 +124,10 @@ async def _batches(session: Reply) -> AsyncGenerator[ReadBatch]:
             try:
                 for frame in frames.feed(chunk):
                     if isinstance(frame, Terminal):
-                        if says_draining(frame.status, frame.body):
+                        ended = ended_with(frame.status, frame.body)
+                        if ended.is_draining:
                             session.retire()
-                        raise _Ended(Refused(frame.status, frame.body, None))
+                        raise _Ended(ended)
                     yield protobuf.decode_read_batch(frame.body)
                     if frame.is_reconnect_advised:
                         session.retire()

@@ -12,14 +12,14 @@ from typing import Final
 
 from gateway.bridge.asked import Asked
 from gateway.bridge.offsets import offset_at
-from gateway.bridge.origin import AtTail, Found
 from gateway.bridge.page import is_close, page_of, trimmed_by
-from gateway.bridge.replies import NO_STORE, Made, Refused, position_headers, refusal, text
+from gateway.bridge.replies import NO_STORE, Made, position_headers, refusal, text
 from gateway.errors import UpstreamBroken
 from gateway.protocol.names import STREAM_CURSOR, STREAM_UP_TO_DATE
 from gateway.protocol.offsets import START
 from gateway.s2.read_query import FromSeqNum, ReadQuery
 from gateway.s2.records import Record, is_command, total_metered_bytes
+from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
 
 MOST_ANSWER_BYTES: Final = 1024 * 1024
 """Metered bytes of records after which an answer ends before the tail."""
@@ -79,7 +79,7 @@ class _Answer:
         return self.up_to_date or self.is_lost or is_full
 
 
-async def tail_of(asked: Asked) -> Tail | Refused:
+async def tail_of(asked: Asked) -> Tail | S2Refused:
     """Where the stream ends now.  Raises a GatewayError.
 
     The last record tells whether the stream is closed.  It is asked for only if it has not been seen, and then without
@@ -87,7 +87,7 @@ async def tail_of(asked: Asked) -> Tail | Refused:
     """
     call, sighting = asked.call, asked.call.sighting
     tail = await call.tail()
-    if isinstance(tail, Refused):
+    if isinstance(tail, S2Refused):
         return tail
     if sighting.closed_at is not None and not sighting.has_read_to(tail):
         # Records behind the mark, or another stream.
@@ -98,7 +98,7 @@ async def tail_of(asked: Asked) -> Tail | Refused:
         looks_back = sighting.closed_at is not None
         if not looks_back:
             last = await call.command_at(tail.seq_num - 1)
-            if isinstance(last, Refused):
+            if isinstance(last, S2Refused):
                 return last
             # A trim, perhaps of a closed stream.
             looks_back = last is not None and is_command(last) and not is_close(last)
@@ -109,12 +109,12 @@ async def tail_of(asked: Asked) -> Tail | Refused:
     return Tail(tail.seq_num, False) if closed_at is None else Tail(closed_at, True)
 
 
-async def _look_back(asked: Asked, tail: int) -> Refused | None:
+async def _look_back(asked: Asked, tail: int) -> S2Refused | None:
     """Read the last records, for the sighting and for the trims among them."""
     outcome = await asked.call.read(ReadQuery(FromSeqNum(max(0, tail - _LOOK_BACK)), count=_LOOK_BACK))
-    if isinstance(outcome, Refused):
+    if isinstance(outcome, S2Refused):
         return outcome
-    if isinstance(outcome, Found) and (trimmed := trimmed_by(outcome.records)):
+    if isinstance(outcome, FoundRecords) and (trimmed := trimmed_by(outcome.records)):
         asked.on_trim(trimmed)
     return None
 
@@ -122,7 +122,7 @@ async def _look_back(asked: Asked, tail: int) -> Refused | None:
 async def head(asked: Asked) -> Made:
     """Answer a request for the metadata.  Raises a GatewayError."""
     tail = await tail_of(asked)
-    if isinstance(tail, Refused):
+    if isinstance(tail, S2Refused):
         return refusal(tail)
     return _made(asked, _Answer(tail.seq_num, is_closed=tail.is_closed), is_head=True)
 
@@ -130,7 +130,7 @@ async def head(asked: Asked) -> Made:
 async def now(asked: Asked) -> Made:
     """Answer a catch-up read from the tail.  Raises a GatewayError."""
     tail = await tail_of(asked)
-    if isinstance(tail, Refused):
+    if isinstance(tail, S2Refused):
         return refusal(tail)
     made = _made(asked, _Answer(tail.seq_num, up_to_date=True, is_closed=tail.is_closed))
     del made.headers["ETag"]
@@ -158,7 +158,7 @@ async def long_poll(asked: Asked) -> Made:
 async def long_poll_now(asked: Asked) -> Made:
     """Answer a long-poll from the tail.  Raises a GatewayError."""
     tail = await tail_of(asked)
-    if isinstance(tail, Refused):
+    if isinstance(tail, S2Refused):
         return refusal(tail)
     # A closed stream is read once more, at its mark, and so answered without waiting.
     return await _poll(asked, tail.seq_num)
@@ -167,7 +167,7 @@ async def long_poll_now(asked: Asked) -> Made:
 async def _poll(asked: Asked, place: int) -> Made:
     answer = _Answer(place)
     outcome = await asked.call.read_from(place, asked.wait_s)
-    if isinstance(outcome, Refused):
+    if isinstance(outcome, S2Refused):
         return refusal(outcome)
     _take(asked, answer, outcome)
     refused = await _read_on(asked, answer)
@@ -183,17 +183,17 @@ async def _poll(asked: Asked, place: int) -> Made:
     return made
 
 
-async def _read_on(asked: Asked, answer: _Answer) -> Refused | None:
+async def _read_on(asked: Asked, answer: _Answer) -> S2Refused | None:
     """Take what follows until the tail, or until the answer is large enough."""
     while not answer.is_over:
         outcome = await asked.call.read_from(answer.end)
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, S2Refused):
             return outcome
         _take(asked, answer, outcome)
     return None
 
 
-def _take(asked: Asked, answer: _Answer, outcome: Found | AtTail) -> None:
+def _take(asked: Asked, answer: _Answer, outcome: FoundRecords | AtTail) -> None:
     """Take one page, or what is known instead.  Raises UpstreamBroken if it is of another stream than those before."""
     place, identity = answer.end, asked.call.sighting.identity
     if answer.identity not in ("", identity):
@@ -216,7 +216,7 @@ def _take(asked: Asked, answer: _Answer, outcome: Found | AtTail) -> None:
         case AtTail(tail):
             # Beyond the tail as well: the stream may be another, and the engine compares.
             answer.end, answer.up_to_date = tail.seq_num, True
-        case Found(records, tail):
+        case FoundRecords(records, tail):
             page = page_of(records)
             asked.take(page)
             answer.records += page.records

@@ -16,6 +16,7 @@ from gateway.protocol.names import STREAM_CLOSED, STREAM_NEXT_OFFSET, STREAM_UP_
 from gateway.s2.errors import Other, parse_error
 from gateway.upstream.call import Bounds
 from gateway.upstream.reply import Reply
+from gateway.upstream.s2_client import S2Refused
 
 NO_STORE: Final = "no-store"
 
@@ -49,21 +50,6 @@ class Made:
         return Reply(head, body, bounds, deadline)
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The origin's refusal of an S2 request."""
-
-    status: int
-    body: bytes
-    retry_after: str | None
-
-    @property
-    def is_absent(self) -> bool:
-        """Whether there is no such stream: one that is being deleted has no content and takes no appends."""
-        error = parse_error(self.status, self.body)
-        return self.status == 404 or (isinstance(error, Other) and error.code in _DELETION_PENDING)
-
-
 def text(status: int, line: str, headers: dict[str, str] | None = None) -> Made:
     """A reply of one line, such as an error."""
     return Made(status, {"Content-Type": _TEXT, **(headers or {})}, line.encode())
@@ -79,7 +65,7 @@ def position_headers(seq_num: int, *, up_to_date: bool = False, is_closed: bool 
     return headers
 
 
-def refusal(refused: Refused, *, creates: bool = False) -> Made:
+def refusal(refused: S2Refused, *, creates: bool = False) -> Made:
     """What a refusal of the origin is to a client of Durable Streams; `creates` means of a request to create a stream.
 
     For the name of a stream that is being deleted clients come back after a 503, as after a conflict between two
@@ -93,7 +79,7 @@ def refusal(refused: Refused, *, creates: bool = False) -> Made:
     message = " ".join(error.message.split()) if isinstance(error, Other) else ""
     code = error.code if isinstance(error, Other) else ""
     status = refused.status
-    retry = {"Retry-After": refused.retry_after} if refused.retry_after is not None else {}
+    retry = {name: value for name, value in refused.headers.items() if name == "Retry-After"}
     if status == 401:
         # RFC 9110 section 11.6.1 requires it; S2's tokens are bearer tokens.
         retry["WWW-Authenticate"] = "Bearer"

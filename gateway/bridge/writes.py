@@ -21,7 +21,7 @@ from gateway.bridge.content import BadContent, TooMuchContent
 from gateway.bridge.offsets import offset_at
 from gateway.bridge.page import CLOSE_RECORD, CLOSE_TOKEN, OPEN_TOKEN
 from gateway.bridge.reads import Tail, tail_of
-from gateway.bridge.replies import Made, Refused, position_headers, refusal, text
+from gateway.bridge.replies import Made, position_headers, refusal, text
 from gateway.errors import BodyTooLarge, GatewayError, RequestTimeout, UpstreamBroken
 from gateway.protocol.names import (
     PRODUCER_EPOCH,
@@ -47,6 +47,7 @@ from gateway.s2.records import (
     total_metered_bytes,
 )
 from gateway.upstream.call import Body
+from gateway.upstream.s2_client import S2Refused
 
 MOST_BODY_BYTES: Final = 2 * 1024 * 1024
 """The largest body of an append.  Its records are at most 1 MiB; JSON and base64 around them take the rest."""
@@ -95,7 +96,7 @@ async def create(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
     if is_new:
         return _created(asked, 0, is_new=True, is_closed=False)
     tail = await tail_of(asked)
-    if isinstance(tail, Refused):
+    if isinstance(tail, S2Refused):
         return refusal(tail)
     if tail.is_closed is not closes:
         return text(409, "Stream already exists with different configuration", _position(tail))
@@ -110,7 +111,7 @@ async def _append_first(asked: Asked, records: tuple[AppendRecord, ...], *, is_n
         # Something has been sent: the request that created the stream.
         error.is_unsent = error.is_unsent and not is_new
         raise
-    if not isinstance(done, Refused):
+    if not isinstance(done, S2Refused):
         return done.end.seq_num
     mismatch = parse_error(done.status, done.body)
     return None if isinstance(mismatch, SeqNumMismatch | FencingTokenMismatch) else refusal(done)
@@ -138,12 +139,12 @@ async def append(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
     if asked.call.sighting.closed_at is not None:
         # The fence may be gone since then, and readers stop at the mark.
         tail = await tail_of(asked)
-        if isinstance(tail, Refused):
+        if isinstance(tail, S2Refused):
             return refusal(tail)
         if tail.is_closed:
             return _closed(tail, data)
     done = await asked.call.append(AppendInput(records, fencing_token=OPEN_TOKEN))
-    if not isinstance(done, Refused):
+    if not isinstance(done, S2Refused):
         headers_ = position_headers(done.end.seq_num - closes, is_closed=closes)
         headers_.pop(STREAM_UP_TO_DATE, None)
         return Made(204, headers_)
@@ -153,7 +154,7 @@ async def append(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
     if error.expected != CLOSE_TOKEN:
         return text(409, "The stream is fenced by another writer")
     tail = await tail_of(asked)
-    if isinstance(tail, Refused):
+    if isinstance(tail, S2Refused):
         return refusal(tail)
     # The token says that it is closed, even where the mark has been trimmed.
     return _closed(Tail(tail.seq_num, True), data)
@@ -173,7 +174,7 @@ def _closed(tail: Tail, data: bytes) -> Made:
 async def _unless_closed(asked: Asked, otherwise: Made) -> Made:
     """The refusal of an append, unless the stream is closed, which comes first (section 5.2)."""
     tail = await tail_of(asked)
-    if isinstance(tail, Refused):
+    if isinstance(tail, S2Refused):
         return refusal(tail)
     return text(409, "Stream is closed", _position(tail)) if tail.is_closed else otherwise
 
@@ -198,7 +199,7 @@ async def _whole(body: Body, asked: Asked) -> bytes:
     if body is None or isinstance(body, bytes):
         return body or b""
     try:
-        async with asyncio.timeout(asked.call.bounds.total_s):
+        async with asyncio.timeout(asked.call.client.bounds.total_s):
             return await _gathered(body)
     except GatewayError:
         raise
@@ -225,7 +226,7 @@ def _other_type(asked: Asked) -> Made:
     return text(409, f"Content-type mismatch: streams here are {asked.content.content_type}")
 
 
-def _is_there(refused: Refused) -> bool:
+def _is_there(refused: S2Refused) -> bool:
     error = parse_error(refused.status, refused.body)
     return refused.status == 409 and isinstance(error, Other) and error.code == "resource_already_exists"
 

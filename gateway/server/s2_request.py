@@ -8,7 +8,7 @@ from multidict import CIMultiDict
 
 from gateway.engine.route import Route
 from gateway.engine.s2.answer import S2Read
-from gateway.engine.s2.origin import Source
+from gateway.engine.s2.origin import S2Source
 from gateway.engine.s2.request import (
     BASIN_HEADER,
     BadBasin,
@@ -117,7 +117,7 @@ def parse_s2(
     headers = CIMultiDict(sharing.headers)
     if basin is not None:
         headers[BASIN_HEADER] = basin
-    source = Source(
+    source = S2Source(
         route,
         named,
         route.url + path.stream,

@@ -6,16 +6,16 @@ import asyncio
 
 import pytest
 
-import gateway.bridge.origin as origin_module
 from gateway.bridge.bodies import HIGH_WATER_BYTES, MadeBody
 from gateway.bridge.names import MOST_NAME_BYTES
-from gateway.bridge.origin import MOST_BODY_BYTES
 from gateway.bridge.reads import MOST_ANSWER_BYTES
 from gateway.origin.s2.calls import Call
 from gateway.s2 import protobuf, session
 from gateway.s2.errors import ErrorCode, error_body
 from gateway.s2.records import ReadBatch, Record, StreamPosition
+from gateway.upstream import s2_client
 from gateway.upstream.failures import ConnectionLost
+from gateway.upstream.s2_client import MOST_BODY_BYTES
 from tests.bridge.clients import Bridged
 from tests.s2.edge.clients import BOUND_S
 from tests.waiting import pass_turns, time_passing
@@ -82,7 +82,7 @@ async def test_a_session_that_makes_no_sense_is_opened_again(bridged: Bridged, f
 
 
 async def test_a_session_that_falls_silent_is_opened_again(bridged: Bridged, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(origin_module, "SILENCE_S", 0.2)
+    monkeypatch.setattr(s2_client, "SILENCE_S", 0.2)
     await bridged.writer.create()
     await bridged.writer.append(b"0")
     bridged.faults.stall(after_bytes=0, kind=Call.READ_SESSION, times=1)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from multidict import CIMultiDict
 
 from gateway.engine.answer import BodyRun
-from gateway.engine.s2.origin import Refused, Source
+from gateway.engine.s2.origin import S2Source
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.stream_key import StreamKey
 from gateway.s2 import json_format
 from gateway.s2.errors import unwritten_body
 from gateway.s2.records import StreamPosition
+from gateway.upstream.s2_client import S2Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class S2Read:
     """One client's read, or check of the tail, of one stream."""
 
     key: StreamKey
-    source: Source
+    source: S2Source
     client: str
     """The net of the client."""
     linger_s: float
@@ -58,9 +59,9 @@ class RefusedToAnother(Exception):
     relayed."""
 
 
-def refused_answer(refused: Refused, read: S2Read) -> S2Answer:
+def refused_answer(refused: S2Refused, read: S2Read) -> S2Answer:
     """The origin's error, or one in its form.  Raises RefusedToAnother."""
-    if not refused.is_for(read.source):
+    if not read.source.may_be_told(refused):
         raise RefusedToAnother
     outcome = Outcome.FAILED if refused.status >= 500 else Outcome.MISS
     return S2Answer(refused.status, refused.headers.copy(), refused.body, outcome)

@@ -13,12 +13,12 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from gateway.aio.tasks import Tasks
-from gateway.engine.s2.origin import Outcome, Refused
 from gateway.errors import GatewayError
 from gateway.limits.askers import Askers
 from gateway.s2.read_query import FromSeqNum, Start
 from gateway.tape.records import Limits
 from gateway.upstream.collapse import Collapse, FetchEnd, Lead, SharedFetch
+from gateway.upstream.s2_client import S2Outcome, S2Refused
 
 _NO_LIMITS: Final = Limits()
 
@@ -34,7 +34,7 @@ class S2Question(Enum):
 class Fetched(NamedTuple):
     """The result of a fetch for one reader."""
 
-    outcome: Outcome
+    outcome: S2Outcome
     is_fresh: bool
     """Whether it was sent after the reader's request had arrived."""
     is_all: bool
@@ -51,7 +51,7 @@ class S2Fetch(SharedFetch):
         self.start = start
         """From where on records are fetched; None for a question."""
         self.limits = limits
-        self.outcome: Outcome | None = None
+        self.outcome: S2Outcome | None = None
         """The origin's answer; None if a confirmation has confirmed the records held."""
         self.is_overlapping = False
         """Whether it began with a record that was held, which has taken a part of its limits."""
@@ -74,7 +74,7 @@ class S2Fetch(SharedFetch):
                 max(self.limits.count or 0, wanted.count or 0), max(self.limits.bytes or 0, wanted.bytes or 0)
             )
 
-    async def result(self) -> Outcome | None:
+    async def result(self) -> S2Outcome | None:
         """The outcome, once it is there.  Raises the GatewayError that the fetch failed with."""
         self.waiting += 1
         try:
@@ -86,7 +86,7 @@ class S2Fetch(SharedFetch):
         return self.outcome
 
 
-Send = Callable[[S2Fetch], Awaitable[Outcome | None]]
+Send = Callable[[S2Fetch], Awaitable[S2Outcome | None]]
 """Asks the origin; raises GatewayErrors and is bounded in time."""
 
 
@@ -108,8 +108,8 @@ class S2Fetches:
         return self._fetches.pending(question) is not None
 
     async def ask(
-        self, question: S2Question, send: Callable[[Askers], Awaitable[Outcome | None]], client: str
-    ) -> Outcome | None:
+        self, question: S2Question, send: Callable[[Askers], Awaitable[S2Outcome | None]], client: str
+    ) -> S2Outcome | None:
         """The answer to a question that is sent after this call, for a client of this net.
 
         Raises the GatewayError that the question failed with.
@@ -160,4 +160,4 @@ async def _sent(fetch: S2Fetch, send: Send) -> None:
     except GatewayError as error:
         fetch.fail(error)
     else:
-        fetch.land(FetchEnd.REFUSED if isinstance(outcome, Refused) else FetchEnd.LANDED)
+        fetch.land(FetchEnd.REFUSED if isinstance(outcome, S2Refused) else FetchEnd.LANDED)

@@ -13,10 +13,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from multidict import CIMultiDict
-
 from gateway.engine.classifier import PERSONAL
-from gateway.engine.s2.origin import AtTail, OriginReads, Refused
+from gateway.engine.s2.origin import S2Origin
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.topic import S2Topic
 from gateway.errors import (
@@ -33,11 +31,11 @@ from gateway.live.table import pause_before_reconnect
 from gateway.protocol.mode import Mode
 from gateway.s2 import protobuf
 from gateway.s2.errors import ErrorCode, error_body
-from gateway.s2.json_format import CONTENT_TYPE
 from gateway.s2.records import ReadBatch, StreamPosition
 from gateway.s2.session import BadFrame, FrameReader, Message, Terminal
 from gateway.telemetry.surroundings import Surroundings
 from gateway.upstream.reply import Reply
+from gateway.upstream.s2_client import AtTail, S2Refused, ended_with
 
 PAUSES_S: Final = (0.0, 0.25, 0.5, 1.0, 2.0)
 """Pauses before the attempts to go on after a failure, without their jitter; after the last the stream is lost.  All of
@@ -53,9 +51,9 @@ LEAVING_S: Final = 15.0
 failure."""
 
 
-def refusal(code: ErrorCode, message: str) -> Refused:
+def refusal(code: ErrorCode, message: str) -> S2Refused:
     """An error of the gateway's own in S2's form."""
-    return Refused(code.status, CIMultiDict({"Content-Type": CONTENT_TYPE}), error_body(code, message))
+    return ended_with(code.status, error_body(code, message))
 
 
 LOST: Final = refusal(ErrorCode.UNAVAILABLE, "the origin cannot be reached")
@@ -72,7 +70,7 @@ class S2Follower:
         topic: S2Topic,
         stream: S2Stream,
         client: str,
-        origin: OriginReads,
+        origin: S2Origin,
         surroundings: Surroundings,
     ) -> None:
         clock = surroundings.clock
@@ -145,7 +143,7 @@ class S2Follower:
         if isinstance(opened, AtTail):
             self._stream.sees(opened.tail, topic.position)
             raise UpstreamBroken("Origin refused to follow a stream at its tail")
-        if isinstance(opened, Refused):
+        if isinstance(opened, S2Refused):
             if opened.is_draining:
                 return True
             self._refuse(opened)
@@ -156,11 +154,11 @@ class S2Follower:
     async def _read(self, reply: Reply) -> bool:
         frames = FrameReader()
         async for chunk in reply.chunks():
-            self._origin.received(self._source, len(chunk), Mode.SSE)
+            self._origin.received(self._source, Mode.SSE, len(chunk))
             try:
                 for frame in frames.feed(chunk):
                     if isinstance(frame, Terminal):
-                        error = Refused(frame.status, CIMultiDict({"Content-Type": CONTENT_TYPE}), frame.body)
+                        error = ended_with(frame.status, frame.body)
                         if error.is_draining:
                             reply.retire()
                             return True
@@ -198,7 +196,7 @@ class S2Follower:
         self._stream.compare(first, StreamPosition(overlap + 1, self._topic.last_timestamp))
         return replace(batch, records=batch.records[1:])
 
-    def _refuse(self, error: Refused) -> None:
+    def _refuse(self, error: S2Refused) -> None:
         """The origin has ended the session with an error.  An error of its own may pass."""
         if error.status >= 500 or error.status in (408, 429):
             raise UpstreamUnreachable

@@ -19,7 +19,6 @@ from gateway.aio.wheel import NEVER, Wheel
 from gateway.engine.s2.batch import Batch, LargePiece
 from gateway.engine.s2.fetch import Fetched
 from gateway.engine.s2.follower import LOST, REPLACED, refusal
-from gateway.engine.s2.origin import AtTail, Found, Refused
 from gateway.engine.s2.request import Form, Reply
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.topic import S2Topic
@@ -32,6 +31,7 @@ from gateway.s2.records import ReadBatch, StreamPosition
 from gateway.s2.session import encode_message, encode_terminal
 from gateway.tape.records import UNARY, Limits, cut
 from gateway.telemetry.access_record import CloseReason
+from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
 
 DRAINING: Final = refusal(ErrorCode.SERVER_DRAINING, "the gateway is shutting down")
 
@@ -128,7 +128,7 @@ class SessionReader:
         self._large: LargePiece | None = None
         """Records of which the first `_large_sent` bytes have been written."""
         self._large_sent = 0
-        self._ends_by: Refused | None = None
+        self._ends_by: S2Refused | None = None
         """The error that ends the session once they are written."""
         self._is_fetching = False
         self._is_over = False
@@ -284,16 +284,16 @@ class SessionReader:
         if self._is_over:
             return
         outcome = fetched.outcome
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, S2Refused):
             self.lost(outcome)
-        elif isinstance(outcome, Found):
+        elif isinstance(outcome, FoundRecords):
             self._found(outcome, fetched)
         elif not fetched.is_fresh:
             self.pump()
         else:
             self._at_tail(outcome)
 
-    def _found(self, found: Found, fetched: Fetched) -> None:
+    def _found(self, found: FoundRecords, fetched: Fetched) -> None:
         # The records are sent as they came: the tape may have had no room for them.
         end = found.records[-1].seq_num + 1 if found.records else self.at
         part = cut(found.records, self.at, end, self.wanted)
@@ -330,7 +330,7 @@ class SessionReader:
             self._heartbeat(tail)
         self.pump()
 
-    def failed(self, error: Refused = LOST) -> None:
+    def failed(self, error: S2Refused = LOST) -> None:
         """The fetch that was asked for has failed."""
         self._is_fetching = False
         self.lost(error)
@@ -379,7 +379,7 @@ class SessionReader:
 
     # -- the end
 
-    def lost(self, error: Refused) -> None:
+    def lost(self, error: S2Refused) -> None:
         """The session cannot go on: end it with this error, even if the connection is full."""
         if self._is_over:
             return

@@ -12,7 +12,7 @@ from gateway.aio.wheel import Wheel
 from gateway.engine.cold_read_limit import ColdReadLimit
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.s2.answer import S2Answer, S2Read, json_answer, refused_answer, unwritten_answer
-from gateway.engine.s2.origin import Found, OriginReads, Refused
+from gateway.engine.s2.origin import S2Origin
 from gateway.engine.s2.reader import DRAINING, Session, SessionReader
 from gateway.engine.s2.request import ReadRecords
 from gateway.engine.s2.start import if_at, limits_of, start_of
@@ -30,6 +30,7 @@ from gateway.s2.records import StreamPosition
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.surroundings import Surroundings
+from gateway.upstream.s2_client import FoundRecords, S2Refused
 from gateway.upstream.upstream import Upstream
 
 _MOST_BEGINNINGS: Final = 3
@@ -55,7 +56,7 @@ class S2Reads:
         self._cold_read_limit = cold_read_limit
         self._tasks = surroundings.tasks
         self._rng = surroundings.rng
-        origin = OriginReads(upstream, clock, surroundings.metrics, surroundings.access_log, negative_cache)
+        origin = S2Origin(upstream, clock, surroundings.metrics, surroundings.access_log, negative_cache)
         self.streams = S2Streams(origin, store, surroundings, table)
         self._sessions: dict[SessionReader, S2Read] = {}
         self._drained_at: float | None = None
@@ -94,7 +95,7 @@ class S2Reads:
                     found = await stream.checked_tail(read.client)
                 except TailMovedBack:
                     continue
-            if isinstance(found, Refused):
+            if isinstance(found, S2Refused):
                 return refused_answer(found, read)
             return json_answer(200, json_format.encode_tail(found), Outcome.REVALIDATED)
         raise TailMovedBack
@@ -153,14 +154,14 @@ class S2Reads:
         if (refused := await stream.confirmed(read.client)) is not None:
             return refused_answer(refused, read)
         start = await start_of(stream, query, read)
-        if isinstance(start, Refused):
+        if isinstance(start, S2Refused):
             return refused_answer(start, read)
         at, tail = start.at, start.tail if start.is_at_tail else if_at(start.at, stream.trusted_tail(read.trust_s))
         while tail is None and not stream.tape.covers(at):
             fetched = await stream.fetch(FromSeqNum(at), limits, read.client)
-            if isinstance(fetched.outcome, Refused):
+            if isinstance(fetched.outcome, S2Refused):
                 return refused_answer(fetched.outcome, read)
-            if isinstance(fetched.outcome, Found):
+            if isinstance(fetched.outcome, FoundRecords):
                 break
             if fetched.is_fresh:
                 tail = fetched.outcome.tail
@@ -197,7 +198,7 @@ class S2Reads:
         except GatewayError:
             reader.failed()
         else:
-            if isinstance(fetched.outcome, Refused) and not fetched.outcome.is_for(read.source):
+            if isinstance(fetched.outcome, S2Refused) and not read.source.may_be_told(fetched.outcome):
                 # The client comes again, and is then asked for by its own credentials.
                 reader.failed()
             else:

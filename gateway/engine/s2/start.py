@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.engine.s2.answer import S2Read
-from gateway.engine.s2.origin import AtTail, Found, Refused
 from gateway.engine.s2.stream import S2Stream
 from gateway.errors import UpstreamBroken
 from gateway.protocol.cache_status import Outcome
 from gateway.s2.read_query import FromSeqNum, FromTailOffset, FromTimestamp, ReadQuery
 from gateway.s2.records import StreamPosition
 from gateway.tape.records import Limits
+from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def if_at(at: int, tail: StreamPosition | None) -> StreamPosition | None:
     return tail if tail is not None and tail.seq_num == at else None
 
 
-async def start_of(stream: S2Stream, query: ReadQuery, read: S2Read) -> Started | Refused:
+async def start_of(stream: S2Stream, query: ReadQuery, read: S2Read) -> Started | S2Refused:
     """Where a read starts.  Raises a GatewayError."""
     match query.start:
         case FromSeqNum(seq_num):
@@ -43,7 +43,7 @@ async def start_of(stream: S2Stream, query: ReadQuery, read: S2Read) -> Started 
         case FromTailOffset(tail_offset):
             trusted = stream.trusted_tail(read.trust_s)
             tail = trusted or await stream.tail(read.client)
-            if isinstance(tail, Refused):
+            if isinstance(tail, S2Refused):
                 return tail
             outcome = Outcome.REVALIDATED if trusted is None else Outcome.HIT
             return Started(max(0, tail.seq_num - tail_offset), tail, outcome)
@@ -51,7 +51,7 @@ async def start_of(stream: S2Stream, query: ReadQuery, read: S2Read) -> Started 
             return await _start_at(stream, query, timestamp, read.client)
 
 
-async def _start_at(stream: S2Stream, query: ReadQuery, timestamp: int, client: str) -> Started | Refused:
+async def _start_at(stream: S2Stream, query: ReadQuery, timestamp: int, client: str) -> Started | S2Refused:
     outcome = Outcome.HIT
     while True:
         at = stream.tape.at_timestamp(timestamp)
@@ -60,15 +60,15 @@ async def _start_at(stream: S2Stream, query: ReadQuery, timestamp: int, client: 
         fetched = await stream.fetch_or_tail(FromTimestamp(timestamp), Limits(query.count), client)
         outcome = Outcome.MISS if fetched.is_fresh else Outcome.COLLAPSED
         match fetched.outcome:
-            case Refused() as refused:
+            case S2Refused() as refused:
                 return refused
-            case Found(records) if records:
+            case FoundRecords(records) if records:
                 return Started(records[0].seq_num, outcome=outcome)
             case AtTail(tail) if fetched.is_fresh:
                 # A timestamp after the tail's is like a number after it; else no record that late is left.
                 beyond = timestamp > tail.timestamp and not query.is_clamped
                 return Started(tail.seq_num + 1 if beyond else tail.seq_num, tail, Outcome.REVALIDATED)
-            case Found() if fetched.is_fresh:
+            case FoundRecords() if fetched.is_fresh:
                 raise UpstreamBroken("Origin answered a read with neither records nor the tail")
             case _:
                 pass

@@ -24,30 +24,25 @@ from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.engine.s2.batch import Batch
 from gateway.engine.s2.fetch import Fetched, S2Fetch, S2Fetches, S2Question
-from gateway.engine.s2.origin import AtTail, Found, OriginReads, Outcome, Refused, Source
+from gateway.engine.s2.origin import S2Origin, S2Source
 from gateway.engine.s2.topic import S2Topic
 from gateway.errors import ShortOfMemory, TailMovedBack
 from gateway.limits.askers import Askers
-from gateway.s2.errors import ErrorCode, Other, parse_error
 from gateway.s2.read_query import FromSeqNum, Start
 from gateway.s2.records import ReadBatch, Record, StreamPosition, metered_bytes, total_metered_bytes
 from gateway.tape.records import UNARY, Limits, RecordsReplaced, RecordTape
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
+from gateway.upstream.s2_client import MOST_OVERLAP_BYTES, AtTail, FoundRecords, S2Outcome, S2Refused
 
 T = TypeVar("T")
 
-_DELETIONS: Final = frozenset({ErrorCode.STREAM_DELETION_PENDING.code, ErrorCode.BASIN_DELETION_PENDING.code})
-
-_NOTHING: Final = Found(())
+_NOTHING: Final = FoundRecords(())
 """What S2 answers where nothing is left before the tail, and where a limit is too small for the first record."""
 
 VERIFIED_S: Final = 10.0
 """How long after the origin has confirmed a stream more of its records are stored without asking for one again."""
 
-
-_MOST_OVERLAP_BYTES: Final = 1 << 16
-"""Metered bytes of the largest record that is asked for again together with its successors."""
 
 _MOST_BATCHES: Final = 16
 """Bound on the batches that one turn of the event loop keeps."""
@@ -57,7 +52,7 @@ _MOST_BATCHES: Final = 16
 class Shared:
     """What all streams have in common."""
 
-    origin: OriginReads
+    origin: S2Origin
     store: TapeStore
     clock: Clock
     tasks: Tasks
@@ -68,7 +63,7 @@ class Shared:
 class S2Stream:
     """One stream in use.  Owner: the `S2Streams` table."""
 
-    def __init__(self, shared: Shared, stream: Stream, tape: RecordTape, source: Source) -> None:
+    def __init__(self, shared: Shared, stream: Stream, tape: RecordTape, source: S2Source) -> None:
         self._shared = shared
         self.stream = stream
         self.tape = tape
@@ -102,7 +97,7 @@ class S2Stream:
 
     def _checked(self, found: T) -> T:
         """The same for what the origin has said.  An error is itself what may have ended the stream."""
-        if not isinstance(found, Refused):
+        if not isinstance(found, S2Refused):
             self.check()
         return found
 
@@ -133,35 +128,35 @@ class S2Stream:
             return None
         return topic.tail
 
-    async def tail(self, client: str) -> StreamPosition | Refused:
+    async def tail(self, client: str) -> StreamPosition | S2Refused:
         """The tail, as the origin says it to a question sent after this call, for a client of this net.
 
         Raises a GatewayError.
         """
         return await self._ask_tail(S2Question.TAIL, self._shared.origin.tail, client)
 
-    async def checked_tail(self, client: str) -> StreamPosition | Refused:
+    async def checked_tail(self, client: str) -> StreamPosition | S2Refused:
         """The same by S2's own check of the tail."""
         return await self._ask_tail(S2Question.CHECKED_TAIL, self._shared.origin.checked_tail, client)
 
     async def _ask_tail(
         self,
         question: S2Question,
-        ask: Callable[[Source, Askers], Awaitable[AtTail | Refused]],
+        ask: Callable[[S2Source, Askers], Awaitable[AtTail | S2Refused]],
         client: str,
-    ) -> StreamPosition | Refused:
-        async def send(askers: Askers) -> AtTail | Refused:
+    ) -> StreamPosition | S2Refused:
+        async def send(askers: Askers) -> AtTail | S2Refused:
             end = self.end
             found = await ask(self.source, askers)
             self.stream.contacted(self._shared.clock.now())
-            if isinstance(found, Refused):
+            if isinstance(found, S2Refused):
                 self.refused(found)
             else:
                 self.sees(found.tail, end)
             return found
 
         found = await self._fetches.ask(question, send, client)
-        assert isinstance(found, AtTail | Refused)
+        assert isinstance(found, AtTail | S2Refused)
         self._checked(found)
         return found.tail if isinstance(found, AtTail) else found
 
@@ -197,7 +192,7 @@ class S2Stream:
         while True:
             # The tail first: what is appended after this question is then not passed over.
             tail = await self.tail(client)
-            if isinstance(tail, Refused):
+            if isinstance(tail, S2Refused):
                 return Fetched(tail, is_fresh=True, is_all=True)
             fetched = await self.fetch(start, Limits(1), client)
             if fetched.is_fresh:
@@ -217,7 +212,7 @@ class S2Stream:
             raise ShortOfMemory
         return self._fetches.join(start, wanted, self._send, client), True
 
-    async def _send(self, fetch: S2Fetch) -> Outcome:
+    async def _send(self, fetch: S2Fetch) -> S2Outcome:
         start = fetch.start
         assert start is not None
         if isinstance(start, FromSeqNum):
@@ -239,7 +234,7 @@ class S2Stream:
         """Whether records read from `start` touch held ones before it."""
         return isinstance(start, FromSeqNum) and start.seq_num > 0 and self.tape.covers(start.seq_num - 1)
 
-    async def _read(self, fetch: S2Fetch, start: Start, end: int) -> Outcome:
+    async def _read(self, fetch: S2Fetch, start: Start, end: int) -> S2Outcome:
         """Ask for records, and store them if they belong to the stream whose records are held; `end` is as for
         `verify`.
 
@@ -254,9 +249,9 @@ class S2Stream:
                 end,
                 fetch,
             )
-            if not isinstance(found, Found):
+            if not isinstance(found, FoundRecords):
                 return found
-            found = Found(tuple(record for record in found.records if record.seq_num > held.seq_num))
+            found = FoundRecords(tuple(record for record in found.records if record.seq_num > held.seq_num))
             if found != _NOTHING:
                 fetch.is_overlapping = True
                 self.tape.verified_at = self._shared.clock.now()
@@ -270,13 +265,13 @@ class S2Stream:
         if not isinstance(start, FromSeqNum) or start.seq_num != self.tape.full_to:
             return None
         held = self.tape.record(start.seq_num - 1)
-        return held if held is not None and metered_bytes(held) <= _MOST_OVERLAP_BYTES else None
+        return held if held is not None and metered_bytes(held) <= MOST_OVERLAP_BYTES else None
 
-    async def _read_joined(self, start: Start, limits: Limits, end: int, fetch: S2Fetch) -> Outcome:
+    async def _read_joined(self, start: Start, limits: Limits, end: int, fetch: S2Fetch) -> S2Outcome:
         askers = fetch.askers
         earlier = self.tape.neighbours(start.seq_num) if isinstance(start, FromSeqNum) else ()
         outcome = await self._shared.origin.read(self.source, start, limits, askers)
-        if isinstance(outcome, Found) and outcome.records:
+        if isinstance(outcome, FoundRecords) and outcome.records:
             records = outcome.records
             first = start.seq_num if isinstance(start, FromSeqNum) else records[0].seq_num
             if (refused := await self._confirm_joints(first, records, earlier, askers)) is not None:
@@ -287,7 +282,7 @@ class S2Stream:
 
     async def _confirm_joints(
         self, start: int, records: tuple[Record, ...], earlier: tuple[Record, ...], askers: Askers
-    ) -> Refused | None:
+    ) -> S2Refused | None:
         """Ask for the records again at which `records` would be joined to those held; `earlier` were held before
         `records` were asked for.
 
@@ -304,19 +299,19 @@ class S2Stream:
                 again = FromSeqNum(record.seq_num)
                 outcome = await self._shared.origin.read(self.source, again, Limits(1), askers)
                 self.check()
-                if isinstance(outcome, Found):
+                if isinstance(outcome, FoundRecords):
                     found = outcome.records[0] if outcome.records else None
                     if found is not None and found.seq_num == record.seq_num and found != record:
                         self.replaced()
                     if found is not None and found.seq_num > record.seq_num:
                         self._shared.store.trim_records(self.stream, found.seq_num)
-                elif isinstance(refused := self._learn(again, outcome, record.seq_num + 1), Refused):
+                elif isinstance(refused := self._learn(again, outcome, record.seq_num + 1), S2Refused):
                     return refused
             confirmed.add(joint.held.seq_num)
             self.tape.verified_at = self._shared.clock.now()
         return None
 
-    async def verify(self, end: int, askers: Askers) -> Refused | None:
+    async def verify(self, end: int, askers: Askers) -> S2Refused | None:
         """Ask for the last record held again, unless the stream was confirmed lately and is not in doubt; `end` is what
         `end` was before.
 
@@ -328,14 +323,14 @@ class S2Stream:
             return None
         start = FromSeqNum(held.seq_num)
         outcome = self._learn(start, await self._shared.origin.read(self.source, start, Limits(1), askers), end)
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, S2Refused):
             return outcome
         # If it has been trimmed, so has everything that was held.
         self.tape.verified_at = self._shared.clock.now()
         self.tape.settled = max(self.tape.settled, doubts)
         return None
 
-    async def confirmed(self, client: str) -> Refused | None:
+    async def confirmed(self, client: str) -> S2Refused | None:
         """Have the origin confirm the records held, for a client of this net, if they are in doubt.
 
         Returns its error if it refuses.  Raises a GatewayError; TailMovedBack if they are of another stream.
@@ -343,13 +338,13 @@ class S2Stream:
         if not self.tape.is_doubted:
             return None
         refused = await self._fetches.ask(S2Question.CONFIRMATION, lambda askers: self.verify(self.end, askers), client)
-        assert refused is None or isinstance(refused, Refused)
+        assert refused is None or isinstance(refused, S2Refused)
         return self._checked(refused)
 
-    def _learn(self, start: Start, outcome: Outcome, end: int) -> Outcome:
+    def _learn(self, start: Start, outcome: S2Outcome, end: int) -> S2Outcome:
         """Store what the origin said; `end` is where the stream ended as far as was known when it was asked."""
         self.stream.contacted(self._shared.clock.now())
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, S2Refused):
             self.refused(outcome)
         elif isinstance(outcome, AtTail):
             self.sees(outcome.tail, end)
@@ -395,20 +390,14 @@ class S2Stream:
         if self.tape.record(tail.seq_num - 1) is not None:
             self.tape.verified_at = self._shared.clock.now()
 
-    def refused(self, error: Refused) -> None:
+    def refused(self, error: S2Refused) -> None:
         """The origin has answered with an error."""
         if error.status in (401, 403):
             self.is_source_refused = True
-        elif error.status == 404 or (error.status == 409 and _says_deletion(error)):
+        elif error.is_absent:
             self._shared.store.drop(self.stream, End.DELETED)
 
     def replaced(self) -> None:
         """The stream has been created again.  Raises TailMovedBack."""
         self._shared.store.drop(self.stream, End.RECREATED)
         raise TailMovedBack
-
-
-def _says_deletion(error: Refused) -> bool:
-    """Whether the origin is about to remove the stream, or its basin."""
-    said = parse_error(error.status, error.body)
-    return isinstance(said, Other) and said.code in _DELETIONS

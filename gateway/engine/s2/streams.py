@@ -15,7 +15,7 @@ from typing import Final
 from gateway.aio.clock import DETACHED
 from gateway.engine.s2.confirmations import Confirmations
 from gateway.engine.s2.follower import REPLACED, S2Follower
-from gateway.engine.s2.origin import OriginReads, Source
+from gateway.engine.s2.origin import S2Origin, S2Source
 from gateway.engine.s2.stream import S2Stream, Shared
 from gateway.engine.s2.topic import S2Topic
 from gateway.errors import GatewayError
@@ -40,7 +40,7 @@ class S2Streams:
 
     def __init__(
         self,
-        origin: OriginReads,
+        origin: S2Origin,
         store: TapeStore,
         surroundings: Surroundings,
         table: LiveTable,
@@ -85,7 +85,7 @@ class S2Streams:
     # -- use
 
     @contextmanager
-    def using(self, key: StreamKey, source: Source) -> Iterator[S2Stream]:
+    def using(self, key: StreamKey, source: S2Source) -> Iterator[S2Stream]:
         """The stream of `key`, in use meanwhile."""
         stream = self.open(key, source)
         try:
@@ -93,7 +93,7 @@ class S2Streams:
         finally:
             self.release(stream)
 
-    def open(self, key: StreamKey, source: Source) -> S2Stream:
+    def open(self, key: StreamKey, source: S2Source) -> S2Stream:
         """The stream of `key`; `release` must be called."""
         store, now = self._shared.store, self._shared.clock.now()
         record, tape = store.open_records(key, now)

@@ -18,10 +18,10 @@ from typing import Final, Protocol
 
 from gateway.aio.signal import Signal
 from gateway.engine.s2.batch import Batch
-from gateway.engine.s2.origin import Refused
 from gateway.live.reader import drop_failed
 from gateway.s2.records import MAX_BATCH_RECORDS, Record, StreamPosition, total_metered_bytes
 from gateway.tape.stream import Stream
+from gateway.upstream.s2_client import S2Refused
 
 _MERGED_BYTES: Final = 1 << 18
 """The most metered bytes of a batch that is put together.  S2 allows more, but the encoding of records that have hardly
@@ -37,7 +37,7 @@ class S2LiveReader(Protocol):
     def beat(self, *, is_due: bool) -> None:
         """Send a heartbeat: if `is_due`, unless something was sent lately; else if the first is owed."""
 
-    def lost(self, error: Refused) -> None:
+    def lost(self, error: S2Refused) -> None:
         """Nothing more will come: end the session with this error."""
 
     def gone(self) -> None:
@@ -90,7 +90,7 @@ class S2Topic:
         """Readers of all kinds, waiting unary reads included."""
         self.changed = Signal()
         """Fires when records have come, and at the end."""
-        self.error: Refused | None = None
+        self.error: S2Refused | None = None
         """Why nothing more will come."""
         self._come: list[Record] = []
         """Records that have come in this turn of the loop, for the readers."""
@@ -166,7 +166,7 @@ class S2Topic:
             self._each(tuple(self.readers_now), lambda reader: reader.beat(is_due=True))
         self._on_beat()
 
-    def lost(self, error: Refused) -> None:
+    def lost(self, error: S2Refused) -> None:
         """Nothing more will come."""
         if self.error is None:
             self._deliver()

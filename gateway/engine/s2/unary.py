@@ -16,7 +16,6 @@ from gateway.aio.clock import Clock
 from gateway.engine.answer import BodyRun
 from gateway.engine.s2.answer import S2Answer, S2Read, json_answer, refused_answer, unwritten_answer
 from gateway.engine.s2.batch import Batch
-from gateway.engine.s2.origin import AtTail, Found, Refused
 from gateway.engine.s2.reader import DRAINING
 from gateway.engine.s2.request import Form, ReadRecords, Reply
 from gateway.engine.s2.start import if_at, limits_of, start_of
@@ -29,6 +28,7 @@ from gateway.s2.read_query import FromSeqNum
 from gateway.s2.records import Record, StreamPosition
 from gateway.tape.records import Part, cut
 from gateway.tape.stream import Stream
+from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
 
 
 def batch_answer(batch: Batch, form: Form, outcome: Outcome) -> S2Answer:
@@ -96,7 +96,7 @@ class UnaryRead:
         if (refused := await self._stream.confirmed(self._read.client)) is not None:
             return refused_answer(refused, self._read)
         start = await start_of(self._stream, query, self._read)
-        if isinstance(start, Refused):
+        if isinstance(start, S2Refused):
             return refused_answer(start, self._read)
         self._at = self._start = start.at
         self._outcome = start.outcome
@@ -112,9 +112,9 @@ class UnaryRead:
             fetched = await fetch(FromSeqNum(self._at), self._left, self._read.client)
             self._outcome = Outcome.JOINED if self._found else Outcome.MISS if fetched.is_fresh else Outcome.COLLAPSED
             match fetched.outcome:
-                case Refused() as refused:
+                case S2Refused() as refused:
                     return refused_answer(refused, self._read)
-                case Found(records):
+                case FoundRecords(records):
                     end = records[-1].seq_num + 1 if records else self._at
                     if self._take(cut(records, self._at, end, self._left)) or fetched.is_all:
                         return self._batch()
@@ -160,9 +160,9 @@ class UnaryRead:
                 # What has come was evicted before this read could take it.
                 fetched = await self._stream.fetch(FromSeqNum(self._at), self._left, self._read.client)
                 match fetched.outcome:
-                    case Refused() as refused:
+                    case S2Refused() as refused:
                         return refused_answer(refused, self._read)
-                    case Found(records):
+                    case FoundRecords(records):
                         end = records[-1].seq_num + 1 if records else self._at
                         self._take(cut(records, self._at, end, self._left))
                         return self._batch()

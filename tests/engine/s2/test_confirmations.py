@@ -9,7 +9,7 @@ import pytest
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
 from gateway.engine.s2.confirmations import EVERY_S, Confirmations
-from gateway.engine.s2.origin import OriginReads, Source
+from gateway.engine.s2.origin import S2Origin, S2Source
 from gateway.engine.s2.stream import S2Stream, Shared
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.eviction import POLICIES
@@ -29,12 +29,12 @@ class Bench:
         store = TapeStore(1 << 20, POLICIES["s3-fifo"](), lambda: "i", NoMetrics())
         self._store, self._shared = (
             store,
-            Shared(cast("OriginReads", None), store, self.clock, Tasks(), lambda call: None),
+            Shared(cast("S2Origin", None), store, self.clock, Tasks(), lambda call: None),
         )
 
     def stream(self, path: str, token: str) -> S2Stream:
         key = StreamKey(Group("http://o", f"/v1/streams/{path}"), "", Partition("r", readers=token))
-        return S2Stream(self._shared, *self._store.open_records(key, 0.0), cast("Source", f"{path} of {token}"))
+        return S2Stream(self._shared, *self._store.open_records(key, 0.0), cast("S2Source", f"{path} of {token}"))
 
 
 @pytest.fixture

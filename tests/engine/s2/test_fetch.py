@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from gateway.aio.tasks import Tasks
 from gateway.engine.s2.fetch import S2Fetches, S2Question
-from gateway.engine.s2.origin import AtTail, Outcome
 from gateway.errors import UpstreamTimeout, UpstreamUnreachable
 from gateway.limits.askers import Askers
 from gateway.s2.records import StreamPosition
+from gateway.upstream.s2_client import AtTail, S2Outcome
 from tests.waiting import pass_turns
 
 TAIL = S2Question.TAIL
@@ -28,7 +28,7 @@ class Bench:
         self.gates: list[asyncio.Future[None]] = []
         self.askers: list[list[str]] = []
 
-    async def send(self, askers: Askers) -> Outcome:
+    async def send(self, askers: Askers) -> S2Outcome:
         number = len(self.gates)
         self.gates.append(asyncio.get_running_loop().create_future())
         await self.gates[number]

@@ -20,7 +20,7 @@ from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
 from gateway.engine.s2.fetch import Fetched
 from gateway.engine.s2.follower import LOST
-from gateway.engine.s2.origin import AtTail, Found, OriginReads, Source
+from gateway.engine.s2.origin import S2Origin, S2Source
 from gateway.engine.s2.reader import Session, SessionReader
 from gateway.engine.s2.request import Form, Reply
 from gateway.engine.s2.stream import S2Stream, Shared
@@ -38,6 +38,7 @@ from gateway.tape.records import Limits, cut
 from gateway.tape.store import TapeStore
 from gateway.telemetry.access_record import CloseReason
 from gateway.telemetry.metrics import NoMetrics
+from gateway.upstream.s2_client import AtTail, FoundRecords
 
 KEY = StreamKey(Group("http://o", "/v1/streams/s"), "", Partition("r"))
 WAIT_S = 20.0
@@ -132,11 +133,11 @@ class SessionAgainstModel(RuleBasedStateMachine):
         self.wheel = Wheel(self.clock)
         store = TapeStore(10_000_000, POLICIES["lru"](), lambda: "i", NoMetrics())
         self.turn: list[Callable[[], object]] = []
-        shared = Shared(cast(OriginReads, None), store, self.clock, Tasks(), self.turn.append)
+        shared = Shared(cast(S2Origin, None), store, self.clock, Tasks(), self.turn.append)
         record, tape = store.open_records(KEY, 0.0)
         record.hold()
         self.store = store
-        self.stream = S2Stream(shared, record, tape, cast(Source, None))
+        self.stream = S2Stream(shared, record, tape, cast(S2Source, None))
         self.origin: list[Record] = []
         self.topic: S2Topic | None = None
         self.asked: list[SessionReader] = []
@@ -187,7 +188,7 @@ class SessionAgainstModel(RuleBasedStateMachine):
         part = cut(self.origin[reader.at :][:count], reader.at, len(self.origin), Limits(wanted.count))
         if reader.at < len(self.origin):
             self.stream.store(reader.at, part.records)
-            reader.fetched(Fetched(Found(part.records), is_fresh, is_all=False))
+            reader.fetched(Fetched(FoundRecords(part.records), is_fresh, is_all=False))
         else:
             reader.fetched(Fetched(AtTail(self.tail), is_fresh, is_all=is_fresh))
 

@@ -11,7 +11,7 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
 from gateway.engine.s2.fetch import Fetched
-from gateway.engine.s2.origin import Found, OriginReads, Refused, Source
+from gateway.engine.s2.origin import S2Origin, S2Source
 from gateway.engine.s2.stream import VERIFIED_S, S2Stream, Shared
 from gateway.limits.askers import Askers
 from gateway.protocol.stream_key import Group, Partition, StreamKey
@@ -21,6 +21,7 @@ from gateway.tape.eviction import POLICIES
 from gateway.tape.records import Limits
 from gateway.tape.store import TapeStore
 from gateway.telemetry.metrics import NoMetrics
+from gateway.upstream.s2_client import FoundRecords, S2Refused
 from tests.waiting import pass_turns
 
 KEY = StreamKey(Group("http://o", "/v1/streams/s"), "", Partition("r"))
@@ -34,9 +35,9 @@ class Origin:
         self.gates: list[asyncio.Future[None]] = []
         self.is_open = False
         self.end = 10
-        self.refusal: Refused | None = None
+        self.refusal: S2Refused | None = None
 
-    async def read(self, source: Source, start: Start, limits: Limits, askers: Askers) -> Found | Refused:
+    async def read(self, source: S2Source, start: Start, limits: Limits, askers: Askers) -> FoundRecords | S2Refused:
         assert isinstance(start, FromSeqNum)
         self.reads.append((start.seq_num, limits.count, list(askers.nets)))
         if not self.is_open:
@@ -45,7 +46,7 @@ class Origin:
         if self.refusal is not None:
             return self.refusal
         end = min(self.end, start.seq_num + (limits.count or 10))
-        return Found(tuple(Record(number, number, (), b"x") for number in range(start.seq_num, end)))
+        return FoundRecords(tuple(Record(number, number, (), b"x") for number in range(start.seq_num, end)))
 
 
 @pytest.fixture
@@ -61,10 +62,10 @@ def clock() -> ManualClock:
 @pytest.fixture
 def stream(origin: Origin, clock: ManualClock) -> S2Stream:
     store = TapeStore(1 << 20, POLICIES["s3-fifo"](), lambda: "i", NoMetrics())
-    shared = Shared(cast("OriginReads", origin), store, clock, Tasks(), lambda call: None)
+    shared = Shared(cast("S2Origin", origin), store, clock, Tasks(), lambda call: None)
     record, tape = store.open_records(KEY, clock.now())
     record.hold()
-    return S2Stream(shared, record, tape, cast("Source", CIMultiDict()))
+    return S2Stream(shared, record, tape, cast("S2Source", CIMultiDict()))
 
 
 def fetch(stream: S2Stream, start: int, count: int, client: str = "a") -> asyncio.Future[Fetched]:
@@ -72,7 +73,7 @@ def fetch(stream: S2Stream, start: int, count: int, client: str = "a") -> asynci
 
 
 def numbers(fetched: Fetched) -> list[int]:
-    assert isinstance(fetched.outcome, Found)
+    assert isinstance(fetched.outcome, FoundRecords)
     return [record.seq_num for record in fetched.outcome.records]
 
 
@@ -145,7 +146,7 @@ async def test_a_refused_read_behind_a_full_answer_confirms_nothing(
     origin.is_open = True
     await fetch(stream, 0, 4)
     clock.advance(VERIFIED_S + 1)
-    origin.refusal = Refused(status, CIMultiDict(), b"")
+    origin.refusal = S2Refused(status, CIMultiDict(), b"")
     assert (await fetch(stream, 4, 4)).outcome is origin.refusal
     origin.refusal = None
     origin.reads.clear()

@@ -13,7 +13,7 @@ import pytest
 from gateway.aio.clock import ManualClock
 from gateway.aio.signal import Signal
 from gateway.aio.tasks import Tasks
-from gateway.engine.s2.origin import OriginReads, Source
+from gateway.engine.s2.origin import S2Origin, S2Source
 from gateway.engine.s2.streams import S2Streams
 from gateway.errors import CircuitOpen, GatewayError, UpstreamTimeout
 from gateway.live.table import LiveTable
@@ -47,7 +47,7 @@ class Origin:
         self.sessions: list[asyncio.Future[None]] = []
         self.contexts: list[tuple[object, object]] = []
 
-    async def session(self, source: Source, seq_num: int, client: str) -> None:
+    async def session(self, source: S2Source, seq_num: int, client: str) -> None:
         self.contexts.append((request_now.get(), record_now.get()))
         self.sessions.append(asyncio.get_running_loop().create_future())
         await self.sessions[-1]
@@ -61,8 +61,8 @@ class Bench:
         store = TapeStore(1 << 20, POLICIES["s3-fifo"](), lambda: "i", NoMetrics())
         surroundings = Surroundings(self.clock, Random(0), self.tasks, self.metrics)
         self.table = LiveTable(store, surroundings, 10)
-        self.streams = S2Streams(cast("OriginReads", self.origin), store, surroundings, self.table)
-        self.stream = self.streams.open(KEY, cast("Source", SimpleNamespace(route="r")))
+        self.streams = S2Streams(cast("S2Origin", self.origin), store, surroundings, self.table)
+        self.stream = self.streams.open(KEY, cast("S2Source", SimpleNamespace(route="r")))
 
     def join(self) -> None:
         self.streams.attach(self.stream, StreamPosition(0, 0), "net")

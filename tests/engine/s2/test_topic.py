@@ -9,18 +9,18 @@ import pytest
 
 from gateway.engine.s2.batch import Batch
 from gateway.engine.s2.follower import LOST
-from gateway.engine.s2.origin import Refused
 from gateway.engine.s2.topic import S2Topic
 from gateway.s2.json_format import Format
 from gateway.s2.records import MAX_BATCH_METERED_BYTES, MAX_BATCH_RECORDS, Header, Record, StreamPosition
 from gateway.s2.session import Compression
 from gateway.tape.stream import Stream
+from gateway.upstream.s2_client import S2Refused
 
 
 class Reader:
     def __init__(self) -> None:
         self.batches: list[Batch] = []
-        self.errors: list[Refused] = []
+        self.errors: list[S2Refused] = []
         self.beats = 0
         self.is_broken = False
         self.is_gone = False
@@ -33,7 +33,7 @@ class Reader:
         self._break()
         self.beats += 1
 
-    def lost(self, error: Refused) -> None:
+    def lost(self, error: S2Refused) -> None:
         self._break()
         self.errors.append(error)
 

@@ -8,13 +8,13 @@ import tracemalloc
 import pytest
 from s2_sdk import S2, AppendInput, Endpoints, Record
 
-from gateway.engine.s2 import origin as origin_module
 from gateway.engine.s2.follower import PAUSES_S
 from gateway.origin.s2.calls import Call
 from gateway.s2.errors import ErrorCode
 from gateway.s2.records import ReadBatch
 from gateway.s2.session import Terminal
 from gateway.server import relaying
+from gateway.upstream import s2_client
 from tests.s2.edge.clients import BASIN, BOUND_S, Client, Edge, SessionReader, SseReader
 from tests.waiting import eventually, time_passing
 
@@ -37,7 +37,7 @@ async def test_a_batch_that_is_not_one_is_refused(edge: Edge, body: bytes) -> No
 async def test_a_session_at_the_origin_that_falls_silent_is_opened_again(
     edge: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(origin_module, "SILENCE_S", 0.2)
+    monkeypatch.setattr(s2_client, "SILENCE_S", 0.2)
     await edge.client.append("a")
     edge.faults.stall(after_bytes=0, kind=Call.READ_SESSION)
     session = await edge.client.session("seq_num=1")

@@ -1,0 +1,223 @@
+"""The requests that the gateway itself sends for one S2 stream, and what the origin's answers to them are.
+
+They are in protobuf, whatever the readers asked for.  The engine's reads of S2 streams and the bridge both ask by them;
+what an answer means to the records that are known is decided by these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Container
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from multidict import CIMultiDict
+
+from gateway.errors import UpstreamBroken
+from gateway.limits.askers import Askers
+from gateway.s2 import protobuf, session
+from gateway.s2.draining import says_draining
+from gateway.s2.errors import ErrorCode, Other, Unwritten, parse_error
+from gateway.s2.json_format import CONTENT_TYPE, BadJson, decode_tail
+from gateway.s2.read_query import FromSeqNum, FromTailOffset, ReadQuery, encode_read_query
+from gateway.s2.records import Record, StreamPosition
+from gateway.upstream.call import Bounds, OriginCall
+from gateway.upstream.reply import Reply
+
+T = TypeVar("T")
+
+MOST_BODY_BYTES: Final = 4 * 1024 * 1024
+"""The largest answer to a read; its metered bytes are at most 1 MiB."""
+
+MOST_ERROR_BYTES: Final = 64 * 1024
+
+SILENCE_S: Final = 20.0
+"""A session without a frame for this long is lost: S2 sends one at least every 15 s, and its SDKs wait 20 s."""
+
+MOST_OVERLAP_BYTES: Final = 1 << 16
+"""Metered bytes of the largest record that is asked for again together with its successors."""
+
+_MOST_DRAINS: Final = 3
+"""How many servers in a row may be about to leave before a read is answered so."""
+
+_PROBE: Final = ReadQuery(FromTailOffset(0), count=0)
+"""A read that is always answered with the tail.  It needs no other permission than the reads that depend on it."""
+
+_DELETIONS: Final = frozenset({ErrorCode.STREAM_DELETION_PENDING.code, ErrorCode.BASIN_DELETION_PENDING.code})
+
+_READ: Final = frozenset({200})
+_WRITTEN: Final = range(200, 300)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRecords:
+    """The records that the origin has from the start on, within the limits asked for.
+
+    There are none if the first is larger than these, or if nothing is left between the start and the tail.
+    """
+
+    records: tuple[Record, ...]
+    tail: StreamPosition | None = None
+    """The tail, if the read has reached it and the origin has said so."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtTail:
+    """The origin has no record at the start or after it."""
+
+    tail: StreamPosition
+
+
+@dataclass(frozen=True, slots=True)
+class S2Refused:
+    """The origin answered with an error.  `body` is S2's JSON if the origin is S2."""
+
+    status: int
+    headers: CIMultiDict[str]
+    """Content-Type and Retry-After."""
+    body: bytes
+    asked_with: CIMultiDict[str] | None = None
+    """The headers of the request; None if the error is the gateway's own, or was sent at the end of a session."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it says that the server is about to leave."""
+        return says_draining(self.status, self.body)
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether there is no such stream: one that is being deleted has no content and takes no appends."""
+        if self.status not in (404, 409):
+            return False
+        error = parse_error(self.status, self.body)
+        return self.status == 404 or (isinstance(error, Other) and error.code in _DELETIONS)
+
+
+def _ignore(size: int) -> None:
+    """The callback while the bytes are counted elsewhere."""
+
+
+S2Outcome = FoundRecords | AtTail | S2Refused
+
+
+def ended_with(status: int, body: bytes) -> S2Refused:
+    """An error in S2's form: the gateway's own, or one at the end of a session."""
+    return S2Refused(status, CIMultiDict({"Content-Type": CONTENT_TYPE}), body)
+
+
+@dataclass(frozen=True, slots=True)
+class S2Client:
+    """Asks for one stream, on behalf of clients that share its headers.  All methods raise GatewayErrors."""
+
+    send: Callable[[OriginCall], Awaitable[Reply]]
+    url: str
+    """The URL of the stream."""
+    headers: CIMultiDict[str]
+    """Credentials and basin."""
+    bounds: Bounds
+    client: str | Askers
+    is_live: bool = False
+    received: Callable[[int], object] = _ignore
+    """Called with the size of each answer to a read."""
+
+    async def read(self, query: ReadQuery) -> S2Outcome:
+        """The records from a start on."""
+        return await _past_drains(lambda: self._read(query))
+
+    async def tail(self) -> AtTail | S2Refused:
+        """The tail, by a read that brings no record."""
+        outcome = await self.read(_PROBE)
+        if isinstance(outcome, FoundRecords):
+            if outcome.records or outcome.tail is None:
+                raise UpstreamBroken("Origin did not answer a probe of the tail with it")
+            return AtTail(outcome.tail)
+        return outcome
+
+    async def checked_tail(self) -> AtTail | S2Refused:
+        """The tail as S2's own check of it says it, which may need another permission."""
+        return await _past_drains(self._checked_tail)
+
+    async def session(self, seq_num: int, total_s: float | None) -> Reply | AtTail | S2Refused:
+        """A read session from a number on, for `total_s` seconds; the caller must close the reply."""
+        url = f"{self.url}/records?{encode_read_query(ReadQuery(FromSeqNum(seq_num)))}"
+        bounds = replace(self.bounds, idle_s=SILENCE_S, total_s=total_s)
+        reply = await self._ask("GET", url, {"Content-Type": session.CONTENT_TYPE}, bounds)
+        try:
+            refused = await self._refusal(reply, _READ)
+        except BaseException:
+            reply.close()
+            raise
+        if refused is None:
+            return reply
+        reply.close()
+        return _at_tail(refused) or refused
+
+    async def write(
+        self, method: str, url: str, more: dict[str, str], body: bytes | None = None, most_bytes: int = 0
+    ) -> bytes | S2Refused:
+        """The body of the answer to a request that is no read, if it is to be of at most so many bytes."""
+        async with await self._ask(method, url, more, self.bounds, body) as reply:
+            if (refused := await self._refusal(reply, _WRITTEN)) is not None:
+                return refused
+            return await reply.read(most_bytes) if most_bytes else b""
+
+    async def _read(self, query: ReadQuery) -> S2Outcome:
+        url = f"{self.url}/records?{encode_read_query(query)}"
+        async with await self._ask("GET", url, {"Accept": protobuf.CONTENT_TYPE}, self.bounds) as reply:
+            if (refused := await self._refusal(reply, _READ)) is not None:
+                return _at_tail(refused) or refused
+            body = await reply.read(MOST_BODY_BYTES)
+            self.received(len(body))
+            try:
+                batch = protobuf.decode_read_batch(body)
+            except protobuf.BadProtobuf as error:
+                raise UpstreamBroken from error
+            return FoundRecords(batch.records, batch.tail)
+
+    async def _checked_tail(self) -> AtTail | S2Refused:
+        async with await self._ask("GET", f"{self.url}/records/tail", {"Accept": CONTENT_TYPE}, self.bounds) as reply:
+            if (refused := await self._refusal(reply, _READ)) is not None:
+                return refused
+            try:
+                return AtTail(decode_tail(await reply.read(MOST_ERROR_BYTES)))
+            except BadJson as error:
+                raise UpstreamBroken from error
+
+    async def _ask(
+        self, method: str, url: str, more: dict[str, str], bounds: Bounds, body: bytes | None = None
+    ) -> Reply:
+        headers = CIMultiDict(self.headers)
+        headers.update(more)
+        return await self.send(OriginCall(method, url, headers, bounds, body, self.is_live, self.client))
+
+    async def _refusal(self, reply: Reply, successes: Container[int]) -> S2Refused | None:
+        """The error that the reply is; None if it is a success."""
+        if reply.status in successes:
+            return None
+        if reply.status < 400:
+            raise UpstreamBroken("Origin answered with neither a success nor an error")
+        headers: CIMultiDict[str] = CIMultiDict()
+        for name in ("Content-Type", "Retry-After"):
+            if (value := reply.headers.get(name)) is not None:
+                headers[name] = value
+        refused = S2Refused(reply.status, headers, await reply.read(MOST_ERROR_BYTES), self.headers)
+        if refused.is_draining:
+            reply.retire()
+        return refused
+
+
+async def _past_drains(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask again, on another connection, as long as the server of the one is about to leave."""
+    outcome = await ask()
+    for _ in range(_MOST_DRAINS):
+        if not isinstance(outcome, S2Refused) or not outcome.is_draining:
+            break
+        outcome = await ask()
+    return outcome
+
+
+def _at_tail(refused: S2Refused) -> AtTail | None:
+    if refused.status == 416:
+        error = parse_error(416, refused.body)
+        if isinstance(error, Unwritten):
+            return AtTail(error.tail)
+    return None
