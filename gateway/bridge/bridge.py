@@ -24,7 +24,7 @@ from gateway.bridge.names import BadName, parse_name
 from gateway.bridge.offsets import BadOffset, offset_at
 from gateway.bridge.origin import Call
 from gateway.bridge.replies import Made, text
-from gateway.bridge.sightings import Sightings
+from gateway.bridge.sightings import S2Sightings
 from gateway.config.routes import RouteConfig
 from gateway.errors import GatewayError, UpstreamBroken
 from gateway.protocol.names import LIVE_LONG_POLL, LIVE_SSE
@@ -73,7 +73,7 @@ class Bridge:
         self._routes: dict[str, _Bridged] = {}
         self.ask: Callable[[Requester, OriginCall], PendingRequest] = upstream.ask
         """Sends one request.  The requester is notified of its outcome, possibly before this returns."""
-        self.sightings = Sightings()
+        self.sightings = S2Sightings()
         self.on_trim: Callable[[str, str, str], object] = lambda route, path, offset: None
         """Called with a route, the path of a stream at its origin, and the first offset that a trim has left."""
 

@@ -13,7 +13,7 @@ from typing import Final
 import orjson
 
 from gateway.bridge.names import StreamName
-from gateway.bridge.sightings import Known, Sighting
+from gateway.bridge.sightings import Known, S2Sighting
 from gateway.errors import UpstreamBroken
 from gateway.s2 import protobuf
 from gateway.s2.json_format import CONTENT_TYPE
@@ -54,7 +54,7 @@ class Call:
     base: str
     """The URL of the origin as the route has it."""
     name: StreamName
-    sighting: Sighting
+    sighting: S2Sighting
 
     async def read(self, query: ReadQuery) -> S2Outcome:
         """A unary read.  Raises a GatewayError."""

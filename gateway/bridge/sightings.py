@@ -43,7 +43,7 @@ class Known:
         return self.position is not None and records[0].seq_num < self.position.seq_num <= records[-1].seq_num + 1
 
 
-class Sighting:
+class S2Sighting:
     """One stream."""
 
     __slots__ = ("_incarnation", "_mark", "_position", "_read_to", "closed_at", "full_to")
@@ -60,7 +60,7 @@ class Sighting:
         """The sequence number of the mark of the close, once it was seen."""
 
     def __repr__(self) -> str:
-        return f"<Sighting {self.identity} at {self._position}>"
+        return f"<S2Sighting {self.identity} at {self._position}>"
 
     @property
     def identity(self) -> str:
@@ -141,23 +141,23 @@ class Sighting:
         self.full_to = 0
 
 
-class Sightings:
+class S2Sightings:
     """The streams that were seen, by an opaque key.  Owner of the table."""
 
     def __init__(self, most: int = MOST_SIGHTINGS) -> None:
         self._most = most
-        self._table: OrderedDict[object, Sighting] = OrderedDict()
+        self._table: OrderedDict[object, S2Sighting] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Sightings of {len(self._table)} streams>"
+        return f"<S2Sightings of {len(self._table)} streams>"
 
-    def of(self, key: object) -> Sighting:
+    def of(self, key: object) -> S2Sighting:
         """The stream of this key."""
         found = self._table.get(key)
         if found is not None:
             self._table.move_to_end(key)
             return found
-        found = self._table[key] = Sighting()
+        found = self._table[key] = S2Sighting()
         if len(self._table) > self._most:
             self._table.popitem(last=False)
         return found

@@ -8,13 +8,13 @@ import aiohttp
 
 from gateway.commands.exchange import Transient, printable, refusal
 from gateway.commands.failure import CommandFailed
-from gateway.s2.errors import ErrorCode, Other, SeqNumMismatch, parse_error
+from gateway.s2.errors import Other, S2ErrorCode, SeqNumMismatch, parse_error
 from gateway.s2.json_format import BadJson, decode_tail
 from gateway.s2.records import StreamPosition
 
 _MOST_ERROR_BYTES: Final = 64 * 1024
-_PASSING: Final = frozenset(code.code for code in ErrorCode if code.status >= 500 or code.status in (408, 429)) | {
-    ErrorCode.TRANSACTION_CONFLICT.code
+_PASSING: Final = frozenset(code.code for code in S2ErrorCode if code.status >= 500 or code.status in (408, 429)) | {
+    S2ErrorCode.TRANSACTION_CONFLICT.code
 }
 """Codes of errors that may pass."""
 

@@ -127,7 +127,7 @@ class RecordReader(Following):
                 raise CommandFailed(f"{self._url}: {error}") from None
             for event in found:
                 match event:
-                    case sse.Batch(batch=batch):
+                    case sse.BatchEvent(batch=batch):
                         self._deliver(batch.records)
                     case sse.Ping(tail=tail):
                         if tail is not None:

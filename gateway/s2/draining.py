@@ -10,20 +10,20 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from gateway.s2 import session, sse
-from gateway.s2.errors import ErrorCode, Other, parse_error
+from gateway.s2.errors import Other, S2ErrorCode, parse_error
 from gateway.s2.session import FrameHead
 
 _MOST_ERROR_BYTES: Final = 4_096
 _EVENT: Final = b"\nevent: error"
-_CODE: Final = f'"{ErrorCode.SERVER_DRAINING.code}"'.encode()
+_CODE: Final = f'"{S2ErrorCode.SERVER_DRAINING.code}"'.encode()
 
 
 def says_draining(status: int, body: bytes) -> bool:
     """Whether an error says that its server is about to leave."""
-    if status != ErrorCode.SERVER_DRAINING.status:
+    if status != S2ErrorCode.SERVER_DRAINING.status:
         return False
     said = parse_error(status, body)
-    return isinstance(said, Other) and said.code == ErrorCode.SERVER_DRAINING.code
+    return isinstance(said, Other) and said.code == S2ErrorCode.SERVER_DRAINING.code
 
 
 class DrainWatch:
@@ -44,7 +44,7 @@ class DrainWatch:
         self._look: Callable[[DrainWatch, bytes], bool] | None = None
         """Decides whether the bytes so far say it; None once there is nothing more to see.  Not bound, so that no
         reference leads back."""
-        if status == ErrorCode.SERVER_DRAINING.status:
+        if status == S2ErrorCode.SERVER_DRAINING.status:
             self._look = DrainWatch._in_error
         elif status == 200 and type_ == session.CONTENT_TYPE:
             self._look = DrainWatch._in_session
@@ -59,7 +59,7 @@ class DrainWatch:
 
     def _in_error(self, chunk: bytes) -> bool:
         self._buffer = (self._buffer + chunk)[:_MOST_ERROR_BYTES]
-        return says_draining(ErrorCode.SERVER_DRAINING.status, self._buffer)
+        return says_draining(S2ErrorCode.SERVER_DRAINING.status, self._buffer)
 
     def _in_events(self, chunk: bytes) -> bool:
         # A line break inside of a record is escaped, so no record can look like the event.

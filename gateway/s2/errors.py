@@ -24,7 +24,7 @@ from gateway.s2.session import BadFrame
 from gateway.s2.sse import BadEventId
 
 
-class ErrorCode(Enum):
+class S2ErrorCode(Enum):
     """A code and the status that it is sent with."""
 
     BAD_FRAME = ("bad_frame", 400)
@@ -96,26 +96,26 @@ class Other:
 Error = FencingTokenMismatch | SeqNumMismatch | Unwritten | Other
 
 
-def code_of(refusal: Refusal) -> ErrorCode:
+def code_of(refusal: Refusal) -> S2ErrorCode:
     """The code that a bad request is refused with; the message is the exception's text."""
     match refusal:
         case InvalidAppend() | InvalidJson() | InvalidProtobuf() | InvalidQuery():
-            return ErrorCode.INVALID
+            return S2ErrorCode.INVALID
         case BadEventId() | BadFormat():
-            return ErrorCode.BAD_HEADER
+            return S2ErrorCode.BAD_HEADER
         case BadFrame():
-            return ErrorCode.BAD_FRAME
+            return S2ErrorCode.BAD_FRAME
         case BadJson():
-            return ErrorCode.BAD_JSON
+            return S2ErrorCode.BAD_JSON
         case BadProtobuf():
-            return ErrorCode.BAD_PROTO
+            return S2ErrorCode.BAD_PROTO
         case BadQuery():
-            return ErrorCode.BAD_QUERY
+            return S2ErrorCode.BAD_QUERY
         case _:
             assert_never(refusal)
 
 
-def error_body(code: ErrorCode, message: str) -> bytes:
+def error_body(code: S2ErrorCode, message: str) -> bytes:
     """The JSON body of every error but 412 and 416."""
     return orjson.dumps({"code": code.code, "message": message})
 

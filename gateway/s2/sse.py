@@ -50,7 +50,7 @@ class EventId:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchEvent:
     """Records of a read, and where the response is after them."""
 
     id: EventId
@@ -77,7 +77,7 @@ class Done:
     """The read is complete."""
 
 
-Event = Batch | Ping | Failure | Done
+Event = BatchEvent | Ping | Failure | Done
 
 
 def parse_event_id(value: str) -> EventId:
@@ -93,7 +93,7 @@ def parse_event_id(value: str) -> EventId:
 def encode_event(event: Event, format_: Format) -> bytes:
     """The whole event, its blank line included."""
     match event:
-        case Batch(id_, batch):
+        case BatchEvent(id_, batch):
             return b"event: batch\nid: %s\ndata: %s\n\n" % (str(id_).encode(), encode_read_batch(batch, format_))
         case Ping(timestamp, tail):
             fields: dict[str, object] = {"timestamp": timestamp}

@@ -12,7 +12,7 @@ import orjson
 from gateway.protocol.sse import SseEvent, SseParser, SseTooLarge
 from gateway.s2.json_format import BadJson, Format, decode_read_batch, decode_tail
 from gateway.s2.records import MAX_U64
-from gateway.s2.sse import DONE_DATA, BadEventId, Batch, Done, Event, Failure, Ping, parse_event_id
+from gateway.s2.sse import DONE_DATA, BadEventId, BatchEvent, Done, Event, Failure, Ping, parse_event_id
 
 MAX_EVENT_BYTES: Final = 8 * 1024 * 1024
 """The longest event.  1 MiB of metered bytes are at most 6 MiB of JSON, where every byte is a control character."""
@@ -58,7 +58,7 @@ class EventReader:
         try:
             match event.name:
                 case "batch":
-                    return Batch(parse_event_id(event.id), decode_read_batch(event.data, self._format))
+                    return BatchEvent(parse_event_id(event.id), decode_read_batch(event.data, self._format))
                 case "ping":
                     return _ping(event.data)
                 case "error":

@@ -20,7 +20,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import StreamKey
 from gateway.protocol.target import Target
 from gateway.s2 import json_format
-from gateway.s2.errors import ErrorCode, error_body
+from gateway.s2.errors import S2ErrorCode, error_body
 from gateway.server import cors
 from gateway.server.admission import Admission
 from gateway.server.delivery import Delivery
@@ -216,9 +216,9 @@ class ResponseRecorder:
 
 def s2_error_body(error: GatewayError) -> bytes:
     """An error of the gateway's own as S2's clients read it."""
-    if error.status == ErrorCode.RATE_LIMITED.status:
-        code = ErrorCode.RATE_LIMITED
+    if error.status == S2ErrorCode.RATE_LIMITED.status:
+        code = S2ErrorCode.RATE_LIMITED
     else:
         # `unavailable` promises that the request had no effect.
-        code = ErrorCode.UNAVAILABLE if error.is_unsent else ErrorCode.OTHER
+        code = S2ErrorCode.UNAVAILABLE if error.is_unsent else S2ErrorCode.OTHER
     return error_body(code, str(error))

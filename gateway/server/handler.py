@@ -19,7 +19,7 @@ from gateway.engine.live_read import TOO_LARGE
 from gateway.engine.long_poll_waiter import Waiting
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
-from gateway.engine.s2.answer import RefusedToAnother
+from gateway.engine.s2.answer import S2RefusedToAnother
 from gateway.engine.sse import Subscription
 from gateway.errors import (
     BadRequest,
@@ -238,7 +238,7 @@ class RequestHandler:
         """Do the work; relay the read if the origin has refused it to another."""
         try:
             return await work
-        except RefusedToAnother:
+        except S2RefusedToAnother:
             await self._relays.until_begun(context, parsed)
             return None
 

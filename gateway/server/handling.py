@@ -21,7 +21,7 @@ from gateway.limits.shared_bytes import NOTHING, Holding
 from gateway.limits.usage import NetUse
 from gateway.protocol.offsets import NOW
 from gateway.s2 import json_format
-from gateway.s2.errors import ErrorCode, error_body
+from gateway.s2.errors import S2ErrorCode, error_body
 from gateway.server.clients import Clients, Work
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Channel, GivenUp, LiveAnswer, Request
@@ -221,13 +221,13 @@ def refusal(status: int, text: bytes, *, is_s2: bool) -> tuple[CIMultiDict[str],
     Such bytes name no route, so `is_s2` says whether all routes are S2's."""
     headers = plain_text()
     if is_s2:
-        code = _S2_CODES.get(status, ErrorCode.OTHER)
+        code = _S2_CODES.get(status, S2ErrorCode.OTHER)
         headers["Content-Type"], text = json_format.CONTENT_TYPE, error_body(code, text.decode().strip())
     headers["Content-Length"] = str(len(text))
     return headers, text
 
 
-_S2_CODES: Final = {400: ErrorCode.BAD_HEADER, 414: ErrorCode.BAD_PATH, 431: ErrorCode.BAD_HEADER}
+_S2_CODES: Final = {400: S2ErrorCode.BAD_HEADER, 414: S2ErrorCode.BAD_PATH, 431: S2ErrorCode.BAD_HEADER}
 
 
 def plain_text() -> CIMultiDict[str]:

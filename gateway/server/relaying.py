@@ -28,7 +28,7 @@ from gateway.engine.core import Engine
 from gateway.engine.relay import RelayedCall
 from gateway.engine.relayed_request import RelayedRequest
 from gateway.engine.route import Route
-from gateway.engine.s2.acks import Acknowledgements
+from gateway.engine.s2.acks import S2Acknowledgements
 from gateway.engine.s2.request import BASIN_HEADER
 from gateway.errors import BodyTooLarge, GatewayError, UpstreamBroken, UpstreamCongested
 from gateway.http.reply import Interim
@@ -233,7 +233,7 @@ class Relaying(RelayedCall):
         self._reply: Reply | None = None
         self._unwritten = b""
         """Body bytes taken from the reply and not written yet."""
-        self._acks: Acknowledgements | None = None
+        self._acks: S2Acknowledgements | None = None
         """Looks at the answer to an append to an S2 stream."""
         self._drains: DrainWatch | None = None
         """Looks at the answer of an S2 origin for a server that is about to leave."""

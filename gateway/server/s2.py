@@ -1,7 +1,7 @@
 """Requests to S2 origins: reads are answered by the engine, everything else is relayed.
 
 A unary answer is written whole.  A session has no task once its head is out: its channel holds the connection, and a
-`SessionReader` the position in the stream.
+`S2SessionReader` the position in the stream.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from multidict import CIMultiDict
 
 from gateway.engine.route import Route
 from gateway.engine.s2.answer import S2Answer, S2Read
-from gateway.engine.s2.reader import Session, SessionReader
+from gateway.engine.s2.reader import S2Session, S2SessionReader
 from gateway.engine.s2.reads import S2Reads
-from gateway.engine.s2.request import CheckTail, ReadRecords, Reply
+from gateway.engine.s2.request import S2CheckTail, S2ReadRecords, S2ReplyKind
 from gateway.errors import GatewayError
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.mode import Mode
@@ -47,7 +47,7 @@ class S2Answers:
     def begin(self, context: RequestContext, parsed: ParsedRequest, request: S2Request) -> Answered | Work:
         """Answer a read, at once if memory alone answers it; else return the work.  Raises a GatewayError."""
         read, asked = request
-        answer = self._reads.held(read, asked) if isinstance(asked, ReadRecords) else None
+        answer = self._reads.held(read, asked) if isinstance(asked, S2ReadRecords) else None
         if answer is None:
             return self._answer(context, parsed, request)
         self._dress(context, answer)
@@ -71,7 +71,7 @@ class S2Answers:
     async def _answer(self, context: RequestContext, parsed: ParsedRequest, request: S2Request) -> Answered | None:
         """Answer a read; None if a session gives the answer.  Raises a GatewayError."""
         read, asked = request
-        if isinstance(asked, CheckTail):
+        if isinstance(asked, S2CheckTail):
             return await self._deliver(context, await self._reads.check_tail(read))
         if asked.form.is_unary:
             return await self._deliver(context, await self._reads.unary(read, asked))
@@ -96,7 +96,7 @@ class S2Answers:
             return context.delivery.text(answer.status, headers, body)
         return await context.delivery.whole(answer.status, headers, body)
 
-    def _begin_session(self, context: RequestContext, route: Route, read: S2Read, session: Session) -> None:
+    def _begin_session(self, context: RequestContext, route: Route, read: S2Read, session: S2Session) -> None:
         """Begin a session.  Raises UpstreamBroken and closes it if a header must not be written."""
         request, reads = context.request, self._reads
         channel, keeps, is_chunked = request.channel, request.keeps_alive, request.version != "1.0"
@@ -121,8 +121,8 @@ class S2Answers:
         context.stage = Stage.LIVE
         _start(reader, session)
 
-    def _head(self, request: Request, route: Route, session: Session, *, keeps: bool, is_chunked: bool) -> bytes:
-        is_sse = session.form.reply is Reply.SSE
+    def _head(self, request: Request, route: Route, session: S2Session, *, keeps: bool, is_chunked: bool) -> bytes:
+        is_sse = session.form.reply is S2ReplyKind.SSE
         headers = CIMultiDict({"Content-Type": sse.CONTENT_TYPE if is_sse else s2s.CONTENT_TYPE})
         headers["Cache-Control"] = "no-cache, no-transform"
         headers[ACCEL_BUFFERING] = "no"
@@ -133,7 +133,7 @@ class S2Answers:
         return response_head(200, headers, self._reads.clock.wall(), keeps=keeps)
 
 
-def _start(reader: SessionReader, session: Session) -> None:
+def _start(reader: S2SessionReader, session: S2Session) -> None:
     try:
         reader.start()
     except Exception:

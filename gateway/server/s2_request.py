@@ -11,9 +11,9 @@ from gateway.engine.s2.answer import S2Read
 from gateway.engine.s2.origin import S2Source
 from gateway.engine.s2.request import (
     BASIN_HEADER,
-    BadBasin,
-    CheckTail,
-    ReadRecords,
+    BadS2Basin,
+    S2CheckTail,
+    S2ReadRecords,
     basin_in_host,
     is_session,
     key_query,
@@ -38,10 +38,10 @@ class S2Request(NamedTuple):
     """A read of an S2 stream that the engine answers."""
 
     read: S2Read
-    asked: ReadRecords | CheckTail
+    asked: S2ReadRecords | S2CheckTail
 
 
-def s2_mode(request: Request, query: str, asked: ReadRecords | CheckTail | None) -> Mode | None:
+def s2_mode(request: Request, query: str, asked: S2ReadRecords | S2CheckTail | None) -> Mode | None:
     """What kind of request this is; None if its method tells."""
     match asked:
         case None:
@@ -51,9 +51,9 @@ def s2_mode(request: Request, query: str, asked: ReadRecords | CheckTail | None)
             if is_session(request.headers) or sse.CONTENT_TYPE in request.headers.get("Accept", ""):
                 return Mode.SSE
             return Mode.LONGPOLL if may_wait(query) else Mode.OTHER
-        case CheckTail():
+        case S2CheckTail():
             return Mode.HEAD
-        case ReadRecords(asked_query, form):
+        case S2ReadRecords(asked_query, form):
             if not form.is_unary:
                 return Mode.SSE
             return Mode.LONGPOLL if asked_query.longest_wait_s else Mode.CATCHUP
@@ -69,7 +69,7 @@ def named_basin(request: Request, target: Target, route: Route, host: str) -> tu
         return named, False
     try:
         basin = basin_in_host(label, unescaped_delimiters(target.path), request.headers)
-    except BadBasin as error:
+    except BadS2Basin as error:
         raise BadRequest(str(error)) from None
     return (named, False) if basin is None else (basin, named is None)
 
@@ -82,9 +82,9 @@ def recorded_stream(target: Target, route: Route, sharing: SharingFacts, basin: 
     return RecordedStream.named(config.name, path.stream, key_query(basin), sharing.partition, is_s2=True)
 
 
-def recorded_start(asked: ReadRecords | CheckTail) -> str | None:
+def recorded_start(asked: S2ReadRecords | S2CheckTail) -> str | None:
     """Where a read starts, as records show it; None if its answer tells the number."""
-    if isinstance(asked, CheckTail):
+    if isinstance(asked, S2CheckTail):
         return None
     match asked.query.start:
         case FromSeqNum(seq_num):

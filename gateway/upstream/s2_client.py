@@ -16,7 +16,7 @@ from gateway.errors import UpstreamBroken
 from gateway.limits.askers import Askers
 from gateway.s2 import protobuf, session
 from gateway.s2.draining import says_draining
-from gateway.s2.errors import ErrorCode, Other, Unwritten, parse_error
+from gateway.s2.errors import Other, S2ErrorCode, Unwritten, parse_error
 from gateway.s2.json_format import CONTENT_TYPE, BadJson, decode_tail
 from gateway.s2.read_query import FromSeqNum, FromTailOffset, ReadQuery, encode_read_query
 from gateway.s2.records import Record, StreamPosition
@@ -42,7 +42,7 @@ _MOST_DRAINS: Final = 3
 _PROBE: Final = ReadQuery(FromTailOffset(0), count=0)
 """A read that is always answered with the tail.  It needs no other permission than the reads that depend on it."""
 
-_DELETIONS: Final = frozenset({ErrorCode.STREAM_DELETION_PENDING.code, ErrorCode.BASIN_DELETION_PENDING.code})
+_DELETIONS: Final = frozenset({S2ErrorCode.STREAM_DELETION_PENDING.code, S2ErrorCode.BASIN_DELETION_PENDING.code})
 
 _READ: Final = frozenset({200})
 _WRITTEN: Final = range(200, 300)

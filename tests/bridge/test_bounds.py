@@ -11,7 +11,7 @@ from gateway.bridge.names import MOST_NAME_BYTES
 from gateway.bridge.reads import MOST_ANSWER_BYTES
 from gateway.origin.s2.calls import Call
 from gateway.s2 import protobuf, session
-from gateway.s2.errors import ErrorCode, error_body
+from gateway.s2.errors import S2ErrorCode, error_body
 from gateway.s2.records import ReadBatch, Record, StreamPosition
 from gateway.upstream import s2_client
 from gateway.upstream.failures import ConnectionLost
@@ -64,7 +64,7 @@ async def test_records_that_do_not_follow_each_other_are_refused(bridged: Bridge
         session.encode_message(b"\xff\xff"),
         session.encode_message(batch(1, 3)),
         session.encode_message(batch(1, 0)),
-        session.encode_terminal(503, error_body(ErrorCode.UNAVAILABLE, "gone")),
+        session.encode_terminal(503, error_body(S2ErrorCode.UNAVAILABLE, "gone")),
         b"",
     ],
     ids=["no frame", "broken", "gap", "backwards", "terminal", "nothing"],

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.origin.s2.calls import Call
 from gateway.s2 import protobuf, session
-from gateway.s2.errors import ErrorCode, error_body
+from gateway.s2.errors import S2ErrorCode, error_body
 from gateway.s2.records import AppendAck, ReadBatch, Record, StreamPosition
 from tests.bridge.clients import STREAM, Bridged, Reader
 from tests.s2.edge.clients import BASIN
@@ -45,7 +45,7 @@ async def test_an_acknowledgement_of_other_records_is_none(bridged: Bridged, bod
 @pytest.mark.parametrize("status", [0, 99, 200, 204, 304, 412, 416, 600, 65535])
 async def test_a_session_ends_with_an_error_of_http(bridged: Bridged, plain: Reader, status: int) -> None:
     await bridged.writer.create()
-    frame = session.encode_terminal(status, error_body(ErrorCode.OTHER, "a lie"))
+    frame = session.encode_terminal(status, error_body(S2ErrorCode.OTHER, "a lie"))
     bridged.faults.replace(200, {"content-type": session.CONTENT_TYPE}, frame, kind=Call.READ_SESSION)
     assert (await plain.read(stream=f"{BASIN}/{STREAM}", live="sse")).status == 502
 

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.bridge.page import CLOSE_TOKEN
 from gateway.origin.s2.calls import Call
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from gateway.s2.records import Fence, Trim
 from tests.bridge.clients import Bridged
 from tests.waiting import eventually, time_passing
@@ -82,7 +82,7 @@ async def test_a_session_that_is_interrupted_goes_on_with_nothing_lost_or_repeat
         case "finish":
             bridged.faults.finish_session(after_messages=2, times=2, kind=Call.READ_SESSION)
         case "terminal":
-            bridged.faults.fail_session(ErrorCode.UNAVAILABLE, after_messages=2, times=2, kind=Call.READ_SESSION)
+            bridged.faults.fail_session(S2ErrorCode.UNAVAILABLE, after_messages=2, times=2, kind=Call.READ_SESSION)
         case "truncate":
             bridged.faults.truncate(after_bytes=40, times=2, kind=Call.READ_SESSION)
         case "reconnect":

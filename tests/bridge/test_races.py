@@ -9,7 +9,7 @@ import pytest
 from gateway.bridge.page import CLOSE_TOKEN
 from gateway.origin.faults import When
 from gateway.origin.s2.calls import Call
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from gateway.s2.records import MAX_BATCH_RECORDS, Fence, Trim
 from tests.bridge.clients import STREAM, Bridged, Reader
 from tests.s2.edge.clients import BASIN
@@ -145,7 +145,7 @@ async def test_a_stream_that_could_not_be_recognised_is_not_read_on(bridged: Bri
     hold = bridged.faults.hold(kind=Call.READ, times=1)
     read = asyncio.ensure_future(plain.read(at(1), PLAIN, live))
     await hold.waiting(1)
-    bridged.faults.error(ErrorCode.RATE_LIMITED, kind=Call.READ)
+    bridged.faults.error(S2ErrorCode.RATE_LIMITED, kind=Call.READ)
     hold.release()
     assert (await read).status == 429
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.origin.s2.calls import Call
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from gateway.s2.records import MAX_BATCH_METERED_BYTES, Header
 from tests.bridge.clients import STREAM, Bridged, Reader
 from tests.s2.edge.clients import BASIN
@@ -236,10 +236,10 @@ async def test_without_a_cache_a_stream_that_took_the_place_of_another_is_not_fo
 
 @pytest.mark.parametrize(
     ("code", "status"),
-    [(ErrorCode.PERMISSION_DENIED, 403), (ErrorCode.STREAM_NOT_FOUND, 404), (ErrorCode.UNAVAILABLE, 503)],
+    [(S2ErrorCode.PERMISSION_DENIED, 403), (S2ErrorCode.STREAM_NOT_FOUND, 404), (S2ErrorCode.UNAVAILABLE, 503)],
 )
 async def test_a_session_that_begins_with_an_error_is_one(
-    bridged: Bridged, plain: Reader, code: ErrorCode, status: int
+    bridged: Bridged, plain: Reader, code: S2ErrorCode, status: int
 ) -> None:
     await bridged.writer.create()
     bridged.faults.fail_session(code, kind=Call.READ_SESSION)

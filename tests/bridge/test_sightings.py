@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from gateway.bridge.sightings import MOST_SIGHTINGS, Known, Sighting, Sightings
+from gateway.bridge.sightings import MOST_SIGHTINGS, Known, S2Sighting, S2Sightings
 from gateway.s2.records import Record, StreamPosition
 from tests.effort import examples
 
@@ -19,7 +19,7 @@ class SightingOfAStream(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sighting = Sighting()
+        self.sighting = S2Sighting()
         self.life = 0
         self.timestamps: list[int] = []
         self.clock = 0
@@ -81,7 +81,7 @@ TestSighting.settings = settings(max_examples=examples(60, 400), stateful_step_c
 
 
 def test_records_that_prove_nothing_move_no_position() -> None:
-    sighting = Sighting()
+    sighting = S2Sighting()
     sighting.saw_records(sighting.known(), [Record(0, 5)])
     sighting.saw_tail(sighting.known(), StreamPosition(9, 9))
     sighting.saw_records(sighting.known(), [Record(1, 9)])
@@ -93,7 +93,7 @@ def test_records_that_prove_nothing_move_no_position() -> None:
 
 
 def test_another_body_with_the_same_timestamp_is_another_stream() -> None:
-    sighting = Sighting()
+    sighting = S2Sighting()
     sighting.saw_records(sighting.known(), [Record(0, 5, (), b"old")])
     before = sighting.identity
     sighting.saw_records(sighting.known(), [Record(0, 5, (), b"old"), Record(1, 5)])
@@ -103,7 +103,7 @@ def test_another_body_with_the_same_timestamp_is_another_stream() -> None:
 
 
 def test_a_stream_that_is_gone_comes_back_as_another() -> None:
-    sighting = Sighting()
+    sighting = S2Sighting()
     sighting.saw_records(sighting.known(), [Record(0, 5)])
     before = sighting.identity
     sighting.gone(sighting.known())
@@ -112,7 +112,7 @@ def test_a_stream_that_is_gone_comes_back_as_another() -> None:
 
 
 def test_two_replies_of_one_new_stream_make_one() -> None:
-    sighting = Sighting()
+    sighting = S2Sighting()
     sighting.saw_records(sighting.known(), [Record(0, 5), Record(1, 5)])
     first, second, third = sighting.known(), sighting.known(), sighting.known()
     sighting.saw_tail(first, StreamPosition(1, 9))
@@ -124,12 +124,12 @@ def test_two_replies_of_one_new_stream_make_one() -> None:
 
 
 def test_the_table_is_bounded_and_what_falls_out_is_taken_for_the_same() -> None:
-    sightings = Sightings(most=2)
+    sightings = S2Sightings(most=2)
     first = sightings.of("a")
     sightings.of("b")
     assert sightings.of("a") is first
     sightings.of("c")
-    assert repr(sightings) == "<Sightings of 2 streams>"
+    assert repr(sightings) == "<S2Sightings of 2 streams>"
     assert sightings.of("a") is first
     assert sightings.of("b").identity == first.identity
     assert MOST_SIGHTINGS >= 2

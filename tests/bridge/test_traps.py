@@ -201,7 +201,7 @@ async def test_what_is_known_of_a_stream_does_not_depend_on_who_passed_the_reque
         trace = f"00-{number:032x}-{number:016x}-01"
         await bridged.reader.read(traceparent=trace, Via=f"1.1 proxy-{number}")
         await bridged.reader.send("HEAD", traceparent=trace, X_Forwarded_For=f"10.0.0.{number}")
-    assert repr(bridged.gateway.engine.bridge.sightings) == "<Sightings of 1 streams>"
+    assert repr(bridged.gateway.engine.bridge.sightings) == "<S2Sightings of 1 streams>"
 
 
 async def test_a_name_escaped_in_another_way_is_the_same_stream(bridged: Bridged) -> None:

@@ -40,7 +40,7 @@ async def test_what_is_known_of_a_stream_is_known_of_it_by_one_token(bridged: Br
     await bridged.writer.create()
     for token in ("token", "another", "token"):
         await replace(bridged.reader, token=token).read()
-    assert repr(bridged.gateway.engine.bridge.sightings) == "<Sightings of 2 streams>"
+    assert repr(bridged.gateway.engine.bridge.sightings) == "<S2Sightings of 2 streams>"
 
 
 async def test_a_session_confirms_that_the_stream_is_the_same(bridged: Bridged, plain: Reader) -> None:

@@ -11,7 +11,7 @@ from gateway.bridge.messages import MOST_CONTAINERS
 from gateway.bridge.page import CLOSE_TOKEN
 from gateway.bridge.writes import MOST_BODY_BYTES
 from gateway.origin.s2.calls import Call
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from gateway.s2.records import MAX_BATCH_METERED_BYTES, MAX_BATCH_RECORDS, Fence
 from tests.bridge.clients import STREAM, Answer, Bridged
 from tests.waiting import eventually
@@ -91,7 +91,7 @@ async def test_created_closed(bridged: Bridged) -> None:
 
 
 async def test_a_creation_that_failed_half_way_can_be_repeated(bridged: Bridged) -> None:
-    bridged.faults.error(ErrorCode.UNAVAILABLE, kind=Call.APPEND)
+    bridged.faults.error(S2ErrorCode.UNAVAILABLE, kind=Call.APPEND)
     assert (await put(bridged, b"[1]")).status == 503
     assert (await put(bridged, b"[1]")).status == 201
     assert (await put(bridged, b"[1]")).status == 200
@@ -181,12 +181,12 @@ async def test_a_refused_type_creates_nothing(bridged: Bridged) -> None:
 async def test_errors_of_the_origin_are_those_of_a_durable_streams_server(bridged: Bridged) -> None:
     await put(bridged)
     for code, status in (
-        (ErrorCode.PERMISSION_DENIED, 403),
-        (ErrorCode.RATE_LIMITED, 429),
-        (ErrorCode.TRANSACTION_CONFLICT, 503),
-        (ErrorCode.TIMEOUT, 503),
-        (ErrorCode.INVALID, 400),
-        (ErrorCode.OTHER, 500),
+        (S2ErrorCode.PERMISSION_DENIED, 403),
+        (S2ErrorCode.RATE_LIMITED, 429),
+        (S2ErrorCode.TRANSACTION_CONFLICT, 503),
+        (S2ErrorCode.TIMEOUT, 503),
+        (S2ErrorCode.INVALID, 400),
+        (S2ErrorCode.OTHER, 500),
     ):
         bridged.faults.error(code, kind=Call.APPEND)
         refused = await post(bridged, b"1")
@@ -240,7 +240,7 @@ async def test_a_body_that_breaks_off_is_not_appended(bridged: Bridged) -> None:
 async def test_a_stream_that_is_being_deleted_is_gone(bridged: Bridged) -> None:
     await put(bridged, b"[1]")
     assert (await bridged.reader.read()).json == [1]
-    bridged.faults.error(ErrorCode.STREAM_DELETION_PENDING, times=None)
+    bridged.faults.error(S2ErrorCode.STREAM_DELETION_PENDING, times=None)
     assert (await bridged.reader.read(at(1))).status == 404
     assert (await bridged.reader.read()).status == 404
     assert (await bridged.reader.send("HEAD")).status == 404

@@ -23,7 +23,7 @@ from gateway.origin.faults import Switch
 from gateway.origin.s2.app import RunningS2Origin, S2OriginSettings, start_s2_origin
 from gateway.origin.s2.calls import Call
 from gateway.origin.s2.faults import S2Faults
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from gateway.s2.records import Fence, Trim, command_record
 from tests.commands.runs import finished, running, wrote, wrote_lines
 
@@ -142,9 +142,9 @@ Break = Callable[[S2Faults], Switch]
     [
         ("--sse", lambda faults: faults.drop(40, kind=Call.READ_EVENTS, times=3)),
         ("--sse", lambda faults: faults.finish_session(after_messages=1, kind=Call.READ_EVENTS, times=3)),
-        ("--sse", lambda faults: faults.error(ErrorCode.UNAVAILABLE, kind=Call.READ_EVENTS, times=3)),
+        ("--sse", lambda faults: faults.error(S2ErrorCode.UNAVAILABLE, kind=Call.READ_EVENTS, times=3)),
         ("--long-poll", lambda faults: faults.drop(3, kind=Call.READ, times=3)),
-        ("--long-poll", lambda faults: faults.error(ErrorCode.RATE_LIMITED, kind=Call.READ, times=3)),
+        ("--long-poll", lambda faults: faults.error(S2ErrorCode.RATE_LIMITED, kind=Call.READ, times=3)),
     ],
 )
 async def test_nothing_is_lost_or_repeated_over_broken_connections(
@@ -177,7 +177,7 @@ async def test_nothing_is_lost_or_repeated_over_broken_connections(
 
 async def test_a_session_that_fails_is_resumed(streams: Streams, s2_origin: RunningS2Origin) -> None:
     await streams.append("0")
-    s2_origin.origin.faults.fail_session(ErrorCode.UNAVAILABLE, after_messages=1, kind=Call.READ_EVENTS, times=1)
+    s2_origin.origin.faults.fail_session(S2ErrorCode.UNAVAILABLE, after_messages=1, kind=Call.READ_EVENTS, times=1)
     async with running("tail", named(s2_origin.url)) as tail:
         await tail.until(wrote(b"0\n"))
         await streams.append("1")
@@ -295,7 +295,7 @@ async def test_an_append_whose_answer_was_lost_is_there_once(
     lost = (
         faults.drop(1, kind=Call.APPEND, times=3)
         if is_there
-        else faults.error(ErrorCode.OTHER, kind=Call.APPEND, times=3)
+        else faults.error(S2ErrorCode.OTHER, kind=Call.APPEND, times=3)
     )
     async with running("append", named(place)) as append:
         await append.write(b"1\n2\n")
@@ -324,7 +324,7 @@ async def test_it_gives_up_in_time_and_prints_what_was_appended(streams: Streams
     async with running("append", named(s2_origin.url), "--retry-for", "0") as append:
         await append.write(b"1\n2\n")
         await s2_origin.origin.counters.until(lambda counters: counters.records_appended == 2)
-        s2_origin.origin.faults.error(ErrorCode.UNAVAILABLE, kind=Call.APPEND, times=None)
+        s2_origin.origin.faults.error(S2ErrorCode.UNAVAILABLE, kind=Call.APPEND, times=None)
         await append.write(b"3\n")
         status, out, err = await append.finished()
     assert (status, out) == (1, "")

@@ -10,10 +10,10 @@ from s2_sdk._s2s._protocol import parse_error_info
 
 from gateway.s2 import errors
 from gateway.s2.errors import (
-    ErrorCode,
     FencingTokenMismatch,
     Other,
     Refusal,
+    S2ErrorCode,
     SeqNumMismatch,
     Unwritten,
     code_of,
@@ -35,12 +35,12 @@ class TestBodies:
         assert parse_error(412, errors.seq_num_mismatch_body(number)) == SeqNumMismatch(number)
         assert parse_error(416, errors.unwritten_body(tail)) == Unwritten(tail)
 
-    @pytest.mark.parametrize("code", ErrorCode)
-    def test_codes_survive(self, code: ErrorCode) -> None:
+    @pytest.mark.parametrize("code", S2ErrorCode)
+    def test_codes_survive(self, code: S2ErrorCode) -> None:
         assert parse_error(code.status, errors.error_body(code, "why")) == Other(code.code, "why")
 
     def test_what_is_on_the_wire(self) -> None:
-        assert errors.error_body(ErrorCode.STREAM_NOT_FOUND, "no") == b'{"code":"stream_not_found","message":"no"}'
+        assert errors.error_body(S2ErrorCode.STREAM_NOT_FOUND, "no") == b'{"code":"stream_not_found","message":"no"}'
         assert errors.fencing_token_mismatch_body("t") == b'{"fencing_token_mismatch":"t"}'
         assert errors.seq_num_mismatch_body(7) == b'{"seq_num_mismatch":7}'
         assert errors.unwritten_body(StreamPosition(1, 2)) == b'{"tail":{"seq_num":1,"timestamp":2}}'
@@ -72,21 +72,21 @@ class TestCodes:
     @pytest.mark.parametrize(
         ("refusal", "code"),
         [
-            (InvalidAppend(""), ErrorCode.INVALID),
-            (InvalidJson(""), ErrorCode.INVALID),
-            (InvalidProtobuf(""), ErrorCode.INVALID),
-            (InvalidQuery(""), ErrorCode.INVALID),
-            (BadEventId(""), ErrorCode.BAD_HEADER),
-            (BadFormat(""), ErrorCode.BAD_HEADER),
-            (BadFrame(""), ErrorCode.BAD_FRAME),
-            (BadJson(""), ErrorCode.BAD_JSON),
-            (BadProtobuf(""), ErrorCode.BAD_PROTO),
-            (BadQuery(""), ErrorCode.BAD_QUERY),
+            (InvalidAppend(""), S2ErrorCode.INVALID),
+            (InvalidJson(""), S2ErrorCode.INVALID),
+            (InvalidProtobuf(""), S2ErrorCode.INVALID),
+            (InvalidQuery(""), S2ErrorCode.INVALID),
+            (BadEventId(""), S2ErrorCode.BAD_HEADER),
+            (BadFormat(""), S2ErrorCode.BAD_HEADER),
+            (BadFrame(""), S2ErrorCode.BAD_FRAME),
+            (BadJson(""), S2ErrorCode.BAD_JSON),
+            (BadProtobuf(""), S2ErrorCode.BAD_PROTO),
+            (BadQuery(""), S2ErrorCode.BAD_QUERY),
         ],
     )
-    def test_each_bad_request_has_its_code(self, refusal: Refusal, code: ErrorCode) -> None:
+    def test_each_bad_request_has_its_code(self, refusal: Refusal, code: S2ErrorCode) -> None:
         assert code_of(refusal) is code
-        assert code.status == (422 if code is ErrorCode.INVALID else 400)
+        assert code.status == (422 if code is S2ErrorCode.INVALID else 400)
 
 
 class TestBesideTheSdk:
@@ -107,7 +107,7 @@ class TestBesideTheSdk:
             parse_error_info(errors.unwritten_body(StreamPosition(3, 4)), 416)
         assert (raised.value.tail.seq_num, raised.value.tail.timestamp) == (3, 4)
 
-    @pytest.mark.parametrize("code", [code for code in ErrorCode if code.status != 503])
-    def test_a_code_and_a_message(self, code: ErrorCode) -> None:
+    @pytest.mark.parametrize("code", [code for code in S2ErrorCode if code.status != 503])
+    def test_a_code_and_a_message(self, code: S2ErrorCode) -> None:
         error = parse_error_info(errors.error_body(code, "why"), code.status)
         assert (error.code, error.message, error.status_code) == (code.code, "why", code.status)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.s2.json_format import Format
 from gateway.s2.records import MAX_BATCH_METERED_BYTES, MAX_U64, ReadBatch, Record, StreamPosition, total_metered_bytes
-from gateway.s2.sse import BadEventId, Batch, Done, Event, EventId, Failure, Ping, encode_event, parse_event_id
+from gateway.s2.sse import BadEventId, BatchEvent, Done, Event, EventId, Failure, Ping, encode_event, parse_event_id
 from gateway.s2.sse_reader import MAX_EVENT_BYTES, BadEvent, EventReader
 from tests.s2 import strategies
 
@@ -20,7 +20,7 @@ pings = st.builds(Ping, strategies.numbers, st.none() | strategies.positions)
 
 
 def events(parts: st.SearchStrategy[bytes]) -> st.SearchStrategy[Event]:
-    return st.builds(Batch, ids, strategies.batches(parts)) | pings
+    return st.builds(BatchEvent, ids, strategies.batches(parts)) | pings
 
 
 ends = st.just(Done()) | st.builds(Failure, st.sampled_from([b"{}", b'{"code":"timeout","message":"a\\nb"}']))
@@ -51,7 +51,7 @@ class TestRoundTrips:
 class TestWhatIsOnTheWire:
     def test_a_batch(self) -> None:
         batch = ReadBatch((Record(7, 5, (), b"x"),))
-        assert encode_event(Batch(EventId(7, 1, 9), batch), Format.RAW) == (
+        assert encode_event(BatchEvent(EventId(7, 1, 9), batch), Format.RAW) == (
             b'event: batch\nid: 7,1,9\ndata: {"records":[{"seq_num":7,"timestamp":5,"body":"x"}]}\n\n'
         )
 
@@ -122,7 +122,7 @@ class TestReader:
 
     def test_the_largest_batch_fits_an_event_and_more_does_not(self) -> None:
         batch = ReadBatch((Record(MAX_U64, MAX_U64, (), bytes(MAX_BATCH_METERED_BYTES - 8)),))
-        largest = Batch(EventId(MAX_U64, MAX_U64, MAX_U64), batch)
+        largest = BatchEvent(EventId(MAX_U64, MAX_U64, MAX_U64), batch)
         for format_ in Format:
             assert read(encode_event(largest, format_), format_) == [largest]
         with pytest.raises(BadEvent):

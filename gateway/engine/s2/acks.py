@@ -1,4 +1,4 @@
-"""Acknowledgements of appends on their way to the client.
+"""S2Acknowledgements of appends on their way to the client.
 
 A stream that was deleted and created again past the gateway numbers its records from 0 anew, and an append through the
 gateway may be what shows that first: records can only be appended after the ones that were held when it was sent.
@@ -27,7 +27,7 @@ _MOST_BYTES: Final = 4_096
 """More than any acknowledgement has: three positions."""
 
 
-class Before(NamedTuple):
+class S2HeldBefore(NamedTuple):
     """What was held of a stream when an append was sent."""
 
     stream: Stream
@@ -37,7 +37,7 @@ class Before(NamedTuple):
     """Whether it is held for the appender's own partition.  For others the name may be another stream's."""
 
 
-class Acknowledgements:
+class S2Acknowledgements:
     """Looks at the answer to one append, or to one session, whose first acknowledgement tells as much as all."""
 
     __slots__ = (
@@ -54,7 +54,7 @@ class Acknowledgements:
     )
 
     def __init__(
-        self, store: TapeStore, before: Sequence[Before], group: Group, queries: Collection[str] | None
+        self, store: TapeStore, before: Sequence[S2HeldBefore], group: Group, queries: Collection[str] | None
     ) -> None:
         """`before` are the streams that were awake when the append was sent, of those at this path with these queries;
         None is for all."""
@@ -72,7 +72,7 @@ class Acknowledgements:
         self._frames: FrameReader | None = None
 
     def __repr__(self) -> str:
-        return f"<Acknowledgements to {len(self._before)} streams>"
+        return f"<S2Acknowledgements to {len(self._before)} streams>"
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         """The head of the answer has come."""

@@ -54,14 +54,14 @@ def unwritten_answer(tail: StreamPosition) -> S2Answer:
     return json_answer(416, unwritten_body(tail), Outcome.REVALIDATED)
 
 
-class RefusedToAnother(Exception):
+class S2RefusedToAnother(Exception):
     """The origin has refused a shared request, which may be due to the credentials of another reader: the read is to be
     relayed."""
 
 
 def refused_answer(refused: S2Refused, read: S2Read) -> S2Answer:
-    """The origin's error, or one in its form.  Raises RefusedToAnother."""
+    """The origin's error, or one in its form.  Raises S2RefusedToAnother."""
     if not read.source.may_be_told(refused):
-        raise RefusedToAnother
+        raise S2RefusedToAnother
     outcome = Outcome.FAILED if refused.status >= 500 else Outcome.MISS
     return S2Answer(refused.status, refused.headers.copy(), refused.body, outcome)

@@ -21,7 +21,7 @@ _SHARED_BYTES: Final = 1 << 16
 without copies that frame them as chunks."""
 
 
-class LargePiece:
+class S2LargePiece:
     """Encoded records that sessions are sent in parts, as they take them."""
 
     __slots__ = ("data", "shared")
@@ -32,10 +32,10 @@ class LargePiece:
         """The account of the data, for the sessions that receive it."""
 
     def __repr__(self) -> str:
-        return f"<LargePiece {len(self.data)} bytes>"
+        return f"<S2LargePiece {len(self.data)} bytes>"
 
 
-class Batch:
+class S2Batch:
     """Records from `start` to `end`, and the tail if they reach it."""
 
     __slots__ = (
@@ -62,21 +62,21 @@ class Batch:
         """Metered bytes."""
         self.batch = ReadBatch(records, tail)
         self._jsons: dict[Format, bytes] = {}
-        self._rests: dict[Format, LargePiece] = {}
-        self._frames: list[bytes | LargePiece | None] = [None] * len(Compression)
+        self._rests: dict[Format, S2LargePiece] = {}
+        self._frames: list[bytes | S2LargePiece | None] = [None] * len(Compression)
         self._chunks: list[tuple[bytes, int] | None] = [None] * len(Compression)
         self._event: tuple[bytes, int] = b"", 0
         """The event that was asked for last."""
         self._event_of: tuple[int, int, Format] | None = None
 
     def __repr__(self) -> str:
-        return f"<Batch {self.start} to {self.end}>"
+        return f"<S2Batch {self.start} to {self.end}>"
 
     @staticmethod
-    def of(start: int, part: Part, tail: StreamPosition | None) -> Batch:
+    def of(start: int, part: Part, tail: StreamPosition | None) -> S2Batch:
         """The batch of a part of the tape.  A tail beyond its end is left out: a client resumes from what it reads
         here, and would miss the records between."""
-        return Batch(
+        return S2Batch(
             start, part.end, part.records, part.size, tail if tail is not None and tail.seq_num == part.end else None
         )
 
@@ -95,23 +95,23 @@ class Batch:
         """The beginning of the event of a response that has delivered so many records and metered bytes with it."""
         return b"event: batch\nid: %d,%d,%d\ndata: " % (self.batch.records[-1].seq_num, count, size)
 
-    def rest_of_event(self, format_: Format) -> LargePiece:
+    def rest_of_event(self, format_: Format) -> S2LargePiece:
         """The rest of the batch's event, behind `data: `.
 
         It is the same for all readers, so that a large batch is in memory once, however many have yet to receive it.
         """
         found = self._rests.get(format_)
         if found is None:
-            found = self._rests[format_] = LargePiece(self.json(format_) + b"\n\n")
+            found = self._rests[format_] = S2LargePiece(self.json(format_) + b"\n\n")
         return found
 
-    def frame(self, compression: Compression) -> LargePiece | None:
+    def frame(self, compression: Compression) -> S2LargePiece | None:
         """The batch as one frame of a session if that is large; None if it is to be sent as a `chunk`."""
         found = self._frames[compression]
         if found is None:
             frame = encode_message(protobuf.encode_read_batch(self.batch), compression)
-            found = self._frames[compression] = LargePiece(frame) if len(frame) >= _SHARED_BYTES else frame
-        return found if isinstance(found, LargePiece) else None
+            found = self._frames[compression] = S2LargePiece(frame) if len(frame) >= _SHARED_BYTES else frame
+        return found if isinstance(found, S2LargePiece) else None
 
     def chunk(self, compression: Compression) -> tuple[bytes, int]:
         """A small batch as one frame of a session: framed as a chunk (RFC 9112 section 7.1), and its size without

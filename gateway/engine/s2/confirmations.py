@@ -19,7 +19,7 @@ EVERY_S: Final = 0.02
 """Between two confirmations that no reader waits for."""
 
 
-class Confirmations:
+class S2Confirmations:
     """The streams that wait for their confirmation, each once.  Decides only; `confirm` asks the origin.
 
     `confirm` is called with a stream and the net of the client that the origin is asked for.
@@ -33,7 +33,7 @@ class Confirmations:
         self._timer: Timer | None = None
 
     def __repr__(self) -> str:
-        return f"<Confirmations of {sum(map(len, self._waiting.values()))} streams>"
+        return f"<S2Confirmations of {sum(map(len, self._waiting.values()))} streams>"
 
     def add(self, stream: S2Stream, client: str) -> None:
         """Have the stream confirmed in its turn."""

@@ -31,7 +31,7 @@ class S2Question(Enum):
     CONFIRMATION = "confirm"
 
 
-class Fetched(NamedTuple):
+class S2Fetched(NamedTuple):
     """The result of a fetch for one reader."""
 
     outcome: S2Outcome

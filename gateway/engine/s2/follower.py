@@ -30,7 +30,7 @@ from gateway.limits.askers import Askers
 from gateway.live.table import pause_before_reconnect
 from gateway.protocol.mode import Mode
 from gateway.s2 import protobuf
-from gateway.s2.errors import ErrorCode, error_body
+from gateway.s2.errors import S2ErrorCode, error_body
 from gateway.s2.records import ReadBatch, StreamPosition
 from gateway.s2.session import BadFrame, FrameReader, Message, Terminal
 from gateway.telemetry.surroundings import Surroundings
@@ -51,14 +51,14 @@ LEAVING_S: Final = 15.0
 failure."""
 
 
-def refusal(code: ErrorCode, message: str) -> S2Refused:
+def refusal(code: S2ErrorCode, message: str) -> S2Refused:
     """An error of the gateway's own in S2's form."""
     return ended_with(code.status, error_body(code, message))
 
 
-LOST: Final = refusal(ErrorCode.UNAVAILABLE, "the origin cannot be reached")
-REFUSED: Final = refusal(ErrorCode.UNAVAILABLE, "the origin has refused to go on")
-REPLACED: Final = refusal(ErrorCode.UNAVAILABLE, "the stream has been deleted or created again")
+LOST: Final = refusal(S2ErrorCode.UNAVAILABLE, "the origin cannot be reached")
+REFUSED: Final = refusal(S2ErrorCode.UNAVAILABLE, "the origin has refused to go on")
+REPLACED: Final = refusal(S2ErrorCode.UNAVAILABLE, "the stream has been deleted or created again")
 
 
 class S2Follower:

@@ -16,24 +16,24 @@ from typing import Final, Protocol
 
 from gateway.aio.clock import Clock
 from gateway.aio.wheel import NEVER, Wheel
-from gateway.engine.s2.batch import Batch, LargePiece
-from gateway.engine.s2.fetch import Fetched
+from gateway.engine.s2.batch import S2Batch, S2LargePiece
+from gateway.engine.s2.fetch import S2Fetched
 from gateway.engine.s2.follower import LOST, REPLACED, refusal
-from gateway.engine.s2.request import Form, Reply
+from gateway.engine.s2.request import S2Form, S2ReplyKind
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.topic import S2Topic
 from gateway.limits.shared_bytes import NOTHING, Holding
 from gateway.live.reader import chunk
 from gateway.live.subscriber import PART_BYTES, Wire
 from gateway.s2 import protobuf, sse
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from gateway.s2.records import ReadBatch, StreamPosition
 from gateway.s2.session import encode_message, encode_terminal
 from gateway.tape.records import UNARY, Limits, cut
 from gateway.telemetry.access_record import CloseReason
 from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
 
-DRAINING: Final = refusal(ErrorCode.SERVER_DRAINING, "the gateway is shutting down")
+DRAINING: Final = refusal(S2ErrorCode.SERVER_DRAINING, "the gateway is shutting down")
 
 LOOK_S: Final = 1.0
 """How often a session whose wait has passed looks whether it is at the tail, while that is not known."""
@@ -46,7 +46,7 @@ _QUIET_BEATS: Final = 2
 """A client that was sent nothing for this many beats of the topic is sent a heartbeat."""
 
 
-class ReaderContext(Protocol):
+class S2ReaderContext(Protocol):
     """What all sessions of a process share."""
 
     @property
@@ -57,22 +57,22 @@ class ReaderContext(Protocol):
     def wheel(self) -> Wheel:
         """Deadlines of sessions."""
 
-    def fetch(self, reader: SessionReader) -> None:
+    def fetch(self, reader: S2SessionReader) -> None:
         """Fetch the records at the reader's position; call `fetched` or `failed` when done."""
 
-    def follow(self, reader: SessionReader, tail: StreamPosition) -> S2Topic | None:
+    def follow(self, reader: S2SessionReader, tail: StreamPosition) -> S2Topic | None:
         """The topic of the reader's stream, whose tail was `tail` a moment ago; None if it cannot be followed."""
 
-    def left(self, reader: SessionReader) -> None:
+    def left(self, reader: S2SessionReader) -> None:
         """The session has ended."""
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class S2Session:
     """What a session was asked for."""
 
     stream: S2Stream
-    form: Form
+    form: S2Form
     start: int
     limits: Limits
     longest_wait_s: float | None
@@ -81,7 +81,7 @@ class Session:
     """The tail, if it was asked for since the request arrived."""
 
 
-class SessionReader:
+class S2SessionReader:
     """One session.  The subscriber of a channel (`gateway.server.request.LiveAnswer`)."""
 
     __slots__ = (
@@ -108,14 +108,14 @@ class SessionReader:
         "topic",
     )
 
-    def __init__(self, session: Session, wire: Wire, context: ReaderContext) -> None:
+    def __init__(self, session: S2Session, wire: Wire, context: S2ReaderContext) -> None:
         self.stream = session.stream
         self.at = session.start
         """The sequence number that the client is sent next."""
         self.topic: S2Topic | None = None
         """The topic, once the client has been at the tail."""
         self._form = session.form
-        self.is_sse = session.form.reply is Reply.SSE
+        self.is_sse = session.form.reply is S2ReplyKind.SSE
         self._left = session.limits
         self._is_limited = session.limits != Limits()
         self._longest_wait_s = session.longest_wait_s
@@ -125,7 +125,7 @@ class SessionReader:
         self._count = 0
         self._size = 0
         """Records and metered bytes that the client was sent."""
-        self._large: LargePiece | None = None
+        self._large: S2LargePiece | None = None
         """Records of which the first `_large_sent` bytes have been written."""
         self._large_sent = 0
         self._ends_by: S2Refused | None = None
@@ -139,7 +139,7 @@ class SessionReader:
 
     def __repr__(self) -> str:
         state = "over" if self._is_over else "following" if self.topic is not None else "catching up"
-        return f"<SessionReader at {self.at}, {state}>"
+        return f"<S2SessionReader at {self.at}, {state}>"
 
     @property
     def wanted(self) -> Limits:
@@ -195,7 +195,7 @@ class SessionReader:
                 self._is_fetching = True
                 self._context.fetch(self)
 
-    def deliver(self, batch: Batch) -> None:
+    def deliver(self, batch: S2Batch) -> None:
         """These records have just come, and the client is to have them next, unless it is behind."""
         if self._is_over or self._is_fetching or self._wire.is_full or self._is_midway:
             return
@@ -207,10 +207,10 @@ class SessionReader:
             # Of the batch and not of the tape, from which a trim in the batch may have removed records of it.
             part = cut(batch.batch.records, self.at, batch.end, self.wanted)
             if part.records:
-                self._send(Batch.of(self.at, part, self._latest_tail))
+                self._send(S2Batch.of(self.at, part, self._latest_tail))
             self.pump()
 
-    def _send(self, batch: Batch) -> None:
+    def _send(self, batch: S2Batch) -> None:
         self.at = batch.end
         self._quiet_beats = 0
         if batch.batch.tail is not None:
@@ -245,7 +245,7 @@ class SessionReader:
         elif self._tick != NEVER:
             self._wait()
 
-    def _send_large(self, large: LargePiece) -> None:
+    def _send_large(self, large: S2LargePiece) -> None:
         """Write large records in parts: the first now, the others as the client takes them."""
         self._large, self._large_sent = large, 0
         self._send_parts()
@@ -278,7 +278,7 @@ class SessionReader:
 
     # -- what the tape lacks
 
-    def fetched(self, fetched: Fetched) -> None:
+    def fetched(self, fetched: S2Fetched) -> None:
         """The fetch that was asked for has ended."""
         self._is_fetching = False
         if self._is_over:
@@ -293,12 +293,12 @@ class SessionReader:
         else:
             self._at_tail(outcome)
 
-    def _found(self, found: FoundRecords, fetched: Fetched) -> None:
+    def _found(self, found: FoundRecords, fetched: S2Fetched) -> None:
         # The records are sent as they came: the tape may have had no room for them.
         end = found.records[-1].seq_num + 1 if found.records else self.at
         part = cut(found.records, self.at, end, self.wanted)
         if part.records:
-            self._send(Batch.of(self.at, part, self._latest_tail))
+            self._send(S2Batch.of(self.at, part, self._latest_tail))
         elif part.is_closed or (fetched.is_all and not found.records):
             self._finish(CloseReason.CLOSED)
         self.pump()

@@ -13,13 +13,13 @@ from gateway.engine.cold_read_limit import ColdReadLimit
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.s2.answer import S2Answer, S2Read, json_answer, refused_answer, unwritten_answer
 from gateway.engine.s2.origin import S2Origin
-from gateway.engine.s2.reader import DRAINING, Session, SessionReader
-from gateway.engine.s2.request import ReadRecords
+from gateway.engine.s2.reader import DRAINING, S2Session, S2SessionReader
+from gateway.engine.s2.request import S2ReadRecords
 from gateway.engine.s2.start import if_at, limits_of, start_of
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
 from gateway.engine.s2.topic import S2Topic
-from gateway.engine.s2.unary import UnaryRead, held_answer
+from gateway.engine.s2.unary import S2UnaryRead, held_answer
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.subscriber import Wire
 from gateway.live.table import LiveTable
@@ -58,7 +58,7 @@ class S2Reads:
         self._rng = surroundings.rng
         origin = S2Origin(upstream, clock, surroundings.metrics, surroundings.access_log, negative_cache)
         self.streams = S2Streams(origin, store, surroundings, table)
-        self._sessions: dict[SessionReader, S2Read] = {}
+        self._sessions: dict[S2SessionReader, S2Read] = {}
         self._drained_at: float | None = None
         """When the last session is to end, if the gateway is draining (monotonic seconds)."""
 
@@ -71,7 +71,7 @@ class S2Reads:
         return len(self._sessions)
 
     @property
-    def readers(self) -> list[SessionReader]:
+    def readers(self) -> list[S2SessionReader]:
         """The sessions with clients, oldest first."""
         return list(self._sessions)
 
@@ -100,7 +100,7 @@ class S2Reads:
             return json_answer(200, json_format.encode_tail(found), Outcome.REVALIDATED)
         raise TailMovedBack
 
-    def held(self, read: S2Read, asked: ReadRecords) -> S2Answer | None:
+    def held(self, read: S2Read, asked: S2ReadRecords) -> S2Answer | None:
         """The answer to a unary read that memory alone answers, whatever the tail is; None for any other read."""
         record = self._store.find(read.key) if asked.form.is_unary else None
         answer = held_answer(record, asked) if record is not None else None
@@ -110,13 +110,13 @@ class S2Reads:
             record.count_sent(len(answer.body))
         return answer
 
-    async def unary(self, read: S2Read, asked: ReadRecords) -> S2Answer:
+    async def unary(self, read: S2Read, asked: S2ReadRecords) -> S2Answer:
         """Answer a unary read.  Raises a GatewayError, or RefusedToAnother."""
         self._admit(read)
         for _ in range(_MOST_BEGINNINGS):
             with self.streams.using(read.key, read.source) as stream:
                 try:
-                    answer = await UnaryRead(self, stream, read, asked).answer()
+                    answer = await S2UnaryRead(self, stream, read, asked).answer()
                 except TailMovedBack:
                     continue
                 stream.stream.count_reads(1, answer.outcome is Outcome.HIT)
@@ -126,7 +126,7 @@ class S2Reads:
 
     # -- sessions
 
-    async def open(self, read: S2Read, asked: ReadRecords) -> Session | S2Answer:
+    async def open(self, read: S2Read, asked: S2ReadRecords) -> S2Session | S2Answer:
         """A session, which `begin` begins, or else `close` must be called with it; or the answer that refuses one.
 
         Raises a GatewayError, or RefusedToAnother.
@@ -149,7 +149,7 @@ class S2Reads:
             return opened
         raise TailMovedBack
 
-    async def _open(self, stream: S2Stream, read: S2Read, asked: ReadRecords) -> Session | S2Answer:
+    async def _open(self, stream: S2Stream, read: S2Read, asked: S2ReadRecords) -> S2Session | S2Answer:
         query, limits = asked.query, limits_of(asked.query)
         if (refused := await stream.confirmed(read.client)) is not None:
             return refused_answer(refused, read)
@@ -171,27 +171,27 @@ class S2Reads:
             at = min(at, tail.seq_num)
             if at == tail.seq_num and not query.may_start_at_tail:
                 return unwritten_answer(tail)
-        return Session(stream, asked.form, at, limits, query.longest_wait_s, start.tail if tail is None else tail)
+        return S2Session(stream, asked.form, at, limits, query.longest_wait_s, start.tail if tail is None else tail)
 
-    def begin(self, read: S2Read, session: Session, wire: Wire) -> SessionReader:
-        """Begin a session over `wire`, whose head has been written; `SessionReader.start` must be called."""
-        reader = SessionReader(session, wire, self)
+    def begin(self, read: S2Read, session: S2Session, wire: Wire) -> S2SessionReader:
+        """Begin a session over `wire`, whose head has been written; `S2SessionReader.start` must be called."""
+        reader = S2SessionReader(session, wire, self)
         self._sessions[reader] = read
         if self._drained_at is not None:
             self._drain(reader, max(0.0, self._drained_at - self.clock.now()))
         return reader
 
-    def close(self, session: Session) -> None:
+    def close(self, session: S2Session) -> None:
         """A session that was opened is not begun."""
         self.streams.release(session.stream)
 
     # -- called by sessions
 
-    def fetch(self, reader: SessionReader) -> None:
+    def fetch(self, reader: S2SessionReader) -> None:
         """Fetch what the reader's position lacks."""
         self._tasks.start(self._fetch(reader, self._sessions[reader]), "fetch for a session")
 
-    async def _fetch(self, reader: SessionReader, read: S2Read) -> None:
+    async def _fetch(self, reader: S2SessionReader, read: S2Read) -> None:
         try:
             fetch = reader.stream.fetch_or_tail if reader.may_wait else reader.stream.fetch
             fetched = await fetch(FromSeqNum(reader.at), reader.wanted, read.client)
@@ -204,7 +204,7 @@ class S2Reads:
             else:
                 reader.fetched(fetched)
 
-    def follow(self, reader: SessionReader, tail: StreamPosition) -> S2Topic | None:
+    def follow(self, reader: S2SessionReader, tail: StreamPosition) -> S2Topic | None:
         """The topic of the reader's stream; None if it cannot be followed."""
         read = self._sessions[reader]
         try:
@@ -212,7 +212,7 @@ class S2Reads:
         except GatewayError:
             return None
 
-    def left(self, reader: SessionReader) -> None:
+    def left(self, reader: S2SessionReader) -> None:
         """The session has ended."""
         read = self._sessions.pop(reader)
         if reader.topic is not None:
@@ -246,7 +246,7 @@ class S2Reads:
         """Whether live reads are to end."""
         return self._drained_at is not None
 
-    def _drain(self, reader: SessionReader, delay_s: float) -> None:
+    def _drain(self, reader: S2SessionReader, delay_s: float) -> None:
         drained_at = self._drained_at
 
         def end() -> None:

@@ -43,7 +43,7 @@ _COMPRESSIONS: Final = {"identity": Compression.NONE, "gzip": Compression.GZIP, 
 """The codings of bodies: S2's SDK for Python compresses every body if compression is on."""
 
 
-class Reply(Enum):
+class S2ReplyKind(Enum):
     """How an answer is given."""
 
     JSON = "JSON"
@@ -53,34 +53,34 @@ class Reply(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class S2Form:
     """The encoding of an answer.  `format_` matters for JSON and SSE, `compression` for sessions."""
 
-    reply: Reply
+    reply: S2ReplyKind
     format_: Format = Format.RAW
     compression: Compression = Compression.NONE
 
     @property
     def is_unary(self) -> bool:
         """Whether the answer is one batch."""
-        return self.reply in (Reply.JSON, Reply.PROTOBUF)
+        return self.reply in (S2ReplyKind.JSON, S2ReplyKind.PROTOBUF)
 
 
 @dataclass(frozen=True, slots=True)
-class ReadRecords:
+class S2ReadRecords:
     """GET /v1/streams/{stream}/records"""
 
     query: ReadQuery
-    form: Form
+    form: S2Form
 
 
 @dataclass(frozen=True, slots=True)
-class CheckTail:
+class S2CheckTail:
     """GET /v1/streams/{stream}/records/tail"""
 
 
 @dataclass(frozen=True, slots=True)
-class StreamPath:
+class S2StreamPath:
     """A path of one stream.  `stream` is the path of the stream itself, as the origin sees it."""
 
     stream: str
@@ -88,13 +88,13 @@ class StreamPath:
     is_tail: bool
 
 
-def parse_path(path: str) -> StreamPath | None:
+def parse_path(path: str) -> S2StreamPath | None:
     """What a path at the origin names, percent-encoded; None if it is not of one stream."""
     found = _PATH.fullmatch(path)
     if found is None:
         return None
     is_tail = found[3] is not None
-    return StreamPath(found[1], found[2] is not None and not is_tail, is_tail)
+    return S2StreamPath(found[1], found[2] is not None and not is_tail, is_tail)
 
 
 def parse_basin(path: str) -> str | None:
@@ -103,47 +103,47 @@ def parse_basin(path: str) -> str | None:
     return found[1] if found is not None else None
 
 
-class BadBasin(ValueError):
+class BadS2Basin(ValueError):
     """The basin that a request names is not clear; the message is one line for the client."""
 
 
 def basin_in_host(label: str, path: str, headers: CIMultiDict[str]) -> str | None:
     """The basin that a request names by its host, of which `label` stands for the basin; None for a path of the
-    account.  Raises BadBasin if the host names none, or a header another one.
+    account.  Raises BadS2Basin if the host names none, or a header another one.
 
     S2's SDKs have `{basin}.zone` as their default endpoint, and then send no header.
     """
     if _IN_BASIN_PATH.fullmatch(path) is None:
         return None
     if _BASIN.fullmatch(label) is None:
-        raise BadBasin("The host names no basin")
+        raise BadS2Basin("The host names no basin")
     if any(named != label for named in headers.getall(BASIN_HEADER, ())):
-        raise BadBasin(f"The host and the header {BASIN_HEADER} name different basins")
+        raise BadS2Basin(f"The host and the header {BASIN_HEADER} name different basins")
     return label
 
 
 @dataclass(frozen=True, slots=True)
-class Unnamed:
+class S2Unnamed:
     """Something is created whose name cannot be told."""
 
 
-def created_basin(path: str, body: bytes | None, coding: str | None) -> str | Unnamed | None:
+def created_basin(path: str, body: bytes | None, coding: str | None) -> str | S2Unnamed | None:
     """The basin that a POST to this path creates, with its body in this coding; None if it creates no basin.
 
     A body that was not kept is None.
     """
     if _BASINS_PATH.fullmatch(path) is None:
         return None
-    return _named(body, coding, "basin") or Unnamed()
+    return _named(body, coding, "basin") or S2Unnamed()
 
 
-def created_stream(path: str, body: bytes | None, coding: str | None) -> str | Unnamed | None:
+def created_stream(path: str, body: bytes | None, coding: str | None) -> str | S2Unnamed | None:
     """The path of the stream that a POST to this path creates; None if it creates none."""
     found = _STREAMS_PATH.fullmatch(path)
     if found is None:
         return None
     name = _named(body, coding, "stream")
-    return f"{found[1]}/{quote(name, safe=SEGMENT_SAFE)}" if name is not None else Unnamed()
+    return f"{found[1]}/{quote(name, safe=SEGMENT_SAFE)}" if name is not None else S2Unnamed()
 
 
 def _named(body: bytes | None, coding: str | None, field: str) -> str | None:
@@ -172,26 +172,26 @@ def key_query(basin: str | None) -> str:
     return "" if basin is None else f"{BASIN_HEADER}={basin}"
 
 
-def parse_read(path: StreamPath, query: str, headers: CIMultiDict[str]) -> ReadRecords | CheckTail | None:
+def parse_read(path: S2StreamPath, query: str, headers: CIMultiDict[str]) -> S2ReadRecords | S2CheckTail | None:
     """The read that a GET asks for; None if it has to be relayed."""
     if any(name not in _HEADERS for name in _own_headers(headers)) or len(headers.getall(BASIN_HEADER, ())) > 1:
         return None
     if path.is_tail:
-        return CheckTail()
+        return S2CheckTail()
     if not path.is_records:
         return None
     try:
         read = parse_read_query(query)
         form = _form(headers)
         last = headers.get("Last-Event-ID")
-        if form.reply is Reply.SSE and last is not None:
+        if form.reply is S2ReplyKind.SSE and last is not None:
             read = read.resumed(parse_event_id(last))
     except (BadQuery, BadFormat, BadEventId):
         return None
     if form.is_unary:
         read = read.unary()
     # What S2 says to a limit of zero depends on more than the records.
-    return ReadRecords(read, form) if read.count != 0 and read.bytes != 0 else None
+    return S2ReadRecords(read, form) if read.count != 0 and read.bytes != 0 else None
 
 
 def may_wait(query: str) -> bool:
@@ -211,16 +211,16 @@ def _own_headers(headers: CIMultiDict[str]) -> Iterator[str]:
     return (name for name in map(str.lower, headers) if name.startswith("s2-"))
 
 
-def _form(headers: CIMultiDict[str]) -> Form:
+def _form(headers: CIMultiDict[str]) -> S2Form:
     """The encoding that the request asks for.  Raises BadFormat."""
     if is_session(headers):
-        return Form(Reply.SESSION, compression=choose_compression(headers.get("Accept-Encoding")))
+        return S2Form(S2ReplyKind.SESSION, compression=choose_compression(headers.get("Accept-Encoding")))
     format_ = parse_format(headers.get(FORMAT_HEADER))
     listed = ",".join(headers.getall("Accept", ()))
     accepted = {_media_type(one) for one in listed.split(",")} if len(listed) <= LONGEST_LIST else set()
     if sse.CONTENT_TYPE in accepted:
-        return Form(Reply.SSE, format_)
-    return Form(Reply.JSON if accepted.isdisjoint(protobuf.CONTENT_TYPES) else Reply.PROTOBUF, format_)
+        return S2Form(S2ReplyKind.SSE, format_)
+    return S2Form(S2ReplyKind.JSON if accepted.isdisjoint(protobuf.CONTENT_TYPES) else S2ReplyKind.PROTOBUF, format_)
 
 
 def _media_type(value: str) -> str:

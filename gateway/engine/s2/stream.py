@@ -22,8 +22,8 @@ from typing import Final, TypeVar
 
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
-from gateway.engine.s2.batch import Batch
-from gateway.engine.s2.fetch import Fetched, S2Fetch, S2Fetches, S2Question
+from gateway.engine.s2.batch import S2Batch
+from gateway.engine.s2.fetch import S2Fetch, S2Fetched, S2Fetches, S2Question
 from gateway.engine.s2.origin import S2Origin, S2Source
 from gateway.engine.s2.topic import S2Topic
 from gateway.errors import ShortOfMemory, TailMovedBack
@@ -49,7 +49,7 @@ _MOST_BATCHES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class S2Shared:
     """What all streams have in common."""
 
     origin: S2Origin
@@ -63,7 +63,7 @@ class Shared:
 class S2Stream:
     """One stream in use.  Owner: the `S2Streams` table."""
 
-    def __init__(self, shared: Shared, stream: Stream, tape: RecordTape, source: S2Source) -> None:
+    def __init__(self, shared: S2Shared, stream: Stream, tape: RecordTape, source: S2Source) -> None:
         self._shared = shared
         self.stream = stream
         self.tape = tape
@@ -73,7 +73,7 @@ class S2Stream:
         """Whether the origin has refused its credentials."""
         self.users = 0
         self.topic: S2Topic | None = None
-        self._batches: dict[tuple[int, Limits, StreamPosition | None], tuple[Batch, bool]] = {}
+        self._batches: dict[tuple[int, Limits, StreamPosition | None], tuple[S2Batch, bool]] = {}
         """What readers were given in this turn of the event loop."""
         self._fetches = S2Fetches(shared.tasks, stream.key.group.path)
 
@@ -101,7 +101,7 @@ class S2Stream:
             self.check()
         return found
 
-    def batch(self, at: int, limits: Limits, tail: StreamPosition | None) -> tuple[Batch, bool]:
+    def batch(self, at: int, limits: Limits, tail: StreamPosition | None) -> tuple[S2Batch, bool]:
         """What is held from `at` on within the limits, and whether it is a limit that stopped it; `tail` is the tail as
         the reader may be told it.
 
@@ -112,7 +112,7 @@ class S2Stream:
         found = self._batches.get(key)
         if found is None:
             part = self.tape.read(at, limits)
-            found = Batch.of(at, part, tail), part.is_closed
+            found = S2Batch.of(at, part, tail), part.is_closed
             if part.records and len(self._batches) < _MOST_BATCHES:
                 if not self._batches:
                     self._shared.soon(self._batches.clear)
@@ -162,7 +162,7 @@ class S2Stream:
 
     # -- records
 
-    async def fetch(self, start: Start, limits: Limits, client: str) -> Fetched:
+    async def fetch(self, start: Start, limits: Limits, client: str) -> S2Fetched:
         """Records from `start` on, where none are held, for a client of this net.
 
         Raises a GatewayError: ShortOfMemory if nothing may be fetched, TailMovedBack if the stream has been created
@@ -182,9 +182,9 @@ class S2Stream:
         # If the first record was larger than the fetch's bytes, it is larger than those wanted, which are no more.
         covers = fetch.limits.covers(wanted) and not fetch.is_overlapping
         is_all = is_fresh and (covers or outcome == _NOTHING)
-        return Fetched(outcome, is_fresh, is_all)
+        return S2Fetched(outcome, is_fresh, is_all)
 
-    async def fetch_or_tail(self, start: Start, limits: Limits, client: str) -> Fetched:
+    async def fetch_or_tail(self, start: Start, limits: Limits, client: str) -> S2Fetched:
         """The same for a reader that may wait: `AtTail` also if no record is left between the start and the tail."""
         fetched = await self.fetch(start, limits, client)
         if not fetched.is_all or fetched.outcome != _NOTHING:
@@ -193,14 +193,14 @@ class S2Stream:
             # The tail first: what is appended after this question is then not passed over.
             tail = await self.tail(client)
             if isinstance(tail, S2Refused):
-                return Fetched(tail, is_fresh=True, is_all=True)
+                return S2Fetched(tail, is_fresh=True, is_all=True)
             fetched = await self.fetch(start, Limits(1), client)
             if fetched.is_fresh:
                 if fetched.outcome != _NOTHING:
                     # A record is new, or too large for the reader's limits: that is for the reader to see.
                     return fetched._replace(is_all=False)
                 self._learn(start, AtTail(tail), 0)
-                return Fetched(AtTail(tail), is_fresh=True, is_all=False)
+                return S2Fetched(AtTail(tail), is_fresh=True, is_all=False)
 
     def _join(self, start: Start, wanted: Limits, client: str) -> tuple[S2Fetch, bool]:
         """The fetch that a reader waits for, and whether it is sent after now."""

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Final
 
 from gateway.aio.clock import DETACHED
-from gateway.engine.s2.confirmations import Confirmations
+from gateway.engine.s2.confirmations import S2Confirmations
 from gateway.engine.s2.follower import REPLACED, S2Follower
 from gateway.engine.s2.origin import S2Origin, S2Source
-from gateway.engine.s2.stream import S2Stream, Shared
+from gateway.engine.s2.stream import S2Shared, S2Stream
 from gateway.engine.s2.topic import S2Topic
 from gateway.errors import GatewayError
 from gateway.live.table import LiveTable
@@ -46,11 +46,11 @@ class S2Streams:
         table: LiveTable,
     ) -> None:
         clock = surroundings.clock
-        self._shared = Shared(origin, store, clock, surroundings.tasks, _soon)
+        self._shared = S2Shared(origin, store, clock, surroundings.tasks, _soon)
         self._surroundings = surroundings
         self._table = table
         self._streams: dict[Stream, S2Stream] = {}
-        self._confirmations = Confirmations(clock, self._confirm)
+        self._confirmations = S2Confirmations(clock, self._confirm)
 
     def __repr__(self) -> str:
         sessions = sum(len(topic.readers_now) for topic in self._topics)

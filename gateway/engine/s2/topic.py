@@ -17,7 +17,7 @@ from math import inf
 from typing import Final, Protocol
 
 from gateway.aio.signal import Signal
-from gateway.engine.s2.batch import Batch
+from gateway.engine.s2.batch import S2Batch
 from gateway.live.reader import drop_failed
 from gateway.s2.records import MAX_BATCH_RECORDS, Record, StreamPosition, total_metered_bytes
 from gateway.tape.stream import Stream
@@ -31,7 +31,7 @@ anything but headers takes twice their metered size, and a frame has its bound."
 class S2LiveReader(Protocol):
     """A session with a client that follows the stream."""
 
-    def deliver(self, batch: Batch) -> None:
+    def deliver(self, batch: S2Batch) -> None:
         """These records have just come."""
 
     def beat(self, *, is_due: bool) -> None:
@@ -136,7 +136,7 @@ class S2Topic:
             return
         records, self._come = self._come, []
         size, self._come_size = self._come_size, 0
-        batch = Batch(self._come_from, self.position, tuple(records), size, self.tail)
+        batch = S2Batch(self._come_from, self.position, tuple(records), size, self.tail)
         self._each(tuple(self.readers_now), lambda reader: reader.deliver(batch))
 
     def _each(self, readers: Iterable[S2LiveReader], call: Callable[[S2LiveReader], object]) -> None:

@@ -15,9 +15,9 @@ from multidict import CIMultiDict
 from gateway.aio.clock import Clock
 from gateway.engine.answer import BodyRun
 from gateway.engine.s2.answer import S2Answer, S2Read, json_answer, refused_answer, unwritten_answer
-from gateway.engine.s2.batch import Batch
+from gateway.engine.s2.batch import S2Batch
 from gateway.engine.s2.reader import DRAINING
-from gateway.engine.s2.request import Form, ReadRecords, Reply
+from gateway.engine.s2.request import S2Form, S2ReadRecords, S2ReplyKind
 from gateway.engine.s2.start import if_at, limits_of, start_of
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
@@ -31,16 +31,16 @@ from gateway.tape.stream import Stream
 from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
 
 
-def batch_answer(batch: Batch, form: Form, outcome: Outcome) -> S2Answer:
+def batch_answer(batch: S2Batch, form: S2Form, outcome: Outcome) -> S2Answer:
     """The answer with this batch."""
     span = batch.start, batch.end
-    if form.reply is Reply.PROTOBUF:
+    if form.reply is S2ReplyKind.PROTOBUF:
         headers = CIMultiDict({"Content-Type": protobuf.CONTENT_TYPE})
         return S2Answer(200, headers, protobuf.encode_read_batch(batch.batch), outcome, span)
     return json_answer(200, batch.json(form.format_), outcome, span)
 
 
-def held_answer(stream: Stream, asked: ReadRecords) -> S2Answer | None:
+def held_answer(stream: Stream, asked: S2ReadRecords) -> S2Answer | None:
     """The answer to a read whose range memory holds up to where a limit ends it; None for any other read.
 
     It depends on the tail in nothing, so it is true for as long as the records are those of the stream.
@@ -54,11 +54,11 @@ def held_answer(stream: Stream, asked: ReadRecords) -> S2Answer | None:
     part = stream.records.read(start.seq_num, limits_of(asked.query))
     if not part.is_closed:
         return None
-    answer = batch_answer(Batch.of(start.seq_num, part, None), asked.form, Outcome.HIT)
+    answer = batch_answer(S2Batch.of(start.seq_num, part, None), asked.form, Outcome.HIT)
     return replace(answer, run=BodyRun(stream, str(start.seq_num), str(part.end), edition))
 
 
-class UnaryContext(Protocol):
+class S2UnaryContext(Protocol):
     """What all reads of a process share."""
 
     @property
@@ -74,10 +74,10 @@ class UnaryContext(Protocol):
         """Whether live reads are to end."""
 
 
-class UnaryRead:
+class S2UnaryRead:
     """One unary read of one stream."""
 
-    def __init__(self, reads: UnaryContext, stream: S2Stream, read: S2Read, asked: ReadRecords) -> None:
+    def __init__(self, reads: S2UnaryContext, stream: S2Stream, read: S2Read, asked: S2ReadRecords) -> None:
         self._reads = reads
         self._stream = stream
         self._read = read
@@ -176,4 +176,4 @@ class UnaryRead:
 
     def _batch(self, tail: StreamPosition | None = None) -> S2Answer:
         part = Part(tuple(self._found), self._size, self._at, is_closed=True)
-        return batch_answer(Batch.of(self._start, part, tail), self._form, self._outcome)
+        return batch_answer(S2Batch.of(self._start, part, tail), self._form, self._outcome)

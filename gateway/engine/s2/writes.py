@@ -3,7 +3,7 @@
 A stream, or a whole basin, that was deleted or created is another one from then on, so what is held of it is dropped.
 That is known for the writer's own partition only: under another token the same name may be another stream.
 Appends are no such writes: what they add is found by asking for the tail.  But their acknowledgements may show that the
-stream is another (`Acknowledgements`).
+stream is another (`S2Acknowledgements`).
 
 Some answers leave it open whether that has happened.  A 404, also to an append, may be due to the writer's credentials.
 For readers with other credentials any write may be to another stream.  The name of a created stream may be in a body
@@ -20,10 +20,10 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.engine.relayed_request import RelayedRequest
-from gateway.engine.s2.acks import Acknowledgements, Before
+from gateway.engine.s2.acks import S2Acknowledgements, S2HeldBefore
 from gateway.engine.s2.request import (
     BASIN_HEADER,
-    Unnamed,
+    S2Unnamed,
     created_basin,
     created_stream,
     key_query,
@@ -44,7 +44,7 @@ _MOST_QUERIES: Final = 8
 """Queries that one event of a crowd names; more are all."""
 
 
-class Doubted:
+class S2Doubted:
     """A `gateway.tape.crowd.Event`: the streams of a path with these queries are in doubt; None is for all."""
 
     __slots__ = ("_queries", "_store")
@@ -54,7 +54,7 @@ class Doubted:
         self._queries = queries
 
     def __repr__(self) -> str:
-        return f"<Doubted {self._queries or 'in any basin'}>"
+        return f"<S2Doubted {self._queries or 'in any basin'}>"
 
     def __call__(self, stream: Stream, /) -> None:
         if _is_of(stream, self._queries):
@@ -62,12 +62,12 @@ class Doubted:
 
     def with_earlier(self, earlier: Event, /) -> Event | None:
         """Both: doubts may be raised again."""
-        if not isinstance(earlier, Doubted):
+        if not isinstance(earlier, S2Doubted):
             return None
         if self._queries is None or earlier._queries is None:
-            return Doubted(self._store, None)
+            return S2Doubted(self._store, None)
         queries = self._queries | earlier._queries
-        return Doubted(self._store, queries if len(queries) <= _MOST_QUERIES else None)
+        return S2Doubted(self._store, queries if len(queries) <= _MOST_QUERIES else None)
 
 
 class S2Writes:
@@ -79,7 +79,7 @@ class S2Writes:
     def __repr__(self) -> str:
         return f"<S2Writes to {self._store!r}>"
 
-    def appends(self, request: RelayedRequest) -> Acknowledgements | None:
+    def appends(self, request: RelayedRequest) -> S2Acknowledgements | None:
         """The judge of the answer to this request, which is about to be sent; None unless it appends to a stream with
         held records."""
         if request.mode is not Mode.APPEND:
@@ -94,11 +94,11 @@ class S2Writes:
         if not streams and not self._store.group(group):
             return None
         before = [
-            Before(stream, stream.records.end, stream.key.partition == request.partition)
+            S2HeldBefore(stream, stream.records.end, stream.key.partition == request.partition)
             for stream in streams
             if stream.records is not None and (queries is None or stream.key.query in queries)
         ]
-        return Acknowledgements(self._store, before, group, queries)
+        return S2Acknowledgements(self._store, before, group, queries)
 
     def written(self, request: RelayedRequest, status: int | None, body: Body = None) -> None:
         """Record what the origin has done to a request with this body, by the status of its answer; without one it may
@@ -129,12 +129,12 @@ class S2Writes:
         match created_basin(group.path, body, coding):
             case str(basin):
                 self._drop(request, self._of_basins(group.origin, {key_query(basin)}))
-            case Unnamed():
+            case S2Unnamed():
                 self._doubt(self._of_basins(group.origin, None))
         match created_stream(group.path, body, coding):
             case str(path):
                 self._change_at(request, Group(group.origin, path), self._deleted)
-            case Unnamed():
+            case S2Unnamed():
                 self._doubt(self._of_basins(group.origin, _queries(headers)))
 
     def _own(self, request: RelayedRequest, group: Group, queries: set[str] | None) -> list[Stream]:
@@ -158,7 +158,7 @@ class S2Writes:
 
     def _doubt_at(self, request: RelayedRequest, group: Group) -> None:
         """Doubt the streams of a path: at once, or as they wake."""
-        self._store.tell(group, Doubted(self._store, _queries(request.headers)))
+        self._store.tell(group, S2Doubted(self._store, _queries(request.headers)))
 
     def _of_basins(self, origin: str, queries: set[str] | None) -> Iterator[Stream]:
         """What is held of the streams of these basins; None is for all."""

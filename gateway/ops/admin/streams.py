@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, with_config
 
-from gateway.engine.s2.reader import SessionReader
+from gateway.engine.s2.reader import S2SessionReader
 from gateway.engine.s2.topic import S2Topic
 from gateway.live.reader import LiveReader
 from gateway.live.subscriber import Subscriber
@@ -294,7 +294,7 @@ class _Rows:
             yield from (_reader(reader, now) for reader in topic.readers_now)
         elif followed is not None:
             for reader in tuple(followed.readers_now):
-                if isinstance(reader, SessionReader):
+                if isinstance(reader, S2SessionReader):
                     yield Reader("sse" if reader.is_sse else "session", str(reader.at), 1, None)
             if waiting := followed.readers - len(followed.readers_now):
                 yield Reader("longpoll", str(followed.position), waiting, None)

@@ -17,7 +17,7 @@ from gateway.origin.s2.config import BasinConfig, Json
 from gateway.origin.s2.names import BadName, check_token_id
 from gateway.origin.s2.refusals import Refused, invalid, malformed
 from gateway.origin.s2.stream import Stream
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 
 LARGEST_PAGE: Final = 1000
 _OPERATION_GROUPS: Final = ("account", "basin", "stream")
@@ -81,7 +81,7 @@ class Basin:
         existing = self._found(name, now)
         if existing is not None:
             if not self._creations[name].is_repeated_by(creation):
-                raise Refused(ErrorCode.RESOURCE_ALREADY_EXISTS, f"stream {name} already exists")
+                raise Refused(S2ErrorCode.RESOURCE_ALREADY_EXISTS, f"stream {name} already exists")
             return existing
         config = self.config.default_stream_config.changed(change)
         stream = self.streams[name] = Stream(name, config, now, cipher=self.config.stream_cipher)
@@ -113,7 +113,7 @@ class Basin:
         """A stream, without the records that are too old by now.  Raises Refused (404)."""
         stream = self._found(name, now)
         if stream is None:
-            raise Refused(ErrorCode.STREAM_NOT_FOUND, f"stream {name} does not exist")
+            raise Refused(S2ErrorCode.STREAM_NOT_FOUND, f"stream {name} does not exist")
         return stream
 
     def stream_to_append(self, name: str, change: Json, now: float) -> Stream:
@@ -171,7 +171,7 @@ class Account:
         existing = self.basins.get(name)
         if existing is not None:
             if not existing.creation.is_repeated_by(creation):
-                raise Refused(ErrorCode.RESOURCE_ALREADY_EXISTS, f"basin {name} already exists")
+                raise Refused(S2ErrorCode.RESOURCE_ALREADY_EXISTS, f"basin {name} already exists")
             return existing
         basin = self.basins[name] = Basin(name, BasinConfig().changed(change), now, creation)
         return basin
@@ -197,7 +197,7 @@ class Account:
         """Raises Refused (404)."""
         basin = self.basins.get(name)
         if basin is None:
-            raise Refused(ErrorCode.BASIN_NOT_FOUND, f"basin {name} does not exist")
+            raise Refused(S2ErrorCode.BASIN_NOT_FOUND, f"basin {name} does not exist")
         return basin
 
     def delete_basin(self, name: str) -> None:
@@ -223,14 +223,14 @@ class Account:
         if info.get("auto_prefix_streams") and not _prefix_of_streams(scope):
             raise invalid("a token that prefixes the names of streams has a prefix of streams in its scope")
         if token_id in self.tokens:
-            raise Refused(ErrorCode.RESOURCE_ALREADY_EXISTS, f"access token {token_id} already exists")
+            raise Refused(S2ErrorCode.RESOURCE_ALREADY_EXISTS, f"access token {token_id} already exists")
         self.tokens[token_id] = {"auto_prefix_streams": False, "expires_at": None, **info}
         return f"token-{token_id}"
 
     def revoke_token(self, token_id: str) -> None:
         """Raises Refused (404)."""
         if self.tokens.pop(token_id, None) is None:
-            raise Refused(ErrorCode.ACCESS_TOKEN_NOT_FOUND, f"access token {token_id} does not exist")
+            raise Refused(S2ErrorCode.ACCESS_TOKEN_NOT_FOUND, f"access token {token_id} does not exist")
 
     def token_page(self, query: PageQuery) -> Page[Json]:
         """A part of the list of access tokens."""

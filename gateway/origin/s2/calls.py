@@ -20,7 +20,7 @@ from gateway.origin.s2.account import LARGEST_PAGE, PageQuery
 from gateway.origin.s2.config import Json, StreamConfig
 from gateway.origin.s2.names import BadName, check_basin_name, check_stream_name
 from gateway.origin.s2.refusals import Refused, invalid, malformed
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from gateway.s2.json_format import Format, parse_format
 
 SESSION_TYPE: Final = "s2s/proto"
@@ -100,7 +100,7 @@ def _check_names(resource: str, names: tuple[str, ...]) -> None:
             elif resource == "basins":
                 check_basin_name(name)
     except BadName as error:
-        raise Refused(ErrorCode.BAD_PATH, str(error)) from None
+        raise Refused(S2ErrorCode.BAD_PATH, str(error)) from None
 
 
 def _read_call(headers: Mapping[str, str]) -> Call:
@@ -115,7 +115,7 @@ def _name(part: str) -> str:
     try:
         return unquote_to_bytes(part).decode()
     except UnicodeDecodeError:
-        raise Refused(ErrorCode.BAD_PATH, "a name in the path is not UTF-8") from None
+        raise Refused(S2ErrorCode.BAD_PATH, "a name in the path is not UTF-8") from None
 
 
 def media_type(value: str | None) -> str:
@@ -142,11 +142,11 @@ def basin_of(headers: Mapping[str, str]) -> str:
     """The basin's name.  Raises Refused (400)."""
     basin = headers.get("s2-basin", "")
     if not basin:
-        raise Refused(ErrorCode.BAD_HEADER, "the header s2-basin is missing")
+        raise Refused(S2ErrorCode.BAD_HEADER, "the header s2-basin is missing")
     try:
         check_basin_name(basin)
     except BadName as error:
-        raise Refused(ErrorCode.BAD_HEADER, str(error)) from None
+        raise Refused(S2ErrorCode.BAD_HEADER, str(error)) from None
     return basin
 
 
@@ -159,13 +159,13 @@ def key_of(headers: Mapping[str, str], cipher: str | None) -> bytes | None:
         return None
     given = headers.get("s2-encryption-key", "").strip()
     if not given:
-        raise Refused(ErrorCode.INVALID, f"the stream is encrypted with {cipher}: s2-encryption-key is missing")
+        raise Refused(S2ErrorCode.INVALID, f"the stream is encrypted with {cipher}: s2-encryption-key is missing")
     try:
         key = base64.b64decode(given, validate=True)
     except binascii.Error:
         key = b""
     if len(key) != _KEY_BYTES:
-        raise Refused(ErrorCode.BAD_HEADER, "s2-encryption-key is not a key of 32 bytes in base64")
+        raise Refused(S2ErrorCode.BAD_HEADER, "s2-encryption-key is not a key of 32 bytes in base64")
     return sha256(key).digest()
 
 
@@ -173,7 +173,7 @@ def request_token_of(headers: Mapping[str, str]) -> str | None:
     """The token that makes a creation safe to repeat.  Raises Refused (400)."""
     token = headers.get("s2-request-token")
     if token is not None and len(token.encode()) > MAX_REQUEST_TOKEN_BYTES:
-        raise Refused(ErrorCode.BAD_HEADER, f"s2-request-token has at most {MAX_REQUEST_TOKEN_BYTES} bytes")
+        raise Refused(S2ErrorCode.BAD_HEADER, f"s2-request-token has at most {MAX_REQUEST_TOKEN_BYTES} bytes")
     return token
 
 
@@ -186,8 +186,8 @@ def stream_config_of(headers: Mapping[str, str]) -> Json:
         config = json_object(given.encode())
         StreamConfig().changed(config)
     except Refused as error:
-        if error.code is ErrorCode.BAD_JSON:
-            raise Refused(ErrorCode.BAD_HEADER, "s2-stream-config is not a configuration in JSON") from None
+        if error.code is S2ErrorCode.BAD_JSON:
+            raise Refused(S2ErrorCode.BAD_HEADER, "s2-stream-config is not a configuration in JSON") from None
         raise
     return config
 
@@ -197,7 +197,7 @@ def json_object(body: bytes) -> Json:
     try:
         json = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise Refused(ErrorCode.BAD_JSON, str(error)) from None
+        raise Refused(S2ErrorCode.BAD_JSON, str(error)) from None
     if not isinstance(json, dict):
         raise malformed("the body is not a JSON object")
     return cast(Json, json)
@@ -208,7 +208,7 @@ def page_of(query: str) -> PageQuery:
     fields = dict(parse_qsl(query, keep_blank_values=True))
     limit = fields.get("limit", str(LARGEST_PAGE))
     if not (limit.isascii() and limit.isdigit()):
-        raise Refused(ErrorCode.BAD_QUERY, "limit is a whole number")
+        raise Refused(S2ErrorCode.BAD_QUERY, "limit is a whole number")
     prefix, start_after = fields.get("prefix", ""), fields.get("start_after", "")
     if start_after and start_after < prefix:
         raise invalid("start_after is not before prefix")

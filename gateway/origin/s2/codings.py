@@ -12,7 +12,7 @@ from typing import Final
 import zstandard
 
 from gateway.origin.s2.refusals import Refused, invalid
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 
 SMALLEST_COMPRESSED_BYTES: Final = 1024
 """Smaller answers are not worth it."""
@@ -31,9 +31,9 @@ def decoded(body: bytes, coding: str | None, limit: int) -> bytes:
                 with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(body)) as reader:
                     plain = reader.read(limit + 1)
             case other:
-                raise Refused(ErrorCode.BAD_HEADER, f"content-encoding {other} is not supported")
+                raise Refused(S2ErrorCode.BAD_HEADER, f"content-encoding {other} is not supported")
     except (OSError, EOFError, zstandard.ZstdError):
-        raise Refused(ErrorCode.BAD_HEADER, "the body is not what content-encoding says") from None
+        raise Refused(S2ErrorCode.BAD_HEADER, "the body is not what content-encoding says") from None
     if len(plain) > limit:
         raise invalid(f"a body is at most {limit} bytes")
     return plain

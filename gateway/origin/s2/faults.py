@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from gateway.origin.faults import Faults, Raw, Switch, Unsolicited
 from gateway.origin.s2.calls import JSON_TYPE, Call
-from gateway.s2.errors import ErrorCode, error_body
+from gateway.s2.errors import S2ErrorCode, error_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class S2Faults(Faults):
 
     def error(
         self,
-        code: ErrorCode,
+        code: S2ErrorCode,
         *,
         times: int | None = 1,
         kind: str | None = None,
@@ -64,7 +64,7 @@ class S2Faults(Faults):
 
     def fail_session(
         self,
-        code: ErrorCode,
+        code: S2ErrorCode,
         *,
         after_messages: int = 0,
         times: int | None = 1,

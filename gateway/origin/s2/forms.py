@@ -68,7 +68,7 @@ class EventForm:
         if not batch.records:
             return sse.encode_event(sse.Ping(now_ms, batch.tail), self._format)
         self._last = sse.EventId.after(self._last, batch)
-        return sse.encode_event(sse.Batch(self._last, batch), self._format)
+        return sse.encode_event(sse.BatchEvent(self._last, batch), self._format)
 
     def failure(self, status: int, body: bytes) -> bytes:
         return sse.encode_event(sse.Failure(body), self._format)

@@ -38,7 +38,7 @@ from gateway.origin.s2.reads import Reads, draining
 from gateway.origin.s2.refusals import BAD_REQUESTS, Refusal, Refused, refusal_of
 from gateway.origin.s2.stream import Stream
 from gateway.s2 import json_format, protobuf
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from gateway.s2.read_query import ReadQuery, parse_read_query
 from gateway.s2.records import AppendAck, AppendInput, check_append_input
 from gateway.s2.session import BadFrame, FrameReader, Message, choose_compression, encode_message, encode_terminal
@@ -88,7 +88,7 @@ class Handlers:
             if exchange.has_begun:
                 exchange.reset()
             else:
-                failure = Refused(ErrorCode.OTHER, "internal error")
+                failure = Refused(S2ErrorCode.OTHER, "internal error")
                 await delivery.respond(failure.status, {"content-type": JSON_TYPE}, failure.body)
         finally:
             self._counters.ended(call)
@@ -152,7 +152,7 @@ class Handlers:
         stream = self._found(exchange, target)
         key = key_of(exchange.headers, stream.cipher)
         if key is not None and stream.keys and key not in stream.keys:
-            raise Refused(ErrorCode.INVALID, "the records cannot be decrypted with this key")
+            raise Refused(S2ErrorCode.INVALID, "the records cannot be decrypted with this key")
         return stream
 
     def _found(self, exchange: Exchange, target: Target) -> Stream:
@@ -188,7 +188,7 @@ class Handlers:
                     if not isinstance(frame, Message):
                         raise BadFrame("a client sends no terminal frame")
                     if stream.is_deleted:
-                        raise Refused(ErrorCode.UNAVAILABLE, "the stream is gone")
+                        raise Refused(S2ErrorCode.UNAVAILABLE, "the stream is gone")
                     due = delivery.due_failure()
                     if isinstance(due, FailSession):
                         raise Refusal(due.status, due.body)

@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import parse_qsl
 
 from gateway.origin.s2.refusals import Refused, invalid
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from gateway.s2.numbers import parse_u64
 
 _LONGEST_S: Final = 30 * 24 * 3600
@@ -34,10 +34,10 @@ def check_metrics_query(names: tuple[str, ...], query: str, now: float) -> None:
     sets = _SETS[len(names)]
     intervals = sets.get(fields.get("set", ""))
     if intervals is None:
-        raise Refused(ErrorCode.BAD_QUERY, f"set is one of {', '.join(sets)}")
+        raise Refused(S2ErrorCode.BAD_QUERY, f"set is one of {', '.join(sets)}")
     interval = fields.get("interval")
     if interval is not None and interval not in _ANY:
-        raise Refused(ErrorCode.BAD_QUERY, "interval is minute, hour or day")
+        raise Refused(S2ErrorCode.BAD_QUERY, "interval is minute, hour or day")
     start, end = (_time(fields, name) for name in ("start", "end"))
     if start is None or end is None:
         raise invalid("start and end are required")
@@ -56,5 +56,5 @@ def _time(fields: dict[str, str], name: str) -> int | None:
     if text is None:
         return None
     if (number := parse_u64(text)) is None:
-        raise Refused(ErrorCode.BAD_QUERY, f"{name} is a number of seconds")
+        raise Refused(S2ErrorCode.BAD_QUERY, f"{name} is a number of seconds")
     return number

@@ -21,7 +21,7 @@ from enum import Enum
 
 from gateway.origin.s2.refusals import Refused, Unwritten
 from gateway.origin.s2.stream import Stream
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from gateway.s2.read_query import FromSeqNum, FromTailOffset, FromTimestamp, ReadQuery
 from gateway.s2.records import MAX_BATCH_METERED_BYTES, MAX_BATCH_RECORDS, ReadBatch, Record, metered_bytes
 
@@ -71,7 +71,7 @@ class Reading:
         stream = self._stream
         if stream.is_deleted:
             # The client asks again and learns that the stream does not exist.
-            raise Refused(ErrorCode.UNAVAILABLE, "the stream is gone")
+            raise Refused(S2ErrorCode.UNAVAILABLE, "the stream is gone")
         if self._count == 0 or self._bytes == 0:
             return Pause.OVER
         if not self._kept:

@@ -24,7 +24,7 @@ from gateway.origin.s2.reading import Pause, Reading
 from gateway.origin.s2.refusals import Refusal, Refused
 from gateway.origin.s2.stream import Stream, milliseconds
 from gateway.s2 import json_format, protobuf
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from gateway.s2.read_query import ReadQuery
 from gateway.s2.records import ReadBatch
 from gateway.s2.session import choose_compression
@@ -165,4 +165,4 @@ class Reads:
 
 def draining() -> Refused:
     """503: the origin ends what waits."""
-    return Refused(ErrorCode.SERVER_DRAINING, "the server is draining")
+    return Refused(S2ErrorCode.SERVER_DRAINING, "the server is draining")

@@ -10,7 +10,7 @@ from typing import Final
 
 from gateway.s2 import errors
 from gateway.s2.errors import (
-    ErrorCode,
+    S2ErrorCode,
     code_of,
     error_body,
     fencing_token_mismatch_body,
@@ -40,7 +40,7 @@ class Refusal(Exception):
 class Refused(Refusal):
     """An error with a code and a message."""
 
-    def __init__(self, code: ErrorCode, message: str) -> None:
+    def __init__(self, code: S2ErrorCode, message: str) -> None:
         super().__init__(code.status, error_body(code, message))
         self.code = code
 
@@ -71,12 +71,12 @@ class Unwritten(Refusal):
 
 def invalid(message: str) -> Refused:
     """422: the request is well formed and breaks a rule."""
-    return Refused(ErrorCode.INVALID, message)
+    return Refused(S2ErrorCode.INVALID, message)
 
 
 def malformed(message: str) -> Refused:
     """400: the body is JSON, and not of the shape that the call takes."""
-    return Refused(ErrorCode.BAD_JSON, message)
+    return Refused(S2ErrorCode.BAD_JSON, message)
 
 
 def refusal_of(error: Refusal | errors.Refusal) -> Refusal:

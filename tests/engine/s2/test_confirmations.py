@@ -8,9 +8,9 @@ import pytest
 
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
-from gateway.engine.s2.confirmations import EVERY_S, Confirmations
+from gateway.engine.s2.confirmations import EVERY_S, S2Confirmations
 from gateway.engine.s2.origin import S2Origin, S2Source
-from gateway.engine.s2.stream import S2Stream, Shared
+from gateway.engine.s2.stream import S2Shared, S2Stream
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.eviction import POLICIES
 from gateway.tape.store import TapeStore
@@ -18,18 +18,18 @@ from gateway.telemetry.metrics import NoMetrics
 
 
 class Bench:
-    """Confirmations, and the names of the streams that were confirmed."""
+    """S2Confirmations, and the names of the streams that were confirmed."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.confirmed: list[str] = []
-        self.confirmations = Confirmations(
+        self.confirmations = S2Confirmations(
             self.clock, lambda stream, client: self.confirmed.append(f"{stream.source} for {client}")
         )
         store = TapeStore(1 << 20, POLICIES["s3-fifo"](), lambda: "i", NoMetrics())
         self._store, self._shared = (
             store,
-            Shared(cast("S2Origin", None), store, self.clock, Tasks(), lambda call: None),
+            S2Shared(cast("S2Origin", None), store, self.clock, Tasks(), lambda call: None),
         )
 
     def stream(self, path: str, token: str) -> S2Stream:

@@ -18,12 +18,12 @@ from hypothesis.stateful import (
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
-from gateway.engine.s2.fetch import Fetched
+from gateway.engine.s2.fetch import S2Fetched
 from gateway.engine.s2.follower import LOST
 from gateway.engine.s2.origin import S2Origin, S2Source
-from gateway.engine.s2.reader import Session, SessionReader
-from gateway.engine.s2.request import Form, Reply
-from gateway.engine.s2.stream import S2Stream, Shared
+from gateway.engine.s2.reader import S2Session, S2SessionReader
+from gateway.engine.s2.request import S2Form, S2ReplyKind
+from gateway.engine.s2.stream import S2Shared, S2Stream
 from gateway.engine.s2.topic import S2Topic
 from gateway.live.reader import chunk
 from gateway.protocol.stream_key import Group, Partition, StreamKey
@@ -31,7 +31,7 @@ from gateway.s2 import protobuf
 from gateway.s2.json_format import Format
 from gateway.s2.records import ReadBatch, Record, StreamPosition
 from gateway.s2.session import FrameReader, Message, Terminal
-from gateway.s2.sse import Batch, Done, Event, Failure, Ping
+from gateway.s2.sse import BatchEvent, Done, Event, Failure, Ping
 from gateway.s2.sse_reader import EventReader
 from gateway.tape.eviction import POLICIES
 from gateway.tape.records import Limits, cut
@@ -73,8 +73,8 @@ class FakeWire:
 class Client:
     """What the client makes of the bytes."""
 
-    def __init__(self, form: Form, start: int) -> None:
-        self._is_sse = form.reply is Reply.SSE
+    def __init__(self, form: S2Form, start: int) -> None:
+        self._is_sse = form.reply is S2ReplyKind.SSE
         self._events = EventReader(Format.RAW)
         self._frames = FrameReader()
         self.at = start
@@ -97,7 +97,7 @@ class Client:
 
     def _event(self, event: Event) -> None:
         match event:
-            case Batch(id_, batch):
+            case BatchEvent(id_, batch):
                 self._batch(batch)
                 assert (id_.seq_num, id_.count) == (self.at - 1, len(self.records))
             case Ping(_, tail):
@@ -121,51 +121,51 @@ class Client:
 
 class SessionAgainstModel(RuleBasedStateMachine):
     @initialize(
-        reply=st.sampled_from([Reply.SSE, Reply.SESSION]),
+        reply=st.sampled_from([S2ReplyKind.SSE, S2ReplyKind.SESSION]),
         held=st.integers(0, 5),
         start=st.integers(0, 5),
         limits=st.builds(Limits, st.none() | st.integers(1, 20), st.none(), st.none() | st.integers(1, 60)),
         waits=st.booleans(),
         has_asked=st.booleans(),
     )
-    def begin(self, reply: Reply, held: int, start: int, limits: Limits, waits: bool, has_asked: bool) -> None:
+    def begin(self, reply: S2ReplyKind, held: int, start: int, limits: Limits, waits: bool, has_asked: bool) -> None:
         self.clock = ManualClock()
         self.wheel = Wheel(self.clock)
         store = TapeStore(10_000_000, POLICIES["lru"](), lambda: "i", NoMetrics())
         self.turn: list[Callable[[], object]] = []
-        shared = Shared(cast(S2Origin, None), store, self.clock, Tasks(), self.turn.append)
+        shared = S2Shared(cast(S2Origin, None), store, self.clock, Tasks(), self.turn.append)
         record, tape = store.open_records(KEY, 0.0)
         record.hold()
         self.store = store
         self.stream = S2Stream(shared, record, tape, cast(S2Source, None))
         self.origin: list[Record] = []
         self.topic: S2Topic | None = None
-        self.asked: list[SessionReader] = []
+        self.asked: list[S2SessionReader] = []
         self.append(held)
         start = min(start, held)
         self.start_at = start
         self.limits = limits
         self.wire = FakeWire()
-        form = Form(reply)
+        form = S2Form(reply)
         self.client = Client(form, start)
         self.longest_wait_s = WAIT_S if waits else None if limits == Limits() else 0.0
         # A session that may not wait is not begun at a tail that is known.
         tail = self.tail if has_asked and (start < held or self.longest_wait_s != 0) else None
-        session = Session(self.stream, form, start, limits, self.longest_wait_s, tail)
-        self.reader = SessionReader(session, self.wire, self)
+        session = S2Session(self.stream, form, start, limits, self.longest_wait_s, tail)
+        self.reader = S2SessionReader(session, self.wire, self)
         self.reader.start()
 
     # -- what a session asks of its surroundings
 
-    def fetch(self, reader: SessionReader) -> None:
+    def fetch(self, reader: S2SessionReader) -> None:
         self.asked.append(reader)
 
-    def follow(self, reader: SessionReader, tail: StreamPosition) -> S2Topic:
+    def follow(self, reader: S2SessionReader, tail: StreamPosition) -> S2Topic:
         if self.topic is None:
             self.topic = self.stream.topic = S2Topic(self.stream.stream, tail, self.turn.append)
         return self.topic
 
-    def left(self, reader: SessionReader) -> None:
+    def left(self, reader: S2SessionReader) -> None:
         if reader.topic is not None:
             reader.topic.leave(reader)
 
@@ -188,9 +188,9 @@ class SessionAgainstModel(RuleBasedStateMachine):
         part = cut(self.origin[reader.at :][:count], reader.at, len(self.origin), Limits(wanted.count))
         if reader.at < len(self.origin):
             self.stream.store(reader.at, part.records)
-            reader.fetched(Fetched(FoundRecords(part.records), is_fresh, is_all=False))
+            reader.fetched(S2Fetched(FoundRecords(part.records), is_fresh, is_all=False))
         else:
-            reader.fetched(Fetched(AtTail(self.tail), is_fresh, is_all=is_fresh))
+            reader.fetched(S2Fetched(AtTail(self.tail), is_fresh, is_all=is_fresh))
 
     @precondition(lambda self: self.topic is not None and self.topic.position < len(self.origin))
     @rule(count=st.integers(1, 4))

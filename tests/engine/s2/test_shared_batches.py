@@ -8,7 +8,7 @@ from typing import cast
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
 from gateway.engine.s2.origin import S2Origin, S2Source
-from gateway.engine.s2.stream import S2Stream, Shared
+from gateway.engine.s2.stream import S2Shared, S2Stream
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.s2.records import Record
 from gateway.tape.eviction import POLICIES
@@ -27,7 +27,7 @@ def a_stream(turn: list[Callable[[], object]]) -> S2Stream:
     store = TapeStore(1_000_000, POLICIES["lru"](), lambda: "i", NoMetrics())
     record, tape = store.open_records(KEY, 0.0)
     return S2Stream(
-        Shared(cast(S2Origin, None), store, ManualClock(), Tasks(), turn.append), record, tape, cast(S2Source, None)
+        S2Shared(cast(S2Origin, None), store, ManualClock(), Tasks(), turn.append), record, tape, cast(S2Source, None)
     )
 
 

@@ -10,9 +10,9 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
-from gateway.engine.s2.fetch import Fetched
+from gateway.engine.s2.fetch import S2Fetched
 from gateway.engine.s2.origin import S2Origin, S2Source
-from gateway.engine.s2.stream import VERIFIED_S, S2Stream, Shared
+from gateway.engine.s2.stream import VERIFIED_S, S2Shared, S2Stream
 from gateway.limits.askers import Askers
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.s2.read_query import FromSeqNum, Start
@@ -62,17 +62,17 @@ def clock() -> ManualClock:
 @pytest.fixture
 def stream(origin: Origin, clock: ManualClock) -> S2Stream:
     store = TapeStore(1 << 20, POLICIES["s3-fifo"](), lambda: "i", NoMetrics())
-    shared = Shared(cast("S2Origin", origin), store, clock, Tasks(), lambda call: None)
+    shared = S2Shared(cast("S2Origin", origin), store, clock, Tasks(), lambda call: None)
     record, tape = store.open_records(KEY, clock.now())
     record.hold()
     return S2Stream(shared, record, tape, cast("S2Source", CIMultiDict()))
 
 
-def fetch(stream: S2Stream, start: int, count: int, client: str = "a") -> asyncio.Future[Fetched]:
+def fetch(stream: S2Stream, start: int, count: int, client: str = "a") -> asyncio.Future[S2Fetched]:
     return asyncio.ensure_future(stream.fetch(FromSeqNum(start), Limits(count), client))
 
 
-def numbers(fetched: Fetched) -> list[int]:
+def numbers(fetched: S2Fetched) -> list[int]:
     assert isinstance(fetched.outcome, FoundRecords)
     return [record.seq_num for record in fetched.outcome.records]
 

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from gateway.engine.s2.batch import Batch
+from gateway.engine.s2.batch import S2Batch
 from gateway.engine.s2.follower import LOST
 from gateway.engine.s2.topic import S2Topic
 from gateway.s2.json_format import Format
@@ -19,13 +19,13 @@ from gateway.upstream.s2_client import S2Refused
 
 class Reader:
     def __init__(self) -> None:
-        self.batches: list[Batch] = []
+        self.batches: list[S2Batch] = []
         self.errors: list[S2Refused] = []
         self.beats = 0
         self.is_broken = False
         self.is_gone = False
 
-    def deliver(self, batch: Batch) -> None:
+    def deliver(self, batch: S2Batch) -> None:
         self._break()
         self.batches.append(batch)
 

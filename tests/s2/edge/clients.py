@@ -21,7 +21,7 @@ from gateway.s2 import protobuf, session
 from gateway.s2.json_format import Format
 from gateway.s2.records import ReadBatch, Record
 from gateway.s2.session import Frame, FrameReader, Message, Terminal
-from gateway.s2.sse import Batch, Event, Ping
+from gateway.s2.sse import BatchEvent, Event, Ping
 from gateway.s2.sse_reader import EventReader
 
 BOUND_S = 20.0
@@ -143,11 +143,11 @@ class SseReader:
                 self._events += self._reader.feed(chunk)
         return self._events.pop(0)
 
-    async def batch(self) -> Batch:
+    async def batch(self) -> BatchEvent:
         """The next batch, past pings."""
         while isinstance(event := await self.next(), Ping):
             pass
-        assert isinstance(event, Batch), event
+        assert isinstance(event, BatchEvent), event
         return event
 
     async def rest(self) -> list[Event]:

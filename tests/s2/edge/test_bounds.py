@@ -10,7 +10,7 @@ from s2_sdk import S2, AppendInput, Endpoints, Record
 
 from gateway.engine.s2.follower import PAUSES_S
 from gateway.origin.s2.calls import Call
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from gateway.s2.records import ReadBatch
 from gateway.s2.session import Terminal
 from gateway.server import relaying
@@ -130,7 +130,7 @@ async def test_a_stream_is_given_up_after_so_many_attempts(edge: Edge) -> None:
     assert isinstance(await session.next(), ReadBatch)
     await edge.counters.sessions_are(Call.READ_SESSION, 1)
     edge.counters.reset()
-    edge.faults.error(ErrorCode.UNAVAILABLE, times=None, kind=Call.READ_SESSION)
+    edge.faults.error(S2ErrorCode.UNAVAILABLE, times=None, kind=Call.READ_SESSION)
     edge.origin.cut_connections()
     async with time_passing(edge.clock):
         end = await session.next()

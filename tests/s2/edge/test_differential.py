@@ -9,7 +9,7 @@ import pytest
 from gateway.origin.s2.calls import Call
 from gateway.s2.records import ReadBatch, Record
 from gateway.s2.session import Terminal
-from gateway.s2.sse import Batch, Done, Failure, Ping
+from gateway.s2.sse import BatchEvent, Done, Failure, Ping
 from tests.s2.edge.clients import BASIN, STREAM, Client, Edge
 from tests.s2.edge.test_trims import trim
 
@@ -130,7 +130,7 @@ async def events(client: Client, asked: str) -> Seen:
             case Ping(tail=tail):
                 reader.close()
                 return "waits", tail, records, last
-            case Batch(id_, batch):
+            case BatchEvent(id_, batch):
                 last = str(id_)
                 records += batch.records
             case None:

@@ -11,7 +11,7 @@ from gateway.origin.faults import When
 from gateway.origin.s2.calls import Call
 from gateway.s2.records import ReadBatch
 from gateway.s2.session import Terminal
-from gateway.s2.sse import Batch, Ping
+from gateway.s2.sse import BatchEvent, Ping
 from tests.s2.edge.clients import BASIN, BOUND_S, STREAM, Edge
 from tests.s2.edge.test_trims import trim
 from tests.waiting import eventually, time_passing
@@ -199,8 +199,8 @@ async def test_a_session_does_not_go_on_in_another_stream_with_the_same_timestam
     query, texts = "seq_num=0&count=6", list[str]()
     if is_sse:
         events = await edge.client.events(query)
-        while isinstance(event := await events.next(), Batch | Ping):
-            texts += [record.body.decode() for record in event.batch.records] if isinstance(event, Batch) else []
+        while isinstance(event := await events.next(), BatchEvent | Ping):
+            texts += [record.body.decode() for record in event.batch.records] if isinstance(event, BatchEvent) else []
     else:
         session = await edge.client.session(query)
         while isinstance(batch := await session.next(), ReadBatch):

@@ -16,7 +16,7 @@ from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.s2.app import RunningS2Origin, S2OriginSettings, start_s2_origin
 from gateway.origin.s2.calls import Call
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from gateway.s2.records import ReadBatch
 from tests.s2.edge.clients import BASIN, BOUND_S, STREAM, Client, SessionReader, SseReader
 from tests.waiting import time_passing
@@ -70,9 +70,9 @@ class Two:
             case "advice":
                 faults.advise_reconnect(after_messages=0, times=None, kind=call)
             case "terminal":
-                faults.fail_session(ErrorCode.SERVER_DRAINING, times=None, kind=call)
+                faults.fail_session(S2ErrorCode.SERVER_DRAINING, times=None, kind=call)
             case "refusal":
-                faults.error(ErrorCode.SERVER_DRAINING, times=None, kind=call)
+                faults.error(S2ErrorCode.SERVER_DRAINING, times=None, kind=call)
             case _:
                 raise ValueError(how)
 

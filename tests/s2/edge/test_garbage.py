@@ -8,7 +8,7 @@ import pytest
 
 from gateway.origin.s2.calls import Call
 from gateway.s2 import session
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from tests.s2.edge.clients import BASIN, BOUND_S, Edge
 from tests.server.test_garbage import collecting
 from tests.waiting import eventually, time_passing
@@ -73,7 +73,7 @@ async def test_a_failed_read_leaves_no_reference_cycle(edge: Edge, how: str, kin
         case "refuse":
             edge.faults.refuse(times=None, kind=None)
         case "error":
-            edge.faults.error(ErrorCode.STORAGE, times=None)
+            edge.faults.error(S2ErrorCode.STORAGE, times=None)
         case "garbage":
             edge.faults.replace(200, {}, b"\xff", times=None)
         case _:
@@ -102,7 +102,7 @@ async def test_a_session_that_is_lost_leaves_no_reference_cycle(edge: Edge, how:
         case "finish":
             edge.faults.finish_session(after_messages=0, times=None, kind=Call.READ_SESSION)
         case "fail":
-            edge.faults.fail_session(ErrorCode.STREAM_NOT_FOUND, times=None, kind=Call.READ_SESSION)
+            edge.faults.fail_session(S2ErrorCode.STREAM_NOT_FOUND, times=None, kind=Call.READ_SESSION)
         case _:
             edge.faults.refuse(times=None, kind=Call.READ_SESSION)
     line = ("/v1/streams/s/records?seq_num=0", "Accept: text/event-stream")

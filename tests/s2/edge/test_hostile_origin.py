@@ -9,7 +9,7 @@ import pytest
 from gateway.engine.s2.follower import LEAST_S, PAUSES_S
 from gateway.origin.s2.calls import Call
 from gateway.s2 import protobuf
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from gateway.s2.records import ReadBatch, Record, StreamPosition
 from gateway.s2.session import Terminal, encode_message, encode_terminal
 from gateway.s2.sse import Done, Failure
@@ -48,9 +48,9 @@ async def test_sessions_that_bring_something_may_be_lost_any_number_of_times(edg
     session.close()
 
 
-@pytest.mark.parametrize("code", [ErrorCode.RATE_LIMITED, ErrorCode.TIMEOUT, ErrorCode.HOT_SERVER])
+@pytest.mark.parametrize("code", [S2ErrorCode.RATE_LIMITED, S2ErrorCode.TIMEOUT, S2ErrorCode.HOT_SERVER])
 @pytest.mark.parametrize("how", ["refused", "ended"])
-async def test_an_error_that_may_pass_loses_no_session(edge: Edge, code: ErrorCode, how: str) -> None:
+async def test_an_error_that_may_pass_loses_no_session(edge: Edge, code: S2ErrorCode, how: str) -> None:
     await edge.client.append("a")
     if how == "refused":
         edge.faults.error(code, times=2, kind=Call.READ_SESSION)
@@ -158,7 +158,7 @@ async def test_records_before_the_start_that_was_asked_for_are_not_given(edge: E
 async def test_a_stream_that_is_being_deleted_is_dropped(edge: Edge) -> None:
     await edge.client.append("old", timestamp=1)
     assert (await edge.client.read("seq_num=0&count=1")).texts == ["old"]
-    edge.faults.error(ErrorCode.STREAM_DELETION_PENDING, kind=Call.READ)
+    edge.faults.error(S2ErrorCode.STREAM_DELETION_PENDING, kind=Call.READ)
     assert (await edge.client.read("seq_num=0&count=2")).status == 409
     await edge.direct.send("DELETE", f"/v1/streams/{STREAM}")
     await edge.direct.append("new", timestamp=1)

@@ -11,7 +11,7 @@ from gateway.engine.s2.stream import VERIFIED_S
 from gateway.origin.faults import When
 from gateway.origin.s2.app import S2OriginSettings
 from gateway.origin.s2.calls import Call
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from gateway.s2.records import ReadBatch
 from gateway.s2.session import Terminal
 from gateway.s2.sse import Done, Failure
@@ -53,7 +53,7 @@ async def test_a_session_that_is_interrupted_goes_on_with_nothing_lost_or_repeat
         case "finish":
             edge.faults.finish_session(after_messages=2, times=2, kind=Call.READ_SESSION)
         case "terminal":
-            edge.faults.fail_session(ErrorCode.UNAVAILABLE, after_messages=2, times=2, kind=Call.READ_SESSION)
+            edge.faults.fail_session(S2ErrorCode.UNAVAILABLE, after_messages=2, times=2, kind=Call.READ_SESSION)
         case "truncate":
             edge.faults.truncate(after_bytes=20, times=2, kind=Call.READ_SESSION)
         case "reconnect":
@@ -374,8 +374,8 @@ class TestRecreation:
         assert (await edge.client.read("seq_num=0&count=2")).status == 404
         assert (await edge.client.read("seq_num=0&count=1")).status == 404
 
-    @pytest.mark.parametrize("code", [ErrorCode.STREAM_DELETION_PENDING, ErrorCode.BASIN_DELETION_PENDING])
-    async def test_a_deletion_that_the_origin_has_begun_drops_what_is_held(self, edge: Edge, code: ErrorCode) -> None:
+    @pytest.mark.parametrize("code", [S2ErrorCode.STREAM_DELETION_PENDING, S2ErrorCode.BASIN_DELETION_PENDING])
+    async def test_a_deletion_that_the_origin_has_begun_drops_what_is_held(self, edge: Edge, code: S2ErrorCode) -> None:
         """S2 refuses every call while it deletes a stream, for a minute or so, and says 404 only then."""
         await edge.client.append("old")
         assert (await edge.client.read("seq_num=0&count=1")).texts == ["old"]

@@ -18,7 +18,7 @@ from random import Random
 from yarl import URL
 
 from gateway.s2 import json_format, protobuf, session
-from gateway.s2.errors import ErrorCode, FencingTokenMismatch, Other, SeqNumMismatch, parse_error
+from gateway.s2.errors import FencingTokenMismatch, Other, S2ErrorCode, SeqNumMismatch, parse_error
 from gateway.s2.json_format import Format
 from gateway.s2.records import AppendAck, AppendInput, AppendRecord, Fence, command_record
 from gateway.s2.session import FrameReader, Message, Terminal, encode_message
@@ -29,7 +29,8 @@ from tests.s2.linear.progress import BOUND_S, TROUBLE, Progress
 from tests.s2.linear.readers import Reader
 
 _NO_EFFECT = {
-    one.code for one in (ErrorCode.RATE_LIMITED, ErrorCode.HOT_SERVER, ErrorCode.UNAVAILABLE, ErrorCode.SERVER_DRAINING)
+    one.code
+    for one in (S2ErrorCode.RATE_LIMITED, S2ErrorCode.HOT_SERVER, S2ErrorCode.UNAVAILABLE, S2ErrorCode.SERVER_DRAINING)
 }
 """Codes that promise that an append had no effect."""
 _PIPELINED = 4

@@ -15,7 +15,7 @@ from typing import Final
 from gateway.origin.faults import Switch, When
 from gateway.origin.s2.app import RunningS2Origin, S2Origin, S2OriginSettings, start_s2_origin
 from gateway.origin.s2.calls import Call
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from tests.s2.linear.progress import Progress
 
 _CALLS: Final = (20, 60)
@@ -41,13 +41,13 @@ def lost_reads(origin: S2Origin, rng: Random) -> Switch:
 
 
 def refusals(origin: S2Origin, rng: Random) -> Switch:
-    code = rng.choice([ErrorCode.UNAVAILABLE, ErrorCode.OTHER, ErrorCode.RATE_LIMITED])
+    code = rng.choice([S2ErrorCode.UNAVAILABLE, S2ErrorCode.OTHER, S2ErrorCode.RATE_LIMITED])
     return origin.faults.error(code, kind=rng.choice([Call.APPEND, *_READS]), times=3)
 
 
 def failed_sessions(origin: S2Origin, rng: Random) -> Switch:
     kind = rng.choice([Call.APPEND_SESSION, *_FOLLOWED])
-    return origin.faults.fail_session(ErrorCode.UNAVAILABLE, after_messages=rng.randrange(3), kind=kind, times=2)
+    return origin.faults.fail_session(S2ErrorCode.UNAVAILABLE, after_messages=rng.randrange(3), kind=kind, times=2)
 
 
 def held_answers(origin: S2Origin, rng: Random) -> Switch:
@@ -57,7 +57,7 @@ def held_answers(origin: S2Origin, rng: Random) -> Switch:
 
 
 def lagging_sessions(origin: S2Origin, rng: Random) -> Switch:
-    origin.faults.fail_session(ErrorCode.UNAVAILABLE, kind=rng.choice(_FOLLOWED), times=1)
+    origin.faults.fail_session(S2ErrorCode.UNAVAILABLE, kind=rng.choice(_FOLLOWED), times=1)
     return origin.faults.stall(rng.randrange(400), kind=Call.READ_SESSION, times=1)
 
 

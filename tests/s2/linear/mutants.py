@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from gateway.engine.s2.fetch import S2Fetches, S2Question
-from gateway.engine.s2.reader import SessionReader
+from gateway.engine.s2.reader import S2SessionReader
 from gateway.engine.s2.stream import S2Stream
 from gateway.s2.records import Record, StreamPosition
 from gateway.server import s2_request
@@ -38,11 +38,11 @@ def late_readers_join_a_question() -> Patches:
 
 @_mutant("what the session at the origin said before a request is not the tail that the request finds")
 def late_sessions_are_told_the_last_tail() -> Patches:
-    def last_tail(reader: SessionReader) -> StreamPosition | None:
+    def last_tail(reader: S2SessionReader) -> StreamPosition | None:
         topic = reader.stream.topic
         return topic.tail if topic is not None else None
 
-    return [(SessionReader, "_latest_tail", property(last_tail))]
+    return [(S2SessionReader, "_latest_tail", property(last_tail))]
 
 
 @_mutant("a fetch that was sent before the request arrived does not say where the tail is")

@@ -10,7 +10,7 @@ from gateway.s2 import json_format
 from gateway.s2.errors import Unwritten, parse_error
 from gateway.s2.json_format import Format
 from gateway.s2.records import ReadBatch, Record, StreamPosition
-from gateway.s2.sse import Batch, Done, Ping
+from gateway.s2.sse import BatchEvent, Done, Ping
 from tests.s2.edge.clients import Answer, Client, SessionReader, SseReader
 from tests.s2.linear.history import Call, History, Seen, content_hash
 from tests.s2.linear.model import TailIs
@@ -159,7 +159,7 @@ class Reader:
                     # To S2's clients this says that the read is complete, which it never is.
                     self.history.is_wrong(call, "the session has ended in order")
                     return
-                case ReadBatch(come, tail) | Batch(batch=ReadBatch(come, tail)):
+                case ReadBatch(come, tail) | BatchEvent(batch=ReadBatch(come, tail)):
                     pass
                 case Ping(_, tail):
                     come = ()

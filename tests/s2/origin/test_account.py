@@ -5,7 +5,7 @@ import pytest
 from gateway.origin.s2.account import Account, Basin, PageQuery, Provision
 from gateway.origin.s2.config import BasinConfig, Json, StreamConfig, TimestampingMode
 from gateway.origin.s2.refusals import Refused
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from tests.s2.origin.appends import NOW, bodies
 
 
@@ -19,7 +19,7 @@ def basin(account: Account) -> Basin:
     return account.create_basin("basin-00", {}, NOW)
 
 
-def refusal_of(act: Callable[[], object]) -> ErrorCode:
+def refusal_of(act: Callable[[], object]) -> S2ErrorCode:
     with pytest.raises(Refused) as refused:
         act()
     return refused.value.code
@@ -29,16 +29,16 @@ def test_a_basin_exists_once_unless_the_same_request_creates_it_again(account: A
     first = account.create_basin("basin-00", {}, NOW, "token")
 
     assert account.create_basin("basin-00", {}, NOW, "token") is first
-    assert refusal_of(lambda: account.create_basin("basin-00", {}, NOW, "other")) is ErrorCode.RESOURCE_ALREADY_EXISTS
-    assert refusal_of(lambda: account.create_basin("basin-00", {}, NOW)) is ErrorCode.RESOURCE_ALREADY_EXISTS
+    assert refusal_of(lambda: account.create_basin("basin-00", {}, NOW, "other")) is S2ErrorCode.RESOURCE_ALREADY_EXISTS
+    assert refusal_of(lambda: account.create_basin("basin-00", {}, NOW)) is S2ErrorCode.RESOURCE_ALREADY_EXISTS
 
 
 def test_what_does_not_exist_is_not_found(account: Account, basin: Basin) -> None:
-    assert refusal_of(lambda: account.basin("nothing-00")) is ErrorCode.BASIN_NOT_FOUND
-    assert refusal_of(lambda: account.delete_basin("nothing-00")) is ErrorCode.BASIN_NOT_FOUND
-    assert refusal_of(lambda: basin.stream("s", NOW)) is ErrorCode.STREAM_NOT_FOUND
-    assert refusal_of(lambda: basin.delete_stream("s", NOW)) is ErrorCode.STREAM_NOT_FOUND
-    assert refusal_of(lambda: account.revoke_token("t")) is ErrorCode.ACCESS_TOKEN_NOT_FOUND
+    assert refusal_of(lambda: account.basin("nothing-00")) is S2ErrorCode.BASIN_NOT_FOUND
+    assert refusal_of(lambda: account.delete_basin("nothing-00")) is S2ErrorCode.BASIN_NOT_FOUND
+    assert refusal_of(lambda: basin.stream("s", NOW)) is S2ErrorCode.STREAM_NOT_FOUND
+    assert refusal_of(lambda: basin.delete_stream("s", NOW)) is S2ErrorCode.STREAM_NOT_FOUND
+    assert refusal_of(lambda: account.revoke_token("t")) is S2ErrorCode.ACCESS_TOKEN_NOT_FOUND
 
 
 def test_a_stream_inherits_what_its_configuration_leaves_out(account: Account) -> None:
@@ -73,19 +73,19 @@ def test_reconfiguring_changes_the_given_fields_and_null_resets_them(basin: Basi
 
 @pytest.mark.parametrize("change", [{"retention_policy": {"age": 0}}, {"storage_class": "fast"}])
 def test_a_configuration_that_means_nothing_is_refused(basin: Basin, change: Json) -> None:
-    assert refusal_of(lambda: basin.create_stream("s", change, NOW)) is ErrorCode.INVALID
-    assert refusal_of(lambda: BasinConfig().changed({"default_stream_config": change})) is ErrorCode.INVALID
+    assert refusal_of(lambda: basin.create_stream("s", change, NOW)) is S2ErrorCode.INVALID
+    assert refusal_of(lambda: BasinConfig().changed({"default_stream_config": change})) is S2ErrorCode.INVALID
 
 
 def test_streams_are_created_by_appends_or_reads_only_where_the_basin_says_so(account: Account, basin: Basin) -> None:
-    assert refusal_of(lambda: basin.stream_to_append("s", {}, NOW)) is ErrorCode.STREAM_NOT_FOUND
-    assert refusal_of(lambda: basin.stream_to_read("s", {}, NOW)) is ErrorCode.STREAM_NOT_FOUND
+    assert refusal_of(lambda: basin.stream_to_append("s", {}, NOW)) is S2ErrorCode.STREAM_NOT_FOUND
+    assert refusal_of(lambda: basin.stream_to_read("s", {}, NOW)) is S2ErrorCode.STREAM_NOT_FOUND
 
     account.reconfigure_basin("basin-00", {"create_stream_on_append": True})
     appended = basin.stream_to_append("s", {"retention_policy": {"age": 9}}, NOW)
     assert basin.stream_to_append("s", {"retention_policy": {"age": 8}}, NOW) is appended
     assert appended.config.retention_s == 9
-    assert refusal_of(lambda: basin.stream_to_read("t", {}, NOW)) is ErrorCode.STREAM_NOT_FOUND
+    assert refusal_of(lambda: basin.stream_to_read("t", {}, NOW)) is S2ErrorCode.STREAM_NOT_FOUND
 
     account.reconfigure_basin("basin-00", {"create_stream_on_read": True})
     assert basin.stream_to_read("t", {}, NOW).name == "t"
@@ -110,7 +110,7 @@ def test_deleting_a_basin_deletes_its_streams(account: Account, basin: Basin) ->
 def test_an_empty_stream_is_deleted_when_it_is_asked_for_too_late(basin: Basin) -> None:
     stream = basin.create_stream("s", {"delete_on_empty": {"min_age_secs": 10}}, NOW)
     assert basin.stream("s", NOW + 9) is stream
-    assert refusal_of(lambda: basin.stream("s", NOW + 10)) is ErrorCode.STREAM_NOT_FOUND
+    assert refusal_of(lambda: basin.stream("s", NOW + 10)) is S2ErrorCode.STREAM_NOT_FOUND
     assert stream.is_deleted
 
 
@@ -131,7 +131,7 @@ def test_lists_come_in_pages(basin: Basin) -> None:
 def test_access_tokens_are_issued_listed_and_revoked(account: Account) -> None:
     assert account.issue_token({"id": "t", "scope": {"ops": ["read"]}})
     again = {"id": "t", "scope": {"ops": ["append"]}}
-    assert refusal_of(lambda: account.issue_token(again)) is ErrorCode.RESOURCE_ALREADY_EXISTS
+    assert refusal_of(lambda: account.issue_token(again)) is S2ErrorCode.RESOURCE_ALREADY_EXISTS
     assert [token["id"] for token in account.token_page(PageQuery()).items] == ["t"]
     account.revoke_token("t")
     assert account.token_page(PageQuery()).items == ()

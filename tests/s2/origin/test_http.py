@@ -16,7 +16,7 @@ from gateway.http.http2 import frames
 from gateway.origin.s2.app import RunningS2Origin
 from gateway.origin.s2.calls import Call
 from gateway.s2 import json_format, protobuf
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from gateway.s2.json_format import Format
 from gateway.s2.records import AppendInput, AppendRecord, Header
 from tests.http.http2.peer import GET, NO_SETTINGS, request
@@ -221,7 +221,7 @@ async def test_counters_count_each_record_as_often_as_it_is_sent(
 async def test_faults_answer_hold_and_reset(http: httpx.AsyncClient, origin: RunningS2Origin) -> None:
     faults = origin.origin.faults
     await append(http, "a")
-    faults.error(ErrorCode.RATE_LIMITED, kind=Call.READ)
+    faults.error(S2ErrorCode.RATE_LIMITED, kind=Call.READ)
     assert await refused(await http.get(RECORDS, params={"seq_num": 0})) == (429, "rate_limited")
 
     held = faults.hold(kind=Call.CHECK_TAIL)

@@ -17,7 +17,7 @@ from gateway.aio.clock import ManualClock
 from gateway.origin.s2.app import RunningS2Origin
 from gateway.origin.s2.calls import Call
 from gateway.s2 import json_format, protobuf, sse
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from gateway.s2.json_format import Format
 from gateway.s2.records import AppendInput, AppendRecord, ReadBatch, StreamPosition
 from gateway.s2.session import Compression, Frame, FrameReader, Message, Terminal, encode_message, encode_terminal
@@ -208,7 +208,7 @@ async def test_sessions_end_when_the_origin_drains(http: httpx.AsyncClient, orig
 async def test_fault_switches_end_sessions(http: httpx.AsyncClient, origin: RunningS2Origin) -> None:
     faults = origin.origin.faults
     await append(http, "a")
-    faults.fail_session(ErrorCode.STORAGE, after_messages=1)
+    faults.fail_session(S2ErrorCode.STORAGE, after_messages=1)
     async with session(http, "seq_num=0") as frames:
         assert await frames.texts() == ["a"]
         terminal = await frames.next()
@@ -261,7 +261,7 @@ async def test_events_carry_ids_that_count_and_pings_with_the_tail(
     await append(http, "a", "bb")
     async with events(http, "seq_num=0") as read:
         batch = await read.next()
-        assert isinstance(batch, sse.Batch)
+        assert isinstance(batch, sse.BatchEvent)
         assert (batch.id, len(batch.batch.records)) == (sse.EventId(1, 2, 19), 2)
         ping = await read.next()
         assert isinstance(ping, sse.Ping)
@@ -269,7 +269,7 @@ async def test_events_carry_ids_that_count_and_pings_with_the_tail(
         assert (ping.tail.seq_num, ping.timestamp) == (2, int(clock.wall() * 1000))
         await append(http, "c")
         batch = await read.next()
-        assert isinstance(batch, sse.Batch)
+        assert isinstance(batch, sse.BatchEvent)
         assert batch.id == sse.EventId(2, 3, 28)
         await origin.origin.counters.parked_is(1)
         clock.advance(10)
@@ -280,7 +280,7 @@ async def test_events_end_with_done_and_are_resumed_by_the_last_id(http: httpx.A
     await append(http, *"abcde")
     async with events(http, "seq_num=1&count=3", **{"last-event-id": "1,1,9"}) as read:
         batch = await read.next()
-        assert isinstance(batch, sse.Batch)
+        assert isinstance(batch, sse.BatchEvent)
         assert [record.body for record in batch.batch.records] == [b"c", b"d"]
         assert batch.id == sse.EventId(3, 2, 18)
         assert isinstance(await read.next(), sse.Done)

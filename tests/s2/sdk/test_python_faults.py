@@ -23,7 +23,7 @@ from s2_sdk import (
 from gateway.origin.s2.app import RunningS2Origin, S2Origin, S2OriginSettings, start_s2_origin
 from gateway.origin.s2.calls import Call
 from gateway.origin.s2.faults import S2Faults
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from tests.s2.sdk.conftest import BASIN, BOUND_S
 from tests.s2.sdk.python_rows import records_of
 
@@ -51,7 +51,7 @@ async def test_a_read_session_that_breaks_is_resumed_with_nothing_lost_or_repeat
     await fill(stream, 300)
     broken = [
         faults.drop(1_500, kind=Call.READ_SESSION),
-        faults.fail_session(ErrorCode.UNAVAILABLE, after_messages=1, kind=Call.READ_SESSION),
+        faults.fail_session(S2ErrorCode.UNAVAILABLE, after_messages=1, kind=Call.READ_SESSION),
         faults.refuse(kind=Call.READ_SESSION),
     ]
     async with asyncio.timeout(BOUND_S), stream.read_session(start=SeqNum(0)) as session:
@@ -122,15 +122,15 @@ async def test_an_append_that_may_have_happened_is_not_sent_again_by_that_policy
         assert (await stream.check_tail()).seq_num == 1
 
 
-@pytest.mark.parametrize("code", [ErrorCode.UNAVAILABLE, ErrorCode.TRANSACTION_CONFLICT, ErrorCode.TIMEOUT])
-async def test_what_may_be_tried_again_is(faults: S2Faults, stream: S2Stream, code: ErrorCode) -> None:
+@pytest.mark.parametrize("code", [S2ErrorCode.UNAVAILABLE, S2ErrorCode.TRANSACTION_CONFLICT, S2ErrorCode.TIMEOUT])
+async def test_what_may_be_tried_again_is(faults: S2Faults, stream: S2Stream, code: S2ErrorCode) -> None:
     refused = faults.error(code, times=2)
     assert (await stream.append(AppendInput([Record(b"a")]))).end.seq_num == 1
     assert refused.hits == 2
 
 
 async def test_what_may_not_be_tried_again_is_raised(faults: S2Faults, stream: S2Stream) -> None:
-    faults.error(ErrorCode.PERMISSION_DENIED, kind=Call.APPEND)
+    faults.error(S2ErrorCode.PERMISSION_DENIED, kind=Call.APPEND)
     with pytest.raises(S2ServerError) as refused:
         await stream.append(AppendInput([Record(b"a")]))
     assert (refused.value.status_code, refused.value.code) == (403, "permission_denied")

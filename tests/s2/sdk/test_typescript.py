@@ -8,7 +8,7 @@ import pytest
 
 from gateway.origin.s2.app import RunningS2Origin
 from gateway.origin.s2.calls import Call
-from gateway.s2.errors import ErrorCode
+from gateway.s2.errors import S2ErrorCode
 from tests.clients.program import Failed, Program
 from tests.s2.sdk.conftest import BOTH_WAYS
 
@@ -56,8 +56,8 @@ async def test_a_session_that_breaks_is_resumed_with_nothing_lost_or_repeated(
     call = TRANSPORTS[transport]
     broken = [
         origin.origin.faults.drop(1_500, kind=call),
-        origin.origin.faults.fail_session(ErrorCode.UNAVAILABLE, after_messages=1, kind=call),
-        origin.origin.faults.error(ErrorCode.UNAVAILABLE, kind=call),
+        origin.origin.faults.fail_session(S2ErrorCode.UNAVAILABLE, after_messages=1, kind=call),
+        origin.origin.faults.error(S2ErrorCode.UNAVAILABLE, kind=call),
     ]
 
     followed = await sdk.do("follow", stream="s", count=300)
