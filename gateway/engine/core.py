@@ -46,6 +46,7 @@ from gateway.protocol.etag import without_codings
 from gateway.protocol.sharing import allows
 from gateway.protocol.stream_key import Group
 from gateway.tape.eviction import POLICIES
+from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
@@ -293,7 +294,7 @@ class Engine:
         self.coder.touch(stream)
 
     def _forget(self, stream: Stream) -> None:
-        if stream.records is not None:
+        if isinstance(stream, RecordStream):
             self.s2.forget(stream)
         else:
             self.coder.forget(stream)

@@ -15,6 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
 from typing import Final, Protocol
 
+from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import Stream
 
 MOST_AWAKE: Final = 512
@@ -120,11 +121,10 @@ class Crowd:
             self._holds_records(stream)
 
     def _holds_records(self, stream: Stream) -> None:
-        tape = stream.records
-        if tape is not None and tape.block_count and not tape.is_doubted:
+        if isinstance(stream, RecordStream) and stream.block_count and not stream.is_doubted:
             held = self._records_to
             query = None if None in held else stream.key.query
-            held[query] = max(held.get(query, 0), tape.end)
+            held[query] = max(held.get(query, 0), stream.records.end)
             if len(held) > MOST_QUERIES:
                 self._records_to = {None: max(held.values())}
 

@@ -17,7 +17,6 @@ The tape changes only by plain functions.  It knows no HTTP, no sockets and no c
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -173,14 +172,6 @@ class RecordTape:
     """The records held of one incarnation of a stream.  Owner: the `TapeStore`, which makes all changes of size."""
 
     cost: int = 0
-    verified_at: float = -math.inf
-    """When the origin last confirmed that the stream is the one whose records are held (monotonic seconds)."""
-    doubts: int = 0
-    """How often something has raised a doubt about that."""
-    settled: int = 0
-    """How many of the doubts the origin has been asked about since."""
-    full_to: int = 0
-    """Where the last answer ended that was as long as its limits allowed; 0 if a shorter one has come since."""
     _starts: list[int] = field(default_factory=list)
     """The starts of all blocks, in order."""
     _blocks: dict[int, _Block] = field(default_factory=dict)
@@ -298,11 +289,6 @@ class RecordTape:
             return True
         last = self.record(tail.seq_num - 1)
         return last is not None and last.timestamp != tail.timestamp
-
-    @property
-    def is_doubted(self) -> bool:
-        """Whether the origin has to confirm the stream before any of the records is read again."""
-        return self.doubts > self.settled and bool(self._starts)
 
     # -- changes
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.protocol.stream_version import Edition, Version
@@ -27,10 +27,12 @@ from gateway.tape.eviction import USE_S, Eviction
 from gateway.tape.facts_cost import key_cost
 from gateway.tape.paths import Paths
 from gateway.tape.pinned import PinnedTapes
-from gateway.tape.records import RecordTape
+from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Tape
 from gateway.telemetry.metrics import MetricsRecorder
+
+S = TypeVar("S", bound=Stream)
 
 MAX_TAGS = 1_024
 """The most surrogate keys of one stream."""
@@ -175,9 +177,20 @@ class TapeStore:
 
     def open(self, key: StreamKey, now: float) -> Stream:
         """The stream of `key`, created if it is not in memory."""
+        return self._open(key, now, Stream)
+
+    def open_records(self, key: StreamKey, now: float) -> RecordStream:
+        """The S2 stream of `key`, created if it is not in memory."""
+        return self._open(key, now, RecordStream)
+
+    def _open(self, key: StreamKey, now: float, kind: type[S]) -> S:
         stream = self.find(key)
+        if stream is not None and type(stream) is not kind:
+            # The route has spoken another protocol until now.
+            self.drop(stream, End.PURGED)
+            stream = None
         if stream is None:
-            stream = Stream(key, Tape(), Version(Edition(self._mint())), contacted_at=now, used_at=now)
+            stream = kind(key, Tape(), Version(Edition(self._mint())), contacted_at=now, used_at=now)
             stream.facts_cost = key_cost(key)
             for other in self._paths.add(stream):
                 self.on_forget(other)
@@ -186,14 +199,8 @@ class TapeStore:
             self._charge(stream, stream.cost, tapes=1)
         else:
             self._count_use(stream, now)
+        assert isinstance(stream, kind)
         return stream
-
-    def open_records(self, key: StreamKey, now: float) -> tuple[Stream, RecordTape]:
-        """The S2 stream of `key` and its records, created if it is not in memory."""
-        stream = self.open(key, now)
-        if stream.records is None:
-            stream.records = RecordTape()
-        return stream, stream.records
 
     def touch(self, stream: Stream) -> None:
         """The stream was answered from remembered bytes, one or many times, without being opened."""
@@ -220,15 +227,15 @@ class TapeStore:
             self._count_use(stream, now)
         self._charge(stream, stream.cost - before, blocks=tape.block_count - blocks)
 
-    def store_records(self, stream: Stream, start: int, records: Sequence[Record], now: float) -> None:
+    def store_records(self, stream: RecordStream, start: int, records: Sequence[Record], now: float) -> None:
         """Store what a read of an S2 stream from `start` was answered with, and evict what no longer fits.
 
         Does nothing on an ended stream.  Raises RecordsReplaced, with nothing stored, if the stream has been created
         again.
         """
-        tape = stream.records
-        if stream.ended is not None or tape is None:
+        if stream.ended is not None:
             return
+        tape = stream.records
         before, blocks = stream.cost, tape.block_count
         is_trimmed = tape.store(start, records)
         self._account(stream, 0, tape.block_count - blocks, 0)
@@ -239,11 +246,11 @@ class TapeStore:
         if is_trimmed:
             self.withdraw(stream)
 
-    def trim_records(self, stream: Stream, seq_num: int) -> None:
+    def trim_records(self, stream: RecordStream, seq_num: int) -> None:
         """Drop the records of an S2 stream before `seq_num`, which it has no more.  Does nothing on an ended stream."""
-        tape = stream.records
-        if stream.ended is not None or tape is None:
+        if stream.ended is not None:
             return
+        tape = stream.records
         before, blocks = stream.cost, tape.block_count
         if tape.drop_before(seq_num):
             self._account(stream, 0, tape.block_count - blocks, 0)
@@ -252,8 +259,8 @@ class TapeStore:
 
     def doubt_records(self, stream: Stream) -> None:
         """The records of an S2 stream have to be confirmed before they are read again."""
-        if stream.ended is None and stream.records is not None:
-            stream.records.doubts += 1
+        if stream.ended is None and isinstance(stream, RecordStream):
+            stream.doubts += 1
             self.withdraw(stream)
 
     def doubt_replaced(
@@ -267,8 +274,8 @@ class TapeStore:
         if start >= self._paths.records_to(group, queries):
             return
         for stream in self.group(group):
-            tape, is_of_it = stream.records, queries is None or stream.key.query in queries
-            if is_of_it and tape is not None and start < tape.end and stream not in seen:
+            is_beyond = isinstance(stream, RecordStream) and start < stream.records.end
+            if is_beyond and stream not in seen and (queries is None or stream.key.query in queries):
                 self.doubt_records(stream)
         self._paths.looked_at(group)
 
@@ -388,13 +395,13 @@ class TapeStore:
 
     def forget_before(self, stream: Stream, token: str) -> None:
         """Forget the bytes before an offset: the origin has them no more."""
-        if stream.ended is None and stream.records is None:
+        if stream.ended is None and not isinstance(stream, RecordStream):
             blocks = stream.block_count
             self._forgot(stream, blocks, stream.tape.drop_before(token))
 
     def forget_through(self, stream: Stream, token: str) -> None:
         """Forget the bytes before an offset and those after it, up to the next one: the origin has them no more."""
-        if stream.ended is None and stream.records is None:
+        if stream.ended is None and not isinstance(stream, RecordStream):
             blocks, tail = stream.block_count, stream.tape.tail
             self._forgot(stream, blocks, stream.tape.drop_through(token))
             if stream.tape.tail != tail:

@@ -25,7 +25,6 @@ from gateway.tape.caching import Caching
 from gateway.tape.confirmed import Confirmations
 from gateway.tape.expiry import LEAST_TTL_S, Expiry
 from gateway.tape.facts_cost import headers_cost, key_cost, surrogate_keys_cost, texts_cost
-from gateway.tape.records import RecordTape
 from gateway.tape.sighting import FirstTail, Sighting
 from gateway.tape.tape import Tape
 
@@ -62,8 +61,6 @@ class Stream:
     tape: Tape
     version: Version = FIRST
     """Callers keep the version that they saw, and ask it what has changed.  Only the methods below replace it."""
-    records: RecordTape | None = None
-    """The records of an S2 stream, whose `tape` stays empty; None for a Durable Stream."""
     content_type: str | None = None
     headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
     """End-to-end headers of the origin's replies that hits repeat (CORS, nosniff, …)."""
@@ -223,33 +220,30 @@ class Stream:
     @property
     def cost(self) -> int:
         """Bytes of the budget that the stream takes."""
-        records, cost = self.records, self.tape.cost + self.facts_cost
-        return cost if records is None else cost + records.cost
+        return self.tape.cost + self.facts_cost
 
     @property
     def block_count(self) -> int:
-        """Blocks of bytes or records that are held."""
-        return self.tape.block_count if self.records is None else self.records.block_count
+        """Blocks of bytes that are held."""
+        return self.tape.block_count
 
     @property
     def size(self) -> int:
-        """Stream bytes held; of an S2 stream, metered."""
-        return self.tape.size if self.records is None else self.records.size
+        """Stream bytes held."""
+        return self.tape.size
 
     @property
     def furthest(self) -> str | None:
-        """The furthest offset or sequence number that the origin has named; None if there is none."""
-        if self.records is None:
-            return self.tape.tail
-        return str(self.records.end) if self.records.block_count else None
+        """The furthest offset that the origin has named; None if there is none."""
+        return self.tape.tail
 
     def drop_oldest(self) -> int:
         """Drop the oldest block; return the cost freed.  Only the `TapeStore` calls this."""
-        return self.tape.drop_oldest() if self.records is None else self.records.drop_oldest()
+        return self.tape.drop_oldest()
 
     def drop_all(self) -> int:
-        """Drop all bytes and records, and keep the facts; return the cost freed.  Only the `TapeStore` calls this."""
-        return self.tape.drop_all() if self.records is None else self.records.drop_all()
+        """Drop all bytes, and keep the facts; return the cost freed.  Only the `TapeStore` calls this."""
+        return self.tape.drop_all()
 
     def weigh(self) -> int:
         """Bytes that the record takes now, without its tape: its key, and the text that it holds."""
@@ -415,8 +409,7 @@ class Stream:
 
     def may_have_expired(self, now: float) -> bool:
         """Whether the stream may have expired although no lifetime of it is known: none is shorter than a second."""
-        is_known = self.records is not None or self.expiry.latest is not None
-        return not is_known and not self.is_followed and now - self.contacted_at >= LEAST_TTL_S
+        return self.expiry.latest is None and not self.is_followed and now - self.contacted_at >= LEAST_TTL_S
 
     def outlasts_failure(self, now: float, wall: float) -> bool:
         """Whether what is held may be given although the origin fails: the stream has neither ended nor expired, as far
@@ -425,9 +418,8 @@ class Stream:
         return not is_over and not self.expiry.is_lost
 
     def may_answer_alone(self, now: float, trust_s: float) -> bool:
-        """Whether a hit may be given without the origin: the lifetime is known and the stream is trusted.  An S2 stream
-        has no lifetime: what is held of it stays true until it ends."""
-        return (self.expiry.lifetime is not None or self.records is not None) and self.is_trusted(now, trust_s)
+        """Whether a hit may be given without the origin: the lifetime is known and the stream is trusted."""
+        return self.expiry.lifetime is not None and self.is_trusted(now, trust_s)
 
     def is_trusted(self, now: float, trust_s: float) -> bool:
         """Whether the stream is assumed to exist unchanged: no revalidation is needed, the origin was contacted within
@@ -465,4 +457,4 @@ class Stream:
 
     def bytes_until(self, start: str, trust_s: float) -> float:
         """Until when the bytes held after `start` may be given without the origin (monotonic seconds)."""
-        return math.inf if self.records is not None else self.confirmed_at(start) + self.reusable_s(trust_s)
+        return self.confirmed_at(start) + self.reusable_s(trust_s)

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.s2.records import Record
 from gateway.tape import block as block_module
 from gateway.tape import crowd, paths
 from gateway.tape.arriving import Arriving
@@ -255,3 +256,16 @@ def test_a_write_affects_every_query_and_partition_of_a_path() -> None:
     other = store.open(key("b"), 0.0)
     assert set(map(id, store.group(group))) == set(map(id, affected))
     assert other not in store.group(group)
+
+
+def test_a_stream_whose_route_speaks_another_protocol_now_is_begun_again() -> None:
+    store, _ = new_store(1 << 20)
+    durable = store.open(key("s"), 0.0)
+    fill(store, durable, 1_000)
+    records = store.open_records(key("s"), 0.0)
+    assert durable.ended is End.PURGED
+    store.store_records(records, 0, [Record(0, 0, (), b"x" * 1_000)], 0.0)
+    assert (store.cost, len(store), records.block_count) == (records.cost, 1, 1)
+    assert store.open_records(key("s"), 0.0) is records
+    assert store.open(key("s"), 0.0).cost == store.cost
+    assert records.ended is End.PURGED

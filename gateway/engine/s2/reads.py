@@ -105,7 +105,7 @@ class S2Reads:
         record = self._store.find(read.key) if asked.form.is_unary else None
         answer = held_answer(record, asked) if record is not None else None
         if record is not None and answer is not None:
-            self._store.open(read.key, self.clock.now())
+            self._store.open_records(read.key, self.clock.now())
             record.count_reads(1, 1)
             record.count_sent(len(answer.body))
         return answer
@@ -224,8 +224,7 @@ class S2Reads:
 
     def forget(self, stream: Stream) -> None:
         """Bytes or records of the stream were dropped."""
-        if stream.records is not None:
-            self.streams.forget(stream)
+        self.streams.forget(stream)
 
     def leave(self, spread_s: float, within_s: float) -> None:
         """End every session, spread over `spread_s` seconds, the last of them within `within_s`; end waiting reads."""

@@ -30,9 +30,10 @@ from gateway.errors import ShortOfMemory, TailMovedBack
 from gateway.limits.askers import Askers
 from gateway.s2.read_query import FromSeqNum, Start
 from gateway.s2.records import ReadBatch, Record, StreamPosition, metered_bytes, total_metered_bytes
-from gateway.tape.records import UNARY, Limits, RecordsReplaced, RecordTape
+from gateway.tape.record_stream import RecordStream
+from gateway.tape.records import UNARY, Limits, RecordsReplaced
 from gateway.tape.store import TapeStore
-from gateway.tape.stream import End, Stream
+from gateway.tape.stream import End
 from gateway.upstream.s2_client import MOST_OVERLAP_BYTES, AtTail, FoundRecords, S2Outcome, S2Refused
 
 T = TypeVar("T")
@@ -63,10 +64,10 @@ class S2Shared:
 class S2Stream:
     """One stream in use.  Owner: the `S2Streams` table."""
 
-    def __init__(self, shared: S2Shared, stream: Stream, tape: RecordTape, source: S2Source) -> None:
+    def __init__(self, shared: S2Shared, stream: RecordStream, source: S2Source) -> None:
         self._shared = shared
         self.stream = stream
-        self.tape = tape
+        self.tape = stream.records
         self.source = source
         """By which the readers that share the stream ask for it."""
         self.is_source_refused = False
@@ -220,7 +221,7 @@ class S2Stream:
             gap = self.tape.covered_from(start.seq_num) - start.seq_num
             fetch.limits = fetch.limits.within(max(1, gap), UNARY.bytes or 0)
         end = self.end
-        if self.tape.is_doubted or not self._is_joining(start):
+        if self.stream.is_doubted or not self._is_joining(start):
             refused = await self.verify(end, fetch.askers)
             if refused is not None:
                 return refused
@@ -254,7 +255,7 @@ class S2Stream:
             found = FoundRecords(tuple(record for record in found.records if record.seq_num > held.seq_num))
             if found != _NOTHING:
                 fetch.is_overlapping = True
-                self.tape.verified_at = self._shared.clock.now()
+                self.stream.verified(self._shared.clock.now())
                 return found
         return await self._read_joined(start, limits, end, fetch)
 
@@ -262,7 +263,7 @@ class S2Stream:
         """The record held before `start` if the read is to begin with it: the last answer was as long as its limits
         allowed, so more records are likely to follow.  Where none do, a read of it alone would say less than the tail.
         """
-        if not isinstance(start, FromSeqNum) or start.seq_num != self.tape.full_to:
+        if not isinstance(start, FromSeqNum) or start.seq_num != self.stream.full_to:
             return None
         held = self.tape.record(start.seq_num - 1)
         return held if held is not None and metered_bytes(held) <= MOST_OVERLAP_BYTES else None
@@ -277,7 +278,7 @@ class S2Stream:
             if (refused := await self._confirm_joints(first, records, earlier, askers)) is not None:
                 return refused
             is_full = len(records) == limits.count or 2 * total_metered_bytes(records) >= (limits.bytes or 0)
-            self.tape.full_to = records[-1].seq_num + 1 if is_full else 0
+            self.stream.full_to = records[-1].seq_num + 1 if is_full else 0
         return self._learn(start, outcome, end)
 
     async def _confirm_joints(
@@ -308,7 +309,7 @@ class S2Stream:
                 elif isinstance(refused := self._learn(again, outcome, record.seq_num + 1), S2Refused):
                     return refused
             confirmed.add(joint.held.seq_num)
-            self.tape.verified_at = self._shared.clock.now()
+            self.stream.verified(self._shared.clock.now())
         return None
 
     async def verify(self, end: int, askers: Askers) -> S2Refused | None:
@@ -317,8 +318,8 @@ class S2Stream:
 
         Returns the origin's error if it refuses.  Raises a GatewayError; TailMovedBack if it is another record.
         """
-        held, doubts = self.tape.last, self.tape.doubts
-        is_sure = not self.tape.is_doubted and self._shared.clock.now() - self.tape.verified_at <= VERIFIED_S
+        held, doubts = self.tape.last, self.stream.doubts
+        is_sure = not self.stream.is_doubted and self._shared.clock.now() - self.stream.verified_at <= VERIFIED_S
         if held is None or is_sure:
             return None
         start = FromSeqNum(held.seq_num)
@@ -326,8 +327,7 @@ class S2Stream:
         if isinstance(outcome, S2Refused):
             return outcome
         # If it has been trimmed, so has everything that was held.
-        self.tape.verified_at = self._shared.clock.now()
-        self.tape.settled = max(self.tape.settled, doubts)
+        self.stream.verified(self._shared.clock.now(), doubts)
         return None
 
     async def confirmed(self, client: str) -> S2Refused | None:
@@ -335,7 +335,7 @@ class S2Stream:
 
         Returns its error if it refuses.  Raises a GatewayError; TailMovedBack if they are of another stream.
         """
-        if not self.tape.is_doubted:
+        if not self.stream.is_doubted:
             return None
         refused = await self._fetches.ask(S2Question.CONFIRMATION, lambda askers: self.verify(self.end, askers), client)
         assert refused is None or isinstance(refused, S2Refused)
@@ -358,7 +358,7 @@ class S2Stream:
         """Store what a read from `start` has brought.  Raises TailMovedBack if it is of another stream."""
         now = self._shared.clock.now()
         if not self.tape.block_count:
-            self.tape.verified_at = now
+            self.stream.verified(now)
         try:
             self._shared.store.store_records(self.stream, start, records, now)
         except RecordsReplaced:
@@ -372,7 +372,7 @@ class S2Stream:
         assert self.topic is not None
         self.store(self.topic.position, batch.records)
         # The session is one stream's from its beginning.
-        self.tape.verified_at = self._shared.clock.now()
+        self.stream.verified(self._shared.clock.now())
 
     def compare(self, record: Record, position: StreamPosition) -> None:
         """The origin has sent the record before this position of the stream again.  Raises TailMovedBack if it is of
@@ -388,7 +388,7 @@ class S2Stream:
         if tail.seq_num < end or self.tape.contradicts(tail, end):
             self.replaced()
         if self.tape.record(tail.seq_num - 1) is not None:
-            self.tape.verified_at = self._shared.clock.now()
+            self.stream.verified(self._shared.clock.now())
 
     def refused(self, error: S2Refused) -> None:
         """The origin has answered with an error."""

@@ -96,14 +96,14 @@ class S2Streams:
     def open(self, key: StreamKey, source: S2Source) -> S2Stream:
         """The stream of `key`; `release` must be called."""
         store, now = self._shared.store, self._shared.clock.now()
-        record, tape = store.open_records(key, now)
+        record = store.open_records(key, now)
         if record.needs_revalidation:
             # A write whose outcome is not known may have deleted it, and records cannot be revalidated.
             store.drop(record, End.PURGED)
-            record, tape = store.open_records(key, now)
+            record = store.open_records(key, now)
         stream = self._streams.get(record)
         if stream is None:
-            stream = self._streams[record] = S2Stream(self._shared, record, tape, source)
+            stream = self._streams[record] = S2Stream(self._shared, record, source)
             record.hold()
         if stream.is_source_refused:
             # With shared credentials those of the first reader may have been revoked.
@@ -163,7 +163,7 @@ class S2Streams:
         self.release(stream)
 
     def _beat(self, stream: S2Stream, client: str) -> None:
-        if stream.tape.is_doubted:
+        if stream.stream.is_doubted:
             self._confirmations.add(stream, client)
 
     def _confirm(self, stream: S2Stream, client: str) -> None:

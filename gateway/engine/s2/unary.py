@@ -26,6 +26,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.s2 import protobuf
 from gateway.s2.read_query import FromSeqNum
 from gateway.s2.records import Record, StreamPosition
+from gateway.tape.record_stream import RecordStream
 from gateway.tape.records import Part, cut
 from gateway.tape.stream import Stream
 from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
@@ -46,7 +47,7 @@ def held_answer(stream: Stream, asked: S2ReadRecords) -> S2Answer | None:
     It depends on the tail in nothing, so it is true for as long as the records are those of the stream.
     """
     start = asked.query.start
-    if stream.records is None or stream.needs_revalidation or stream.records.is_doubted:
+    if not isinstance(stream, RecordStream) or stream.needs_revalidation or stream.is_doubted:
         return None
     if not isinstance(start, FromSeqNum):
         return None

@@ -33,6 +33,7 @@ from gateway.engine.s2.request import (
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import Group, StreamKey
 from gateway.tape.crowd import Event
+from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.upstream.call import Body
@@ -96,7 +97,7 @@ class S2Writes:
         before = [
             S2HeldBefore(stream, stream.records.end, stream.key.partition == request.partition)
             for stream in streams
-            if stream.records is not None and (queries is None or stream.key.query in queries)
+            if isinstance(stream, RecordStream) and (queries is None or stream.key.query in queries)
         ]
         return S2Acknowledgements(self._store, before, group, queries)
 
@@ -145,7 +146,7 @@ class S2Writes:
         found = [self._store.find(StreamKey(group, query, partition)) for query in sorted(queries or {""})]
         if queries is None:
             found += [one for one in self._store.awake(group) if one.key.partition == partition and one not in found]
-        return [one for one in found if one is not None and one.records is not None]
+        return [one for one in found if isinstance(one, RecordStream)]
 
     def _change_at(self, request: RelayedRequest, group: Group, change: Callable[[Stream], object]) -> None:
         """Change the writer's own streams of a path, and doubt the others.
@@ -163,8 +164,7 @@ class S2Writes:
     def _of_basins(self, origin: str, queries: set[str] | None) -> Iterator[Stream]:
         """What is held of the streams of these basins; None is for all."""
         for stream in tuple(self._store):
-            key = stream.key
-            if stream.records is not None and key.group.origin == origin and (queries is None or key.query in queries):
+            if stream.key.group.origin == origin and _is_of(stream, queries):
                 yield stream
 
     def _deleted(self, stream: Stream) -> None:
@@ -191,7 +191,7 @@ def _appended_to(request: RelayedRequest) -> Group | None:
 
 def _is_of(stream: Stream, queries: set[str] | None) -> bool:
     """Whether it is an S2 stream with one of these queries; None is for any."""
-    return stream.records is not None and (queries is None or stream.key.query in queries)
+    return isinstance(stream, RecordStream) and (queries is None or stream.key.query in queries)
 
 
 def _queries(headers: CIMultiDict[str]) -> set[str] | None:

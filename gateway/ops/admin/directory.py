@@ -23,6 +23,7 @@ from gateway.ops.admin.endpoint import Refused
 from gateway.ops.partition_ids import PartitionIds
 from gateway.protocol.stream_key import Group
 from gateway.protocol.target import BadTarget, parse_target, unescaped_delimiters
+from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import Stream
 
 _SLICE: Final = 500
@@ -119,7 +120,7 @@ class Directory:
         found = [stream for one in origins for stream in store.group(Group(one, path))]
         if spelled != path:
             streams = (stream for one in origins for stream in store.group(Group(one, spelled)))
-            found += (stream for stream in streams if stream.records is not None)
+            found += (stream for stream in streams if isinstance(stream, RecordStream))
         return found
 
 

@@ -18,6 +18,7 @@ from gateway.ops.admin.directory import Directory, Name, PrefixText, id_of, name
 from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.protocol.mode import Mode
+from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import Stream
 
 MOST_ROWS: Final = 1_000
@@ -238,7 +239,7 @@ class _Rows:
         }
 
     def _readers(self, stream: Stream) -> int:
-        if stream.records is not None:
+        if isinstance(stream, RecordStream):
             return self._s2.readers_of(stream)
         topic = self._live.find(stream)
         return topic.readers if topic is not None else 0
@@ -249,7 +250,8 @@ class _Rows:
         return stream.furthest if topic is None or stream.furthest is not None else str(topic.position)
 
     def row(self, stream: Stream) -> StreamRow:
-        tape, records, name = stream.tape, stream.records, self._directory.name(stream)
+        records = stream.records if isinstance(stream, RecordStream) else None
+        tape, name = stream.tape, self._directory.name(stream)
         return StreamRow(
             id=id_of(name),
             origin=name.origin,
@@ -301,12 +303,12 @@ class _Rows:
 
 
 def _runs(stream: Stream, now: float) -> Iterator[Run]:
-    if stream.records is None:
-        for block in stream.tape.blocks():
-            yield Run(block.start, block.end, block.size, len(block.marks), now - block.stored_at)
-    else:
+    if isinstance(stream, RecordStream):
         for span in stream.records.spans():
             yield Run(str(span.start), str(span.end), span.size, span.records, None)
+    else:
+        for block in stream.tape.blocks():
+            yield Run(block.start, block.end, block.size, len(block.marks), now - block.stored_at)
 
 
 def _session(topic: S2Topic | None, now: float) -> OriginSession | None:

@@ -34,7 +34,7 @@ class Bench:
 
     def stream(self, path: str, token: str) -> S2Stream:
         key = StreamKey(Group("http://o", f"/v1/streams/{path}"), "", Partition("r", readers=token))
-        return S2Stream(self._shared, *self._store.open_records(key, 0.0), cast("S2Source", f"{path} of {token}"))
+        return S2Stream(self._shared, self._store.open_records(key, 0.0), cast("S2Source", f"{path} of {token}"))
 
 
 @pytest.fixture

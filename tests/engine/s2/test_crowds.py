@@ -18,6 +18,7 @@ from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.s2.records import Record
 from gateway.tape import crowd, paths
 from gateway.tape.eviction import POLICIES
+from gateway.tape.record_stream import RecordStream
 from gateway.tape.records import RecordTape
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
@@ -45,7 +46,7 @@ def store() -> TapeStore:
     """A store with one record for each token."""
     store = TapeStore(1 << 20, POLICIES["s3-fifo"](), map(str, count()).__next__, NoMetrics())
     for number in range(STREAMS):
-        stream, _ = store.open_records(key(f"token {number}"), 0.0)
+        stream = store.open_records(key(f"token {number}"), 0.0)
         store.store_records(stream, 0, (Record(0, 1, (), b"x"),), 0.0)
     return store
 
@@ -65,7 +66,7 @@ def request(mode: Mode, token: str = "stranger", *basins: str) -> RelayedRequest
 def is_doubted(store: TapeStore, token: str, basin: str = "b") -> bool | None:
     """Whether the stream is in doubt when it is looked up; None if it is not held."""
     stream = store.find(key(token, basin))
-    return stream.records.is_doubted if stream is not None and stream.records is not None else None
+    return stream.is_doubted if isinstance(stream, RecordStream) else None
 
 
 def acknowledge(store: TapeStore, token: str, start: int) -> None:
@@ -173,8 +174,8 @@ def test_records_that_are_read_after_a_doubt_are_doubted_again(store: TapeStore)
     acknowledge(store, "stranger", 0)
     stream = store.find(key(FIRST))
     assert stream is not None
-    assert stream.records is not None
-    stream.records.settled = stream.records.doubts
+    assert isinstance(stream, RecordStream)
+    stream.settled = stream.doubts
     for number in range(STREAMS):
         store.find(key(f"token {number}"))
     acknowledge(store, "stranger", 0)
@@ -183,7 +184,7 @@ def test_records_that_are_read_after_a_doubt_are_doubted_again(store: TapeStore)
 
 def test_streams_of_many_basins_are_doubted_by_an_acknowledgement_in_theirs(store: TapeStore) -> None:
     for number in range(2 * crowd.MOST_QUERIES):
-        stream, _ = store.open_records(key("reader", f"basin-{number}"), 0.0)
+        stream = store.open_records(key("reader", f"basin-{number}"), 0.0)
         store.store_records(stream, 0, (Record(0, 1, (), b"x"),), 0.0)
     acknowledge(store, "stranger", 0)
     assert is_doubted(store, FIRST)

@@ -134,10 +134,10 @@ class SessionAgainstModel(RuleBasedStateMachine):
         store = TapeStore(10_000_000, POLICIES["lru"](), lambda: "i", NoMetrics())
         self.turn: list[Callable[[], object]] = []
         shared = S2Shared(cast(S2Origin, None), store, self.clock, Tasks(), self.turn.append)
-        record, tape = store.open_records(KEY, 0.0)
+        record = store.open_records(KEY, 0.0)
         record.hold()
         self.store = store
-        self.stream = S2Stream(shared, record, tape, cast(S2Source, None))
+        self.stream = S2Stream(shared, record, cast(S2Source, None))
         self.origin: list[Record] = []
         self.topic: S2Topic | None = None
         self.asked: list[S2SessionReader] = []

@@ -25,9 +25,9 @@ def records(first: int, end: int) -> tuple[Record, ...]:
 
 def a_stream(turn: list[Callable[[], object]]) -> S2Stream:
     store = TapeStore(1_000_000, POLICIES["lru"](), lambda: "i", NoMetrics())
-    record, tape = store.open_records(KEY, 0.0)
+    record = store.open_records(KEY, 0.0)
     return S2Stream(
-        S2Shared(cast(S2Origin, None), store, ManualClock(), Tasks(), turn.append), record, tape, cast(S2Source, None)
+        S2Shared(cast(S2Origin, None), store, ManualClock(), Tasks(), turn.append), record, cast(S2Source, None)
     )
 
 

@@ -63,9 +63,9 @@ def clock() -> ManualClock:
 def stream(origin: Origin, clock: ManualClock) -> S2Stream:
     store = TapeStore(1 << 20, POLICIES["s3-fifo"](), lambda: "i", NoMetrics())
     shared = S2Shared(cast("S2Origin", origin), store, clock, Tasks(), lambda call: None)
-    record, tape = store.open_records(KEY, clock.now())
+    record = store.open_records(KEY, clock.now())
     record.hold()
-    return S2Stream(shared, record, tape, cast("S2Source", CIMultiDict()))
+    return S2Stream(shared, record, cast("S2Source", CIMultiDict()))
 
 
 def fetch(stream: S2Stream, start: int, count: int, client: str = "a") -> asyncio.Future[S2Fetched]:
