@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gateway.aio.clock import Clock
 from gateway.bridge.content import Content
-from gateway.bridge.offsets import parse_offset
+from gateway.bridge.names import parse_offset
 from gateway.bridge.origin import Call
 from gateway.bridge.page import Page
 from gateway.protocol.cursor import next_cursor

@@ -20,8 +20,7 @@ from gateway.aio.tasks import Tasks
 from gateway.bridge import live, reads, writes
 from gateway.bridge.asked import Asked
 from gateway.bridge.content import BytesContent, Content, EnvelopeContent, JsonContent
-from gateway.bridge.names import BadName, parse_name
-from gateway.bridge.offsets import BadOffset, offset_at
+from gateway.bridge.names import BadName, BadOffset, offset_at, parse_name
 from gateway.bridge.origin import Call
 from gateway.bridge.replies import Made, text
 from gateway.bridge.sightings import S2Sightings

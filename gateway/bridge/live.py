@@ -17,7 +17,7 @@ from typing import Final
 from gateway.aio.tasks import Tasks
 from gateway.bridge.asked import Asked
 from gateway.bridge.bodies import MadeBody
-from gateway.bridge.offsets import offset_at
+from gateway.bridge.names import offset_at
 from gateway.bridge.origin import check_run
 from gateway.bridge.page import page_of
 from gateway.bridge.reads import TRIMMED, tail_of

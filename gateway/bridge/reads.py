@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.bridge.asked import Asked
-from gateway.bridge.offsets import offset_at
+from gateway.bridge.names import offset_at
 from gateway.bridge.page import is_close, page_of, trimmed_by
 from gateway.bridge.replies import NO_STORE, Made, position_headers, refusal, text
 from gateway.errors import UpstreamBroken

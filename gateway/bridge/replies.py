@@ -10,7 +10,7 @@ from typing import Final
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.bridge.bodies import MadeBody
-from gateway.bridge.offsets import offset_at
+from gateway.bridge.names import offset_at
 from gateway.http.reply import Head
 from gateway.protocol.names import STREAM_CLOSED, STREAM_NEXT_OFFSET, STREAM_UP_TO_DATE
 from gateway.s2.errors import Other, parse_error

@@ -8,6 +8,10 @@ nothing; it simply reads from the tape.  Frames are encoded once for all readers
 `is_confirmed` means that the follower's live request is open and the origin has said on it that `position` is the tail.
 A reader may be told that it is up to date only then, or as it begins, if the origin has just named the tail to its own
 request.
+
+A delivery round is the time from the arrival of bytes until every live reader of the stream has been handed them.  It
+starts with the first arrival after the previous round, because arrivals of one turn of the loop go out together.
+Arrivals without readers make no round.
 """
 
 from __future__ import annotations
@@ -22,7 +26,6 @@ from gateway.aio.clock import DETACHED
 from gateway.aio.signal import Signal
 from gateway.errors import GatewayError
 from gateway.live.cursors import Cursors
-from gateway.live.delivery_times import DeliveryTimes
 from gateway.live.frames import EVENT_BYTES, Frames, KeptFrames
 from gateway.live.reader import LargeEvent, LiveReader, Step, chunk, drop_failed
 from gateway.protocol.forwarded_headers import Headers
@@ -30,8 +33,33 @@ from gateway.protocol.offsets import is_before
 from gateway.protocol.stream_version import Version
 from gateway.tape.sighting import FirstTail, Sighting
 from gateway.tape.stream import End, Stream
+from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.flight import Head, NotShareable
 from gateway.upstream.source import Source
+
+
+class DeliveryTimes:
+    """The rounds of one topic.  `now` gives monotonic seconds."""
+
+    __slots__ = ("_arrived_at", "_metrics", "_now", "_route")
+
+    def __init__(self, metrics: MetricsRecorder, now: Callable[[], float], route: str) -> None:
+        self._metrics = metrics
+        self._now = now
+        self._route = route
+        self._arrived_at: float | None = None
+
+    def arrived(self) -> None:
+        """Bytes have arrived for the readers."""
+        if self._arrived_at is None:
+            self._arrived_at = self._now()
+
+    def delivered(self, readers: int) -> None:
+        """`readers` live readers were handed everything that had arrived."""
+        arrived_at, self._arrived_at = self._arrived_at, None
+        if arrived_at is not None and readers:
+            self._metrics.delivered(readers, self._now() - arrived_at, self._route)
+
 
 Fetch = Callable[[str | None], Awaitable[Head]]
 """Reads an offset, or the metadata alone, at the origin; the bytes are on the tape when it returns."""

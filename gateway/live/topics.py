@@ -13,11 +13,10 @@ from functools import partial
 
 from gateway.aio.clock import Timer
 from gateway.errors import GatewayError
-from gateway.live.delivery_times import DeliveryTimes
 from gateway.live.follower import Follower
 from gateway.live.frames import KeptFrames
 from gateway.live.table import LiveTable
-from gateway.live.topic import BEATS, LiveTimes, OriginAccess, Topic
+from gateway.live.topic import BEATS, DeliveryTimes, LiveTimes, OriginAccess, Topic
 from gateway.protocol.offsets import START, is_before
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream

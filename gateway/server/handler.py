@@ -19,7 +19,7 @@ from gateway.engine.live_read import TOO_LARGE
 from gateway.engine.long_poll_waiter import Waiting
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
-from gateway.engine.s2.answer import S2RefusedToAnother
+from gateway.engine.s2.unary import S2RefusedToAnother
 from gateway.engine.sse import Subscription
 from gateway.errors import (
     BadRequest,

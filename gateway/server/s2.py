@@ -12,10 +12,10 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.engine.route import Route
-from gateway.engine.s2.answer import S2Answer, S2Read
 from gateway.engine.s2.reader import S2Session, S2SessionReader
 from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.request import S2CheckTail, S2ReadRecords, S2ReplyKind
+from gateway.engine.s2.unary import S2Answer, S2Read
 from gateway.errors import GatewayError
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.mode import Mode

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from multidict import CIMultiDict
 
 from gateway.engine.route import Route
-from gateway.engine.s2.answer import S2Read
 from gateway.engine.s2.origin import S2Source
 from gateway.engine.s2.request import (
     BASIN_HEADER,
@@ -21,6 +20,7 @@ from gateway.engine.s2.request import (
     parse_path,
     parse_read,
 )
+from gateway.engine.s2.unary import S2Read
 from gateway.errors import BadRequest
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from gateway.aio.clock import ManualClock
-from gateway.live.delivery_times import DeliveryTimes
+from gateway.live.topic import DeliveryTimes
 from gateway.ops.metrics import Metrics
 
 

@@ -11,15 +11,24 @@ from typing import Final
 from gateway.aio.wheel import Wheel
 from gateway.engine.cold_read_limit import ColdReadLimit
 from gateway.engine.negative_cache import NegativeCache
-from gateway.engine.s2.answer import S2Answer, S2Read, json_answer, refused_answer, unwritten_answer
 from gateway.engine.s2.origin import S2Origin
 from gateway.engine.s2.reader import DRAINING, S2Session, S2SessionReader
 from gateway.engine.s2.request import S2ReadRecords
-from gateway.engine.s2.start import if_at, limits_of, start_of
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
 from gateway.engine.s2.topic import S2Topic
-from gateway.engine.s2.unary import S2UnaryRead, held_answer
+from gateway.engine.s2.unary import (
+    S2Answer,
+    S2Read,
+    S2UnaryRead,
+    held_answer,
+    if_at,
+    json_answer,
+    limits_of,
+    refused_answer,
+    start_of,
+    unwritten_answer,
+)
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.subscriber import Wire
 from gateway.live.table import LiveTable

@@ -2,29 +2,87 @@
 
 A stream is in use from a reader's request to its answer, and while it is followed.  It is followed from the first
 reader that waits at its tail until the live table (`gateway.live.table`) removes its topic.
+
+One refused write may bring thousands of followed streams into doubt, because a path has a stream for each token.  So
+these are confirmed one by one, at most one in `EVERY_S`, and the paths take turns: a path with many streams does not
+delay the others.  A stream that waits has its live readers meanwhile, and any other read of it asks the origin first.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
-from gateway.aio.clock import DETACHED
-from gateway.engine.s2.confirmations import S2Confirmations
+from gateway.aio.clock import DETACHED, Clock, Timer
 from gateway.engine.s2.follower import REPLACED, S2Follower
 from gateway.engine.s2.origin import S2Origin, S2Source
 from gateway.engine.s2.stream import S2Shared, S2Stream
 from gateway.engine.s2.topic import S2Topic
 from gateway.errors import GatewayError
 from gateway.live.table import LiveTable
-from gateway.protocol.stream_key import StreamKey
+from gateway.protocol.stream_key import Group, StreamKey
 from gateway.s2.records import StreamPosition
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.surroundings import Surroundings
+
+EVERY_S: Final = 0.02
+"""Between two confirmations that no reader waits for."""
+
+
+class S2Confirmations:
+    """The streams that wait for their confirmation, each once.  Decides only; `confirm` asks the origin.
+
+    `confirm` is called with a stream and the net of the client that the origin is asked for.
+    """
+
+    def __init__(self, clock: Clock, confirm: Callable[[S2Stream, str], object]) -> None:
+        self._clock = clock
+        self._confirm = confirm
+        self._waiting: OrderedDict[Group, dict[S2Stream, str]] = OrderedDict()
+        """The streams of each path and their clients' nets; the path whose turn is next is the first."""
+        self._timer: Timer | None = None
+
+    def __repr__(self) -> str:
+        return f"<S2Confirmations of {sum(map(len, self._waiting.values()))} streams>"
+
+    def add(self, stream: S2Stream, client: str) -> None:
+        """Have the stream confirmed in its turn."""
+        self._waiting.setdefault(stream.stream.key.group, {}).setdefault(stream, client)
+        if self._timer is None:
+            self._turn()
+
+    def remove(self, stream: S2Stream) -> None:
+        """The stream is followed no more."""
+        group = stream.stream.key.group
+        if (streams := self._waiting.get(group)) is not None:
+            streams.pop(stream, None)
+            if not streams:
+                del self._waiting[group]
+
+    def _turn(self) -> None:
+        self._timer = None
+        if not self._waiting:
+            return
+        group, streams = self._waiting.popitem(last=False)
+        stream = next(iter(streams))
+        client = streams.pop(stream)
+        if streams:
+            self._waiting[group] = streams
+        self._timer = self._clock.call_later(EVERY_S, self._turn)
+        self._confirm(stream, client)
+
+    def close(self) -> None:
+        """Confirm nothing more."""
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
 
 BEAT_S: Final = 5.0
 """How often readers are looked at for heartbeats.  One that was sent nothing for two beats is sent one, which is within

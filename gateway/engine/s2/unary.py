@@ -7,29 +7,146 @@ that finds nothing, and may wait, waits at the stream's topic.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock
 from gateway.engine.answer import BodyRun
-from gateway.engine.s2.answer import S2Answer, S2Read, json_answer, refused_answer, unwritten_answer
-from gateway.engine.s2.batch import S2Batch
+from gateway.engine.s2.origin import S2Source
 from gateway.engine.s2.reader import DRAINING
 from gateway.engine.s2.request import S2Form, S2ReadRecords, S2ReplyKind
-from gateway.engine.s2.start import if_at, limits_of, start_of
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
-from gateway.engine.s2.topic import S2Topic
+from gateway.engine.s2.topic import S2Batch, S2Topic
+from gateway.errors import UpstreamBroken
 from gateway.protocol.cache_status import Outcome
-from gateway.s2 import protobuf
-from gateway.s2.read_query import FromSeqNum
+from gateway.protocol.stream_key import StreamKey
+from gateway.s2 import json_format, protobuf
+from gateway.s2.errors import unwritten_body
+from gateway.s2.read_query import FromSeqNum, FromTailOffset, FromTimestamp, ReadQuery
 from gateway.s2.records import Record, StreamPosition
 from gateway.tape.record_stream import RecordStream
-from gateway.tape.records import Part, cut
+from gateway.tape.records import Limits, Part, cut
 from gateway.tape.stream import Stream
 from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
+
+
+@dataclass(frozen=True, slots=True)
+class S2Start:
+    """The sequence number at which a read starts."""
+
+    at: int
+    tail: StreamPosition | None = None
+    """The tail, if it was asked for since the request arrived."""
+    outcome: Outcome = Outcome.HIT
+    """How it was found."""
+
+    @property
+    def is_at_tail(self) -> bool:
+        """Whether this is known to be the tail, or beyond it."""
+        return self.tail is not None and self.at >= self.tail.seq_num
+
+
+def if_at(at: int, tail: StreamPosition | None) -> StreamPosition | None:
+    """The tail, if it is here."""
+    return tail if tail is not None and tail.seq_num == at else None
+
+
+async def start_of(stream: S2Stream, query: ReadQuery, read: S2Read) -> S2Start | S2Refused:
+    """Where a read starts.  Raises a GatewayError."""
+    match query.start:
+        case FromSeqNum(seq_num):
+            return S2Start(seq_num)
+        case FromTailOffset(tail_offset):
+            trusted = stream.trusted_tail(read.trust_s)
+            tail = trusted or await stream.tail(read.client)
+            if isinstance(tail, S2Refused):
+                return tail
+            outcome = Outcome.REVALIDATED if trusted is None else Outcome.HIT
+            return S2Start(max(0, tail.seq_num - tail_offset), tail, outcome)
+        case FromTimestamp(timestamp):
+            return await _start_at(stream, query, timestamp, read.client)
+
+
+async def _start_at(stream: S2Stream, query: ReadQuery, timestamp: int, client: str) -> S2Start | S2Refused:
+    outcome = Outcome.HIT
+    while True:
+        at = stream.tape.at_timestamp(timestamp)
+        if at is not None:
+            return S2Start(at, outcome=outcome)
+        fetched = await stream.fetch_or_tail(FromTimestamp(timestamp), Limits(query.count), client)
+        outcome = Outcome.MISS if fetched.is_fresh else Outcome.COLLAPSED
+        match fetched.outcome:
+            case S2Refused() as refused:
+                return refused
+            case FoundRecords(records) if records:
+                return S2Start(records[0].seq_num, outcome=outcome)
+            case AtTail(tail) if fetched.is_fresh:
+                # A timestamp after the tail's is like a number after it; else no record that late is left.
+                beyond = timestamp > tail.timestamp and not query.is_clamped
+                return S2Start(tail.seq_num + 1 if beyond else tail.seq_num, tail, Outcome.REVALIDATED)
+            case FoundRecords() if fetched.is_fresh:
+                raise UpstreamBroken("Origin answered a read with neither records nor the tail")
+            case _:
+                pass
+
+
+def limits_of(query: ReadQuery) -> Limits:
+    """The limits of a read."""
+    return Limits(query.count, query.bytes, query.until)
+
+
+@dataclass(frozen=True, slots=True)
+class S2Read:
+    """One client's read, or check of the tail, of one stream."""
+
+    key: StreamKey
+    source: S2Source
+    client: str
+    """The net of the client."""
+    linger_s: float
+    """How long the stream is followed after its last live reader."""
+    trust_s: float = 0.0
+    """How long the tail is believed after the live session has said it; 0 if every answer must be linearizable."""
+
+
+@dataclass(frozen=True, slots=True)
+class S2Answer:
+    """A whole answer."""
+
+    status: int
+    headers: CIMultiDict[str]
+    body: bytes
+    outcome: Outcome
+    span: tuple[int, int] | None = None
+    """The sequence numbers from which and to which it goes; None if it is no batch."""
+    run: BodyRun | None = None
+    """The records that the answer has, if it may be repeated for as long as they are held."""
+
+
+def json_answer(status: int, body: bytes, outcome: Outcome, span: tuple[int, int] | None = None) -> S2Answer:
+    """An answer in JSON."""
+    return S2Answer(status, CIMultiDict({"Content-Type": json_format.CONTENT_TYPE}), body, outcome, span)
+
+
+def unwritten_answer(tail: StreamPosition) -> S2Answer:
+    """There is no record at the start or after it."""
+    return json_answer(416, unwritten_body(tail), Outcome.REVALIDATED)
+
+
+class S2RefusedToAnother(Exception):
+    """The origin has refused a shared request, which may be due to the credentials of another reader: the read is to be
+    relayed."""
+
+
+def refused_answer(refused: S2Refused, read: S2Read) -> S2Answer:
+    """The origin's error, or one in its form.  Raises S2RefusedToAnother."""
+    if not read.source.may_be_told(refused):
+        raise S2RefusedToAnother
+    outcome = Outcome.FAILED if refused.status >= 500 else Outcome.MISS
+    return S2Answer(refused.status, refused.headers.copy(), refused.body, outcome)
 
 
 def batch_answer(batch: S2Batch, form: S2Form, outcome: Outcome) -> S2Answer:

@@ -8,7 +8,7 @@ stream is another (`S2Acknowledgements`).
 Some answers leave it open whether that has happened.  A 404, also to an append, may be due to the writer's credentials.
 For readers with other credentials any write may be to another stream.  The name of a created stream may be in a body
 that was not kept.  Any client can cause such answers, so the held records are only doubted: they are confirmed at the
-origin before they are read again.  If it has live readers, it is confirmed within some seconds (`confirmations.py`),
+origin before they are read again.  If it has live readers, it is confirmed within some seconds (`streams.py`),
 and they go on meanwhile.
 """
 

@@ -16,8 +16,7 @@ import pytest
 import zstandard
 from yarl import URL
 
-from gateway.engine.s2.confirmations import EVERY_S
-from gateway.engine.s2.streams import BEAT_S
+from gateway.engine.s2.streams import BEAT_S, EVERY_S
 from gateway.origin.faults import When
 from gateway.origin.s2.app import S2OriginSettings
 from gateway.origin.s2.calls import Call
