@@ -21,13 +21,13 @@ from gateway.aio.clock import Clock
 from gateway.commands.exchange import Transient, request
 from gateway.commands.failure import CommandFailed
 from gateway.commands.following import Batch, Follow, Following
+from gateway.commands.s2_events import BadEvent, EventReader
 from gateway.commands.s2_exchange import body_error, event_error, s2_error, tail_in
 from gateway.protocol.names import SSE_TYPE, media_type
 from gateway.protocol.offsets import NOW, START
 from gateway.s2 import json_format, protobuf, sse
 from gateway.s2.json_format import FORMAT_HEADER, Format
 from gateway.s2.records import Record, StreamPosition, is_command
-from gateway.s2.sse_reader import BadEvent, EventReader
 
 SILENCE_S: Final = 20.0
 """A session without an event for this long is lost: S2 sends one at least every 15 s, and its SDKs wait 20 s."""

@@ -18,7 +18,7 @@ from gateway.commands.output import abandon_stdout, watching_reader
 from gateway.commands.run import run
 from gateway.commands.target import Headers, Target, stream_target
 from gateway.protocol import offsets
-from gateway.s2.numbers import parse_u64
+from gateway.s2.records import parse_u64
 
 
 class _OutputGone(Exception):

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import parse_qsl, urlencode
 
-from gateway.s2.numbers import parse_u64
-from gateway.s2.records import MAX_BATCH_METERED_BYTES, MAX_BATCH_RECORDS, MAX_U64
+from gateway.s2.records import MAX_BATCH_METERED_BYTES, MAX_BATCH_RECORDS, MAX_U64, parse_u64
 from gateway.s2.sse import EventId
 
 MAX_UNARY_WAIT_S: Final = 60

@@ -188,3 +188,20 @@ def _fencing_token(body: bytes) -> str:
         return body.decode()
     except UnicodeDecodeError as error:
         raise InvalidAppend("a fencing token is UTF-8") from error
+
+
+_MAX_DIGITS: Final = 20
+"""Digits of the largest number; longer text is not converted, which takes time that grows with its square."""
+
+
+def fixed_width(number: int) -> str:
+    """A number as text whose order is that of the numbers."""
+    return f"{number:0{_MAX_DIGITS}d}"
+
+
+def parse_u64(text: str) -> int | None:
+    """The number that decimal digits stand for; None for any other text."""
+    if not (text.isascii() and text.isdigit()) or len(text) > _MAX_DIGITS:
+        return None
+    number = int(text)
+    return number if number <= MAX_U64 else None

@@ -7,8 +7,6 @@ or shared needs ids of its own (`EventId.after`).
 
 A `ping` keeps an idle response alive.  The end has two forms: the data `[DONE]`, which is final, or an `error` event
 with the body that a unary request would have been answered with.  A response that ends with neither was broken off.
-
-`sse_reader.py` parses these events.
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ from typing import Final
 import orjson
 
 from gateway.s2.json_format import Format, encode_read_batch
-from gateway.s2.numbers import parse_u64
-from gateway.s2.records import ReadBatch, StreamPosition, total_metered_bytes
+from gateway.s2.records import ReadBatch, StreamPosition, parse_u64, total_metered_bytes
 
 CONTENT_TYPE: Final = "text/event-stream"
 

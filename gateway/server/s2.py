@@ -22,7 +22,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.names import ACCEL_BUFFERING
 from gateway.s2 import session as s2s
 from gateway.s2 import sse
-from gateway.s2.numbers import fixed_width
+from gateway.s2.records import fixed_width
 from gateway.server.clients import Work
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage
 from gateway.server.head import response_head

@@ -27,8 +27,8 @@ from gateway.protocol.offsets import NOW
 from gateway.protocol.stream_key import Group, StreamKey
 from gateway.protocol.target import Target, unescaped_delimiters
 from gateway.s2 import sse
-from gateway.s2.numbers import fixed_width
 from gateway.s2.read_query import FromSeqNum, FromTailOffset
+from gateway.s2.records import fixed_width
 from gateway.server.header_facts import SharingFacts
 from gateway.server.request import Request
 from gateway.telemetry.access_record import RecordedStream

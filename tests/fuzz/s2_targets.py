@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from gateway.commands.s2_events import BadEvent, EventReader
 from gateway.s2 import json_format, protobuf
 from gateway.s2.errors import FencingTokenMismatch, Other, SeqNumMismatch, Unwritten, parse_error
 from gateway.s2.json_format import BadJson, Format
@@ -30,7 +31,6 @@ from gateway.s2.session import (
     encode_terminal,
 )
 from gateway.s2.sse import encode_event
-from gateway.s2.sse_reader import BadEvent, EventReader
 from tests.fuzz.invariants import is_bounded, same_in_slices
 
 TARGETS: Final[dict[str, Callable[[bytes], None]]] = {}

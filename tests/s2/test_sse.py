@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.commands.s2_events import MAX_EVENT_BYTES, BadEvent, EventReader
 from gateway.s2.json_format import Format
 from gateway.s2.records import MAX_BATCH_METERED_BYTES, MAX_U64, ReadBatch, Record, StreamPosition, total_metered_bytes
 from gateway.s2.sse import BadEventId, BatchEvent, Done, Event, EventId, Failure, Ping, encode_event, parse_event_id
-from gateway.s2.sse_reader import MAX_EVENT_BYTES, BadEvent, EventReader
 from tests.s2 import strategies
 
 ids = st.builds(EventId, strategies.numbers, strategies.numbers, strategies.numbers)

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 
 from gateway.origin.s2.refusals import Refused, invalid
 from gateway.s2.errors import S2ErrorCode
-from gateway.s2.numbers import parse_u64
+from gateway.s2.records import parse_u64
 
 _LONGEST_S: Final = 30 * 24 * 3600
 _MOST_AHEAD_S: Final = 300

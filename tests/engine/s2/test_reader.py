@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
+from gateway.commands.s2_events import EventReader
 from gateway.engine.s2.fetch import S2Fetched
 from gateway.engine.s2.follower import LOST
 from gateway.engine.s2.origin import S2Origin, S2Source
@@ -32,7 +33,6 @@ from gateway.s2.json_format import Format
 from gateway.s2.records import ReadBatch, Record, StreamPosition
 from gateway.s2.session import FrameReader, Message, Terminal
 from gateway.s2.sse import BatchEvent, Done, Event, Failure, Ping
-from gateway.s2.sse_reader import EventReader
 from gateway.tape.eviction import POLICIES
 from gateway.tape.records import Limits, cut
 from gateway.tape.store import TapeStore

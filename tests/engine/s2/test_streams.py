@@ -9,23 +9,29 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
 from gateway.aio.signal import Signal
 from gateway.aio.tasks import Tasks
+from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.route import Route
 from gateway.engine.s2.origin import S2Origin, S2Source
 from gateway.engine.s2.streams import S2Streams
-from gateway.errors import CircuitOpen, GatewayError, UpstreamTimeout
+from gateway.errors import CircuitOpen, GatewayError, UpstreamCongested, UpstreamTimeout, UpstreamUnreachable
+from gateway.limits.askers import Askers
 from gateway.live.table import LiveTable
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.s2.records import StreamPosition
 from gateway.tape.eviction import POLICIES
 from gateway.tape.store import TapeStore
-from gateway.telemetry.access_record import Record, record_now
+from gateway.telemetry.access_record import NO_ACCESS_LOG, Record, RecordedStream, record_now
 from gateway.telemetry.metrics import NoMetrics
 from gateway.telemetry.surroundings import Surroundings
 from gateway.telemetry.tracing import NO_REQUEST, RequestSpan, request_now
+from gateway.upstream.call import Bounds
+from tests.memory_upstream import MemoryUpstream
 from tests.waiting import eventually, pass_turns
 
 KEY = StreamKey(Group("http://o", "/v1/streams/s"), "", Partition("r"))
@@ -118,3 +124,20 @@ async def test_only_requests_that_were_sent_count_as_failures_of_the_origin(benc
     bench.clock.advance(2)
     await bench.fail(UpstreamTimeout())
     assert bench.metrics.failed == ["UpstreamTimeout"]
+    upstream = MemoryUpstream()
+    origin = S2Origin(upstream, bench.clock, bench.metrics, NO_ACCESS_LOG, cast("NegativeCache", None))
+    source = S2Source(
+        cast("Route", SimpleNamespace(config=SimpleNamespace(name="r"))),
+        cast("RecordedStream", None),
+        "http://o",
+        CIMultiDict(),
+        Bounds(),
+        Bounds(),
+    )
+    for number, error in enumerate((CircuitOpen(1.0), UpstreamCongested(), UpstreamUnreachable()), 1):
+        asking = asyncio.ensure_future(origin.tail(source, Askers("net")))
+        await eventually(lambda number=number: len(upstream.asked) == number, look_s=0)
+        upstream.asked[-1].fail(error)
+        with pytest.raises(type(error)):
+            await asking
+    assert bench.metrics.failed == ["UpstreamTimeout", "UpstreamUnreachable"]

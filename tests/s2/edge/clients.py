@@ -13,6 +13,7 @@ from yarl import URL
 
 from gateway.aio.clock import ManualClock
 from gateway.app import RunningGateway
+from gateway.commands.s2_events import EventReader
 from gateway.origin.s2.app import RunningS2Origin
 from gateway.origin.s2.calls import Call
 from gateway.origin.s2.counters import S2Counters
@@ -22,7 +23,6 @@ from gateway.s2.json_format import Format
 from gateway.s2.records import ReadBatch, Record
 from gateway.s2.session import Frame, FrameReader, Message, Terminal
 from gateway.s2.sse import BatchEvent, Event, Ping
-from gateway.s2.sse_reader import EventReader
 
 BOUND_S = 20.0
 BASIN = "basin-of-tests"

@@ -14,6 +14,7 @@ from h2.events import DataReceived
 from h2.settings import SettingCodes, Settings
 
 from gateway.aio.clock import ManualClock
+from gateway.commands.s2_events import EventReader
 from gateway.origin.s2.app import RunningS2Origin
 from gateway.origin.s2.calls import Call
 from gateway.s2 import json_format, protobuf, sse
@@ -21,7 +22,6 @@ from gateway.s2.errors import S2ErrorCode
 from gateway.s2.json_format import Format
 from gateway.s2.records import AppendInput, AppendRecord, ReadBatch, StreamPosition
 from gateway.s2.session import Compression, Frame, FrameReader, Message, Terminal, encode_message, encode_terminal
-from gateway.s2.sse_reader import EventReader
 from tests.s2.origin.appends import BASIN, bodies
 from tests.s2.origin.conftest import BOUND_S
 from tests.s2.origin.test_http import RECORDS, append
