@@ -137,15 +137,15 @@ class Side:
         await self.origin.stop(grace_s=0)
 
     def logged(self) -> tuple[list[str], dict[str, int]]:
-        """The lines of the access log after `stop`, sorted and without the fields that may differ; and the sums of the
-        traffic with the origin."""
+        """The lines of requests in the access log after `stop`, sorted and without the fields that may differ; and the
+        sums of the traffic with the origin, some of which may have lines of its own."""
         lines = [json.loads(line) for line in self._log.read_bytes().splitlines()]
         sums = {name: sum(line.pop(name, 0) for line in lines) for name in ("fetched_bytes", "origin_requests")}
         for line in lines:
             for name in _FREE_OF_LINES:
                 line.pop(name, None)
         self._folder.cleanup()
-        return sorted(json.dumps(line, sort_keys=True) for line in lines), sums
+        return sorted(json.dumps(line, sort_keys=True) for line in lines if line["is_final"] or "client" in line), sums
 
     async def reload(self, more: dict[str, Any]) -> None:
         self.more = more
