@@ -22,6 +22,8 @@ from gateway.protocol.proxy_protocol import plain_address
 UNIX: Final = "unix"
 """Listed in place of a network: trusts peers on a Unix socket."""
 _MOST_HOPS: Final = 64
+_LONGEST_NODE: Final = 64
+"""More characters than an address with brackets and a port has."""
 _SCHEMES: Final = frozenset({"http", "https"})
 _PAIR: Final = re.compile(
     r"""[ \t]*(?:([!#$%&'*+\-.^_`|~0-9A-Za-z]+)=([!#$%&'*+\-.^_`|~0-9A-Za-z:\[\]]+|"(?:[^"\\]|\\.)*"))?[ \t]*(;|,|\Z)"""
@@ -107,7 +109,7 @@ class Proxies:
         for hop in hops:
             # A trusted proxy closer to the client knows the scheme better.
             scheme = hop.scheme or scheme
-            address = _host(hop.client)
+            address = _host(hop.client) if len(hop.client) <= _LONGEST_NODE else None
             if address is None:
                 break
             client = address
@@ -157,6 +159,7 @@ def _forwarded_hops(headers: HeaderLines) -> list[Hop]:
     return hops[: -_MOST_HOPS - 1 : -1]
 
 
+@lru_cache(4_096)
 def _host(node: str) -> str | None:
     """The address of `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:80`; None for
     anything else."""
