@@ -149,7 +149,7 @@ class LiveRead(_Open):
 class JoinedRead(_Open):
     """One SSE read that has its facts in common with others, from its start to its end."""
 
-    __slots__ = ("_began", "_client", "_counts", "_facts", "_notes", "_sent_bytes")
+    __slots__ = ("_address", "_began", "_counts", "_facts", "_notes", "_section", "_sent_bytes")
 
     def __init__(
         self, notes: Notes, facts: CommonFacts, began: float, counts: Callable[[], LiveCounts], client: LiveClient
@@ -160,7 +160,8 @@ class JoinedRead(_Open):
         self._began = began
         self._counts: Callable[[], LiveCounts] | None = counts
         """None when the read is over."""
-        self._client = client
+        # Not the tuple: it would be kept for each idle reader.
+        self._address, self._section = client
         self._sent_bytes = 0
 
     @property
@@ -190,7 +191,7 @@ class JoinedRead(_Open):
         first_byte_s, next_offset, sent_bytes, subscribers = counts()
         line = self._facts.line(outcome, reason, next_offset, sent_bytes - self._sent_bytes)
         self._sent_bytes = sent_bytes
-        self._notes.note_join(line, self._began, self._client, first_byte_s, subscribers)
+        self._notes.note_join(line, self._began, (self._address, self._section), first_byte_s, subscribers)
 
 
 class _Watched(_Open):
