@@ -22,7 +22,7 @@ from gateway.bridge.origin import check_run
 from gateway.bridge.page import page_of
 from gateway.bridge.reads import TRIMMED, tail_of
 from gateway.bridge.replies import Made, refusal, text
-from gateway.bridge.sightings import Known
+from gateway.bridge.sightings import KnownSighting
 from gateway.errors import GatewayError, UpstreamBroken
 from gateway.protocol.names import SSE_DATA_ENCODING, SSE_TYPE
 from gateway.protocol.offsets import NOW, START
@@ -143,7 +143,7 @@ class _Events:
     whether the stream that the session reads is still the same.
     """
 
-    def __init__(self, asked: Asked, place: int, known: Known) -> None:
+    def __init__(self, asked: Asked, place: int, known: KnownSighting) -> None:
         self._asked = asked
         self._at = place
         self.known = known

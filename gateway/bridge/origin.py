@@ -13,7 +13,7 @@ from typing import Final
 import orjson
 
 from gateway.bridge.names import StreamName
-from gateway.bridge.sightings import Known, S2Sighting
+from gateway.bridge.sightings import KnownSighting, S2Sighting
 from gateway.errors import UpstreamBroken
 from gateway.s2 import protobuf
 from gateway.s2.json_format import CONTENT_TYPE
@@ -112,7 +112,7 @@ class Call:
             wait_s = None
         raise UpstreamBroken("Stream changes faster than it can be read")
 
-    async def _read_joined(self, known: Known, seq_num: int) -> FoundRecords | None:
+    async def _read_joined(self, known: KnownSighting, seq_num: int) -> FoundRecords | None:
         """Records from a number on, by a read that begins with the last known record; None if that is not due, or
         brings nothing new.  Raises a GatewayError."""
         position = known.position
@@ -125,7 +125,7 @@ class Call:
         left = tuple(record for record in outcome.records if record.seq_num >= seq_num)
         return FoundRecords(left, outcome.tail) if left else None
 
-    async def recognise(self, known: Known | None = None) -> S2Refused | None:
+    async def recognise(self, known: KnownSighting | None = None) -> S2Refused | None:
         """Ask for the last record again that was read of the stream, as far as it was known, or say why not.
 
         Raises a GatewayError.
@@ -188,7 +188,7 @@ class Call:
             self.sighting.gone(known)
         return refused
 
-    def _is_doubtful(self, known: Known, outcome: S2Outcome, joined: FoundRecords | None) -> bool:
+    def _is_doubtful(self, known: KnownSighting, outcome: S2Outcome, joined: FoundRecords | None) -> bool:
         """Whether the stream has to be recognised before the outcome is joined to earlier records; `joined` is the
         outcome if it came together with the record before it."""
         closed_at = self.sighting.closed_at
@@ -220,7 +220,7 @@ class Call:
             return outcome
         return None if outcome.tail is None else AtTail(outcome.tail)
 
-    def _saw(self, known: Known, outcome: S2Outcome) -> None:
+    def _saw(self, known: KnownSighting, outcome: S2Outcome) -> None:
         match outcome:
             case FoundRecords(records):
                 self.sighting.saw_records(known, records)

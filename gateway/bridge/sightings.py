@@ -28,7 +28,7 @@ MOST_SIGHTINGS: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownSighting:
     """What was known of a stream when a request was sent."""
 
     incarnation: int
@@ -67,15 +67,15 @@ class S2Sighting:
         """The incarnation's name in entity tags."""
         return f"s2-{self._incarnation}"
 
-    def known(self) -> Known:
+    def known(self) -> KnownSighting:
         """What is known now, to compare the reply with to a request that is about to be sent."""
-        return Known(self._incarnation, self._position, self._mark)
+        return KnownSighting(self._incarnation, self._position, self._mark)
 
     def has_read_to(self, tail: StreamPosition) -> bool:
         """Whether the last record before this tail, which may be the mark of the close, has been seen."""
         return tail.seq_num == 0 or tail == self._read_to
 
-    def saw_tail(self, known: Known, tail: StreamPosition) -> None:
+    def saw_tail(self, known: KnownSighting, tail: StreamPosition) -> None:
         """A reply has named the tail."""
         position, is_other = known.position, False
         if position is not None:
@@ -83,7 +83,7 @@ class S2Sighting:
         # Between the last record read and the tail may be another stream's.
         self._saw(known, tail, None, is_other=is_other, is_known=known.mark is None)
 
-    def saw_records(self, known: Known, records: Sequence[Record], *, is_proof: bool = False) -> None:
+    def saw_records(self, known: KnownSighting, records: Sequence[Record], *, is_proof: bool = False) -> None:
         """A reply has brought these consecutive records, of which there is at least one.  `is_proof` means that they
         are known to belong to the same stream."""
         last = records[-1]
@@ -109,17 +109,19 @@ class S2Sighting:
                 # S2 writers may fence twice with the token: the first mark ends the stream.
                 self.closed_at = mark if self.closed_at is None else min(mark, self.closed_at)
 
-    def saw_append(self, known: Known, ack: AppendAck) -> None:
+    def saw_append(self, known: KnownSighting, ack: AppendAck) -> None:
         """Records were appended: in the same stream, behind all that was seen before they were sent."""
         if known.position is not None and ack.start.seq_num < known.position.seq_num:
             self._saw(known, ack.end, None, is_other=True, is_known=False)
 
-    def gone(self, known: Known) -> None:
+    def gone(self, known: KnownSighting) -> None:
         """The origin has no such stream, or has begun a new one."""
         if known.incarnation == self._incarnation and self._position is not None:
             self._begin_another()
 
-    def _saw(self, known: Known, position: StreamPosition, mark: int | None, *, is_other: bool, is_known: bool) -> None:
+    def _saw(
+        self, known: KnownSighting, position: StreamPosition, mark: int | None, *, is_other: bool, is_known: bool
+    ) -> None:
         """A record was seen; `is_known` means that it belongs to the known stream unless `is_other`."""
         if known.incarnation != self._incarnation:
             # It was asked for before the stream took the other's place: it may be of either.

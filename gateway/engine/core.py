@@ -24,7 +24,7 @@ from gateway.engine.hit_for_miss import ANY_LIVE, HEAD
 from gateway.engine.incarnations import Incarnations, is_kept, is_known_kept
 from gateway.engine.live_read import LiveReads
 from gateway.engine.long_poll import LongPoll
-from gateway.engine.long_poll_waiter import Waiting
+from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.purge import Purge
@@ -220,7 +220,7 @@ class Engine:
         finally:
             self._reads.left(topic)
 
-    def wait_at_once(self, read: Read) -> Waiting | None:
+    def wait_at_once(self, read: Read) -> WaitingPoll | None:
         """The place of a long-poll that can wait, or be answered from the tape, without asking the origin; the caller
         must call `close`.  None, without side effects, if `long_poll` is needed."""
         stream = self._followed(read)
@@ -269,11 +269,11 @@ class Engine:
             unshared.may_have_any and unshared.reason(read.key, read.shape) is not None
         ) or self.negative_cache.find(read.key, read.start, read.source.headers) is not None
 
-    async def long_poll(self, read: Read) -> Answer | Waiting:
+    async def long_poll(self, read: Read) -> Answer | WaitingPoll:
         """Answer a long-poll, or return the place at which it waits; the caller must call `close`.  Raises Uncacheable
         or a GatewayError."""
         found = await self._polls.answer(_without_codings(read))
-        return found if isinstance(found, Waiting) else await self._coded(read, found)
+        return found if isinstance(found, WaitingPoll) else await self._coded(read, found)
 
     async def _coded(self, read: Read, answer: Answer) -> Answer:
         try:

@@ -14,7 +14,7 @@ from gateway.engine.catchup import CatchUp
 from gateway.engine.conditional import is_not_modified, not_modified
 from gateway.engine.incarnations import Incarnations
 from gateway.engine.live_read import TOO_LARGE, LiveReads
-from gateway.engine.long_poll_waiter import PollClient, Waiter, Waiting
+from gateway.engine.long_poll_waiter import PollClient, Waiter, WaitingPoll
 from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import Said, origin_error_answer, stream_headers, timed_out
 from gateway.errors import TailMovedBack
@@ -24,7 +24,7 @@ from gateway.protocol.names import ACCEL_BUFFERING, STREAM_CURSOR
 from gateway.protocol.offsets import NOW
 from gateway.protocol.stream_version import Edition
 from gateway.tape.stream import Stream
-from gateway.tape.tape import Reading
+from gateway.tape.tape import TapeReading
 from gateway.upstream.flight import Beyond, Head, OriginError, StreamHead
 
 
@@ -51,12 +51,12 @@ class LongPoll:
         self._catch_up = catch_up
         self._incarnations = incarnations
 
-    async def answer(self, read: Read) -> Answer | Waiting:
+    async def answer(self, read: Read) -> Answer | WaitingPoll:
         """Answer with the bytes after the offset, or return the place at which to wait; the caller must call `close`.
         Raises Uncacheable or a GatewayError."""
         return await self._incarnations.run(read, self._within_patience)
 
-    async def _within_patience(self, read: Read, stream: Stream) -> Answer | Waiting:
+    async def _within_patience(self, read: Read, stream: Stream) -> Answer | WaitingPoll:
         if read.start == NOW or not stream.tape.knows_after(read.start):
             return await self._on(read, stream)
         return await self._reads.patience.answer(
@@ -76,11 +76,11 @@ class LongPoll:
         """A reader has left the topic."""
         self._reads.left(topic)
 
-    async def _on(self, read: Read, stream: Stream) -> Answer | Waiting:
+    async def _on(self, read: Read, stream: Stream) -> Answer | WaitingPoll:
         """Answer with the bytes after the offset if there are any, else return the place at which the client waits.
 
-        The caller must call `Waiting.start` or `Waiting.close`.  Raises Uncacheable, TailMovedBack if `stream` is not
-        the origin's from the start, or another GatewayError.
+        The caller must call `WaitingPoll.start` or `WaitingPoll.close`.  Raises Uncacheable, TailMovedBack if `stream`
+        is not the origin's from the start, or another GatewayError.
         """
         try:
             start, head, _ = await self._reads.begin(read, stream)
@@ -89,7 +89,7 @@ class LongPoll:
                 return self._polled(
                     read,
                     stream,
-                    Reading(end=head.tail),
+                    TapeReading(end=head.tail),
                     Outcome.MISS,
                     stream.version.edition,
                     is_current=head.up_to_date,
@@ -119,7 +119,9 @@ class LongPoll:
                         self._reads.live.follow(topic)
                         is_waiting = True
                         # Keep little while it waits: use the stream's key and the topic's source.
-                        return Waiting(self, read._replace(key=stream.key, source=topic.access.source), stream, topic)
+                        return WaitingPoll(
+                            self, read._replace(key=stream.key, source=topic.access.source), stream, topic
+                        )
             finally:
                 if not is_waiting:
                     self._reads.left(topic)
@@ -192,7 +194,7 @@ class LongPoll:
         self,
         read: Read,
         stream: Stream,
-        reading: Reading,
+        reading: TapeReading,
         outcome: Outcome,
         edition: Edition,
         *,
@@ -212,7 +214,7 @@ class LongPoll:
             return Answer(304, not_modified(headers), outcome)
         return Answer(200, headers, outcome, parts, stream.tape.is_json, run=run)
 
-    def wait(self, waiting: Waiting, client: PollClient) -> Waiter:
+    def wait(self, waiting: WaitingPoll, client: PollClient) -> Waiter:
         """A waiter, not yet started."""
         waiter = Waiter(waiting, client, waiting.read.route.config.long_poll_timeout_s)
         if self._reads.drain.is_set:
@@ -265,11 +267,11 @@ class LongPoll:
             raise Uncacheable(TOO_LARGE)
         return timed_out(read, stream, at, head.is_closed, cursor, Outcome.MISS)
 
-    def wait_at_once(self, read: Read, stream: Stream) -> Waiting | None:
+    def wait_at_once(self, read: Read, stream: Stream) -> WaitingPoll | None:
         """The place at which a long-poll's client waits, or is answered from the tape, if that is known without the
-        origin; else None, without side effects.  The caller must call `Waiting.start` or `Waiting.close`."""
+        origin; else None, without side effects.  The caller must call `WaitingPoll.start` or `WaitingPoll.close`."""
         topic = self._reads.join(read, stream)
         if topic is None:
             return None
         # As in `_on`: other clients may join the wait, each with credentials of its own.
-        return Waiting(self, read._replace(key=stream.key, source=topic.access.source), stream, topic)
+        return WaitingPoll(self, read._replace(key=stream.key, source=topic.access.source), stream, topic)

@@ -88,7 +88,7 @@ class Polls(Protocol):
     wheel: Wheel
     code_now: Callable[[Read, Answer], Answer]
 
-    def wait(self, waiting: Waiting, client: PollClient) -> Waiter:
+    def wait(self, waiting: WaitingPoll, client: PollClient) -> Waiter:
         """A waiter, not yet started."""
 
     def left(self, topic: Topic) -> None:
@@ -106,14 +106,14 @@ class Polls(Protocol):
     async def timeout_asking(self, read: Read, stream: Stream) -> Answer:
         """The same when the origin has to be asked."""
 
-    async def answer(self, read: Read) -> Answer | Waiting:
+    async def answer(self, read: Read) -> Answer | WaitingPoll:
         """Answer a long-poll that starts again, or return its new place."""
 
     async def answer_past_tape(self, read: Read, stream: Stream) -> Answer:
         """Answer a long-poll whose bytes are not on the tape."""
 
 
-class Waiting(NamedTuple):
+class WaitingPoll(NamedTuple):
     """One long-poll client's place in the stream before it waits; `start` or `close` must be called."""
 
     polls: Polls
@@ -148,7 +148,7 @@ class Waiter:
         "clients",
     )
 
-    def __init__(self, waiting: Waiting, client: PollClient, patience_s: float) -> None:
+    def __init__(self, waiting: WaitingPoll, client: PollClient, patience_s: float) -> None:
         polls, read = waiting.polls, waiting.read
         self._waiting = waiting
         self._client = client
@@ -425,10 +425,10 @@ class Waiter:
         waiting.polls.wheel.drop(self, self._tick)
         self._detach(waiting)
 
-    def _detach(self, waiting: Waiting) -> None:
+    def _detach(self, waiting: WaitingPoll) -> None:
         topic = waiting.topic
         topic.readers_now.discard(self)
-        # The last of them leaves by `Waiting.close`.
+        # The last of them leaves by `WaitingPoll.close`.
         topic.readers -= self.clients - 1
         topic.extra_clients -= self.clients - 1
         waiting.close()

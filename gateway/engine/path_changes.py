@@ -1,6 +1,6 @@
 """The changes that a write makes to all streams of its path, at once or later.
 
-Each is a `gateway.tape.crowd.Event`, made when the write is answered, and records the facts of that time.  A stream
+Each is a `gateway.tape.crowd.PathEvent`, made when the write is answered, and records the facts of that time.  A stream
 that may have expired by then is dropped, because the write may be the first to reach its successor.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.live.topics import LiveTopics
-from gateway.tape.crowd import Event
+from gateway.tape.crowd import PathEvent
 from gateway.tape.stream import End, Stream
 
 
@@ -36,7 +36,7 @@ class PathChange:
         else:
             self._apply(stream)
 
-    def with_earlier(self, earlier: Event, /) -> Event | None:
+    def with_earlier(self, earlier: PathEvent, /) -> PathEvent | None:
         """This change, if `earlier` is one of the same kind."""
         is_like = self._kind is not None and isinstance(earlier, PathChange) and earlier._kind == self._kind
         return self if is_like else None
@@ -72,7 +72,7 @@ class Acknowledged:
         # A sliding TTL runs from when the origin did the write, which may be long before it answers.
         stream.contacted(self._asked_at)
 
-    def with_earlier(self, earlier: Event, /) -> Event | None:
+    def with_earlier(self, earlier: PathEvent, /) -> PathEvent | None:
         """The further one of the two, if both have the same query."""
         if not isinstance(earlier, Acknowledged) or earlier._query != self._query:
             return None

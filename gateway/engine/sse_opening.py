@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 from weakref import ref
 
-from gateway.live.reader import Step
+from gateway.live.reader import LiveStep
 from gateway.live.topic import Topic
 
 MOST_BYTES: Final = 512
@@ -23,7 +23,7 @@ class SseOpening:
 
     __slots__ = ("_headers", "_second", "_tail", "_topic", "_version", "head", "step")
 
-    def __init__(self, topic: Topic, step: Step, head: bytes, wall: float) -> None:
+    def __init__(self, topic: Topic, step: LiveStep, head: bytes, wall: float) -> None:
         """`wall` is the time that the head names, in Unix seconds."""
         stream = topic.stream
         # Requests are remembered for longer than the topics that they have joined.

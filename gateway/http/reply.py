@@ -102,15 +102,15 @@ class Head(NamedTuple):
     """The field lines, each with its line end, if each may be passed on to a client as it is."""
 
 
-class End(Enum):
+class ReplyEnd(Enum):
     """The end of a reply."""
 
     END = auto()
 
 
-END: Final = End.END
+END: Final = ReplyEnd.END
 
-Event = Head | bytes | End
+Event = Head | bytes | ReplyEnd
 
 
 class _Framing(Enum):

@@ -25,7 +25,7 @@ from gateway.limits.usage import Tally
 _MOST_REMEMBERED: Final = 16_384
 
 
-class Refusal(NamedTuple):
+class RateRefusal(NamedTuple):
     """The limit that refuses a request."""
 
     limit: str
@@ -161,13 +161,13 @@ class RateLimits:
         applied = self._of_client[net, route] = tuple((limit, key) for limit, key in found if key is not None)
         return applied
 
-    def refusal(self, net: str, route: str, now: float, *, is_live: bool) -> Refusal | None:
+    def refusal(self, net: str, route: str, now: float, *, is_live: bool) -> RateRefusal | None:
         """The limit for which the request has to wait longest; None if it may be admitted."""
         refusal = None
         for limit, key in self._applied(net, route):
             wait_s = limit.wait_s(key, now, is_live=is_live)
             if wait_s and (refusal is None or wait_s > refusal.wait_s):
-                refusal = Refusal(limit.config.name, wait_s)
+                refusal = RateRefusal(limit.config.name, wait_s)
         return refusal
 
     def admits(self, net: str, route: str, now: float, *, is_live: bool) -> bool:

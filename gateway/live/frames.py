@@ -18,7 +18,7 @@ from gateway.protocol.names import is_sse_text
 from gateway.protocol.sse import Control, encode_control, encode_data
 from gateway.protocol.stream_version import Edition
 from gateway.tape.stream import Stream
-from gateway.tape.tape import Reading
+from gateway.tape.tape import TapeReading
 
 _KEPT_BYTES: Final = 1 << 20
 """Bytes of frames kept for the next readers at the same offset."""
@@ -81,7 +81,7 @@ class Frames:
         return int(self._kept.currsize)
 
     def frame(
-        self, start: str, reading: Reading, *, is_current: bool, is_closed: bool, cursor: str
+        self, start: str, reading: TapeReading, *, is_current: bool, is_closed: bool, cursor: str
     ) -> bytes | LargeEvent:
         """The data event of a reading and the control event that must follow it, or the data event alone if it is too
         large to be written at once."""
@@ -105,7 +105,7 @@ class Frames:
         """Keep no frames."""
         self._kept.clear()
 
-    def data(self, reading: Reading) -> bytes:
+    def data(self, reading: TapeReading) -> bytes:
         """The data event of a reading."""
         stream = self._stream
         pieces = [b"[", *reading.pieces, b"]"] if stream.tape.is_json else reading.pieces

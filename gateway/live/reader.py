@@ -77,7 +77,7 @@ class LargeEvent:
 
 
 @dataclass(slots=True)
-class Step:
+class LiveStep:
     """What a reader at one offset is sent next; no data means that there is nothing to send now."""
 
     data: bytes

@@ -12,7 +12,7 @@ from typing import Protocol
 from gateway.aio.clock import Clock
 from gateway.aio.wheel import TICK_S, Wheel
 from gateway.limits.shared_bytes import NOTHING, Holding
-from gateway.live.reader import HEARTBEAT_BYTES, HEARTBEAT_CHUNK, LargeEvent, Step
+from gateway.live.reader import HEARTBEAT_BYTES, HEARTBEAT_CHUNK, LargeEvent, LiveStep
 from gateway.live.topic import BEATS, Topic
 from gateway.tape.sighting import FirstTail
 from gateway.telemetry.access_record import CloseReason
@@ -139,7 +139,7 @@ class Subscriber:
         self.pump()
         self._first = None
 
-    def start_after(self, step: Step) -> None:
+    def start_after(self, step: LiveStep) -> None:
         """Join the topic at the end of `step`, which the caller writes, and after which there is nothing to write."""
         self.topic.readers_now.add(self)
         self._said_up_to_date = step.said_up_to_date
@@ -192,7 +192,7 @@ class Subscriber:
             else:
                 return
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: LiveStep) -> None:
         self._sent_at_beat = self.topic.beats
         self._said_up_to_date = step.said_up_to_date
         self.topic.stream.count_sent(step.size)

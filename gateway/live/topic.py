@@ -27,7 +27,7 @@ from gateway.aio.signal import Signal
 from gateway.errors import GatewayError
 from gateway.live.cursors import Cursors
 from gateway.live.frames import EVENT_BYTES, Frames, KeptFrames
-from gateway.live.reader import LargeEvent, LiveReader, Step, chunk, drop_failed
+from gateway.live.reader import LargeEvent, LiveReader, LiveStep, chunk, drop_failed
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.offsets import is_before
 from gateway.protocol.stream_version import Version
@@ -135,7 +135,7 @@ class Topic:
         self.extra_clients = 0
         """Clients in `readers_now` beyond one per reader."""
         self._is_flushing = False
-        self.steps: dict[str, Step] = {}
+        self.steps: dict[str, LiveStep] = {}
         """While readers are pumped: the step sent at each offset, made once for all readers there."""
         self.is_pumping = False
         self._answers: dict[object, object] = {}
@@ -278,7 +278,7 @@ class Topic:
             and self.stream.holds_acknowledged(at)
         )
 
-    def step(self, at: str, said_up_to_date: bool, least_cursor: int, first: FirstTail | None = None) -> Step:
+    def step(self, at: str, said_up_to_date: bool, least_cursor: int, first: FirstTail | None = None) -> LiveStep:
         """What a reader at `at` is sent next; `least_cursor` is the least cursor that its frames may carry.  `first` is
         the tail that the origin has named to a reader that begins now.
 
@@ -294,17 +294,19 @@ class Topic:
         if reading.size:
             frame = self.frames.frame(at, reading, is_current=is_current, is_closed=is_closed, cursor=str(cursor))
             if isinstance(frame, LargeEvent):
-                step = Step(b"", 0, end, said_up_to_date, cursor, large=frame)
+                step = LiveStep(b"", 0, end, said_up_to_date, cursor, large=frame)
             else:
-                step = Step(chunk(frame), len(frame), end, is_current, cursor, is_closed, is_current and not is_closed)
+                step = LiveStep(
+                    chunk(frame), len(frame), end, is_current, cursor, is_closed, is_current and not is_closed
+                )
             if self.is_pumping and cursor == shared and first is None:
                 # Keep a large event without sending it from here: readers that take it whole hold no reference to it.
                 self.steps[at] = step
             return step
         if is_closed or (is_current and not said_up_to_date):
             frame = self.frames.control(end, is_current=True, is_closed=is_closed, cursor=str(cursor))
-            return Step(chunk(frame), len(frame), end, is_current, cursor, is_closed, is_current and not is_closed)
-        return Step(b"", 0, end, said_up_to_date, cursor, needs_fill=self.is_missing(end))
+            return LiveStep(chunk(frame), len(frame), end, is_current, cursor, is_closed, is_current and not is_closed)
+        return LiveStep(b"", 0, end, said_up_to_date, cursor, needs_fill=self.is_missing(end))
 
     def is_missing(self, at: str) -> bool:
         """Whether the bytes after `at` must be fetched: `at` is neither the tail nor where the follower reads on."""
@@ -313,9 +315,9 @@ class Topic:
             return False
         return not tape.has_seen(at) or (tape.tail is not None and is_before(at, tape.tail))
 
-    def last_step(self, large: LargeEvent, least_cursor: int) -> Step:
+    def last_step(self, large: LargeEvent, least_cursor: int) -> LiveStep:
         """The control event after a large event: states what is true now, not when the event was started."""
         end, cursor = large.end, max(self.cursors.shared(), least_cursor)
         is_current, is_closed = self.is_current(end), self.stream.tape.is_closed_at(end)
         frame = self.frames.control(end, is_current=is_current, is_closed=is_closed, cursor=str(cursor))
-        return Step(chunk(frame), len(frame), end, is_current, cursor, is_closed)
+        return LiveStep(chunk(frame), len(frame), end, is_current, cursor, is_closed)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from prometheus_client.metrics_core import Metric
 
 from gateway.ops.families import counter, gauge
-from gateway.upstream.breaker import State
+from gateway.upstream.breaker import BreakerState
 from gateway.upstream.origins import OriginState
 
 
@@ -47,7 +47,7 @@ def origin_families(origins: Sequence[OriginState]) -> Iterator[Metric]:
         "durable_gateway_origin_breaker_state",
         "1 for the state of the origin's circuit breaker, 0 for the others. Excludes ejection.",
         ("origin", "state"),
-        (((origin.origin, state.value), float(origin.state is state)) for origin in origins for state in State),
+        (((origin.origin, state.value), float(origin.state is state)) for origin in origins for state in BreakerState),
     )
     yield counter(
         "durable_gateway_origin_breaker_transitions",

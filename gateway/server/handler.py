@@ -16,7 +16,7 @@ from gateway.engine.answer import Answer, BodyRun
 from gateway.engine.core import Engine
 from gateway.engine.hit_for_miss import HEAD
 from gateway.engine.live_read import TOO_LARGE
-from gateway.engine.long_poll_waiter import Waiting
+from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
 from gateway.engine.s2.unary import S2RefusedToAnother
@@ -251,7 +251,7 @@ class RequestHandler:
             answer: Answer = opened
         elif context.mode is _LONGPOLL:
             polled = await self._engine.long_poll(read)
-            if isinstance(polled, Waiting):
+            if isinstance(polled, WaitingPoll):
                 self._wait(context, polled)
                 return None
             answer = polled
@@ -273,7 +273,7 @@ class RequestHandler:
         context.stage = _LIVE
         self._remember(request.channel, join)
 
-    def _wait(self, context: RequestContext, waiting: Waiting) -> None:
+    def _wait(self, context: RequestContext, waiting: WaitingPoll) -> None:
         request, join = context.request, self._asked(context, waiting.read)
         join.group = self._live.wait(
             request.channel, join, waiting, context.began, context.observed, keeps=request.keeps_alive

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from multidict import CIMultiDict
 
-from gateway.engine.long_poll_waiter import Waiter, Waiting
+from gateway.engine.long_poll_waiter import Waiter, WaitingPoll
 from gateway.engine.sse import Subscription
 from gateway.engine.sse_opening import MOST_BYTES, MOST_HEAD_BYTES, SseOpening
 from gateway.errors import GatewayError
@@ -137,7 +137,7 @@ class LiveAnswers:
         self,
         channel: Channel,
         join: Join,
-        waiting: Waiting,
+        waiting: WaitingPoll,
         began: float,
         observed: Observed | None,
         client: Client | None = None,

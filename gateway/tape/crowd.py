@@ -30,14 +30,14 @@ _LOOKS: Final = 8
 """Streams looked at in one call to find some that are not in use."""
 
 
-class Event(Protocol):
+class PathEvent(Protocol):
     """A change of all streams of a path.  It is applied to each once, now or later, and must not depend on anything
     that changes."""
 
     def __call__(self, stream: Stream, /) -> object:
         """Apply it to a stream."""
 
-    def with_earlier(self, earlier: Event, /) -> Event | None:
+    def with_earlier(self, earlier: PathEvent, /) -> PathEvent | None:
         """One event in place of `earlier` and this one, right for streams that have heard `earlier` and for those that
         have not; None if the two stay apart."""
 
@@ -52,7 +52,7 @@ class Crowd:
         """The sleeping streams that have heard every event, and may have remembered answers, in the order in which they
         fell asleep."""
         self._version = 0
-        self._events: deque[tuple[int, Event]] = deque()
+        self._events: deque[tuple[int, PathEvent]] = deque()
         self._complete_from = 0
         """A stream that has heard at least so many events can hear the rest."""
         self._records_to: dict[str | None, int] = {}
@@ -61,7 +61,7 @@ class Crowd:
     def __repr__(self) -> str:
         return f"<Crowd {len(self.awake)} awake, {len(self._events)} events>"
 
-    def told(self, event: Event) -> Iterable[Stream]:
+    def told(self, event: PathEvent) -> Iterable[Stream]:
         """Keep an event, which the caller applies to the awake streams; returns the streams whose remembered answers
         are not valid any more."""
         self._version += 1
@@ -74,7 +74,7 @@ class Crowd:
             self._complete_from, _ = self._events.popleft()
         return dozing
 
-    def wake(self, stream: Stream) -> list[Event] | None:
+    def wake(self, stream: Stream) -> list[PathEvent] | None:
         """Count a sleeping stream as awake: returns the events that it has missed, or None if they are not kept any
         more."""
         stream.is_awake = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from gateway.protocol.stream_key import Group, StreamKey
-from gateway.tape.crowd import MOST_AWAKE, Crowd, Event
+from gateway.tape.crowd import MOST_AWAKE, Crowd, PathEvent
 from gateway.tape.stream import Stream
 
 
@@ -88,7 +88,7 @@ class Paths:
         streams = self._groups.get(group)
         return list(streams.values()) if streams is not None else []
 
-    def told(self, group: Group, event: Event) -> Iterable[Stream]:
+    def told(self, group: Group, event: PathEvent) -> Iterable[Stream]:
         """Keep an event for the sleeping streams of the path; returns the streams whose remembered answers it ends."""
         if self._crowds and (crowd := self._crowds.get(group)) is not None:
             return crowd.told(event)
@@ -104,7 +104,7 @@ class Paths:
         if (crowd := self._crowds.get(group)) is not None:
             crowd.looked_at(self.group(group))
 
-    def wake(self, stream: Stream) -> tuple[list[Event] | None, Iterable[Stream]]:
+    def wake(self, stream: Stream) -> tuple[list[PathEvent] | None, Iterable[Stream]]:
         """Wake a stream: returns the events that it has missed, None if they are not kept any more, and the streams
         whose remembered answers must be dropped for it."""
         crowd = self._crowds[stream.key.group]

@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.protocol.stream_version import Edition, Version
 from gateway.s2.records import Record
-from gateway.tape.crowd import Event
+from gateway.tape.crowd import PathEvent
 from gateway.tape.eviction import USE_S, Eviction
 from gateway.tape.facts_cost import key_cost
 from gateway.tape.paths import Paths
@@ -118,7 +118,7 @@ class TapeStore:
         for other in dropped:
             self.on_forget(other)
 
-    def tell(self, group: Group, event: Event) -> None:
+    def tell(self, group: Group, event: PathEvent) -> None:
         """Apply an event to every stream of the path: at once, or as it wakes."""
         for stream in self._paths.told(group, event):
             self.on_forget(stream)

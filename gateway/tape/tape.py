@@ -30,7 +30,7 @@ def token_cost(token: str) -> int:
     return TOKEN_COST + len(token)
 
 
-class Reading(NamedTuple):
+class TapeReading(NamedTuple):
     """A run of the tape: the bytes from the requested token to `end` (for JSON: messages joined by commas)."""
 
     pieces: tuple[bytes, ...] = ()
@@ -99,7 +99,7 @@ class Tape:
             token = target
         return token
 
-    def read(self, start: str, limit: int) -> Reading:
+    def read(self, start: str, limit: int) -> TapeReading:
         """The bytes after `start`, up to about `limit`, cut only at known tokens.
 
         Takes at least one step if there is one, however large.  `end` is where the reading stops; it is the requested
@@ -126,7 +126,7 @@ class Tape:
             at = self.resolve(stop[1])
             if size >= limit or stop[0] < block.size:
                 break
-        return Reading(tuple(pieces), size, at, stored_at, copied)
+        return TapeReading(tuple(pieces), size, at, stored_at, copied)
 
     def extent(self, start: str, end: str) -> Extent:
         """The extent of the bytes held after `start`, up to `end` if that is known among them."""

@@ -75,7 +75,7 @@ class RecordedStream(NamedTuple):
         return cls(route, f"{path}?{query}" if query else path, known, is_s2)
 
 
-class Fetch(Protocol):
+class RecordedFetch(Protocol):
     """A shared fetch, as far as records account for it."""
 
     fetched: int
@@ -150,13 +150,13 @@ class Record:
     is_final: bool = True
     """False for an interim record of a live read that continues."""
 
-    fetches: tuple[tuple[Fetch, bool], ...] = ()
+    fetches: tuple[tuple[RecordedFetch, bool], ...] = ()
     """The shared fetches that the request waited for, each with whether it started it; `finalize` claims their
     figures."""
     is_accounted: bool = False
     """Whether the record is complete: later work for its request is charged to no record."""
 
-    def share(self, fetch: Fetch, *, leads: bool) -> None:
+    def share(self, fetch: RecordedFetch, *, leads: bool) -> None:
         """Add a shared fetch that the request started (`leads`) or waits for."""
         if not self.is_accounted and all(known is not fetch for known, _ in self.fetches):
             fetch.sharers += 1
@@ -210,7 +210,7 @@ def note_span(start: str, next_offset: str) -> None:
         record.start, record.next_offset = record.start or start, next_offset
 
 
-def note_fetch(fetch: Fetch, *, leads: bool) -> None:
+def note_fetch(fetch: RecordedFetch, *, leads: bool) -> None:
     """Record that the current request starts a shared fetch, or waits for one."""
     if (record := record_now.get()) is not None:
         record.share(fetch, leads=leads)

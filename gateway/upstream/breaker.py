@@ -57,7 +57,7 @@ QUIET_S: Final = 10.0
 """Without a client's request for this long, own probes are believed again after they contradicted one."""
 
 
-class State(StrEnum):
+class BreakerState(StrEnum):
     """The state of a breaker."""
 
     CLOSED = "closed"
@@ -66,7 +66,7 @@ class State(StrEnum):
 
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
-_CLOSED: Final = State.CLOSED
+_CLOSED: Final = BreakerState.CLOSED
 
 
 class Event(StrEnum):
@@ -82,11 +82,11 @@ class Event(StrEnum):
     """A probe failed."""
 
 
-TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = {
-    (State.CLOSED, Event.TRIPPED): State.OPEN,
-    (State.OPEN, Event.DUE): State.HALF_OPEN,
-    (State.HALF_OPEN, Event.RECOVERED): State.CLOSED,
-    (State.HALF_OPEN, Event.RELAPSED): State.OPEN,
+TRANSITIONS: Final[Mapping[tuple[BreakerState, Event], BreakerState]] = {
+    (BreakerState.CLOSED, Event.TRIPPED): BreakerState.OPEN,
+    (BreakerState.OPEN, Event.DUE): BreakerState.HALF_OPEN,
+    (BreakerState.HALF_OPEN, Event.RECOVERED): BreakerState.CLOSED,
+    (BreakerState.HALF_OPEN, Event.RELAPSED): BreakerState.OPEN,
 }
 """All transitions; any other event leaves the state unchanged."""
 
@@ -191,10 +191,10 @@ class Breaker:
     def __init__(self, policy: Policy, rng: random.Random, now: float) -> None:
         self._policy = policy
         self._rng = rng
-        self.state = State.CLOSED
+        self.state = BreakerState.CLOSED
         self.since = now
         """When it was created, last tripped or last recovered; failed probes do not change it."""
-        self.transitions: Counter[State] = Counter()
+        self.transitions: Counter[BreakerState] = Counter()
         """How often each state was entered."""
         self._term = 0
         self.permit = Permit(0, is_probe=False)
@@ -243,9 +243,9 @@ class Breaker:
             return self.permit
         if not is_own and not self.would_admit(now):
             return None
-        if self.state is State.OPEN and now >= self._until:
+        if self.state is BreakerState.OPEN and now >= self._until:
             self._move(Event.DUE, now)
-        if self.state is not State.HALF_OPEN:
+        if self.state is not BreakerState.HALF_OPEN:
             return None
         if not is_own:
             self._admit_client(now, is_live=is_live)
@@ -253,11 +253,11 @@ class Breaker:
 
     def would_admit(self, now: float) -> bool:
         """Whether `admit` would give a permit to a client's request; takes none."""
-        if self.state is State.CLOSED:
+        if self.state is BreakerState.CLOSED:
             return True
         if now < self._clients_from:
             return False
-        if self.state is State.OPEN:
+        if self.state is BreakerState.OPEN:
             return now >= self._until
         return self._is_watched or self._probes < self._policy.probes
 
@@ -279,7 +279,7 @@ class Breaker:
 
     def retry_in_s(self, now: float) -> float | None:
         """Seconds until the next probe may be sent; None while closed, 0 if it is due or under way."""
-        return None if self.state is State.CLOSED else max(0.0, self._until - now)
+        return None if self.state is BreakerState.CLOSED else max(0.0, self._until - now)
 
     def succeeded(self, permit: Permit, now: float) -> None:
         """The origin answered."""
@@ -363,13 +363,13 @@ class Breaker:
         self._term += 1
         self._probes = 0
         self._consecutive = 0
-        if state is State.OPEN:
+        if state is BreakerState.OPEN:
             self._open(event, now, is_own=is_own)
             if event is Event.TRIPPED:
                 # Own probes that closed it were contradicted if no client's request has succeeded since.
                 self._is_vouched = not self._is_proved
                 self._alone_from = -inf if self._is_proved else self._until + QUIET_S
-        elif state is State.CLOSED:
+        elif state is BreakerState.CLOSED:
             self.permit = Permit(self._term, is_probe=False)
             self._closed_at = now
             self._is_proved = True

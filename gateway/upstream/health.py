@@ -26,7 +26,7 @@ from gateway.aio.tasks import Tasks
 from gateway.config.origins import HealthCheckConfig
 from gateway.config.routes import RouteConfig
 from gateway.errors import GatewayError
-from gateway.upstream.breaker import State
+from gateway.upstream.breaker import BreakerState
 from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.origin_pool import Origins, authority_of
@@ -150,7 +150,7 @@ class Health:
             if due_in_s is None or self._origins.find(origin.authority) is not origin:
                 return
             await pause(self._clock, due_in_s or origin.breaker.first_pause_s * self._rng.uniform(*_WATCH_JITTER))
-            if origin.breaker.state is not State.CLOSED:
+            if origin.breaker.state is not BreakerState.CLOSED:
                 await self._probe(origin)
 
     async def _probe(self, origin: Origin) -> str | None:
@@ -176,7 +176,7 @@ class Health:
 
     async def _probe_at_start(self, origin: Origin) -> None:
         wrong = await self._probe(origin)
-        if wrong is not None and origin.breaker.state is State.CLOSED:
+        if wrong is not None and origin.breaker.state is BreakerState.CLOSED:
             self._origins.say(f"origin {origin.authority} does not answer: {wrong}")
 
 

@@ -26,7 +26,7 @@ from gateway.aio.signal import Signal
 from gateway.config.origins import OriginsConfig
 from gateway.errors import CircuitOpen
 from gateway.http.reply import ReplyBroken
-from gateway.upstream.breaker import Breaker, Permit, Policy, State
+from gateway.upstream.breaker import Breaker, BreakerState, Permit, Policy
 from gateway.upstream.failures import ConnectionLost
 from gateway.upstream.reasons import is_loss, is_no_sign, reason_of, reason_of_status
 from gateway.upstream.slots import three_quarters
@@ -37,7 +37,7 @@ _MAY_DRAIN: Final = 503
 """The status by which a server may say that it is about to leave."""
 _BUSY_RETRY_S: Final = 1.0
 # Enum members are slow to reach in Python 3.11, and every request passes here.
-_CLOSED: Final = State.CLOSED
+_CLOSED: Final = BreakerState.CLOSED
 
 Say = Callable[[str], None]
 
@@ -74,7 +74,7 @@ class OriginState:
     routes: tuple[str, ...]
     weight: int
     """The largest that a route gives it; 0 if it is used only through redirects."""
-    state: State
+    state: BreakerState
     is_ejected: bool
     reason: str | None
     """The current problem; None if there is none."""
@@ -93,7 +93,7 @@ class OriginState:
     ejections: int
     checks: dict[bool, int]
     """Active health checks, by whether they succeeded."""
-    transitions: dict[State, int]
+    transitions: dict[BreakerState, int]
     in_flight: int
     waiting: int
     last_heard_s: float | None
@@ -101,7 +101,7 @@ class OriginState:
     @property
     def is_up(self) -> bool:
         """Whether requests are sent to it as usual."""
-        return self.state is State.CLOSED and not self.is_ejected
+        return self.state is BreakerState.CLOSED and not self.is_ejected
 
 
 class LivePin(Protocol):
@@ -157,9 +157,9 @@ class Origin:
 
     def look(self, now: float) -> OriginState:
         """A snapshot of the origin."""
-        is_well = self.breaker.state is State.CLOSED and not self._ejected
+        is_well = self.breaker.state is BreakerState.CLOSED and not self._ejected
         since = min(self._ejected.values(), default=self.breaker.since)
-        if self.breaker.state is not State.CLOSED:
+        if self.breaker.state is not BreakerState.CLOSED:
             since = min(since, self.breaker.since)
         return OriginState(
             origin=self.authority,
@@ -177,7 +177,7 @@ class Origin:
             redirects=self.redirects,
             ejections=self.ejections,
             checks=dict(self.checks),
-            transitions={state: self.breaker.transitions[state] for state in State},
+            transitions={state: self.breaker.transitions[state] for state in BreakerState},
             in_flight=len(self._sent),
             waiting=self.waiting,
             last_heard_s=None if self.heard_at is None else max(0.0, now - self.heard_at),
@@ -226,18 +226,18 @@ class Origin:
         `had_succeeded`: its head had counted as a success."""
         self.failures += 1
         self._reason = reason
-        was_closed = self.breaker.state is State.CLOSED
+        was_closed = self.breaker.state is BreakerState.CLOSED
         self.breaker.failed(permit, now, had_succeeded=had_succeeded, is_loss=is_loss, is_answer=is_answer)
-        if was_closed and self.breaker.state is State.OPEN:
+        if was_closed and self.breaker.state is BreakerState.OPEN:
             self._events.say(f"origin {self.authority} {'fails' if is_answer else 'is unreachable'}: {reason}")
             self._events.on_open(self)
             self._end_live_requests()
 
     def succeeded(self, permit: Permit, now: float) -> None:
         """It answered a request without reporting a failure."""
-        since, was_closed = self.breaker.since, self.breaker.state is State.CLOSED
+        since, was_closed = self.breaker.since, self.breaker.state is BreakerState.CLOSED
         self.breaker.succeeded(permit, now)
-        if not was_closed and self.breaker.state is State.CLOSED:
+        if not was_closed and self.breaker.state is BreakerState.CLOSED:
             self._events.say(f"origin {self.authority} answers again after {_duration(now - since)}")
             self.recovered.fire()
         elif permit.is_own and self.breaker.would_admit(now):

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from gateway.bridge.sightings import MOST_SIGHTINGS, Known, S2Sighting, S2Sightings
+from gateway.bridge.sightings import MOST_SIGHTINGS, KnownSighting, S2Sighting, S2Sightings
 from gateway.s2.records import Record, StreamPosition
 from tests.effort import examples
 
@@ -23,7 +23,7 @@ class SightingOfAStream(RuleBasedStateMachine):
         self.life = 0
         self.timestamps: list[int] = []
         self.clock = 0
-        self.asked: list[tuple[Known, int, int]] = []
+        self.asked: list[tuple[KnownSighting, int, int]] = []
         """Requests under way: what was known, and the stream's life and tail when the origin answered."""
 
     @rule(count=st.integers(1, 3))
@@ -63,7 +63,7 @@ class SightingOfAStream(RuleBasedStateMachine):
         elif can_tell and known.incarnation == int(before.removeprefix("s2-")):
             assert self.sighting.identity != before
 
-    def _is_of_this_life(self, known: Known) -> bool:
+    def _is_of_this_life(self, known: KnownSighting) -> bool:
         position = known.position
         assert position is not None
         if not position.seq_num:

@@ -25,7 +25,7 @@ from gateway.protocol.etag import mint
 from gateway.server.remembered import RememberedAnswer
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
-from gateway.tape.tape import Reading, Tape
+from gateway.tape.tape import Tape, TapeReading
 from gateway.upstream.flight import OriginError
 from gateway.upstream.reply import Reply
 from tests.chaos.mutant import Mutant, Patches, never, nothing, registrar
@@ -133,7 +133,7 @@ def tail_is_taken_for_the_end() -> Patches:
 def offset_runs_ahead() -> Patches:
     read = Tape.read
 
-    def ahead(self: Tape, start: str, limit: int) -> Reading:
+    def ahead(self: Tape, start: str, limit: int) -> TapeReading:
         reading = read(self, start, limit)
         return reading._replace(end=self.tail or reading.end) if reading.size else reading
 
@@ -183,7 +183,7 @@ def joined_without_a_comma() -> Patches:
 def frame_is_shared_by_where_it_ends() -> Patches:
     frame = Frames.frame
 
-    def shared(self: Frames, start: str, reading: Reading, **said: Any) -> Any:
+    def shared(self: Frames, start: str, reading: TapeReading, **said: Any) -> Any:
         return frame(self, "", reading, **said)
 
     return [(Frames, "frame", shared)]
@@ -206,7 +206,7 @@ def live_reader_skips_to_the_tail() -> Patches:
 def control_event_is_lost() -> Patches:
     frame = Frames.frame
 
-    def without_control(self: Frames, start: str, reading: Reading, **said: Any) -> Any:
+    def without_control(self: Frames, start: str, reading: TapeReading, **said: Any) -> Any:
         found = frame(self, start, reading, **said)
         return self.data(reading) if isinstance(found, bytes) else found
 

@@ -14,7 +14,7 @@ from gateway.aio.clock import ManualClock
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.answer import Answer
 from gateway.engine.core import Engine
-from gateway.engine.long_poll_waiter import Rendered, Waiter, Waiting
+from gateway.engine.long_poll_waiter import Rendered, Waiter, WaitingPoll
 from gateway.engine.read import Read
 from gateway.engine.relay import Relay, RelayedCall
 from gateway.engine.relayed_request import RelayedRequest
@@ -229,7 +229,7 @@ class EngineBench:
         """A long-poll, answered or waiting."""
         client = LongPoll()
         found = await self.engine.long_poll(self.read(target, is_live=True))
-        if isinstance(found, Waiting):
+        if isinstance(found, WaitingPoll):
             found.start(client).start()
         else:
             client.send(client.render(found))

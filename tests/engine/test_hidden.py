@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from multidict import CIMultiDict
 
-from gateway.engine.long_poll_waiter import Waiting
+from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.read import Read, Uncacheable
 from gateway.protocol.mode import Mode
 from gateway.protocol.target import parse_target
@@ -55,7 +55,7 @@ class Hiding:
         """A long-poll that waits at 0002."""
         client = LongPoll()
         found = await self.bench.engine.long_poll(self._read(who, "/s?offset=0002&live=long-poll", is_live=True))
-        assert isinstance(found, Waiting), found
+        assert isinstance(found, WaitingPoll), found
         found.start(client).start()
         return client
 

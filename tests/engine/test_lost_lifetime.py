@@ -12,7 +12,7 @@ import pytest
 from gateway.errors import CircuitOpen, GatewayError, UpstreamBroken
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import End
-from gateway.upstream.breaker import Breaker, Policy, State
+from gateway.upstream.breaker import Breaker, BreakerState, Policy
 from gateway.upstream.flight import METADATA
 from tests.engine.bench import BinaryOrigin, EngineBench, Start, part_of_stream
 from tests.memory_upstream import Asked
@@ -203,7 +203,7 @@ async def test_an_origin_that_fails_its_heads_is_read_again_after_an_outage(
     for _ in range(20):
         await status()
         bench.engine.clock.advance(0.5)
-    assert breaker.state is not State.CLOSED
+    assert breaker.state is not BreakerState.CLOSED
     is_down = False
     found = []
     for _ in range(500):

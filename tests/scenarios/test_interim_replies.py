@@ -11,7 +11,7 @@ import pytest
 
 from gateway.http.http2 import frames
 from gateway.server import expectation
-from gateway.upstream.breaker import State
+from gateway.upstream.breaker import BreakerState
 from tests.http.http2.peer import reply
 from tests.scenarios.conftest import Edge, Start, bounded
 from tests.scenarios.http2_wire import Http2Wire
@@ -175,7 +175,7 @@ async def test_interim_replies_that_come_too_fast_are_a_502_that_does_not_count_
             assert head.startswith(b"HTTP/1.1 502 ")
             await wire.closed()
         (state,) = edge.gateway.engine.origins.look()
-        assert (state.state, state.failures) == (State.CLOSED, 0)
+        assert (state.state, state.failures) == (BreakerState.CLOSED, 0)
 
 
 # -- 100 Continue

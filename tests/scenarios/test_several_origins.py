@@ -18,7 +18,7 @@ from gateway.config.routes import RouteConfig
 from gateway.config.server import ServerConfig
 from gateway.origin.app import Origin, OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
-from gateway.upstream.breaker import State
+from gateway.upstream.breaker import BreakerState
 from gateway.upstream.origin_pool import route_url
 from gateway.upstream.origins import OriginState
 from tests.ports import kept_port
@@ -190,7 +190,7 @@ async def test_with_one_of_two_killed_under_load_every_client_is_served_and_noth
             load.is_over = True
             await bounded(asyncio.gather(*readers))
             # Streams that belong there return to it.
-            await eventually(lambda: look(edge)[again.url].state is State.CLOSED)
+            await eventually(lambda: look(edge)[again.url].state is BreakerState.CLOSED)
         finally:
             await edge.leave()
             await again.stop(grace_s=0)
@@ -219,7 +219,7 @@ async def test_live_readers_move_to_the_other_origin_and_back_without_loss(
         assert event.data == '[{"n":1}]'
         again = await start_origin(OriginSettings(port=port), origin=own.origin)
         try:
-            await eventually(lambda: look(edge)[again.url].state is State.CLOSED)
+            await eventually(lambda: look(edge)[again.url].state is BreakerState.CLOSED)
             # While the live request is open at the other origin, other reads go there too.
             seen = again.origin.counters.total_requests
             assert (await edge.get("/s?offset=now")).status == 200
@@ -294,7 +294,7 @@ async def test_checks_eject_an_origin_that_hangs_and_take_it_back(
         # The live request that hung there is restarted at the other origin.
         await bounded(other.origin.counters.parked_is(1))
         assert (await edge.post("/s", b'"moved"', "application/json")).status == 204
-        assert look(edge)[own.url].state is State.CLOSED
+        assert look(edge)[own.url].state is BreakerState.CLOSED
         gate.release()
         await eventually(lambda: not look(edge)[own.url].is_ejected)
     said = [record.message for record in caplog.records]

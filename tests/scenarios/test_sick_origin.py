@@ -16,7 +16,7 @@ from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
-from gateway.upstream.breaker import State
+from gateway.upstream.breaker import BreakerState
 from gateway.upstream.origins import OriginState
 from tests.effort import examples
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
@@ -184,14 +184,14 @@ async def test_when_it_is_back_a_probe_finds_out_and_all_goes_on(
     port = origin.port
     await origin.stop(grace_s=0)
     async with edge.time_passing():
-        await eventually(lambda: look(edge).state is State.OPEN)
+        await eventually(lambda: look(edge).state is BreakerState.OPEN)
     # While time stands still no probe is due; if it advanced, this write would become one.
     refused = await edge.post("/s", b"lost", "application/octet-stream")
     assert (refused.status, refused.is_one_line_of_text) == (503, True)
     async with edge.time_passing():
         again = await start_origin(OriginSettings(port=port), origin=origin.origin)
         try:
-            await eventually(lambda: look(edge).state is State.CLOSED)
+            await eventually(lambda: look(edge).state is BreakerState.CLOSED)
             await bounded(counters.parked_is(1))
             assert (await edge.post("/s", b" again", "application/octet-stream")).status == 204
             assert (await edge.get("/s")).body == b"hello again"
@@ -208,11 +208,11 @@ async def test_an_idle_gateway_finds_out_by_itself_that_it_is_back(edge: Edge, o
     await origin.stop(grace_s=0)
     for _ in range(5):
         await edge.send("HEAD", "/s")
-    assert look(edge).state is State.OPEN
+    assert look(edge).state is BreakerState.OPEN
     again = await start_origin(OriginSettings(port=port), origin=origin.origin)
     try:
         async with edge.time_passing():
-            await eventually(lambda: look(edge).state is State.CLOSED)
+            await eventually(lambda: look(edge).state is BreakerState.CLOSED)
     finally:
         await again.stop(grace_s=0)
 
@@ -234,7 +234,7 @@ async def test_an_origin_that_is_away_is_probed_each_second_and_used_again_by_th
         assert look(edge).requests == number
         edge.clock.advance(due_in_s)
         await eventually(partial(has_probed, edge, number + 1))
-        if look(edge).state is State.HALF_OPEN:
+        if look(edge).state is BreakerState.HALF_OPEN:
             edge.clock.advance(1.0)
     again = await start_origin(OriginSettings(port=port), origin=origin.origin)
     try:
@@ -242,7 +242,7 @@ async def test_an_origin_that_is_away_is_probed_each_second_and_used_again_by_th
         edge.clock.advance(look(edge).retry_in_s or 0.0)
         await eventually(partial(has_probed, edge, probed + 1))
         assert (await edge.post("/s", b" again")).status == 204
-        assert look(edge).state is State.CLOSED
+        assert look(edge).state is BreakerState.CLOSED
     finally:
         await edge.leave()
         await again.stop(grace_s=0)
@@ -256,7 +256,7 @@ def has_probed(edge: Edge, requests: int) -> bool:
 async def refused(edge: Edge) -> bool:
     """Whether a request finds the origin's circuit breaker open."""
     await edge.send("HEAD", "/s")
-    return look(edge).state is State.OPEN
+    return look(edge).state is BreakerState.OPEN
 
 
 class Proxied:
@@ -316,7 +316,7 @@ async def test_an_origin_is_used_again_soon_whatever_it_does_with_probes(
         edge.clock.advance(0.1)
         # A probe that is due has been sent, and its answer is here.
         await eventually(lambda: root == "is silent" or not look(edge).in_flight)
-    assert look(edge).state is State.CLOSED
+    assert look(edge).state is BreakerState.CLOSED
     proxied.end()
 
 
@@ -342,7 +342,7 @@ async def test_followers_behind_a_proxy_that_answers_probes_stay_away_while_stre
         back = edge.clock.now()
         await eventually(lambda: proxied.live == 8)
         assert edge.clock.now() - back < 10
-    assert look(edge).state is State.CLOSED
+    assert look(edge).state is BreakerState.CLOSED
     proxied.end()
 
 
@@ -357,7 +357,7 @@ async def test_a_refused_write_does_not_make_bytes_stale(edge: Edge, origin: Run
         assert refused.status in (502, 503)
         answer = await edge.get("/s")
         assert (answer.status, answer.body, answer.is_closed) == (200, b"hello", True)
-    assert look(edge).state is State.OPEN
+    assert look(edge).state is BreakerState.OPEN
 
 
 async def test_one_stream_that_an_origin_cannot_serve_does_not_cut_off_the_others(edge: Edge, faults: Faults) -> None:
@@ -390,7 +390,7 @@ async def test_clients_that_leave_do_not_open_it(edge: Edge, faults: Faults, cou
         await bounded(gate.waiting(1))
         await wire.closed()
         await eventually(lambda: not look(edge).in_flight)
-    assert (look(edge).state, look(edge).failures) == (State.CLOSED, 0)
+    assert (look(edge).state, look(edge).failures) == (BreakerState.CLOSED, 0)
     gate.release()
 
 
@@ -405,7 +405,7 @@ async def test_a_write_that_its_client_does_not_finish_is_no_failure(edge: Edge,
         await eventually(lambda: look(edge).in_flight == 1)
         await wire.closed()
         await eventually(lambda: not look(edge).in_flight)
-    assert (look(edge).state, look(edge).failures) == (State.CLOSED, 0)
+    assert (look(edge).state, look(edge).failures) == (BreakerState.CLOSED, 0)
 
 
 @pytest.mark.parametrize("way", ["-1&live=sse", "-1&live=long-poll", "-1"])

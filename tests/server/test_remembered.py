@@ -18,7 +18,7 @@ from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request_keys import Sections
 from gateway.tape.eviction import USE_S
 from gateway.tape.stream import End, Stream
-from gateway.tape.tape import Reading
+from gateway.tape.tape import TapeReading
 from gateway.telemetry.metrics import NoMetrics
 from tests.effort import examples
 from tests.engine.coding_bench import Bench
@@ -58,12 +58,12 @@ class Kept:
         self.store.store(stream, start, end, pieces, self.bench.clock.now())
         stream.tape.reached(end)
 
-    def read(self, stream: Stream, start: str, limit: int) -> tuple[Reading, BodyRun]:
+    def read(self, stream: Stream, start: str, limit: int) -> tuple[TapeReading, BodyRun]:
         reading = stream.tape.read(start, limit)
         stream.confirm(start, self.bench.clock.now())
         return reading, BodyRun(stream, start, reading.end, stream.version.edition)
 
-    def remember(self, request: bytes, reading: Reading, run: BodyRun) -> None:
+    def remember(self, request: bytes, reading: TapeReading, run: BodyRun) -> None:
         headers = CIMultiDict({"Content-Type": "text/plain"})
         pieces, copied = reading.pieces, reading.copied
         self.answers.remember(
@@ -105,7 +105,7 @@ class LentBudget(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.kept = Kept(300_000)
-        self.earlier_reads: list[tuple[bytes, Reading, BodyRun]] = []
+        self.earlier_reads: list[tuple[bytes, TapeReading, BodyRun]] = []
 
     @initialize()
     def begin(self) -> None:

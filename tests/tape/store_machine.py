@@ -13,7 +13,7 @@ from gateway.protocol.freshness import Lifetime
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape import crowd, paths
 from gateway.tape.costs import TAPE_COST
-from gateway.tape.crowd import Event
+from gateway.tape.crowd import PathEvent
 from gateway.tape.eviction import POLICIES, USE_S, Eviction
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
@@ -54,7 +54,7 @@ class Told:
     def __call__(self, stream: Stream, /) -> None:
         self.change(stream)
 
-    def with_earlier(self, earlier: Event, /) -> Event | None:
+    def with_earlier(self, earlier: PathEvent, /) -> PathEvent | None:
         return None
 
 

@@ -20,7 +20,7 @@ from gateway.errors import GatewayError
 from gateway.protocol.offsets import START
 from gateway.tape import block as block_module
 from gateway.tape.costs import BLOCK_COST, TAPE_COST
-from gateway.tape.tape import Reading, Tape, token_cost
+from gateway.tape.tape import Tape, TapeReading, token_cost
 from tests.effort import examples
 
 # Values that break a careless JSON parser: separators as values, in strings, after escapes, in any script.
@@ -189,7 +189,7 @@ class TapeAgainstModel(RuleBasedStateMachine):
                 for limit in (9, 1 << 20):
                     self.check_reading(token, self.tape.read(token, limit))
 
-    def check_reading(self, start: str, reading: Reading) -> None:
+    def check_reading(self, start: str, reading: TapeReading) -> None:
         low, high = self.positions[start], self.positions[reading.end]
         assert low <= high
         assert self.is_same(reading.pieces, low, high)

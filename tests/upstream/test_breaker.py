@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.aio.clock import ManualClock
-from gateway.upstream.breaker import TRANSITIONS, Breaker, Event, Permit, Policy, State
+from gateway.upstream.breaker import TRANSITIONS, Breaker, BreakerState, Event, Permit, Policy
 
 POLICY = Policy(
     failures=3, ratio=0.5, window_s=10.0, least_requests=8, open_s=1.0, longest_open_s=4.0, probes=2
@@ -31,11 +31,11 @@ class Step:
 
     after_s: float
     does: str
-    state: State
+    state: BreakerState
     retry_in_s: float | None = None
 
 
-CLOSED, OPEN, HALF_OPEN = State.CLOSED, State.OPEN, State.HALF_OPEN
+CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 
 LIFE = [
     # Single failures among successes have no effect.
@@ -202,8 +202,8 @@ def test_failed_probes_do_not_reset_the_time_in_trouble() -> None:
 
 
 def test_every_state_has_an_exit_and_follows_the_table() -> None:
-    assert {state for state, _ in TRANSITIONS} == set(State)
-    assert set(TRANSITIONS.values()) == set(State)
+    assert {state for state, _ in TRANSITIONS} == set(BreakerState)
+    assert set(TRANSITIONS.values()) == set(BreakerState)
     assert {event for _, event in TRANSITIONS} == set(Event)
 
 
@@ -401,7 +401,9 @@ def test_a_client_that_leaves_makes_room_for_another_after_the_next_own_probe() 
 
 
 @pytest.mark.parametrize(("is_live", "state"), [(True, CLOSED), (False, HALF_OPEN)])
-def test_a_live_request_that_is_held_does_not_keep_own_probes_from_closing_it(is_live: bool, state: State) -> None:
+def test_a_live_request_that_is_held_does_not_keep_own_probes_from_closing_it(
+    is_live: bool, state: BreakerState
+) -> None:
     breaker, clock = tripped()
     probe(breaker, clock, is_good=True)
     assert breaker.admit(clock.now(), is_live=is_live) is not None

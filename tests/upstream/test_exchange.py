@@ -18,7 +18,7 @@ from gateway.config.origins import OriginsConfig
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.reply import Interim
 from gateway.upstream import connection as connection_module
-from gateway.upstream.breaker import State
+from gateway.upstream.breaker import BreakerState
 from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.incoming import no_op
@@ -449,7 +449,7 @@ async def test_a_write_lost_on_a_kept_connection_is_no_failure_of_the_origin(
             await body_of(await recorded(exchanges, running, books, "POST", body=b"x"))
             with pytest.raises(UpstreamUnreachable):
                 await recorded(exchanges, running, books, "POST", body=b"x")
-        assert (books.failures, books.breaker.state) == (0, State.CLOSED)
+        assert (books.failures, books.breaker.state) == (0, BreakerState.CLOSED)
 
 
 async def test_a_read_that_fails_on_a_new_connection_too_is_a_failure_of_the_origin(exchanges: Exchanges) -> None:

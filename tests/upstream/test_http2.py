@@ -17,7 +17,7 @@ from gateway.http.http2 import frames
 from gateway.http.http2.client_session import MOST_STREAMS, REPLY_WINDOW
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.upstream import http2_connection
-from gateway.upstream.breaker import State
+from gateway.upstream.breaker import BreakerState
 from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.keeping import Keeping
@@ -445,7 +445,7 @@ async def test_a_lost_connection_is_one_failure_of_its_origin_however_many_excha
             everyone.set()
         failures = await bounded(asyncio.gather(*asking, return_exceptions=True))
         assert {type(failure) for failure in failures} == {UpstreamBroken if has_head else UpstreamUnreachable}
-        assert (books.failures, books.breaker.state) == (1, State.CLOSED)
+        assert (books.failures, books.breaker.state) == (1, BreakerState.CLOSED)
 
 
 async def test_a_streamed_body_is_never_repeated(exchanges: Exchanges) -> None:

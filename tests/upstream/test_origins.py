@@ -12,7 +12,7 @@ from gateway.aio.clock import ManualClock
 from gateway.config.origins import OriginsConfig
 from gateway.config.routes import RouteConfig
 from gateway.errors import CircuitOpen, UpstreamUnreachable
-from gateway.upstream.breaker import State
+from gateway.upstream.breaker import BreakerState
 from gateway.upstream.origin_pool import OriginPool, Origins, route_url
 from gateway.upstream.origins import Origin, OriginRequest
 
@@ -80,7 +80,7 @@ def test_a_reload_keeps_what_is_known_and_drops_what_no_route_leads_to() -> None
     known = bench.origin(A)
     bench.take(several(A, C), default=("authorization", "secret"))
     assert bench.origin(A) is known
-    assert bench.origin(A).breaker.state is State.OPEN
+    assert bench.origin(A).breaker.state is BreakerState.OPEN
     assert bench.origins.find(B) is None
     assert bench.take(several(A, C), default=("authorization", "secret")) == ()
     assert bench.take(several(A, C), default=("authorization", "other")) == ("default",)
@@ -117,7 +117,7 @@ def test_only_some_statuses_count_as_failures(status: int, counts: bool) -> None
         sent.answered(status, bench.clock.now())
         sent.close()
     (state,) = bench.origins.look()
-    assert (state.state is State.OPEN) is counts
+    assert (state.state is BreakerState.OPEN) is counts
     assert (state.failures == 5) is counts
     assert bench.said == ([f"origin http://a fails: answered {status}"] if counts else [])
 
@@ -129,12 +129,12 @@ def test_a_client_that_leaves_is_neither_success_nor_failure() -> None:
     (state,) = bench.origins.look()
     assert (state.failures, state.in_flight, state.waiting) == (4, 0, 0)
     bench.fail(A, 1)
-    assert bench.origin(A).breaker.state is State.OPEN
+    assert bench.origin(A).breaker.state is BreakerState.OPEN
 
 
 def test_bodies_cut_off_count_but_for_those_of_live_requests() -> None:
     bench = Bench({"origin": A}, breaker_requests=4)
-    for is_live, state in ((True, State.CLOSED), (False, State.OPEN)):
+    for is_live, state in ((True, BreakerState.CLOSED), (False, BreakerState.OPEN)):
         for _ in range(4):
             sent = bench.send(is_live=is_live)
             sent.answered(200, bench.clock.now())
@@ -258,7 +258,7 @@ def test_a_streams_requests_follow_its_open_live_request() -> None:
     other = bench.send(next(one for one in PATHS if one != path and where(bench, [one]) == [A]))
     other.answered(200, bench.clock.now())
     other.close()
-    assert bench.origin(A).breaker.state is State.CLOSED
+    assert bench.origin(A).breaker.state is BreakerState.CLOSED
     assert where(bench, [path]) == [B]
     again = bench.send(path, is_live=True)
     assert again.origin.authority == B

@@ -32,7 +32,7 @@ from gateway.engine.s2.request import (
 )
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import Group, StreamKey
-from gateway.tape.crowd import Event
+from gateway.tape.crowd import PathEvent
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
@@ -46,7 +46,7 @@ _MOST_QUERIES: Final = 8
 
 
 class S2Doubted:
-    """A `gateway.tape.crowd.Event`: the streams of a path with these queries are in doubt; None is for all."""
+    """A `gateway.tape.crowd.PathEvent`: the streams of a path with these queries are in doubt; None is for all."""
 
     __slots__ = ("_queries", "_store")
 
@@ -61,7 +61,7 @@ class S2Doubted:
         if _is_of(stream, self._queries):
             self._store.doubt_records(stream)
 
-    def with_earlier(self, earlier: Event, /) -> Event | None:
+    def with_earlier(self, earlier: PathEvent, /) -> PathEvent | None:
         """Both: doubts may be raised again."""
         if not isinstance(earlier, S2Doubted):
             return None
