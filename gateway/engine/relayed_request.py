@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from multidict import CIMultiDict
 
 from gateway.engine.route import Route
+from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.stream import Stream
@@ -56,6 +58,16 @@ class RelayedRequest(NamedTuple):
     """The client's own.  Under another one the same path may name another stream."""
     is_live: bool = False
     """Whether it may last for minutes."""
+
+    def varied_by(self, varied: Sequence[tuple[str, str]]) -> RelayedRequest:
+        """The request with these headers besides."""
+        headers = self.headers
+        if isinstance(headers, RenderedHeaders):
+            headers = headers.varied_by(varied)
+        else:
+            headers = headers.copy()
+            headers.update(varied)
+        return self._replace(headers=headers)
 
 
 class SentRequest:

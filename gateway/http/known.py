@@ -4,6 +4,10 @@ The requests of one client differ mostly in the request line; the header section
 A section that was parsed once as part of a complete, valid request is valid behind any other plain request line.  The
 cache therefore returns its parsed fields, with everything derived from them, and only the line is parsed.
 
+The appends of an idempotent producer differ in two more lines: their number and their length.  Such a line is taken out
+of the section only if it has one form that cannot hide anything: a known name, a colon, and digits up to the end of the
+line.  If the rest was parsed once, each of these appends shares the values derived from it, and has its own numbers.
+
 Every other request goes to the parser (`gateway.http.request`): requests that arrive in pieces or several at a time,
 chunked bodies, upgrades, unusual request lines.
 """
@@ -13,13 +17,23 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gateway.http.request import LONGEST_LINE, Event, Fields, Mark, RequestHead
+from multidict import CIMultiDict, istr
+
+from gateway.http.request import LONGEST_LINE, MOST_FIELDS, Event, Fields, Mark, RequestHead
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
 _END: Final = Mark.END
 _LINE: Final = re.compile(rb"(GET|HEAD|POST|PUT|DELETE) (/[A-Za-z0-9\-._~%!$&'()*+,;=:@/?]*) HTTP/1\.1\r\n")
 _METHODS: Final = {method.encode(): method for method in ("GET", "HEAD", "POST", "PUT", "DELETE")}
 _HEAD_END: Final = b"\r\n\r\n"
+VARIED: Final = frozenset({"producer-seq", "content-length"})
+"""Headers that hold a number, by which an idempotent producer's appends differ from each other."""
+_VARIED_LINE: Final = re.compile(
+    rb"^(Producer-Seq|producer-seq|Content-Length|content-length): ([0-9]{1,18})\r\n", re.MULTILINE
+)
+_NAMES: Final = {
+    name.encode(): istr(name) for name in ("Producer-Seq", "producer-seq", "Content-Length", "content-length")
+}
 _MOST_SECTIONS: Final = 1 << 10
 _MOST_SECTION_BYTES: Final = 1 << 10
 _UNCACHEABLE: Final = ("Transfer-Encoding", "Upgrade", "Expect")
@@ -30,6 +44,8 @@ class HeaderCache:
 
     def __init__(self) -> None:
         self._sections: dict[bytes, Fields] = {}
+        self._commons: dict[bytes, Fields] = {}
+        """The sections of POSTs without the lines whose numbers differ from one append to the next."""
         self._heads: dict[bytes, RequestHead] = {}
         """Whole heads, with the request line, of other requests than GETs: clients repeat their writes' heads."""
 
@@ -42,7 +58,21 @@ class HeaderCache:
     def clear(self) -> None:
         """Forget all sections, because the values derived from them are no longer valid."""
         self._sections.clear()
+        self._commons.clear()
         self._heads.clear()
+
+    def _find_varied(self, section: bytes, length: int) -> Fields | None:
+        """The fields of a section of a request with a body of `length` bytes, if all but the numbers in it is known."""
+        rest = _VARIED_LINE.sub(b"", section)
+        common = self._commons.get(rest) if len(rest) < len(section) else None
+        if common is None:
+            return None
+        varied = [(_NAMES[name], value.decode()) for name, value in _VARIED_LINE.findall(section)]
+        names = {name.lower() for name, _ in varied}
+        if len(names) < len(varied) or len(common.headers) + len(varied) > MOST_FIELDS:
+            return None
+        stated = next((int(value) for name, value in varied if name.lower() == "content-length"), 0)
+        return common.varied_by(varied, length) if stated == length else None
 
     def lookup(self, data: bytes) -> list[Event] | None:
         """The events of `data` if it is exactly one complete request with a cached header section; else None."""
@@ -60,14 +90,17 @@ class HeaderCache:
         if line is None:
             return None
         end = data.find(_HEAD_END, line.end() - 2) + len(_HEAD_END)
-        fields = self._sections.get(data[line.end() : end])
-        if fields is None or fields.length != len(data) - end:
+        section, length = data[line.end() : end], len(data) - end
+        fields = self._sections.get(section)
+        if fields is None and line[1] == b"POST" and self._commons:
+            fields = self._find_varied(section, length)
+        if fields is None or fields.length != length:
             return None
         target = line[2]
         if len(target) > LONGEST_LINE:
             return None
         head = RequestHead(_METHODS[line[1]], target.decode(), "1.1", fields)
-        if head.method != "GET" and end <= _MOST_SECTION_BYTES:
+        if not fields.varied and head.method != "GET" and end <= _MOST_SECTION_BYTES:
             if len(self._heads) >= _MOST_SECTIONS:
                 del self._heads[next(iter(self._heads))]
             self._heads[data[:end]] = head
@@ -87,4 +120,20 @@ class HeaderCache:
             return
         if len(self._sections) >= _MOST_SECTIONS:
             del self._sections[next(iter(self._sections))]
-        self._sections[data[line.end() : end]] = fields
+        section = data[line.end() : end]
+        self._sections[section] = fields
+        if head.method == "POST":
+            self._store_common(section, fields)
+
+    def _store_common(self, section: bytes, fields: Fields) -> None:
+        """Remember what other appends may have in common with this section."""
+        rest, count = _VARIED_LINE.subn(b"", section)
+        if not count:
+            return
+        common = CIMultiDict((name, value) for name, value in fields.headers.items() if name.lower() not in VARIED)
+        if len(common) + count != len(fields.headers):
+            # A line with one of the names has another form.
+            return
+        if len(self._commons) >= _MOST_SECTIONS:
+            del self._commons[next(iter(self._commons))]
+        self._commons[rest] = Fields(common, fields.keeps_alive, 0)

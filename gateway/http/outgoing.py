@@ -8,6 +8,7 @@ follow from the body; the caller cannot set them.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy, istr
@@ -51,6 +52,18 @@ class RenderedHeaders(CIMultiDict[str]):
         is_known_valid = _KNOWN_TOKENS.issuperset(headers) and "".join(fields).isprintable()
         rendered.lines = "".join([f"{field}\r\n" for field in fields]) if is_known_valid else None
         return rendered
+
+    def varied_by(self, varied: Iterable[tuple[str, str]]) -> RenderedHeaders:
+        """The headers with these numbers, as a client has sent them."""
+        changed = RenderedHeaders(self)
+        changed.lines = self.lines
+        for name, value in varied:
+            if name in self:
+                changed.lines = None
+            elif changed.lines is not None and name.lower() not in _FRAMING:
+                changed.lines += f"{name}: {value}\r\n"
+            changed[name] = value
+        return changed
 
     def copy(self) -> RenderedHeaders:
         """A mutable copy without rendered lines."""

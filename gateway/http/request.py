@@ -9,7 +9,7 @@ A parser between two messages keeps nothing of the first, so another connection 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -32,7 +32,7 @@ LONGEST_HEAD: Final = 1 << 15
 class Fields:
     """The immutable header section of a request; requests with identical sections may share it."""
 
-    __slots__ = ("facts", "headers", "is_plain", "keeps_alive", "length")
+    __slots__ = ("common", "facts", "headers", "is_plain", "keeps_alive", "length", "varied")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Fields) and (self.headers, self.keeps_alive, self.length) == (
@@ -52,7 +52,19 @@ class Fields:
         self.is_plain = not any(name in headers for name in _SPECIAL)
         """Whether the section has no body framing, no Upgrade and no Expect."""
         self.facts: dict[Hashable, Any] = {}
-        """Values that other components derived from this section, by component."""
+        """Values that other components derived from `common`, by component."""
+        self.common = headers
+        """The headers without those in `varied`."""
+        self.varied: Sequence[tuple[str, str]] = ()
+        """The headers in which this section differs from others with the same `facts`."""
+
+    def varied_by(self, varied: Sequence[tuple[str, str]], length: int) -> Fields:
+        """The section that has these headers besides, and belongs to a request whose body has `length` bytes."""
+        headers = self.headers.copy()
+        headers.extend(varied)
+        fields = Fields(headers, self.keeps_alive, length)
+        fields.facts, fields.common, fields.varied = self.facts, self.headers, varied
+        return fields
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from gateway.engine.read import Read
 from gateway.engine.route import Route
 from gateway.engine.s2.request import is_session
 from gateway.errors import BadRequest, LoopDetected, MethodRefused, NoRoute, VersionNotSupported
+from gateway.http.known import VARIED
 from gateway.limits.client_net import ClientNet
 from gateway.protocol.client_address import Proxies
 from gateway.protocol.host import host_of
@@ -36,8 +37,9 @@ _MOST_PARSED: Final = 1_024
 _MOST_REMEMBERED_CHARS: Final = 256
 """Bound on the target of a request whose meaning is remembered."""
 
-_Asked = tuple[HeaderFacts, str, str, str | None, Proxies | None, str]
-"""A header section with the method, the target, the address and the proxies of its connection, and the scheme."""
+_Asked = tuple[HeaderFacts, str, str, bool, str | None, Proxies | None, str]
+"""A header section with the method, the target, whether there is a body, the address and the proxies of its connection,
+and the scheme."""
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
 _CATCHUP, _HEAD, _LONGPOLL, _OTHER, _SSE = Mode.CATCHUP, Mode.HEAD, Mode.LONGPOLL, Mode.OTHER, Mode.SSE
@@ -51,6 +53,8 @@ class RequestParser:
         self._routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
         self._parsed: dict[_Asked, ParsedRequest] = {}
         """Requests, other than GETs, whose header section had been seen before; the oldest of many is dropped."""
+        self._has_decisive_numbers = any(not VARIED.isdisjoint(route.credential_names) for route in routes)
+        """Whether a route takes for credentials what differs from one append to the next."""
         self._speaks_s2 = bool(routes) and all(route.is_s2 for route in routes)
         self._client_net = client_net
 
@@ -64,12 +68,19 @@ class RequestParser:
         """
         request = context.request
         context.speaks_s2 = self._speaks_s2
-        facts = request.head.fields.facts.get(self)
-        if facts is None or request.method == "GET" or request.version != "1.1":
+        fields = request.head.fields
+        facts = fields.facts.get(self)
+        if (
+            facts is None
+            or (fields.varied and self._has_decisive_numbers)
+            or request.method == "GET"
+            or request.version != "1.1"
+        ):
             return self._parse(context)
         # The section has been seen before: the same client asks again for what it asked before.
         channel, target = request.channel, request.target
-        asked = (facts, request.method, target, channel.client, channel.proxies, channel.scheme)
+        has_body = request.body is not None
+        asked = (facts, request.method, target, has_body, channel.client, channel.proxies, channel.scheme)
         parsed = self._parsed.get(asked)
         if parsed is not None:
             context.mode, context.route = parsed.mode, parsed.route
@@ -153,10 +164,12 @@ class RequestParser:
 
     def _facts(self, request: Request) -> HeaderFacts:
         """What the request's header section means, computed at most once per section."""
+        if request.head.fields.varied and self._has_decisive_numbers:
+            return HeaderFacts(request.headers, self._node)
         known = request.head.fields.facts
         facts = known.get(self)
         if facts is None:
-            facts = known[self] = HeaderFacts(request.headers, self._node)
+            facts = known[self] = HeaderFacts(request.head.fields.common, self._node)
         return facts
 
 

@@ -135,6 +135,8 @@ class Relays:
             passed = self._passed(context, parsed, is_expecting=is_expecting)
             if not is_expecting:
                 parsed.relayed = passed
+        if varied := context.request.head.fields.varied:
+            passed = passed.varied_by(varied)
         if passed.is_live:
             channel = context.request.channel
             channel.live_use = _RelayedLiveUse(channel.live_use, self.engine.live_table.begin_relayed(parsed.client))

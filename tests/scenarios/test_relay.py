@@ -86,6 +86,30 @@ async def test_writes_of_equal_bytes_are_each_sent_for_their_own_client(hostile:
     assert [asked.method for asked in origin.asked] == ["POST"] * 6
 
 
+@pytest.mark.http_1
+@pytest.mark.parametrize("credential", ["x-key", "producer-seq"])
+async def test_appends_of_a_producer_are_sent_with_their_own_numbers(
+    hostile: Hostile, start: Start, credential: str
+) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer("204 No Content", {"Stream-Next-Offset": f"{len(origin.asked):04d}"}))
+
+    origin = await hostile(script)
+    edge = await start(origin.url, credential_headers=[credential])
+    async with Lines(edge) as lines:
+        line = await lines.open()
+        assert line.writer is not None
+        for number in range(6):
+            body = b"x" * (1 + number % 3)
+            line.writer.write(
+                b"POST /s HTTP/1.1\r\nHost: h\r\nContent-Type: text/plain\r\nX-Key: k\r\nProducer-Id: p\r\n"
+                b"Producer-Epoch: 0\r\nProducer-Seq: %d\r\nContent-Length: %d\r\n\r\n%b" % (number, len(body), body)
+            )
+            await line.until(b"\r\n\r\n")
+    numbers = [(asked.headers.getall("Producer-Seq"), asked.headers.getall("Content-Length")) for asked in origin.asked]
+    assert numbers == [([str(number)], [str(1 + number % 3)]) for number in range(6)]
+
+
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "POST", "DELETE"])
 async def test_a_looping_request_is_refused(edge: Edge, counters: Counters, method: str) -> None:
     headers = {**TEXT, "CDN-Loop": "other; x=1, Durable-Gateway"}
