@@ -42,7 +42,7 @@ LINES = st.sampled_from(
 )
 
 
-@given(st.lists(LINES, max_size=8))
+@given(st.lists(LINES, max_size=8, unique=True))
 def test_lines_passed_on_as_received_are_those_that_would_be_rendered(lines: list[bytes]) -> None:
     parser = ReplyParser()
     parser.expect(is_head=True)
