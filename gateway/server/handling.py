@@ -109,8 +109,9 @@ class Handling(ABC):
         """End the answer in progress: its client has left."""
         if self._leave_live():
             return
-        if self._task is not None and not self._is_detached:
-            # In the next turn: a task that has just been made has begun by then, and ends what it was given.
+        if not self._is_detached:
+            # In the next turn: a task that has just been made has begun by then, and ends what it was given.  It may be
+            # in its first step now, for which it is not made yet.
             self._clients.loop.call_soon(self._end_task)
 
     def _end_task(self) -> None:
