@@ -21,7 +21,9 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from tests import transports
+from tests.debian import NoProgram
 from tests.effort import examples
+from tests.node_tools import NoNode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,9 +81,12 @@ def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     _refuse_skip(report)
+    if call.excinfo is not None and isinstance(call.excinfo.value, NoProgram | NoNode):
+        # Where the program is looked for is of no interest.
+        report.longrepr = str(call.excinfo.value)
     return report
 
 

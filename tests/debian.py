@@ -24,20 +24,28 @@ class NoProgram(RuntimeError):
     """A program cannot be had; the text is one line that names it."""
 
 
-@cache
 def program(name: str, package: str, *others: str) -> Path:
     """Where `name` is, or one of the `others` that do as well, which Debian has in `package`.  Raises NoProgram."""
-    names = (name, *others)
-    found = _find(names)
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get") is not None:
-        with (Path(tempfile.gettempdir()) / "durable-gateway-tests.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if _find(names) is None:
-                _install(package)
-        found = _find(names)
-    if found is None:
-        raise NoProgram(f"{' or '.join(names)} is needed; Debian has it in: {package}")
+    found = _looked_for((name, *others), package)
+    if isinstance(found, str):
+        raise NoProgram(found)
     return found
+
+
+@cache
+def _looked_for(names: tuple[str, ...], package: str) -> Path | str:
+    """Where the program is, or why it cannot be had: what could not be installed is not tried again for each test."""
+    found = _find(names)
+    try:
+        if found is None and os.geteuid() == 0 and shutil.which("apt-get") is not None:
+            with (Path(tempfile.gettempdir()) / "durable-gateway-tests.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if _find(names) is None:
+                    _install(package)
+            found = _find(names)
+    except NoProgram as error:
+        return str(error)
+    return found or f"{' or '.join(names)} is needed; Debian has it in: {package}"
 
 
 def _find(names: tuple[str, ...]) -> Path | None:
