@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -20,6 +21,9 @@ QUICK_PYTHON: Final = str(Path(__file__).parent / "quick_python")
 # One compiler and one collector less: half the time to start, and short jobs end sooner.  With one compiler Java keeps
 # room for 48 MB of code only; a minute of queries fills that, and what is thrown away is compiled again.
 JAVA_FLAGS: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC -Xss4m"
+SHARED_CLASSES: Final = Path(__file__).parents[1] / "build" / "spark-classes.jsa"
+"""Spark's classes as Java maps them into memory (application class-data sharing, JEP 350): half of what a start costs.
+Java passes over an archive that is of another Java or another Spark.  `make` has it written once for a checkout."""
 # A query over a few rows takes less time than the compilation of the classes that Spark writes for it (Java for each
 # query, by Janino, then by the JIT): a session's tests take half as long without.  What users run is compiled, and is
 # tested so by its commands.  Nor is there anything to adapt to in a few rows: to plan a query anew after each of its
@@ -39,11 +43,19 @@ _UNSEEN: Final = {
 }
 
 
-def settings(folder: Path, java_flags: str = JAVA_FLAGS, *, compiles: bool = True) -> Mapping[str, str]:
+def quick_java() -> str:
+    """Options for a Java of the tests, which maps `SHARED_CLASSES` if they are there by now."""
+    if SHARED_CLASSES.exists() and " " not in str(SHARED_CLASSES):
+        return f"{JAVA_FLAGS} -Xshare:auto -Xlog:disable -XX:SharedArchiveFile={SHARED_CLASSES}"
+    return JAVA_FLAGS
+
+
+def settings(folder: Path, java_flags: str | None = None, *, compiles: bool = True) -> Mapping[str, str]:
     """Spark's settings for a test run with its files in `folder`; `compiles`: with generated code for queries."""
+    options = quick_java() if java_flags is None else java_flags
     return {
         **({} if compiles else INTERPRETED),
-        "spark.driver.extraJavaOptions": f"{java_flags} -Dderby.system.home={folder / 'derby'}",
+        "spark.driver.extraJavaOptions": f"{options} -Dderby.system.home={folder / 'derby'}",
         "spark.driver.memory": "2g",
         "spark.local.dir": str(folder / "local"),
         **_UNSEEN,
@@ -83,7 +95,7 @@ def _variables(of: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def local_spark(folder: Path, java_flags: str = JAVA_FLAGS, *, compiles: bool = False) -> Iterator[SparkSession]:
+def local_spark(folder: Path, java_flags: str | None = None, *, compiles: bool = False) -> Iterator[SparkSession]:
     """A Spark of this process, until the block ends."""
     session = started(MASTER, settings(folder, java_flags, compiles=compiles))
     try:
@@ -142,3 +154,27 @@ class SharedJava:
         self._gateway.shutdown()
         self._gateway.proc.stdin.close()
         self._gateway.proc.wait(_BOUND_S)
+
+
+def share_classes() -> None:
+    """Write `SHARED_CLASSES`: those that a Spark loads which runs a few queries."""
+    SHARED_CLASSES.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=SHARED_CLASSES.parent) as scratch:
+        folder = Path(scratch)
+        with local_spark(folder, f"{JAVA_FLAGS} -XX:ArchiveClassesAtExit={folder / 'new'}") as spark:
+            gateway = spark.sparkContext._gateway
+            rows = spark.range(1_000).selectExpr("id % 7 as k", "cast(id as string) as text")
+            rows.write.parquet(str(folder / "rows"))
+            spark.read.parquet(str(folder / "rows")).groupBy("k").count().orderBy("k").collect()
+            rows.write.json(str(folder / "json"))
+            spark.read.text(str(folder / "json")).mapInPandas(lambda frames: frames, "value string").count()
+        assert gateway is not None
+        # Java writes the archive when it ends.
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(2 * _BOUND_S)
+        (folder / "new").replace(SHARED_CLASSES)
+
+
+if __name__ == "__main__":
+    share_classes()

@@ -20,7 +20,7 @@ from gateway.pipeline.session import prepare
 from tests.effort import IS_LONG
 from tests.pipeline.access_log import access_log
 from tests.served import durable_gateway, served
-from tests.spark import JAVA_FLAGS, settings
+from tests.spark import quick_java, settings
 
 HOME: Final = Path(__file__).parents[2]
 WORKERS: Final = HOME / "requirements" / "workers.txt"
@@ -76,7 +76,7 @@ def test_tasks_run_on_workers_that_have_the_zip_and_the_requirements(tmp_path: P
     environ |= {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
     environ |= {"PYSPARK_PYTHON": str(worker_python), "PYSPARK_DRIVER_PYTHON": sys.executable}
     prepare(environ, is_local=True)
-    chosen = {**settings(tmp_path, compiles=False), "spark.executor.extraJavaOptions": JAVA_FLAGS}
+    chosen = {**settings(tmp_path, compiles=False), "spark.executor.extraJavaOptions": quick_java()}
     conf = [part for key, value in chosen.items() for part in ("--conf", f"{key}={value}")]
     submit: list[str | Path] = [
         Path(pyspark.__file__).parent / "bin" / "spark-submit",
