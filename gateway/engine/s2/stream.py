@@ -37,8 +37,12 @@ from gateway.upstream.s2_client import MOST_OVERLAP_BYTES, AtTail, FoundRecords,
 
 T = TypeVar("T")
 
-_NOTHING: Final = FoundRecords(())
-"""What S2 answers where nothing is left before the tail, and where a limit is too small for the first record."""
+
+def _is_nothing(outcome: S2Outcome) -> bool:
+    """Whether it is what S2 answers where nothing is left before the tail, or a limit is too small for the first
+    record."""
+    return isinstance(outcome, FoundRecords) and not outcome.records
+
 
 VERIFIED_S: Final = 10.0
 """How long after the origin has confirmed a stream more of its records are stored without asking for one again."""
@@ -181,13 +185,13 @@ class S2Stream:
             outcome = await self.confirmed(client) or outcome
         # If the first record was larger than the fetch's bytes, it is larger than those wanted, which are no more.
         covers = fetch.limits.covers(wanted) and not fetch.is_overlapping
-        is_all = is_fresh and (covers or outcome == _NOTHING)
+        is_all = is_fresh and (covers or _is_nothing(outcome))
         return S2Fetched(outcome, is_fresh, is_all)
 
     async def fetch_or_tail(self, start: Start, limits: Limits, client: str) -> S2Fetched:
         """The same for a reader that may wait: `AtTail` also if no record is left between the start and the tail."""
         fetched = await self.fetch(start, limits, client)
-        if not fetched.is_all or fetched.outcome != _NOTHING:
+        if not fetched.is_all or not _is_nothing(fetched.outcome):
             return fetched
         while True:
             # The tail first: what is appended after this question is then not passed over.
@@ -196,7 +200,7 @@ class S2Stream:
                 return S2Fetched(tail, is_fresh=True, is_all=True)
             fetched = await self.fetch(start, Limits(1), client)
             if fetched.is_fresh:
-                if fetched.outcome != _NOTHING:
+                if not _is_nothing(fetched.outcome):
                     # A record is new, or too large for the reader's limits: that is for the reader to see.
                     return fetched._replace(is_all=False)
                 self._learn(start, AtTail(tail), 0)
@@ -225,7 +229,7 @@ class S2Stream:
             if refused is not None:
                 return refused
         outcome = await self._read(fetch, start, end)
-        if outcome == _NOTHING and isinstance(start, FromSeqNum) and fetch.limits.bytes == UNARY.bytes:
+        if _is_nothing(outcome) and isinstance(start, FromSeqNum) and fetch.limits.bytes == UNARY.bytes:
             # No record is too large, so none is left from the start to the tail.
             self._shared.store.trim_records(self.stream, max(start.seq_num + 1, end))
         return outcome
@@ -252,7 +256,7 @@ class S2Stream:
             if not isinstance(found, FoundRecords):
                 return found
             found = FoundRecords(tuple(record for record in found.records if record.seq_num > held.seq_num))
-            if found != _NOTHING:
+            if found.records:
                 fetch.is_overlapping = True
                 self.stream.verified(self._shared.clock.now())
                 return found

@@ -7,6 +7,7 @@ import base64
 import pytest
 
 from gateway.origin.s2.calls import Call
+from gateway.s2 import protobuf
 from gateway.s2.records import ReadBatch, StreamPosition
 from gateway.s2.sse import Done, Ping
 from tests.s2.edge.clients import STREAM, Client, Edge
@@ -102,6 +103,21 @@ async def test_an_answer_without_records_ends_no_session_in_order(edge: Edge) ->
     assert await session.texts(1) == await events.texts(1) == ["a"]
     assert b"unavailable" in getattr(await session.next(), "body", b"")
     assert b"unavailable" in getattr(await events.next(), "body", b"")
+
+
+@pytest.mark.parametrize("query", ["seq_num=0", "timestamp=1"])
+async def test_an_answer_without_records_that_names_the_tail_ends_no_session(edge: Edge, query: str) -> None:
+    await trimmed(edge)
+    nothing = protobuf.encode_read_batch(ReadBatch((), StreamPosition(4, 6)))
+    edge.faults.replace(200, {}, nothing, times=None, kind=Call.READ)
+    session, events = await edge.client.session(query), await edge.client.events(query)
+    assert await session.next() == ReadBatch((), StreamPosition(4, 6))
+    assert isinstance(await events.next(), Ping)
+    edge.faults.clear()
+    await edge.client.append("d")
+    assert await session.texts(1) == await events.texts(1) == ["d"]
+    session.close()
+    events.close()
 
 
 @pytest.mark.parametrize("query", ["seq_num=1", "seq_num=1&count=9&wait=60"])
