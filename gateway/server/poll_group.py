@@ -101,7 +101,8 @@ class PollGroup:
         self._route = route
         self._origin = origin
         self._keeps = keeps
-        self.shape: Hashable = (origin is None, keeps)
+        # A reload may have changed the CORS fields of a route since another group began.
+        self.shape: Hashable = (route, origin is None, keeps)
         self._waiter: Waiter | None = None
         """None before `begin`, after the end, and while clients wait to be handed over."""
         self._channels: dict[Channel, PolledBy] = {}

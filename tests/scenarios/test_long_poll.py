@@ -1,10 +1,14 @@
 """Long-polls: answered at once if there is data, and in time if there is none."""
 
 import asyncio
+from random import Random
 from typing import Any
 
 import pytest
 
+from gateway.aio.clock import ManualClock
+from gateway.app import start_gateway
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
@@ -241,3 +245,41 @@ class TestAtTheLimitOfFollowedStreams:
         await readers_are(edge, 2)
         await edge.post("/a", b"x")
         assert {(await bounded(task)).body for task in (first, second)} == {b"x"}
+
+
+async def test_long_polls_of_before_and_after_a_reload_have_the_cors_fields_of_their_own_configuration(
+    origin: RunningOrigin, clock: ManualClock
+) -> None:
+    wide: dict[str, Any] = {"allow_origins": ["https://a.example", "https://b.example"], "allow_credentials": True}
+    settings = {"cors": {"allow_origins": ["*"]}}
+
+    def load() -> GatewayConfig:
+        return GatewayConfig.for_origin(
+            origin.url, listen="127.0.0.1:0", admin="127.0.0.1:0", live_linger_s=0, **settings
+        )
+
+    edge = Edge(await start_gateway(load(), clock=clock, rng=Random(7), load=load), clock)
+    try:
+        target = f"/s?offset={(await edge.put('/s', b'0123456789')).next_offset}&live=long-poll"
+        waiting = []
+        for cors in ({"allow_origins": ["*"]}, wide, {"allow_origins": ["https://b.example"]}):
+            settings["cors"] = cors
+            await edge.gateway.reload()
+            for name in ("a", "b"):
+                waiting.append(edge.asking(target, {"Origin": f"https://{name}.example"}))
+                await readers_are(edge, len(waiting))
+        await edge.post("/s", b"more")
+        names = ("Access-Control-Allow-Origin", "Access-Control-Allow-Credentials")
+        answers = [(await bounded(task)).headers for task in waiting]
+        assert [tuple(headers.get(name) for name in names) for headers in answers] == [
+            ("*", None),
+            ("*", None),
+            ("https://a.example", "true"),
+            ("https://b.example", "true"),
+            (None, None),
+            ("https://b.example", None),
+        ]
+    finally:
+        await edge.leave()
+        await edge.until_idle()
+        await edge.gateway.stop()
