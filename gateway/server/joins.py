@@ -90,20 +90,20 @@ class Joins:
             return None
         line, section = split
         join.line = line
-        meaning = section.for_lives(self._sections.kind(rules))
+        meaning = self._sections.for_lives(section, rules)
         self._forget(line, meaning)
         self._size += _cost(line, meaning)
         while self._size > _MOST_BYTES and self._all:
             self._forget(*next(iter(self._all)))
-        self._all[line, meaning] = meaning.known[line] = join
+        self._all[line, meaning] = join
+        meaning.learn(line, join)
         return section
 
     def _forget(self, line: bytes, meaning: Meaning) -> None:
         join = self._all.pop((line, meaning), None)
         if join is not None:
             self._size -= _cost(line, meaning)
-            if meaning.known.get(line) is join:
-                del meaning.known[line]
+            meaning.forget(line, join)
 
     def clear(self) -> None:
         """Forget everything, because the routes have changed."""

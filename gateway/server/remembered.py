@@ -387,7 +387,7 @@ class RememberedAnswers:
         if (split := self._sections.split(request)) is None:
             return
         line, section = split
-        meaning = section.for_hits(self._sections.kind(rules))
+        meaning = self._sections.for_hits(section, rules)
         stream = remembered.stream
         if stream.ended is not None or not stream.is_awake or stream.version.edition != remembered.edition:
             return
@@ -404,7 +404,7 @@ class RememberedAnswers:
             return
         self._charge(remembered, cost)
         remembered.key = (line, meaning)
-        meaning.known[line] = remembered
+        meaning.learn(line, remembered)
         self._all[remembered] = None
         self._by_stream.setdefault(remembered.stream, set()).add(remembered)
         self._add_alias(request, remembered)
@@ -419,8 +419,7 @@ class RememberedAnswers:
         self._count(remembered)
         self._uncounted.discard(remembered)
         line, meaning = remembered.key
-        if meaning.known.get(line) is remembered:
-            del meaning.known[line]
+        meaning.forget(line, remembered)
         for request in remembered.aliases:
             del self._aliases[request]
         del self._all[remembered]

@@ -10,6 +10,9 @@ Routes differ in these lines, so a section has a meaning for each kind of routes
 their request lines all requests that were answered under it.  The host is a part of every meaning, so the request line
 leads to the same route again.
 
+A section is looked through only for the kinds of which some request with the same line is known: there may be as many
+kinds as routes, and a client can send a section of its own with each request.
+
 Clients repeat their header sections behind other request lines.  `Sections` remembers for a section its meanings and
 the client that it names, so that its lines are looked through once.
 """
@@ -57,8 +60,10 @@ _MOST_BREAKS: Final = MOST_FIELDS + 2
 """Line breaks of the longest section that the strict parser accepts."""
 
 _MOST_BYTES: Final = 1 << 23
-_COST: Final = 700
-"""Bytes charged for a section in addition to its own and those of its meanings."""
+_COST: Final = 450
+"""Bytes charged for a section in addition to its own and to its meanings."""
+_MEANING_COST: Final = 250
+"""Bytes charged for a meaning of a section in addition to its text."""
 
 _HEAD_END: Final = b"\r\n\r\n"
 
@@ -108,40 +113,48 @@ class Known:
 class Meaning:
     """A header section as a kind of routes understands it."""
 
-    __slots__ = ("__weakref__", "known", "text")
+    __slots__ = ("__weakref__", "_lines", "known", "text")
 
-    def __init__(self, text: bytes) -> None:
+    def __init__(self, text: bytes, lines: dict[bytes, int]) -> None:
+        """`lines` are the kind's (`_Kind.lines`)."""
         self.text = text
         """The section without the lines that have no meaning."""
+        self._lines = lines
         self.known: dict[bytes, Known] = {}
         """The requests with such a section, by their request lines.  `RememberedAnswers` and `Joins` own the values."""
+
+    def learn(self, line: bytes, known: Known) -> None:
+        """Know this of requests with this line, in place of what was known."""
+        if line not in self.known:
+            self._lines[line] = self._lines.get(line, 0) + 1
+        self.known[line] = known
+
+    def forget(self, line: bytes, known: Known) -> None:
+        """Know this no more, if it is what is known of requests with this line."""
+        if self.known.get(line) is known:
+            del self.known[line]
+            self._lines[line] -= 1
+            if not self._lines[line]:
+                del self._lines[line]
 
 
 class Section:
     """One header section, with its meanings and its client."""
 
-    __slots__ = ("_client", "_hits", "_lives", "_peer", "meanings", "origin", "text")
+    __slots__ = ("_client", "_peer", "cost", "meanings", "origin", "text")
 
-    def __init__(self, text: bytes, hits: Sequence[Meaning] = (), lives: Sequence[Meaning] = ()) -> None:
+    def __init__(self, text: bytes) -> None:
         self.text = text
         """The section, from the line break behind the request line on."""
-        self._hits = hits
-        self._lives = lives
-        self.meanings = tuple(dict.fromkeys((*hits, *lives)))
-        """All its meanings."""
+        self.meanings: dict[_Kind, tuple[Meaning, Meaning]] = {}
+        """Its meanings for whole and for live answers, as far as they are known.  `Sections` owns them."""
+        self.cost = _COST + len(text)
+        """Bytes charged for it, meanings included."""
         found = _web_origin(text)
         self.origin = found[1] if found is not None else None
         """The value of the Origin header; None unless there is exactly one, in the usual form."""
         self._peer: str | None = ""
         self._client: str | None = None
-
-    def for_hits(self, kind: int) -> Meaning:
-        """The meaning for whole answers."""
-        return self._hits[kind]
-
-    def for_lives(self, kind: int) -> Meaning:
-        """The meaning for live answers, in which the Origin header that each client has sent is put in."""
-        return self._lives[kind]
 
     def client(self, proxies: Proxies, peer: str | None) -> str | None:
         """The client's address, without a port, for a request from `peer`; None if it is not known."""
@@ -157,7 +170,11 @@ NO_SECTION: Final = Section(b"")
 class _Kind:
     """The lines without meaning on routes with the same rules."""
 
+    __slots__ = ("_lines", "_meanings", "_web_origins", "lines")
+
     def __init__(self, rules: HeaderRules) -> None:
+        self.lines: dict[bytes, int] = {}
+        """The request lines of which something is known, each with the number of meanings that know it."""
         names = dict.fromkeys((*MEANINGLESS, *FORWARDING, *sorted(rules.personal)))
         self._lines = lines_named([name for name in names if name not in rules.decisive])
         self._web_origins = rules.web_origins
@@ -180,7 +197,7 @@ class _Kind:
         """The one meaning of this text; `is_allowed`: some allowed web origin belongs to it."""
         meaning = self._meanings.get((text, is_allowed))
         if meaning is None:
-            meaning = self._meanings[text, is_allowed] = Meaning(text)
+            meaning = self._meanings[text, is_allowed] = Meaning(text, self.lines)
         return meaning
 
 
@@ -205,21 +222,40 @@ class Sections:
         self._numbers = {one: number for number, one in enumerate(dict.fromkeys(rules))}
         self._kinds = [_Kind(one) for one in self._numbers]
 
-    def kind(self, rules: HeaderRules) -> int:
-        """The number of the kind of routes that have these rules.  KeyError if there is none."""
-        return self._numbers[rules]
+    def for_hits(self, section: Section, rules: HeaderRules) -> Meaning:
+        """The meaning of a section for whole answers of routes with these rules.  KeyError if there is none."""
+        return self._read(section, self._kinds[self._numbers[rules]])[0]
+
+    def for_lives(self, section: Section, rules: HeaderRules) -> Meaning:
+        """The same for live answers, in which the Origin header that each client has sent is put in."""
+        return self._read(section, self._kinds[self._numbers[rules]])[1]
+
+    def _read(self, section: Section, kind: _Kind) -> tuple[Meaning, Meaning]:
+        """The meanings of a section for whole and for live answers of a kind of routes."""
+        found = section.meanings.get(kind)
+        if found is None:
+            found = section.meanings[kind] = kind.read(section.text)
+            if self._sections.get(section.text) is section:
+                cost = sum(_MEANING_COST + len(meaning.text) for meaning in set(found))
+                section.cost += cost
+                self._charge(cost)
+        return found
 
     def find(self, request: bytes) -> tuple[Known, Section] | None:
         """What is known of requests with the meaning of this one, and its header section; None if nothing is."""
         if len(request) > MAX_REQUEST_BYTES or not request.startswith(b"GET "):
             return None
         end = request.find(b"\r\n")
-        text = request[end:]
-        if (section := self._sections.get(text)) is None and (section := self.of(text)) is None:
-            return None
-        line = request[:end]
-        for meaning in section.meanings:
-            if (known := meaning.known.get(line)) is not None:
+        line, section = request[:end], None
+        for kind in self._kinds:
+            if line not in kind.lines:
+                continue
+            if section is None:
+                text = request[end:]
+                if (section := self._sections.get(text)) is None and (section := self.of(text)) is None:
+                    return None
+            hits, lives = section.meanings.get(kind) or self._read(section, kind)
+            if (known := hits.known.get(line) or lives.known.get(line)) is not None:
                 return known, section
         return None
 
@@ -238,14 +274,12 @@ class Sections:
             return section
         if not _is_section(text):
             return None
-        meanings = [kind.read(text) for kind in self._kinds]
-        section = Section(text, [hits for hits, _ in meanings], [lives for _, lives in meanings])
-        self._size += _cost(section)
-        while self._size > _MOST_BYTES and self._sections:
-            self._size -= _cost(self._sections.pop(next(iter(self._sections))))
-        self._sections[text] = section
+        section = self._sections[text] = Section(text)
+        self._charge(section.cost)
         return section
 
-
-def _cost(section: Section) -> int:
-    return _COST + len(section.text) + sum(len(meaning.text) for meaning in section.meanings)
+    def _charge(self, cost: int) -> None:
+        """Count so many bytes more, and evict the oldest sections beyond the bound."""
+        self._size += cost
+        while self._size > _MOST_BYTES and self._sections:
+            self._size -= self._sections.pop(next(iter(self._sections))).cost

@@ -8,7 +8,7 @@ from gateway.engine.route import HeaderRules
 from gateway.http.request import MOST_FIELDS
 from gateway.protocol.mode import Mode
 from gateway.server.joins import Join, Joins
-from gateway.server.request_keys import Sections
+from gateway.server.request_keys import Known, Sections
 from tests.engine.bench import EngineBench
 
 RULES = HeaderRules()
@@ -34,7 +34,9 @@ def test_sections_are_forgotten_beyond_a_number_of_bytes() -> None:
     sections = Sections([RULES])
     texts = [b"\r\nHost: a\r\nUser-Agent: %d%b\r\n\r\n" % (number, b"x" * 3_000) for number in range(4_000)]
     kept = [sections.of(text) for text in texts]
-    assert {section.for_hits(0).text for section in kept if section is not None} == {b"\r\nHost: a\r\n\r\n"}
+    assert {sections.for_hits(section, RULES).text for section in kept if section is not None} == {
+        b"\r\nHost: a\r\n\r\n"
+    }
     assert 1_000 < len(sections) < (8 << 20) / 3_000
     assert sections.of(texts[-1]) is kept[-1]
     assert sections.of(texts[0]) is not kept[0]
@@ -55,9 +57,11 @@ def test_sections_are_forgotten_beyond_a_number_of_bytes() -> None:
     ],
 )
 def test_a_line_of_unusual_form_or_with_meaning_stays_in_the_key(line: bytes) -> None:
-    section = Sections([HeaderRules(frozenset({"authorization"}))]).of(b"\r\nHost: a\r\n" + line + b"\r\n\r\n")
+    rules = HeaderRules(frozenset({"authorization"}))
+    sections = Sections([rules])
+    section = sections.of(b"\r\nHost: a\r\n" + line + b"\r\n\r\n")
     assert section is not None
-    assert line in section.for_hits(0).text
+    assert line in sections.for_hits(section, rules).text
 
 
 @pytest.mark.parametrize("end", [b"\r\n", b"\r\n\r\nUser-Agent: a\r\n\r\n", b"\r\n\r\nmore"])
@@ -71,8 +75,8 @@ def test_credentials_leave_the_key_only_on_routes_whose_readers_share() -> None:
     sections = Sections([decisive, personal])
     section = sections.of(text)
     assert section is not None
-    assert section.for_hits(sections.kind(personal)).text == b"\r\nHost: a\r\n\r\n"
-    assert section.for_hits(sections.kind(decisive)).text == text
+    assert sections.for_hits(section, personal).text == b"\r\nHost: a\r\n\r\n"
+    assert sections.for_hits(section, decisive).text == text
 
 
 ALLOWED = HeaderRules(web_origins=frozenset({"https://a.example", "https://b.example"}))
@@ -98,8 +102,8 @@ def test_allowed_web_origins_share_live_answers_and_others_share_all(
     first, second = (sections.of(b"\r\nHost: a\r\n%b\r\n\r\n" % line) for line in (one, other))
     assert first is not None
     assert second is not None
-    assert (first.for_hits(0) is second.for_hits(0)) is is_same_for_hits
-    assert (first.for_lives(0) is second.for_lives(0)) is is_same_for_lives
+    for meaning, is_same in ((sections.for_hits, is_same_for_hits), (sections.for_lives, is_same_for_lives)):
+        assert (meaning(first, ALLOWED) is meaning(second, ALLOWED)) is is_same
 
 
 @pytest.mark.parametrize("line", [b"Cookie: a=b\r\n", b"a:\r\n"])
@@ -107,3 +111,22 @@ def test_a_section_with_more_lines_than_the_parser_accepts_gives_no_key(line: by
     sections = Sections([RULES])
     assert sections.of(b"\r\nHost: a\r\n" + line * (MOST_FIELDS - 1) + b"\r\n") is not None
     assert sections.of(b"\r\nHost: a\r\n" + line * MOST_FIELDS + b"\r\n") is None
+
+
+def test_a_section_is_looked_through_only_for_routes_that_know_its_request_line() -> None:
+    kinds = [HeaderRules(web_origins=frozenset({f"https://{number}.example"})) for number in range(100)]
+    sections = Sections(kinds)
+    request = b"GET /s HTTP/1.1\r\nHost: a\r\nUser-Agent: %b\r\n\r\n"
+    split = sections.split(request % b"1")
+    assert split is not None
+    line, known = split[0], Known()
+    meaning = sections.for_hits(split[1], kinds[7])
+    meaning.learn(line, known)
+    found = sections.find(request % b"2")
+    assert found is not None
+    assert (found[0], len(found[1].meanings)) == (known, 1)
+    count = len(sections)
+    assert sections.find(request.replace(b"/s", b"/t") % b"3") is None
+    meaning.forget(line, known)
+    assert sections.find(request % b"4") is None
+    assert len(sections) == count
