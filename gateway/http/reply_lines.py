@@ -70,8 +70,8 @@ def status_line_of(line: bytes) -> tuple[int, str] | None:
 
 
 def _field_line(line: bytes) -> FieldLine | None:
-    raw_name, _, raw_value = line.partition(b": ")
-    plain = _PLAIN_NAMES.get(raw_name)
+    raw_name, colon, raw_value = line.partition(b": ")
+    plain = _PLAIN_NAMES.get(raw_name) if colon else None
     if plain is not None and raw_value.isascii():
         value = raw_value.decode()
         if value.isprintable() and value.strip(" ") == value:

@@ -78,6 +78,7 @@ def goes_on(data: bytes, *, is_head: bool = False) -> bool:
         pytest.param(OK + b" X: a\r\nContent-Length: 2\r\n\r\nab", id="space before the first field"),
         pytest.param(OK + b"X : a\r\nContent-Length: 2\r\n\r\nab", id="space before colon"),
         pytest.param(OK + b"X\r\nContent-Length: 2\r\n\r\nab", id="no colon"),
+        pytest.param(OK + b"Server\r\nContent-Length: 2\r\n\r\nab", id="no colon behind a common name"),
         pytest.param(OK + b": a\r\nContent-Length: 2\r\n\r\nab", id="no name"),
         pytest.param(OK + b"X\xe9: a\r\nContent-Length: 2\r\n\r\nab", id="name beyond ascii"),
         pytest.param(OK + b"X: a\x00b\r\nContent-Length: 2\r\n\r\nab", id="nul"),
@@ -309,6 +310,8 @@ FIELDS = st.sampled_from(
         b" X: a",
         b"X: a\r\n b",
         b"X",
+        b"Server: s",
+        b"Server",
     ]
 )
 BODIES = st.sampled_from(
