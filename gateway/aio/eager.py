@@ -41,23 +41,30 @@ async def in_task() -> None:
 
 
 class _Rest(Coroutine[Any, Any, T]):
-    """A coroutine that has begun, and waits for `awaited`; None stands for the next turn of the loop."""
+    """A coroutine that has begun, and waits for the future `awaited`; None stands for the next turn of the loop."""
 
     __slots__ = ("_awaited", "_work")
 
-    def __init__(self, work: Coroutine[Any, Any, T], awaited: object) -> None:
+    def __init__(self, work: Coroutine[Any, Any, T], awaited: Any) -> None:
         self._work = work
-        self._awaited = awaited
+        self._awaited: asyncio.Future[Any] | None = awaited
+        if awaited is not None:
+            # Until the task has it, others may await the same future.
+            awaited._asyncio_future_blocking = False
 
     def send(self, value: Any) -> Any:
         awaited = self._awaited
         if awaited is None:
             return self._work.send(value)
         self._awaited = None
+        awaited._asyncio_future_blocking = True
         return awaited
 
     def throw(self, *error: Any) -> Any:
-        self._awaited = None
+        awaited, self._awaited = self._awaited, None
+        if awaited is not None:
+            # As a task does that is cancelled while it waits.
+            awaited.cancel()
         try:
             return self._work.throw(*error)
         finally:

@@ -74,6 +74,45 @@ async def test_a_cancelled_task_ends_the_work_that_had_begun_without_it(turns: i
     assert ends == ["cancelled"]
 
 
+async def test_all_works_that_await_one_future_in_the_turn_in_which_they_begin_get_its_result() -> None:
+    loop = asyncio.get_running_loop()
+    gate: asyncio.Future[str] = loop.create_future()
+    tasks: list[asyncio.Task[str]] = []
+
+    async def work() -> str:
+        return await gate
+
+    def begin_them() -> None:
+        tasks.extend(task for task in (begin(loop, work()), begin(loop, work())) if task is not None)
+
+    loop.call_soon(begin_them)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    gate.set_result("found")
+    assert await asyncio.gather(*tasks) == ["found", "found"]
+
+
+async def test_work_that_is_cancelled_before_its_task_has_begun_cancels_what_it_awaits() -> None:
+    loop, awaited, tasks = asyncio.get_running_loop(), list[asyncio.Task[bool]](), list[asyncio.Task[None]]()
+
+    async def work() -> None:
+        awaited.append(loop.create_task(asyncio.Event().wait()))
+        await awaited[0]
+
+    def begin_it() -> None:
+        task = begin(loop, work())
+        assert task is not None
+        tasks.append(task)
+        task.cancel()
+
+    loop.call_soon(begin_it)
+    await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[0]
+    with pytest.raises(asyncio.CancelledError):
+        await awaited[0]
+
+
 async def test_work_that_another_task_begins_is_a_task_of_its_own() -> None:
     async def work() -> bool:
         await in_task()
