@@ -152,24 +152,27 @@ class Fetch:
         self._end()
 
     def _begin(self) -> None:
-        if not self._is_over:
-            self.flight.span.enter()
-            self._context = copy_context()
-            is_of_bytes = self.flight.key not in (METADATA, NOW, CONFIRMATION)
-            if is_of_bytes and self._pause_s() > 0:
-                self._go_on(self._send_in_turn())
-            elif is_of_bytes and not self._has_room():
-                self._go_on(self._send_with_room())
-            else:
+        if self._is_over:
+            return
+        self.flight.span.enter()
+        self._context = copy_context()
+        is_of_bytes = self.flight.key not in (METADATA, NOW, CONFIRMATION)
+        if is_of_bytes and self._pause_s() > 0:
+            self._go_on(self._send_in_turn())
+        elif is_of_bytes and not self._has_room():
+            self._go_on(self._send_with_room())
+        else:
+            try:
                 self._send_first()
+            except Exception:
+                self._died()
 
     def _go_on(self, work: Coroutine[Any, Any, None]) -> None:
         """Do this part of the fetch at once as far as possible, and the rest in a task."""
         try:
             task = begin(asyncio.get_running_loop(), work, self._context)
         except Exception:
-            _log.exception("the fetch of %s died", self.stream)
-            self._end()
+            self._died()
             return
         if task is not None:
             self._task = task
@@ -181,6 +184,11 @@ class Fetch:
             self._task = None
         if task.cancelled() or task.exception() is not None:
             self._end()
+
+    def _died(self) -> None:
+        """End the fetch after the error that is being handled."""
+        _log.exception("the fetch of %s died", self.stream)
+        self._end()
 
     def _end(self) -> None:
         """The fetch is over, whatever has become of it."""

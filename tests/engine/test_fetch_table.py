@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 
-from gateway.errors import ShortOfMemory, UpstreamTimeout
+from gateway.errors import ShortOfMemory, UpstreamTimeout, UpstreamUnreachable
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import Stream
 from gateway.upstream.flight import METADATA, Beyond, Head, OriginError, StreamHead
 from tests.engine.bench import BinaryOrigin, EngineBench, Start, part_of_stream
+from tests.memory_upstream import BOUND_S, Asked
 from tests.waiting import eventually, pass_turns
 
 
@@ -81,6 +82,21 @@ async def test_the_last_who_leaves_ends_the_fetch(start: Start) -> None:
     looks[1].cancel()
     await asyncio.gather(looks[1], return_exceptions=True)
     await eventually(lambda: not bench.engine.fetches and not bench.engine.tasks, look_s=0)
+
+
+async def test_a_fetch_whose_request_cannot_be_made_fails_its_readers(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(asked: Asked) -> None:
+        raise RuntimeError("no request")
+
+    bench = start(refuse)
+    looks = [await looking(bench, opened(bench), "-1") for _ in range(2)]
+    async with asyncio.timeout(BOUND_S):
+        assert all([isinstance(await look, UpstreamUnreachable) for look in looks])
+    await eventually(lambda: not bench.engine.fetches, look_s=0)
+    assert not any(stream.holds for stream in bench.engine.store)
+    assert "the fetch of" in caplog.text
 
 
 async def test_a_fetch_that_hangs_is_not_waited_for_longer_than_the_route_says(start: Start) -> None:
