@@ -7,12 +7,13 @@ from datetime import UTC, datetime
 
 import pytest
 
+from gateway.engine.patience import MOST_WAIT_S
 from gateway.engine.read import Uncacheable
 from gateway.errors import UpstreamBroken
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.mode import Mode
-from tests.engine.bench import TEXT, BinaryOrigin, EngineBench, Start
+from tests.engine.bench import TEXT, BinaryOrigin, EngineBench, Start, part_of_stream
 from tests.memory_upstream import Asked
 from tests.waiting import eventually, pass_turns
 
@@ -132,6 +133,26 @@ async def test_bytes_that_are_forgotten_in_the_middle_of_a_read_are_not_joined_t
     answer.close()
     assert body == now[0 if offset == "-1" else int(offset) :]
     assert answer.headers["Stream-Next-Offset"] == origin.tail
+
+
+async def test_held_bytes_that_were_fetched_after_a_purge_have_the_tag_of_their_incarnation(start: Start) -> None:
+    bench = start()
+    first = asyncio.create_task(bench.body())
+    part_of_stream(b"old", "0003")(await bench.until(1))
+    await first
+    waiting = asyncio.create_task(bench.engine.catch_up(bench.read("/s")))
+    await bench.until(2)
+    stream, read = bench.stream, bench.read("/s")
+    bench.engine.store.forget_bytes(stream)
+    again = asyncio.create_task(bench.engine.fetches.fresh_head(stream, "-1", read.route, read.source))
+    part_of_stream(b"new", "0003")(await bench.until(3))
+    await again
+    bench.clock.advance(MOST_WAIT_S)
+    answer = await waiting
+    assert answer.parts is not None
+    assert answer.parts.held(answer.is_json) == [b"new"]
+    assert stream.version.incarnation in answer.headers["ETag"]
+    answer.close()
 
 
 async def test_a_tail_that_may_be_repeated_is_not_looked_at(start: Start) -> None:
