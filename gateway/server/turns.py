@@ -2,13 +2,18 @@
 
 Whatever a turn of the loop does, every client waits for.  A turn that has already lasted for `LATE_S` begins no further
 request: those wait in a queue, and each later turn begins as many of them as `SHARE_S` allows, fairly by what their
-clients cost (`gateway.limits.flows`).  So a flood delays the requests of its own client, and others by about half a
-millisecond, while the loop is never idle as long as anything waits.
+clients cost (`gateway.limits.flows`).  So a flood delays the requests of its own client, and others by a
+millisecond or two, while the loop is never idle as long as anything waits.
 
-What follows from a request, such as its fetch and the parts of its answer, takes more than its beginning, and is not
-queued.  The time that the loop has spent on that and on all else since it last began requests that had waited counts
-against the share, so the more there is to be done for requests that have begun, the fewer are begun.  They get a
-quarter of that time at least, up to the whole share: what does not wait, such as a flood of hits, must not starve them.
+Beginning a request is all that it does before it waits: a read of bytes in memory is over then, and of a miss the fetch
+comes next.  That takes some 50 to 150 us.  The share is about a dozen of these, because a turn that begins fewer costs
+more for each: the loop asks the kernel once a turn, and requests that take the same steps one after the other are
+quicker.
+
+What follows from a request, such as its fetch and the parts of its answer, is not queued.  The time that the loop has
+spent on that and on all else since it last began requests that had waited counts against the share, so the more there
+is to be done for requests that have begun, the fewer are begun.  They get a quarter of that time at least, up to the
+whole share: what does not wait, such as a flood of hits, must not starve them.
 
 Input that is no request, such as bodies and frames, is read in small parts, and a late turn reads no further one.
 Otherwise the tiny chunks, frames or TLS records of one read of a socket would keep the loop busy for a second.
@@ -29,9 +34,9 @@ from gateway.limits.usage import NetUse
 
 _log = logging.getLogger("gateway.server")
 
-LATE_S: Final = 0.0005
+LATE_S: Final = 0.0015
 """A turn begins requests at once for this long."""
-SHARE_S: Final = 0.0005
+SHARE_S: Final = 0.0015
 """Requests that have waited are begun for this long in each turn, less what the loop has done besides."""
 _LEAST: Final = 0.25
 """What they get at least, as a part of what the loop has done besides."""

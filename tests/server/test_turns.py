@@ -36,7 +36,7 @@ class Loop:
 class Client:
     """A connection that begins a request of `cost_s` in each of its turns, as long as it has any."""
 
-    def __init__(self, loop: Loop, name: str, use: NetUse | None, cost_s: float = SHARE_S / 4) -> None:
+    def __init__(self, loop: Loop, name: str, use: NetUse | None, cost_s: float = SHARE_S / 4.1) -> None:
         self.loop, self.name, self.use, self.cost_s = loop, name, use, cost_s
         self.left = 0
 
