@@ -9,6 +9,7 @@ end either pause.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,7 +47,7 @@ class WalkPace:
     """The progress of the latest fetches of each stream.  All times are monotonic seconds."""
 
     def __init__(self) -> None:
-        self._walks: dict[Stream, _Walk] = {}
+        self._walks: OrderedDict[Stream, _Walk] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<WalkPace of {len(self._walks)} streams>"
@@ -73,4 +74,4 @@ class WalkPace:
             walk.pause_s = min(LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(walk.empty - _FREE - 1, 10))
         self._walks[stream] = walk
         if len(self._walks) > _MOST_STREAMS:
-            del self._walks[next(iter(self._walks))]
+            self._walks.popitem(last=False)

@@ -20,6 +20,7 @@ are kept, heads, joined bodies, and those bytes of a body that are not shared wi
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -248,7 +249,7 @@ class RememberedAnswers:
         self._aliases = self.exact
         """Whichever of the two is in use."""
         self._by_stream: dict[Stream, set[RememberedAnswer]] = {}
-        self._all: dict[RememberedAnswer, None] = {}
+        self._all: OrderedDict[RememberedAnswer, None] = OrderedDict()
         self._uncounted: set[RememberedAnswer] = set()
         """Answers that may have hits since the last count."""
         self._seen: set[int] = set()

@@ -20,6 +20,7 @@ the client that it names, so that its lines are looked through once.
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Final
 from weakref import WeakValueDictionary
@@ -205,7 +206,8 @@ class Sections:
     """Header sections by their bytes, with their meanings; the oldest are evicted first."""
 
     def __init__(self, rules: Iterable[HeaderRules]) -> None:
-        self._sections: dict[bytes, Section] = {}
+        # A plain dictionary looks for its oldest entry behind the places of all that were evicted.
+        self._sections: OrderedDict[bytes, Section] = OrderedDict()
         self._size = 0
         self.reset(rules)
 
@@ -282,4 +284,4 @@ class Sections:
         """Count so many bytes more, and evict the oldest sections beyond the bound."""
         self._size += cost
         while self._size > _MOST_BYTES and self._sections:
-            self._size -= self._sections.pop(next(iter(self._sections))).cost
+            self._size -= self._sections.popitem(last=False)[1].cost

@@ -48,7 +48,7 @@ class Crowd:
     def __init__(self, streams: Iterable[Stream]) -> None:
         self.awake: OrderedDict[Stream, None] = OrderedDict.fromkeys(streams)
         """The streams that hear of each event at once, in the order of their latest use."""
-        self._dozing: dict[Stream, None] = {}
+        self._dozing: OrderedDict[Stream, None] = OrderedDict()
         """The sleeping streams that have heard every event, and may have remembered answers, in the order in which they
         fell asleep."""
         self._version = 0
@@ -65,7 +65,7 @@ class Crowd:
         """Keep an event, which the caller applies to the awake streams; returns the streams whose remembered answers
         are not valid any more."""
         self._version += 1
-        dozing, self._dozing = self._dozing, {}
+        dozing, self._dozing = self._dozing, OrderedDict()
         if self._events and (both := event.with_earlier(self._events[-1][1])) is not None:
             self._events[-1] = self._version, both
             return dozing
@@ -104,9 +104,7 @@ class Crowd:
             dozing[stream] = None
         dropped = []
         while len(dozing) > MOST_DOZING:
-            oldest = next(iter(dozing))
-            del dozing[oldest]
-            dropped.append(oldest)
+            dropped.append(dozing.popitem(last=False)[0])
         return dropped
 
     def records_to(self, queries: Collection[str] | None) -> int:
