@@ -81,7 +81,7 @@ class CatchUp:
                 return await attempt.run()
             if (answer := attempt.at_once()) is not None:
                 return answer
-            # What is held may have been forgotten and fetched again by then.
+            # The held bytes may have been forgotten and fetched again by then.
             return await self._patience.answer(read, stream, attempt.run, lambda: _Attempt(self, read, stream).held())
         except BaseException:
             attempt.parts.close()

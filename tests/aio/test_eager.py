@@ -92,7 +92,7 @@ async def test_all_works_that_await_one_future_in_the_turn_in_which_they_begin_g
     assert await asyncio.gather(*tasks) == ["found", "found"]
 
 
-async def test_work_that_is_cancelled_before_its_task_has_begun_cancels_what_it_awaits() -> None:
+async def test_work_that_is_cancelled_before_its_task_has_begun_cancels_the_future_that_it_awaits() -> None:
     loop, awaited, tasks = asyncio.get_running_loop(), list[asyncio.Task[bool]](), list[asyncio.Task[None]]()
 
     async def work() -> None:
