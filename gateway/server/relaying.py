@@ -204,7 +204,6 @@ class Relaying(RelayedCall):
         "_end",
         "_expectation",
         "_is_over",
-        "_is_pumping",
         "_parsed",
         "_relays",
         "_reply",
@@ -242,7 +241,7 @@ class Relaying(RelayedCall):
         """Looks at the answer of an S2 origin for a server that is about to leave."""
         self._end: CatchUpEnd | None = None
         """Ends a replay once its reader has caught up, before the origin ends it; None for other answers."""
-        self._is_over = self._is_pumping = False
+        self._is_over = False
         self._expectation: Expectation | None = None
         if is_expecting:
             self._expectation = Expectation(context.request, relays.limits.client_idle_timeout_s)
@@ -352,41 +351,36 @@ class Relaying(RelayedCall):
 
     def pump(self) -> None:
         """Write what the client has room for; more of the body has arrived, or the client has room again."""
-        # Over HTTP/2, a write that leaves room again calls this method before it returns.
-        if self._reply is not None and not (self._is_over or self._is_pumping):
+        if self._reply is not None and not self._is_over:
             self._run(self._pump)
 
     def _pump(self) -> None:
         reply, channel, delivery = self._reply, self._channel, self._context.delivery
         assert reply is not None
-        self._is_pumping = True
-        try:
-            while not channel.is_full:
-                if self._unwritten:
-                    # In parts, because the write timeout bounds progress, whatever the size of a chunk.
-                    part, self._unwritten = self._unwritten[:PART_BYTES], self._unwritten[PART_BYTES:]
-                    delivery.part(part)
-                    continue
-                if self._end is not None and self._end.is_reached:
-                    self._finish()
-                    return
-                chunk = reply.take()
-                if chunk is None:
-                    return
-                if not chunk:
-                    self._finish()
-                    return
-                self._count(len(chunk))
-                if self._acks is not None:
-                    self._acks.see(chunk)
-                if self._drains is not None:
-                    self._drains.see(chunk)
-                if self._end is not None:
-                    self._end.see(chunk)
-                self._unwritten = chunk
-            reply.stall()
-        finally:
-            self._is_pumping = False
+        while not channel.is_full:
+            if self._unwritten:
+                # In parts, because the write timeout bounds progress, whatever the size of a chunk.
+                part, self._unwritten = self._unwritten[:PART_BYTES], self._unwritten[PART_BYTES:]
+                delivery.part(part)
+                continue
+            if self._end is not None and self._end.is_reached:
+                self._finish()
+                return
+            chunk = reply.take()
+            if chunk is None:
+                return
+            if not chunk:
+                self._finish()
+                return
+            self._count(len(chunk))
+            if self._acks is not None:
+                self._acks.see(chunk)
+            if self._drains is not None:
+                self._drains.see(chunk)
+            if self._end is not None:
+                self._end.see(chunk)
+            self._unwritten = chunk
+        reply.stall()
 
     def _make_way(self) -> None:
         """Others wait for the connection to the origin, and the client takes nothing."""

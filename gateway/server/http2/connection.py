@@ -361,13 +361,13 @@ class Http2Connection(TimedHttp2Connection):
         self.wake()
 
     def wake(self) -> None:
-        """Write the session's output: now if it is large, else at the end of the loop's turn."""
-        if self._is_reading:
-            if self.session.out_bytes >= _FLUSH_BYTES:
-                self._write()
-        elif self.session.out_bytes >= _FLUSH_BYTES:
-            self.flush()
-        elif not self._is_flush_scheduled:
+        """Write the session's output: now if it is large, and what is queued behind it at the end of the loop's turn.
+
+        Queued output is not written now: the writers that have room again would be called before their writes return.
+        """
+        if self.session.out_bytes >= _FLUSH_BYTES:
+            self._write()
+        if not (self._is_reading or self._is_flush_scheduled):
             self._is_flush_scheduled = True
             self.clients.flush_soon(self)
 
