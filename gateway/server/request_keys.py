@@ -13,8 +13,8 @@ leads to the same route again.
 A section is looked through only for the kinds of which some request with the same line is known: there may be as many
 kinds as routes, and a client can send a section of its own with each request.
 
-Clients repeat their header sections behind other request lines.  `Sections` remembers for a section its meanings and
-the client that it names, so that its lines are looked through once.
+Clients repeat their header sections behind other request lines.  `Sections` remembers for a section that it sees for
+the second time its meanings and the client that it names, so that its lines are not looked through again.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ _COST: Final = 450
 """Bytes charged for a section in addition to its own and to its meanings."""
 _MEANING_COST: Final = 250
 """Bytes charged for a meaning of a section in addition to its text."""
+
+_MOST_SEEN: Final = 1 << 13
+"""Bound on the hashes kept of sections seen once: less than 1 MB."""
 
 _HEAD_END: Final = b"\r\n\r\n"
 
@@ -142,7 +145,7 @@ class Meaning:
 class Section:
     """One header section, with its meanings and its client."""
 
-    __slots__ = ("_client", "_peer", "cost", "meanings", "origin", "text")
+    __slots__ = ("_client", "_origin", "_peer", "cost", "meanings", "text")
 
     def __init__(self, text: bytes) -> None:
         self.text = text
@@ -151,11 +154,17 @@ class Section:
         """Its meanings for whole and for live answers, as far as they are known.  `Sections` owns them."""
         self.cost = _COST + len(text)
         """Bytes charged for it, meanings included."""
-        found = _web_origin(text)
-        self.origin = found[1] if found is not None else None
-        """The value of the Origin header; None unless there is exactly one, in the usual form."""
+        self._origin: bytes | None = b""
         self._peer: str | None = ""
         self._client: str | None = None
+
+    @property
+    def origin(self) -> bytes | None:
+        """The value of the Origin header; None unless there is exactly one, in the usual form."""
+        if self._origin == b"":
+            found = _web_origin(self.text)
+            self._origin = found[1] if found is not None else None
+        return self._origin
 
     def client(self, proxies: Proxies, peer: str | None) -> str | None:
         """The client's address, without a port, for a request from `peer`; None if it is not known."""
@@ -208,6 +217,8 @@ class Sections:
     def __init__(self, rules: Iterable[HeaderRules]) -> None:
         # A plain dictionary looks for its oldest entry behind the places of all that were evicted.
         self._sections: OrderedDict[bytes, Section] = OrderedDict()
+        self._seen: set[int] = set()
+        """Hashes of sections that were seen once."""
         self._size = 0
         self.reset(rules)
 
@@ -254,7 +265,7 @@ class Sections:
                 continue
             if section is None:
                 text = request[end:]
-                if (section := self._sections.get(text)) is None and (section := self.of(text)) is None:
+                if (section := self._sections.get(text) or self._new(text)) is None:
                     return None
             hits, lives = section.meanings.get(kind) or self._read(section, kind)
             if (known := hits.known.get(line) or lives.known.get(line)) is not None:
@@ -271,13 +282,21 @@ class Sections:
 
     def of(self, text: bytes) -> Section | None:
         """The section with these bytes, from the line break behind the request line on; None if it has no meaning."""
-        section = self._sections.get(text)
-        if section is not None:
-            return section
+        return self._sections.get(text) or self._new(text)
+
+    def _new(self, text: bytes) -> Section | None:
         if not _is_section(text):
             return None
-        section = self._sections[text] = Section(text)
-        self._charge(section.cost)
+        section = Section(text)
+        # Sections that differ with every request would evict those that clients repeat.
+        mark = hash(text)
+        if mark in self._seen:
+            self._sections[text] = section
+            self._charge(section.cost)
+        else:
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            self._seen.add(mark)
         return section
 
     def _charge(self, cost: int) -> None:

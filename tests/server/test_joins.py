@@ -33,13 +33,17 @@ async def test_the_oldest_are_forgotten_beyond_a_number_of_bytes() -> None:
 def test_sections_are_forgotten_beyond_a_number_of_bytes() -> None:
     sections = Sections([RULES])
     texts = [b"\r\nHost: a\r\nUser-Agent: %d%b\r\n\r\n" % (number, b"x" * 3_000) for number in range(4_000)]
+    for text in texts[:-1]:
+        assert sections.of(text) is not sections.of(text)
+    # Only sections that are seen again are kept.
     kept = [sections.of(text) for text in texts]
     assert {sections.for_hits(section, RULES).text for section in kept if section is not None} == {
         b"\r\nHost: a\r\n\r\n"
     }
     assert 1_000 < len(sections) < (8 << 20) / 3_000
-    assert sections.of(texts[-1]) is kept[-1]
+    assert sections.of(texts[-2]) is kept[-2]
     assert sections.of(texts[0]) is not kept[0]
+    assert sections.of(texts[-1]) is not kept[-1]
 
 
 @pytest.mark.parametrize(
