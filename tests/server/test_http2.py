@@ -423,6 +423,20 @@ async def test_large_relayed_answers_that_share_a_connection_are_whole(sink: str
     assert are_whole == [True] * 4
 
 
+async def test_each_large_event_is_followed_by_one_control_event() -> None:
+    pair = await start_pair(max_chunk_bytes=1_000_000)
+    try:
+        await write(pair.fast, "PUT", "/s", b"a" * 700_000, Content_Type="text/plain")
+        await write(pair.fast, "POST", "/s", b"b" * 700_000, Content_Type="text/plain", Stream_Closed="true")
+        async with wire_to(pair.fast) as wire:
+            await wire.greet(INITIAL_WINDOW_SIZE=1 << 24)
+            await wire.ask("/s?offset=-1&live=sse")
+            events = (await wire.answer()).body
+        assert events.count(b"event: data") == events.count(b"event: control")
+    finally:
+        await stop_pair(pair)
+
+
 async def test_a_relay_that_breaks_off_is_recorded_once() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
