@@ -26,6 +26,7 @@ LINES: Final = [
     "Authorization: Bearer b",
     "Origin: https://a.example",
     "Origin: https://b.example",
+    "Origin: https://c.example",
     "User-Agent: u",
     "User-Agent: v",
     "User-Agent: a\x01b",
@@ -38,6 +39,7 @@ PAIRS: Final = [
     (["Authorization: Bearer a"], ["Authorization: Bearer b"]),
     (["Cookie: a=b"], ["Cookie: c=d"]),
     (["Origin: https://a.example"], ["Origin: https://b.example"]),
+    (["Origin: https://a.example"], ["Origin: https://c.example"]),
     (["Accept-Encoding: gzip"], []),
     (["Connection: close"], []),
     (["User-Agent: u"], ["User-Agent: a\x01b"]),
@@ -80,7 +82,7 @@ _VALUES: Final[dict[str, list[str]]] = {
         "00-0AF7651916CD43DD8448EB211C80319C-B7AD6B7169203331-01",
         "01-short",
     ],
-    "Origin": ["https://a.example", "https://b.example", "null"],
+    "Origin": ["https://a.example", "https://b.example", "HTTPS://B.example", "https://c.example", "null"],
     "User-Agent": ["u", "v", "", "a  b", "x" * 300],
     "Referer": ["https://a.example/1", "https://a.example/2"],
     "Cookie": ["a=b", "c=d"],
@@ -105,7 +107,7 @@ def _line(draw: st.DrawFn) -> str:
 
 SECTIONS: Final = st.sampled_from(CLIENTS) | st.lists(_line(), max_size=6)
 """The header lines of a client, in any order; some names may be there twice."""
-CORS: Final = {"cors": {"allow_origins": ["https://a.example"]}}
+CORS: Final = {"cors": {"allow_origins": ["https://a.example", "https://b.example"], "allow_credentials": True}}
 FRESH: Final[dict[str, Any]] = {"tail_fresh_s": 20.0}
 """With it a tail is repeated for a while, so that open streams have remembered answers too."""
 UNCODED: Final[dict[str, Any]] = {**FRESH, "compression": []}
