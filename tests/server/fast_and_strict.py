@@ -197,7 +197,7 @@ class FastAndStrict(RuleBasedStateMachine):
 
     @rule(
         path=st.sampled_from(sorted(PATHS)),
-        pair=st.sampled_from(PAIRS[:3]),
+        pair=st.sampled_from(PAIRS[:4]),
         first=st.sampled_from(SOME_WITH_CORS),
         more=st.none() | st.sampled_from(SETTINGS),
     )
