@@ -132,6 +132,8 @@ class Side:
         self.hits = remembered.served if remembered is not None else 0
         for wire in self._wires.values():
             await wire.closed()
+        # A connection that is open as the gateway stops is sent a GOAWAY, which is counted.
+        await eventually(lambda: len(self.gateway.clients) == 0)
         await self.gateway.stop()
         self.counts = _counts(self.gateway.metrics.exposition()[0].decode().replace(self.origin.url, "origin"))
         await self.origin.stop(grace_s=0)
