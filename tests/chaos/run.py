@@ -96,8 +96,8 @@ class Run:
     """What was done to the system of late."""
 
     def __post_init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.began = loop.time()
+        self.began = 0.0
+        self.began = self.now()
         self.histories: dict[str, History] = {}
         for place in self.places:
             for party in PARTIES:
@@ -113,8 +113,9 @@ class Run:
         self._waiting: list[asyncio.Future[Place]] = []
 
     def now(self) -> float:
-        """Real seconds since the run began."""
-        return asyncio.get_running_loop().time() - self.began
+        """Real seconds since the run began, without those that the system's clock leaves out."""
+        clock = self.system.clock
+        return clock.now() / clock.speed - self.began
 
     def rng(self, name: str) -> Random:
         """A generator of this run's for one actor."""
