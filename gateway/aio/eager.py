@@ -75,4 +75,4 @@ class _Rest(Coroutine[Any, Any, T]):
         self._work.close()
 
     def __await__(self) -> Generator[Any, Any, T]:
-        raise NotImplementedError
+        raise TypeError("a task drives it, by `send` and `throw`")

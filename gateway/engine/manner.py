@@ -1,4 +1,4 @@
-"""The manner of a reply: all that its head says besides what is its own, such as its offset, its tag and its date.
+"""The manner of a reply: its head without the fields of its own, such as its offset, its tag and its date.
 
 An origin answers most reads of a route in one manner.  Whether a reply may be shared, for how long it may be reused and
 which of its headers hits repeat is therefore found out once for each manner, and remembered.
@@ -40,7 +40,7 @@ _OWN: Final = frozenset(
 
 
 class Manner(NamedTuple):
-    """What replies with equal fields have in common."""
+    """The common part of replies with equal fields."""
 
     ground: Ground | None
     """Why a reply is for its requester alone; None if it may be shared and stored."""

@@ -1,6 +1,6 @@
 """The lines of a reply's head, one by one: status line and fields, as strict as llhttp, and cached.
 
-An origin's replies share most of their lines, so a line that was parsed is remembered with what it means.
+An origin's replies share most of their lines, so a parsed line is remembered with its meaning.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NAMES: Final = {
 """Interned names of common fields, so that a reply does not allocate them."""
 
 Kinds = int
-"""What a head's fields mean for its connection: a sum of bits."""
+"""The meaning of a head's fields for its connection: a sum of bits."""
 PLAIN: Final[Kinds] = 0
 HAS_LENGTH: Final[Kinds] = 1
 FOR_CONNECTION: Final[Kinds] = 2
@@ -53,7 +53,7 @@ _KINDS: Final = {
 
 
 FieldLine = tuple[tuple[str, str], Kinds, int | None]
-"""A field, what it means for the connection, and the value of a Content-Length."""
+"""A field, its meaning for the connection, and the value of a Content-Length."""
 
 _READ_NAMES: Final = frozenset({*_KINDS, "content-length", "content-type"})
 _PLAIN_NAMES: Final = {spelling: name for spelling, name in NAMES.items() if name.lower() not in _READ_NAMES}

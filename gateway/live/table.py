@@ -155,7 +155,7 @@ class LiveTable:
             self.remove(topic)
 
     def remove(self, topic: LiveTopic) -> None:
-        """End the topic and what it has at the origin."""
+        """End the topic and its request at the origin."""
         entry = self._entry(topic)
         if entry is None:
             return

@@ -58,7 +58,7 @@ class S2Fetch(SharedFetch):
         self.waiting = 0
         """Readers that wait for it."""
         self.later = 0
-        """Readers that wait until it is over, and then ask anew."""
+        """Readers that wait until it is over, and then ask again."""
 
     def spans(self, seq_num: int) -> bool:
         """Whether it may bring the record at `seq_num`, after others."""
@@ -147,7 +147,7 @@ class S2Fetches:
         return joined.fetch
 
     def _run(self, key: Start | S2Question, fetch: S2Fetch, send: Send, name: str) -> None:
-        # The task begins in the next turn of the loop, so all who come in this one share the fetch.
+        # The task begins in the next turn of the loop, so all readers of this one share the fetch.
         task = self._tasks.start(_sent(fetch, send), f"{name} {self._path}")
         # A callback, because a task that is cancelled before its first step never reaches its `finally`.
         task.add_done_callback(lambda _: self._fetches.leave(key, fetch))
