@@ -183,6 +183,19 @@ async def test_a_drain_that_is_undone_leaves_nothing_behind(edge: Edge, counters
     assert remembered is None or remembered.served
 
 
+async def test_a_live_read_after_an_undone_drain_says_nothing_of_it(edge: Edge) -> None:
+    await put(edge)
+    target, is_closing = "/s?offset=-1&live=sse", []
+    for drains in (False, True, False, False):
+        if drains:
+            edge.gateway.drain(10)
+        wire = await edge.begin(target)
+        is_closing.append(closes((await wire.head()).headers))
+        if drains:
+            assert edge.gateway.undo_drain()
+    assert is_closing == [False, True, False, False]
+
+
 async def test_an_sse_reader_that_could_not_last_a_second_is_asked_to_come_back(edge: Edge) -> None:
     await edge.put("/s", b"abc")
     edge.gateway.engine.begin_drain(0.2, 0.5)

@@ -1,6 +1,8 @@
 """Long-polls: answered at once if there is data, and in time if there is none."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
@@ -247,11 +249,9 @@ class TestAtTheLimitOfFollowedStreams:
         assert {(await bounded(task)).body for task in (first, second)} == {b"x"}
 
 
-async def test_long_polls_of_before_and_after_a_reload_have_the_cors_fields_of_their_own_configuration(
-    origin: RunningOrigin, clock: ManualClock
-) -> None:
-    wide: dict[str, Any] = {"allow_origins": ["https://a.example", "https://b.example"], "allow_credentials": True}
-    settings = {"cors": {"allow_origins": ["*"]}}
+@asynccontextmanager
+async def reloadable(origin: RunningOrigin, clock: ManualClock, settings: dict[str, Any]) -> AsyncIterator[Edge]:
+    """A gateway whose reloads read `settings` again."""
 
     def load() -> GatewayConfig:
         return GatewayConfig.for_origin(
@@ -260,6 +260,19 @@ async def test_long_polls_of_before_and_after_a_reload_have_the_cors_fields_of_t
 
     edge = Edge(await start_gateway(load(), clock=clock, rng=Random(7), load=load), clock)
     try:
+        yield edge
+    finally:
+        await edge.leave()
+        await edge.until_idle()
+        await edge.gateway.stop()
+
+
+async def test_long_polls_of_before_and_after_a_reload_have_the_cors_fields_of_their_own_configuration(
+    origin: RunningOrigin, clock: ManualClock
+) -> None:
+    wide: dict[str, Any] = {"allow_origins": ["https://a.example", "https://b.example"], "allow_credentials": True}
+    settings: dict[str, Any] = {"cors": {"allow_origins": ["*"]}}
+    async with reloadable(origin, clock, settings) as edge:
         target = f"/s?offset={(await edge.put('/s', b'0123456789')).next_offset}&live=long-poll"
         waiting = []
         for cors in ({"allow_origins": ["*"]}, wide, {"allow_origins": ["https://b.example"]}):
@@ -279,7 +292,28 @@ async def test_long_polls_of_before_and_after_a_reload_have_the_cors_fields_of_t
             (None, None),
             ("https://b.example", None),
         ]
-    finally:
-        await edge.leave()
-        await edge.until_idle()
-        await edge.gateway.stop()
+
+
+@pytest.mark.parametrize("live", ["long-poll", "sse"])
+async def test_no_later_reader_joins_a_live_read_that_a_reload_has_overtaken(
+    origin: RunningOrigin, clock: ManualClock, faults: Faults, live: str
+) -> None:
+    cors = {"allow_origins": ["https://a.example"], "allow_credentials": True}
+    settings: dict[str, Any] = {"cors": cors}
+    async with reloadable(origin, clock, settings) as edge:
+        tail = (await edge.put("/s", b"0123456789")).next_offset
+        # A name of its own, of which the gateway knows nothing yet.
+        target, page = f"/s?v=1&offset={tail}&live={live}", {"Origin": "https://a.example"}
+        gate = faults.hold(kind=Kind.CATCHUP, times=1)
+        overtaken = await edge.begin(target, page)
+        await bounded(gate.waiting(1))
+        settings["cors"] = {**cors, "allow_credentials": False}
+        await edge.gateway.reload()
+        gate.release()
+        await readers_are(edge, 1)
+        later = await edge.begin(target, page)
+        await readers_are(edge, 2)
+        await edge.post("/s", b"more")
+        for wire, allows in ((overtaken, "true"), (later, None)):
+            headers = (await wire.head()).headers
+            assert headers.get("Access-Control-Allow-Credentials") == allows

@@ -238,10 +238,10 @@ class Wire:
         self.writer.close()
 
     def reset(self) -> None:
-        """Close with an RST."""
-        sock = self.writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.writer.transport.abort()
+        """Close with an RST, unless the connection has ended."""
+        if (sock := self.writer.get_extra_info("socket")) is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.writer.transport.abort()
 
     async def closed(self) -> None:
         self.writer.close()

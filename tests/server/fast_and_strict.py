@@ -215,6 +215,22 @@ class FastAndStrict(RuleBasedStateMachine):
 
     @rule(
         path=st.sampled_from(sorted(PATHS)),
+        pair=st.sampled_from(PAIRS[:4]),
+        first=st.sampled_from(SETTINGS[:5]),
+        more=st.none() | st.sampled_from(SETTINGS),
+    )
+    def follow_across_a_change(
+        self, path: str, pair: tuple[list[str], list[str]], first: dict[str, Any], more: dict[str, Any] | None
+    ) -> None:
+        """An SSE reader waits for the origin while the configuration changes, or comes while the gateway drains; others
+        come after it."""
+        self.reload(first)
+        target, variants = f"{path}?n={next(self.numbers)}&offset=-1&live=sse", [pair[0], pair[0], pair[1], pair[0]]
+        versions = self.next_versions(variants)
+        self.on_both(lambda side: side.follow_across(versions, target, variants, more), settles=True)
+
+    @rule(
+        path=st.sampled_from(sorted(PATHS)),
         clients=st.lists(SECTIONS, min_size=2, max_size=6),
         leaving=st.integers(0, 5),
         first=st.sampled_from([*SETTINGS[:4], SETTINGS[4], SETTINGS[4]]),

@@ -25,6 +25,7 @@ from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
 from tests.scenarios.http2_wire import Call, Http2Wire
 from tests.scenarios.wire import Answer, Dropped, Wire
+from tests.server.conftest import BOUND_S
 from tests.waiting import eventually
 
 _SERVER: Final = {
@@ -86,11 +87,12 @@ class Exchange:
         return Answer(head.status, head.headers, body)
 
     async def leave(self) -> None:
-        """Leave before the answer: take the stream back, or close the connection."""
+        """Leave before the answer: take the stream back, or reset the connection.  One that is closed in order would
+        be seen to be gone after most of a second."""
         if self.call is not None and isinstance(self.wire, Http2Wire):
             await self.wire.reset_stream(self.call)
         else:
-            await self.wire.closed()
+            self.wire.reset()
 
 
 class Side:
@@ -130,13 +132,18 @@ class Side:
     async def stop(self) -> None:
         remembered = self.gateway.clients.remembered
         self.hits = remembered.served if remembered is not None else 0
-        for wire in self._wires.values():
-            await wire.closed()
         # A connection that is open as the gateway stops is sent a GOAWAY, which is counted.
-        await eventually(lambda: len(self.gateway.clients) == 0)
+        await self._leave()
         await self.gateway.stop()
         self.counts = _counts(self.gateway.metrics.exposition()[0].decode().replace(self.origin.url, "origin"))
         await self.origin.stop(grace_s=0)
+
+    async def _leave(self) -> None:
+        """Close the connections, and wait until the gateway has seen it."""
+        wires, self._wires = self._wires, {}
+        for wire in wires.values():
+            await wire.closed()
+        await eventually(lambda: len(self.gateway.clients) == 0)
 
     def logged(self) -> tuple[list[str], dict[str, int]]:
         """The lines of requests in the access log after `stop`, sorted and without the fields that may differ; and the
@@ -236,7 +243,33 @@ class Side:
                 found.append(await self.answer(await self.send(version, "GET", target, lines, wire=wire), _UP_TO_DATE))
         finally:
             for wire in wires:
-                await wire.closed()
+                wire.reset()
+        return found
+
+    async def follow_across(
+        self, versions: Sequence[str], target: str, variants: Sequence[Sequence[str]], more: dict[str, Any] | None
+    ) -> list[Essence]:
+        """The same, each on a connection of its own.  The first one waits for the origin while `more` is put into
+        effect; without `more`, it comes during a drain that is undone after it."""
+        gate = self.origin.origin.faults.hold(kind="catchup", times=1)
+        if more is None:
+            # A connection that is open as the drain begins is sent a GOAWAY.
+            await self._leave()
+            self.gateway.drain(BOUND_S)
+        found: list[Essence] = []
+        for number, (version, lines) in enumerate(zip(versions, variants, strict=True)):
+            wire = await self.open(version)
+            exchange = await self.send(version, "GET", target, lines, wire=wire)
+            if number == 0:
+                async with asyncio.timeout(BOUND_S):
+                    await gate.waiting(1)
+                if more is not None:
+                    await self.reload(more)
+                gate.release()
+            found.append(await self.answer(exchange, _UP_TO_DATE))
+            if number == 0 and more is None:
+                self.gateway.undo_drain()
+            wire.reset()
         return found
 
     async def wait(
