@@ -1,16 +1,18 @@
 """A reply's fields on their way to a client, with their lines.
 
-Most replies are passed on with a few fields more, and to render many fields takes longer than to parse them.  So the
-lines are kept as they were received, and fields are added to their end.
+To render many fields takes longer than to parse them.  So the lines that many replies have in common are rendered once
+(`gateway.http.reply_lines.Shape`), and a reply's own lines are added to their end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict
+
+from gateway.http.reply_lines import FieldLine
 
 _CHANGES: Final = (
     "__delitem__",
@@ -27,18 +29,6 @@ _CHANGES: Final = (
 """The changes, other than `add`, that a `CIMultiDict` has."""
 
 
-class Fields(NamedTuple):
-    """A few fields, and their valid lines, each with its line end."""
-
-    pairs: tuple[tuple[str, str], ...]
-    lines: bytes
-
-    @classmethod
-    def of(cls, *pairs: tuple[str, str]) -> Fields:
-        """These fields, whose values are the gateway's own."""
-        return cls(pairs, "".join([f"{name}: {value}\r\n" for name, value in pairs]).encode())
-
-
 class PassedFields(CIMultiDict[str]):
     """Fields of which all lines are known in bytes, until one of them is changed."""
 
@@ -48,12 +38,13 @@ class PassedFields(CIMultiDict[str]):
     """The field lines, each with its line end; None if they must be rendered and checked."""
 
     @classmethod
-    def of(cls, headers: CIMultiDictProxy[str], lines: bytes, more: Fields) -> PassedFields:
-        """These fields, whose valid lines are `lines`, with more of them."""
-        passed = cls(headers)
-        for name, value in more.pairs:
-            CIMultiDict.add(passed, name, value)
-        passed.lines = lines + more.lines
+    def of(cls, shared: CIMultiDict[str], lines: bytes, own: Iterable[FieldLine]) -> PassedFields:
+        """Fields whose valid lines are `lines`, with more of them."""
+        passed = cls(shared)
+        for line in own:
+            CIMultiDict.add(passed, line.name, line.value)
+            lines += line.rendered
+        passed.lines = lines
         return passed
 
     def add(self, key: str, value: str) -> None:

@@ -5,8 +5,9 @@ knows no socket and no time.  Each reply yields a `Head`, the body's bytes as th
 the parser that the connection has ended.
 
 llhttp in strict mode checks the syntax of heads and chunks: no bare LF, no folded line, no repeated Content-Length and
-none beside chunks.  A head that arrives whole and contains nothing unusual takes a shorter path: its lines are parsed
-one by one, mostly from a cache.  A head with anything unusual in it goes to llhttp.
+none beside chunks.  A head that arrives whole and contains nothing unusual takes a shorter path: most of its lines are
+recognised (`gateway.http.reply_lines`).  So do the chunks behind it for as long as they arrive whole.  Anything unusual
+goes to llhttp.
 
 This module finds the start and end of a body itself (RFC 9112 section 6.3), because llhttp cannot be told that the
 reply to a HEAD has no body, and does not report where excess bytes begin.  It is stricter than llhttp where the gateway
@@ -24,24 +25,16 @@ Unrequested bytes cannot be told from the next reply, so a connection that deliv
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from multidict import CIMultiDict, CIMultiDictProxy, istr
 
+from gateway.http.chunks import whole_chunks
 from gateway.http.interim_rate import InterimRate
-from gateway.http.reply_lines import (
-    FOR_CONNECTION,
-    HAS_LENGTH,
-    LINES,
-    NAMES,
-    NOT_AS_IS,
-    PLAIN,
-    UNUSUAL,
-    field_line,
-    status_line_of,
-)
+from gateway.http.reply_lines import NAMES, FieldLine, Shape, keeps_alive, read_lines, status_line_of
 from gateway.http.state import TRANSITIONS, State, Step
 
 MOST_LINE_BYTES: Final = 16_384
@@ -63,7 +56,8 @@ _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 """Bytes that a reason phrase must not contain (RFC 9112 section 4).  llhttp checks for them in fields only."""
 _VERSIONS: Final = frozenset({"1.1", "1.0"})
 _NO_BODY: Final = frozenset({204, 304})
-_CONNECTION: Final = istr("Connection")
+_CHUNKED: Final = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+"""Stands for a head that llhttp has not seen, before the chunks that it reads."""
 _CONTENT_LENGTH: Final = istr("Content-Length")
 _TRANSFER_ENCODING: Final = istr("Transfer-Encoding")
 
@@ -98,8 +92,10 @@ class Head(NamedTuple):
     """The announced length, even if there is no body (HEAD, 304); None if the reply announces none."""
     is_delimited: bool
     """Whether the end of the body can be told from a lost connection (RFC 9112 section 6.3, all cases but the last)."""
-    lines: bytes | None = None
-    """The field lines, each with its line end, if each may be passed on to a client as it is."""
+    shape: Shape | None = None
+    """The lines that it has in common with others; None if it was not read line by line."""
+    own: Sequence[FieldLine] = ()
+    """The other lines."""
 
 
 class ReplyEnd(Enum):
@@ -297,8 +293,7 @@ class ReplyParser:
         return rest
 
     def _take_common_head(self, data: bytes, end: int, events: list[Event]) -> bool:
-        """Parse a complete head line by line, with remembered results for repeated lines.  What decides about the
-        connection is read out on the way.
+        """Read a complete head by its shape and the lines of its own.
 
         Returns False and changes nothing if the head contains anything unusual; llhttp then parses it.
         """
@@ -309,26 +304,24 @@ class ReplyParser:
         if status_line is None or len(lines) > MOST_FIELDS:
             return False
         del lines[0]
-        fields: list[tuple[str, str]] = []
-        kinds, length = PLAIN, None
-        for line in lines:
-            known = LINES.get(line) or field_line(line)
-            if known is None:
-                return False
-            field, kind, stated = known
-            fields.append(field)
-            if kind:
-                if kind & UNUSUAL or kind & kinds & HAS_LENGTH:
+        found = read_lines(lines)
+        if found is None:
+            return False
+        shape, own = found
+        headers, length = shape.headers.copy(), None
+        for line in own:
+            headers.add(line.name, line.value)
+            if line.length is not None:
+                if length is not None or shape.is_chunked:
                     return False
-                kinds |= kind
-                if stated is not None:
-                    length = stated
-        headers = CIMultiDictProxy(CIMultiDict(fields))
-        self._keeps_alive = not kinds & FOR_CONNECTION or _CONNECTION not in headers or _keeps_alive("1.1", headers)
-        self._framing = _CLOSE if length is None else _LENGTH
+                length = line.length
+        self._keeps_alive = shape.keeps_alive
+        if shape.is_chunked:
+            self._framing, self._framing_bytes = _CHUNKS, 0
+        else:
+            self._framing = _CLOSE if length is None else _LENGTH
         self.state = _BEGUN
-        passed = None if kinds & NOT_AS_IS else data[data.index(b"\r\n") + 2 : end + 2]
-        self._take_framing(*status_line, headers, length, events, passed)
+        self._take_framing(*status_line, CIMultiDictProxy(headers), length, events, shape, own)
         return True
 
     def _take_fields(
@@ -337,7 +330,7 @@ class ReplyParser:
         """The head that llhttp has parsed is complete."""
         stated = headers.get(_CONTENT_LENGTH)
         length = None if stated is None else int(stated)
-        self._keeps_alive = version == "1.1" if _CONNECTION not in headers else _keeps_alive(version, headers)
+        self._keeps_alive = keeps_alive(version, headers)
         if _TRANSFER_ENCODING in headers:
             self._framing = self._transfer_framing(headers.getall(_TRANSFER_ENCODING))
             self._framing_bytes = 0
@@ -353,13 +346,14 @@ class ReplyParser:
         headers: CIMultiDictProxy[str],
         length: int | None,
         events: list[Event],
-        lines: bytes | None = None,
+        shape: Shape | None = None,
+        own: Sequence[FieldLine] = (),
     ) -> None:
         """The head is complete, and the framing of a body is known: determine whether one follows."""
         framing = self._framing
         has_body = not self._answers_head and status not in _NO_BODY and (framing is not _LENGTH or bool(length))
         self._remaining = length or 0
-        events.append(Head(status, reason, headers, length, not has_body or framing is not _CLOSE, lines))
+        events.append(Head(status, reason, headers, length, not has_body or framing is not _CLOSE, shape, own))
         self.state = _HEAD_DONE
         if not has_body:
             self._end(events, keeps_alive=self._keeps_alive)
@@ -391,6 +385,19 @@ class ReplyParser:
                 self._end(events, keeps_alive=self._keeps_alive)
             return rest
         if self._framing is _CHUNKS:
+            if not self._is_begun:
+                content, size, has_ended = whole_chunks(data)
+                if content:
+                    events.append(content)
+                if has_ended:
+                    self._end(events, keeps_alive=self._keeps_alive)
+                    return data[size:]
+                if size == len(data):
+                    return b""
+                data = data[size:]
+                # llhttp has not seen the head.
+                self._is_begun = True
+                self._llhttp.feed_data(_CHUNKED)
             self._feed_chunks(data, events)
         else:
             events.append(data)
@@ -451,9 +458,3 @@ class ReplyParser:
 
     def on_message_complete(self) -> None:
         self._is_complete = True
-
-
-def _keeps_alive(version: str, headers: CIMultiDictProxy[str]) -> bool:
-    """Whether the connection persists after a reply (RFC 9112 section 9.3); llhttp waits for bodies that never come."""
-    options = {word.strip().lower() for line in headers.getall(_CONNECTION) for word in line.split(",")}
-    return "close" not in options and (version == "1.1" or "keep-alive" in options)

@@ -1,18 +1,20 @@
-"""The lines of a reply's head, one by one: status line and fields, as strict as llhttp, and cached.
+"""The lines of a reply's head: status line and fields, as strict as llhttp, and cached.
 
-An origin's replies share most of their lines, so a parsed line is remembered with its meaning.
+The replies of an origin share most of their lines.  A field line that was parsed is remembered, and so is the `Shape`
+of a head: the lines that it shares with other heads, with everything derived from them.  The other lines are the
+reply's own, such as its offset and its date.  Nothing is derived from these.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
-from multidict import istr
+from multidict import CIMultiDict, CIMultiDictProxy, istr
 
 from gateway.protocol.forwarded_headers import HOP_BY_HOP
-from gateway.protocol.names import SSE_TYPE, media_type
 
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.1 ([2-9][0-9]{2}) ([\t\x20-\x7e\x80-\xff]*)")
 _FIELD_LINE: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*")
@@ -20,6 +22,9 @@ _LENGTH: Final = re.compile(r"[0-9]{1,18}")
 _MOST_REMEMBERED_BYTES: Final = 512
 """Bound on a cached line.  The names that an origin exposes to browsers take 300."""
 _MOST_LINES: Final = 4_096
+_MOST_SHAPES: Final = 256
+_MOST_FACTS: Final = 16
+"""Bound on the values derived from one shape: its heads with fields for one web origin each, for example."""
 _COMMON_NAMES: Final = """
     Access-Control-Allow-Origin Access-Control-Expose-Headers Age Cache-Control Cache-Status Connection
     Content-Encoding Content-Length Content-Type Cross-Origin-Resource-Policy Date ETag Keep-Alive Location
@@ -35,31 +40,41 @@ NAMES: Final = {
 """Interned names of common fields, so that a reply does not allocate them."""
 
 Kinds = int
-"""The meaning of a head's fields for its connection: a sum of bits."""
+"""The meaning of a field, as a sum of bits."""
 PLAIN: Final[Kinds] = 0
 HAS_LENGTH: Final[Kinds] = 1
 FOR_CONNECTION: Final[Kinds] = 2
-"""It has Connection."""
+"""It is Connection."""
 UNUSUAL: Final[Kinds] = 4
-"""Its framing is not a length that llhttp need not look at: Transfer-Encoding, Upgrade, or an unusual length."""
-NOT_AS_IS: Final[Kinds] = 8
-"""It has a field that is not passed on to a client in the same line."""
+"""Its framing is for llhttp to judge: Upgrade, an unusual Content-Length or Transfer-Encoding."""
+CHUNKED: Final[Kinds] = 8
+SHARED: Final[Kinds] = 16
+"""Something is derived from it, so it belongs to the shape."""
+NOT_ALIKE: Final[Kinds] = 32
+"""Replies with it are not passed on alike: Location depends on the request, and Connection may name any other field."""
 _KINDS: Final = {
-    **dict.fromkeys((*HOP_BY_HOP, "cache-status", "location", "via"), NOT_AS_IS),
-    "connection": FOR_CONNECTION | NOT_AS_IS,
+    **dict.fromkeys((*HOP_BY_HOP, "cache-status", "content-type", "server", "vary", "via"), SHARED),
+    "connection": FOR_CONNECTION | SHARED,
+    "location": NOT_ALIKE | SHARED,
     "transfer-encoding": UNUSUAL,
     "upgrade": UNUSUAL,
 }
+_CONNECTION_OPTIONS: Final = frozenset({"close", "keep-alive"})
+_CORS: Final = "access-control-"
 
-
-FieldLine = tuple[tuple[str, str], Kinds, int | None]
-"""A field, its meaning for the connection, and the value of a Content-Length."""
-
-_READ_NAMES: Final = frozenset({*_KINDS, "content-length", "content-type"})
-_PLAIN_NAMES: Final = {spelling: name for spelling, name in NAMES.items() if name.lower() not in _READ_NAMES}
-"""Names of fields whose values mean nothing to the connection."""
-_UNIQUE_NAMES: Final = frozenset({"Stream-Next-Offset"})
-"""Names of fields whose values differ from reply to reply: their lines are not worth remembering."""
+_READ_NAMES: Final = frozenset({*_KINDS, "content-length"})
+_PLAIN_NAMES: Final = {
+    spelling: name
+    for spelling, name in NAMES.items()
+    if name.lower() not in _READ_NAMES and not name.lower().startswith(_CORS)
+}
+"""Names of fields from which nothing is derived."""
+_OWN_NAMES: Final = frozenset(
+    spelling
+    for name in ("Content-Length", "Date", "ETag", "Producer-Seq", "Stream-Cursor", "Stream-Next-Offset")
+    for spelling in (name, name.lower(), name.title())
+)
+"""Names of fields whose values differ from reply to reply: their lines are not remembered."""
 
 
 @lru_cache(64)
@@ -69,38 +84,135 @@ def status_line_of(line: bytes) -> tuple[int, str] | None:
     return None if found is None else (int(found[1]), found[2].decode("utf-8", "surrogateescape"))
 
 
+class FieldLine:
+    """A valid field line.  Immutable."""
+
+    __slots__ = ("kinds", "length", "name", "rendered", "value")
+
+    def __init__(self, name: str, value: str, rendered: bytes, kinds: Kinds = PLAIN, length: int | None = None) -> None:
+        self.name = name
+        self.value = value
+        self.rendered = rendered
+        """The line as it is written, with its line end."""
+        self.kinds = kinds
+        self.length = length
+        """The value of a Content-Length."""
+
+
 def _field_line(line: bytes) -> FieldLine | None:
     raw_name, colon, raw_value = line.partition(b": ")
     plain = _PLAIN_NAMES.get(raw_name) if colon else None
     if plain is not None and raw_value.isascii():
         value = raw_value.decode()
         if value.isprintable() and value.strip(" ") == value:
-            return (plain, value), PLAIN, None
+            return FieldLine(plain, value, line + b"\r\n")
     found = _FIELD_LINE.fullmatch(line)
     if found is None:
         return None
     raw_name, raw_value = found.groups()
     name, value = NAMES.get(raw_name) or raw_name.decode(), raw_value.decode("utf-8", "surrogateescape")
-    lower = name.lower()
-    kinds = _KINDS.get(lower, PLAIN)
-    if line != b"%b: %b" % (raw_name, raw_value) or (lower == "content-type" and media_type(value) == SSE_TYPE):
-        kinds |= NOT_AS_IS
-    if lower != "content-length":
-        return (name, value), kinds, None
-    if _LENGTH.fullmatch(value) is None:
-        return (name, value), UNUSUAL, None
-    return (name, value), kinds | HAS_LENGTH, int(value)
+    rendered, lower = b"%b: %b\r\n" % (raw_name, raw_value), name.lower()
+    if lower == "content-length":
+        if _LENGTH.fullmatch(value) is None:
+            return FieldLine(name, value, rendered, UNUSUAL)
+        return FieldLine(name, value, rendered, HAS_LENGTH, int(value))
+    if lower == "connection" and value.lower() not in _CONNECTION_OPTIONS:
+        return FieldLine(name, value, rendered, FOR_CONNECTION | NOT_ALIKE | SHARED)
+    if lower == "transfer-encoding" and value.lower() == "chunked":
+        return FieldLine(name, value, rendered, CHUNKED | SHARED)
+    return FieldLine(name, value, rendered, _KINDS.get(lower, SHARED if lower.startswith(_CORS) else PLAIN))
 
 
-LINES: Final[dict[bytes, FieldLine]] = {}
-"""Field lines that were parsed lately, for a look before `field_line` is called; the oldest of many is dropped."""
+_own_line: Final = lru_cache(256)(_field_line)
+"""Replies of one second share their date."""
 
 
-def field_line(line: bytes) -> FieldLine | None:
-    """Parse a field line, and remember it; None if it is not valid."""
-    parsed = _field_line(line)
-    if parsed is not None and len(line) <= _MOST_REMEMBERED_BYTES and parsed[0][0] not in _UNIQUE_NAMES:
-        if len(LINES) >= _MOST_LINES:
-            del LINES[next(iter(LINES))]
-        LINES[line] = parsed
-    return parsed
+class Shape:
+    """The lines that heads have in common.  Immutable but for `facts`."""
+
+    __slots__ = ("_facts", "headers", "is_chunked", "keeps_alive", "kinds", "own_at")
+
+    def __init__(self, lines: tuple[FieldLine | None, ...]) -> None:
+        shared = [line for line in lines if line is not None]
+        self.headers = CIMultiDict([(line.name, line.value) for line in shared])
+        """Their fields.  Never changed."""
+        self.own_at = tuple([at for at, line in enumerate(lines) if line is None])
+        """The places of the lines that are a reply's own."""
+        self.kinds: Kinds = PLAIN
+        for line in shared:
+            self.kinds |= line.kinds
+        self.is_chunked = bool(self.kinds & CHUNKED)
+        self.keeps_alive = not self.kinds & FOR_CONNECTION or keeps_alive("1.1", self.headers)
+        """Whether the connection persists after the reply."""
+        self._facts: dict[Hashable, Any] = {}
+
+    def fact(self, key: Hashable) -> Any:
+        """The value that was derived from the fields for this key; None if there is none."""
+        return self._facts.get(key)
+
+    def derived(self, key: Hashable, value: Any) -> None:
+        """Keep a value that was derived from the fields.  It must not depend on any line that is a reply's own."""
+        if len(self._facts) >= _MOST_FACTS:
+            self._facts.clear()
+        self._facts[key] = value
+
+
+_lines: Final[dict[bytes, FieldLine]] = {}
+"""Field lines that were parsed lately; the oldest of many is dropped."""
+_shapes: Final[dict[tuple[FieldLine | None, ...], Shape]] = {}
+"""The shapes of the latest heads, by their remembered lines, with None for each line that is not remembered."""
+
+
+def read_lines(lines: list[bytes]) -> tuple[Shape, list[FieldLine]] | None:
+    """The shape of a head with these field lines, and the lines of its own; None if a line is not valid or unusual."""
+    shape = _shapes.get(tuple(map(_lines.get, lines)))
+    if shape is None:
+        return _learn(lines)
+    own: list[FieldLine] = []
+    for at in shape.own_at:
+        line = _own_line(lines[at])
+        if line is None or line.kinds > HAS_LENGTH or line.name in shape.headers:
+            return _learn(lines)
+        own.append(line)
+    return shape, own
+
+
+def _learn(lines: list[bytes]) -> tuple[Shape, list[FieldLine]] | None:
+    """The same for a head whose shape is not known; it is now."""
+    parsed: list[FieldLine] = []
+    for raw in lines:
+        line = _lines.get(raw) or _field_line(raw)
+        if line is None or line.kinds & UNUSUAL or (line.kinds & SHARED and len(raw) > _MOST_REMEMBERED_BYTES):
+            return None
+        parsed.append(line)
+    if sum(bool(line.kinds & CHUNKED) for line in parsed) > 1:
+        return None
+    for raw, line in zip(lines, parsed, strict=True):
+        if line.kinds & SHARED:
+            _remember(raw, line)
+    # Other lines that are new belong to shapes once they have come again, because they may differ each time.
+    key = tuple([line if _lines.get(raw) is line else None for raw, line in zip(lines, parsed, strict=True)])
+    shape = _shapes.get(key)
+    if shape is None:
+        if len(_shapes) >= _MOST_SHAPES:
+            del _shapes[next(iter(_shapes))]
+        shape = _shapes[key] = Shape(key)
+    for raw, line in zip(lines, parsed, strict=True):
+        if len(raw) <= _MOST_REMEMBERED_BYTES and line.name not in _OWN_NAMES:
+            _remember(raw, line)
+    own = [parsed[at] for at in shape.own_at]
+    # The order of lines with one name matters (RFC 9110 section 5.3), and own lines come last.
+    return None if any(line.name in shape.headers for line in own) else (shape, own)
+
+
+def _remember(raw: bytes, line: FieldLine) -> None:
+    if raw not in _lines:
+        if len(_lines) >= _MOST_LINES:
+            del _lines[next(iter(_lines))]
+        _lines[raw] = line
+
+
+def keeps_alive(version: str, headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> bool:
+    """Whether the connection persists after a reply (RFC 9112 section 9.3)."""
+    options = {word.strip().lower() for line in headers.getall("Connection", ()) for word in line.split(",")}
+    return "close" not in options and (version == "1.1" or "keep-alive" in options)

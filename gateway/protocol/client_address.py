@@ -22,6 +22,8 @@ from gateway.protocol.proxy_protocol import plain_address
 UNIX: Final = "unix"
 """Listed in place of a network: trusts peers on a Unix socket."""
 _MOST_HOPS: Final = 64
+_LONGEST_KEPT: Final = 256
+"""Characters of the headers whose reading is remembered."""
 _LONGEST_NODE: Final = 64
 """More characters than an address with brackets and a port has."""
 _SCHEMES: Final = frozenset({"http", "https"})
@@ -73,6 +75,7 @@ class Proxies:
         self._reads_forwarded = header == "forwarded"
         self.trusts = lru_cache(4_096)(self._trusts)
         """Whether the peer at this address (None: on a Unix socket) is a trusted proxy."""
+        self._read_again = lru_cache(4_096)(self._read)
 
     def writes_x_forwarded(self, peer: str | None) -> bool:
         """Whether the peer at this address is a trusted proxy that writes `X-Forwarded-*` itself."""
@@ -104,8 +107,18 @@ class Proxies:
 
     def _client_and_scheme(self, peer: str | None, headers: HeaderLines) -> tuple[str | None, str]:
         """The client's address, and the scheme as the trusted proxy closest to the client states it."""
+        schemes: tuple[str, ...] = ()
+        if self._reads_forwarded:
+            members = tuple(headers.getall("Forwarded", ()))
+        else:
+            members = tuple(headers.getall("X-Forwarded-For", ()))
+            schemes = tuple(headers.getall("X-Forwarded-Proto", ()))
+        is_short = sum(map(len, members)) + sum(map(len, schemes)) <= _LONGEST_KEPT
+        return (self._read_again if is_short else self._read)(peer, members, schemes)
+
+    def _read(self, peer: str | None, members: tuple[str, ...], schemes: tuple[str, ...]) -> tuple[str | None, str]:
         client, scheme = peer, ""
-        hops = _forwarded_hops(headers) if self._reads_forwarded else _x_forwarded_hops(headers)
+        hops = _forwarded_hops(members) if self._reads_forwarded else _x_forwarded_hops(members, schemes)
         for hop in hops:
             # A trusted proxy closer to the client knows the scheme better.
             scheme = hop.scheme or scheme
@@ -118,19 +131,18 @@ class Proxies:
         return client, scheme
 
 
-def _x_forwarded_hops(headers: HeaderLines) -> list[Hop]:
+def _x_forwarded_hops(members: Sequence[str], schemes: Sequence[str]) -> list[Hop]:
     """Hops from the nearest on.  They share one scheme: the last member of the last line, written by the nearest."""
-    schemes = headers.getall("X-Forwarded-Proto", ())
     scheme = schemes[-1].rpartition(",")[2].strip().lower() if schemes else ""
     if scheme not in _SCHEMES:
         scheme = ""
-    members = ",".join(headers.getall("X-Forwarded-For", ())).rsplit(",", _MOST_HOPS)[-_MOST_HOPS:]
-    return [Hop(member.strip(), scheme) for member in reversed(members)]
+    nearest = ",".join(members).rsplit(",", _MOST_HOPS)[-_MOST_HOPS:]
+    return [Hop(member.strip(), scheme) for member in reversed(nearest)]
 
 
-def _forwarded_hops(headers: HeaderLines) -> list[Hop]:
+def _forwarded_hops(lines: Sequence[str]) -> list[Hop]:
     hops: list[Hop] = []
-    for line in headers.getall("Forwarded", ()):
+    for line in lines:
         client = scheme = ""
         is_begun = False
         at = 0

@@ -197,11 +197,16 @@ class ResponseRecorder:
 
     def finish(self, context: RequestContext, headers: CIMultiDict[str]) -> None:
         """Add the headers that every response carries, and the RateLimit fields."""
+        self.state_limits(context, headers)
+        self.dress(context.route, context.request.headers.get(_ORIGIN), headers)
+
+    @staticmethod
+    def state_limits(context: RequestContext, headers: CIMultiDict[str]) -> None:
+        """Add the RateLimit fields."""
         if (fields := context.fields) is not None:
             # Lists: an origin may have limits of its own.
             headers.add("RateLimit-Policy", fields[0])
             headers.add("RateLimit", fields[1])
-        self.dress(context.route, context.request.headers.get(_ORIGIN), headers)
 
     def dress(self, route: Route | None, origin: str | None, headers: CIMultiDict[str]) -> None:
         """The same, for a route and the request's Origin header."""

@@ -79,8 +79,12 @@ class Delivery:
         """Send a short body that is in memory."""
         if status == 204:
             headers.popall("Content-Type", None)
+        return self.passed_on(status, None, headers, body)
+
+    def passed_on(self, status: int, reason: str | None, headers: CIMultiDict[str], body: bytes) -> Answered:
+        """Send a short body with the fields as they are."""
         request = self._request
-        request.channel.respond(request, status, headers, body)
+        request.channel.respond(request, status, headers, body, reason)
         self.first_byte_at = self._now()
         # The channel leaves the body out of these (RFC 9110 section 6.4.1).
         self._sent(len(body) if request.method != "HEAD" and status not in (204, 304) else 0)

@@ -12,6 +12,7 @@ from multidict import CIMultiDict, istr
 from gateway.errors import UpstreamBroken
 from gateway.http.passed_fields import PassedFields
 
+_CONTENT_LENGTH: Final = istr("Content-Length")
 _DATE: Final = istr("Date")
 
 JOINED_BYTES: Final = 1 << 14
@@ -40,6 +41,15 @@ def field_lines(headers: CIMultiDict[str]) -> bytes:
     if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
         raise UpstreamBroken
     return lines.encode("utf-8", "surrogateescape")
+
+
+def state_length(headers: CIMultiDict[str], size: int) -> None:
+    """State the length of a body, unless the fields state it already."""
+    length, stated = str(size), headers.get(_CONTENT_LENGTH)
+    if stated is None:
+        headers.add(_CONTENT_LENGTH, length)
+    elif stated != length:
+        headers[_CONTENT_LENGTH] = length
 
 
 @lru_cache(maxsize=4)

@@ -2,46 +2,60 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from multidict import CIMultiDict, istr
 
-from gateway.http.passed_fields import Fields, PassedFields
+from gateway.http.passed_fields import PassedFields
+from gateway.http.reply_lines import NOT_ALIKE
 from gateway.protocol.cache_status import Outcome, cache_status
-from gateway.protocol.forwarded_headers import response_headers_for_client
+from gateway.protocol.forwarded_headers import Headers, response_headers_for_client
+from gateway.server.context import RequestContext, ResponseRecorder
+from gateway.server.head import field_lines
 from gateway.upstream.reply import Reply
 
 _CACHE_STATUS: Final = istr("Cache-Status")
-_SERVER: Final = istr("Server")
-_VIA: Final = istr("Via")
+_LOCATION: Final = istr("Location")
+_ORIGIN: Final = istr("Origin")
 
 
-def relayed_fields(node: str, reply: Reply, why_alone: str | None, *, by_method: bool) -> CIMultiDict[str]:
-    """The reply's fields for its client, with those that the gateway `node` adds; in the lines that were received, if
-    each of them may be passed on.
+class _Shared(NamedTuple):
+    """The client's part of what replies have in common."""
 
-    `why_alone` is why a read was relayed although its route shares answers; `by_method` says that the request was no
-    GET.
+    fields: CIMultiDict[str]
+    """Never changed."""
+    lines: bytes
+
+
+def relayed_fields(recorder: ResponseRecorder, context: RequestContext, reply: Reply) -> CIMultiDict[str]:
+    """The reply's fields for its client, with those that the gateway adds, `RateLimit` excepted.
+
+    The fields that follow from the reply's shape are made once for all replies of that shape.
     """
-    if reply.lines is not None:
-        added = _added(node, reply.status, why_alone, by_method, _SERVER in reply.headers)
-        return PassedFields.of(reply.headers, reply.lines, added)
-    headers = response_headers_for_client(reply.headers, node=node, http_version="1.1")
-    said = _said(node, reply.status, why_alone, by_method)
-    if (earlier := headers.popall(_CACHE_STATUS, None)) is not None:
+    request, route, shape = context.request, context.route, reply.shape
+    web_origin = request.headers.get(_ORIGIN)
+    if shape is None or shape.kinds & NOT_ALIKE:
+        headers = _passed(recorder, context, reply.status, reply.headers)
+        if route is not None and (location := headers.get(_LOCATION)) is not None:
+            headers[_LOCATION] = route.public_location(location, f"{request.scheme}://{request.host}")
+        recorder.dress(route, web_origin, headers)
+        return headers
+    key = recorder, route, reply.status, context.why_alone, request.method == "GET", web_origin
+    shared: _Shared | None = shape.fact(key)
+    if shared is None:
+        fields = _passed(recorder, context, reply.status, shape.headers)
+        recorder.dress(route, web_origin, fields)
+        shared = _Shared(fields, field_lines(fields))
+        shape.derived(key, shared)
+    return PassedFields.of(shared.fields, shared.lines, reply.own)
+
+
+def _passed(recorder: ResponseRecorder, context: RequestContext, status: int, headers: Headers) -> CIMultiDict[str]:
+    """An origin's fields, as they are passed on to a client."""
+    passed = response_headers_for_client(headers, node=recorder.node, http_version="1.1")
+    by_method = context.request.method != "GET"
+    said = cache_status(recorder.node, Outcome.PASS, fwd_status=status, detail=context.why_alone, by_method=by_method)
+    if (earlier := passed.popall(_CACHE_STATUS, None)) is not None:
         said = ", ".join([*earlier, said])
-    headers.add(_CACHE_STATUS, said)
-    return headers
-
-
-@lru_cache(256)
-def _added(node: str, status: int, why_alone: str | None, by_method: bool, is_named: bool) -> Fields:
-    """The fields that the gateway adds to a relayed reply with this status, which names its server or does not."""
-    pairs = [(_VIA, f"1.1 {node}"), (_CACHE_STATUS, _said(node, status, why_alone, by_method))]
-    return Fields.of(*pairs, *([] if is_named else [(_SERVER, node)]))
-
-
-def _said(node: str, status: int, why_alone: str | None, by_method: bool) -> str:
-    """The gateway's member of a relayed reply's Cache-Status."""
-    return cache_status(node, Outcome.PASS, fwd_status=status, detail=why_alone, by_method=by_method)
+    passed.add(_CACHE_STATUS, said)
+    return passed

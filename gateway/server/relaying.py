@@ -21,7 +21,7 @@ from contextlib import suppress
 from contextvars import Context, copy_context
 from typing import Any, Final
 
-from multidict import CIMultiDict, istr
+from multidict import CIMultiDict
 
 from gateway.config.limits import LimitsConfig
 from gateway.engine.core import Engine
@@ -42,6 +42,7 @@ from gateway.server.catchup_end import CatchUpEnd
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage
 from gateway.server.delivery import PART_BYTES
 from gateway.server.expectation import Expectation, ask_for_body, is_expecting
+from gateway.server.head import JOINED_BYTES
 from gateway.server.parsing import LIVE
 from gateway.server.relayed_fields import relayed_fields
 from gateway.server.request import Answered, Channel, LiveUse
@@ -50,7 +51,6 @@ from gateway.upstream.call import Body
 from gateway.upstream.incoming import no_op
 from gateway.upstream.reply import Reply
 
-_LOCATION: Final = istr("Location")
 _log = logging.getLogger("gateway.front")
 
 SESSION_IDLE_S: Final = 600.0
@@ -305,7 +305,7 @@ class Relaying(RelayedCall):
         self._run(self._begin, reply)
 
     def _begin(self, reply: Reply) -> None:
-        context, request, parsed = self._context, self._request, self._parsed
+        context, parsed = self._context, self._parsed
         recorder, status = self._relays.recorder, reply.status
         context.outcome = _PASS if status < 500 else _FAILED
         if (
@@ -323,10 +323,8 @@ class Relaying(RelayedCall):
                 self._write_epoch,
                 parsed.client,
             )
-        headers = relayed_fields(recorder.node, reply, context.why_alone, by_method=request.method != "GET")
-        if reply.lines is None and (location := headers.get(_LOCATION)) is not None:
-            headers[_LOCATION] = parsed.route.public_location(location, f"{request.scheme}://{request.host}")
-        recorder.finish(context, headers)
+        headers = relayed_fields(recorder, context, reply)
+        recorder.state_limits(context, headers)
         if context.is_replay:
             self._end = CatchUpEnd()
             # The body may end earlier than the origin announced.
@@ -335,6 +333,14 @@ class Relaying(RelayedCall):
             self._acks.begin(status, reply.headers)
         if parsed.route.is_s2:
             self._drains = DrainWatch(status, reply.headers, reply.retire)
+        if reply.has_arrived and self._end is None:
+            whole = reply.take() or b""
+            self._see(whole)
+            if len(whole) <= JOINED_BYTES:
+                self._answered = context.delivery.passed_on(status, reply.reason, headers, whole)
+                self._finish()
+                return
+            self._unwritten = whole
         context.delivery.begin(status, reply.reason, headers, None)
         self._answered = Answered(status, headers)
         self._pump()
@@ -364,23 +370,28 @@ class Relaying(RelayedCall):
                 delivery.part(part)
                 continue
             if self._end is not None and self._end.is_reached:
-                self._finish()
+                self._end_body()
                 return
             chunk = reply.take()
             if chunk is None:
                 return
             if not chunk:
-                self._finish()
+                self._end_body()
                 return
-            self._count(len(chunk))
-            if self._acks is not None:
-                self._acks.see(chunk)
-            if self._drains is not None:
-                self._drains.see(chunk)
-            if self._end is not None:
-                self._end.see(chunk)
+            self._see(chunk)
             self._unwritten = chunk
         reply.stall()
+
+    def _see(self, chunk: bytes) -> None:
+        """A part of the body has arrived."""
+        if chunk:
+            self._count(len(chunk))
+        if self._acks is not None:
+            self._acks.see(chunk)
+        if self._drains is not None:
+            self._drains.see(chunk)
+        if self._end is not None:
+            self._end.see(chunk)
 
     def _make_way(self) -> None:
         """Others wait for the connection to the origin, and the client takes nothing."""
@@ -400,14 +411,17 @@ class Relaying(RelayedCall):
 
     # -- the end of the relay
 
-    def _finish(self) -> None:
-        """End the answer in order."""
-        context = self._context
+    def _end_body(self) -> None:
+        """End an answer in order whose head was written before."""
+        self._finish(self._channel.end)
+
+    def _finish(self, end: Callable[[], object] = no_op) -> None:
+        """The answer is whole."""
         if self._acks is not None:
             self._acks.finish()
         self._close()
-        self._channel.end()
-        self._relays.recorder.end(context, self._answered)
+        end()
+        self._relays.recorder.end(self._context, self._answered)
 
     def _refuse(self, error: GatewayError) -> None:
         """Answer with the error, or abort an answer that has begun."""

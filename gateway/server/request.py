@@ -109,7 +109,9 @@ class Channel(Protocol):
         """Send an interim reply (RFC 9110 section 15.2), such as 100 Continue for the client to send its body.  Raises
         UpstreamBroken, with nothing written, for headers that must not be sent."""
 
-    def respond(self, request: Request, status: int, headers: CIMultiDict[str], body: bytes) -> None:
+    def respond(
+        self, request: Request, status: int, headers: CIMultiDict[str], body: bytes, reason: str | None = None
+    ) -> None:
         """Write a whole answer.  Raises UpstreamBroken, with nothing written, for headers that must not be sent."""
 
     def begin(

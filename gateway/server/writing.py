@@ -10,7 +10,7 @@ from multidict import CIMultiDict, istr
 
 from gateway.limits.shared_bytes import SharedBytes
 from gateway.server.clients import Clients
-from gateway.server.head import JOINED_BYTES, interim_head, response_head
+from gateway.server.head import JOINED_BYTES, interim_head, response_head, state_length
 from gateway.server.request import LiveAnswer, LiveUse, Note, Request
 from gateway.server.sse_accounting import SseAccounting
 from gateway.server.timeouts import Phase, TimedConnection
@@ -101,14 +101,19 @@ class WritingConnection(TimedConnection, ABC):
         if self.transport is not None:
             self.transport.write(head)
 
-    def respond(self, request: Request, status: int, headers: CIMultiDict[str], body: bytes) -> None:
+    def respond(
+        self, request: Request, status: int, headers: CIMultiDict[str], body: bytes, reason: str | None = None
+    ) -> None:
         """Write a whole answer.  Raises UpstreamBroken, with nothing written, for headers that must not be sent."""
         self._decide_keep_alive(request)
         if status in _BODILESS:
             body = b""
+            if status == 204 and _CONTENT_LENGTH in headers:
+                # Required by RFC 9110 section 8.6, even if the origin sent one.
+                del headers[_CONTENT_LENGTH]
         elif body or request.method != "HEAD":
-            headers["Content-Length"] = str(len(body))
-        head = response_head(status, headers, self._clients.wall(), keeps=request.keeps_alive)
+            state_length(headers, len(body))
+        head = response_head(status, headers, self._clients.wall(), keeps=request.keeps_alive, reason=reason)
         request.has_begun = True
         if self.transport is None:
             return

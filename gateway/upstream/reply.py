@@ -72,9 +72,10 @@ class Reply:
         "is_delimited",
         "is_stalled",
         "lane",
-        "lines",
         "on_reclaim",
+        "own",
         "reason",
+        "shape",
         "span",
         "status",
     )
@@ -100,8 +101,10 @@ class Reply:
         self.status = head.status
         self.reason = head.reason
         self.headers: CIMultiDictProxy[str] = head.headers
-        self.lines = head.lines
-        """The lines of the headers, if each may be passed on to a client as it is."""
+        self.shape = head.shape
+        """The lines that its head has in common with others; None if it was not read line by line."""
+        self.own = head.own
+        """The other lines."""
         self.content_length = head.content_length
         """The announced length in bytes; None for a chunked body."""
         self.is_delimited = head.is_delimited

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from functools import lru_cache
 from typing import Final, Protocol
 
-from multidict import CIMultiDict
+from multidict import CIMultiDict, istr
 
 from gateway.errors import BadRequest
 from gateway.http.http2.blocks import block_of
@@ -26,7 +26,7 @@ from gateway.protocol.client_address import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
 from gateway.server.handling import Handling
-from gateway.server.head import interim_head, response_head
+from gateway.server.head import interim_head, response_head, state_length
 from gateway.server.request import LiveAnswer, LiveUse, Note, Request
 from gateway.server.sse_accounting import SseAccounting
 from gateway.server.timer import Timer
@@ -34,6 +34,7 @@ from gateway.telemetry.access_record import CloseReason
 
 _log = logging.getLogger("gateway.server")
 
+_CONTENT_LENGTH: Final = istr("Content-Length")
 _BODILESS: Final = frozenset({204, 304})
 
 
@@ -294,13 +295,18 @@ class StreamChannel(Handling):
         self._connection.session.send_head(self.stream, block, is_interim=True)
         self._connection.wake()
 
-    def respond(self, request: Request, status: int, headers: CIMultiDict[str], body: bytes) -> None:
+    def respond(
+        self, request: Request, status: int, headers: CIMultiDict[str], body: bytes, reason: str | None = None
+    ) -> None:
         """Write a whole answer.  Raises UpstreamBroken, with nothing written, for headers that must not be sent."""
         if status in _BODILESS:
             body = b""
+            if status == 204 and _CONTENT_LENGTH in headers:
+                # Required by RFC 9110 section 8.6, even if the origin sent one.
+                del headers[_CONTENT_LENGTH]
         elif body or request.method != "HEAD":
-            headers["Content-Length"] = str(len(body))
-        head = response_head(status, headers, self._clients.wall(), keeps=True)
+            state_length(headers, len(body))
+        head = response_head(status, headers, self._clients.wall(), keeps=True, reason=reason)
         request.has_begun = True
         self.send_answer(block_of(head), (body,) if body and request.method != "HEAD" else ())
 
@@ -319,9 +325,9 @@ class StreamChannel(Handling):
     ) -> None:
         """Write the head of an answer whose body has `length` bytes; None if the length is not known yet."""
         self._is_bodiless = status in _BODILESS or request.method == "HEAD"
-        if status == 204:
+        if status == 204 and _CONTENT_LENGTH in headers:
             # Required by RFC 9110 section 8.6, even if the origin sent one.
-            headers.popall("Content-Length", None)
+            del headers[_CONTENT_LENGTH]
         if length is not None and not self._is_bodiless:
             headers["Content-Length"] = str(length)
         head = response_head(status, headers, self._clients.wall(), keeps=True, reason=reason)
