@@ -19,7 +19,7 @@ from collections.abc import Callable
 from gateway.aio.clock import Clock
 from gateway.engine.answer import Answer, BodyRun, NamedTail, Parts
 from gateway.engine.conditional import is_not_modified, not_modified
-from gateway.engine.confirming import LEAST_AGE_S, Confirming
+from gateway.engine.confirming import Confirming
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.patience import Patience
 from gateway.engine.read import Read, Uncacheable
@@ -28,7 +28,22 @@ from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.topic import Topic
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.offsets import NOW, START, is_before
+from gateway.protocol.offsets import NOW, is_before
+from gateway.tape.decide import (
+    Ask,
+    Awaited,
+    Gone,
+    Progress,
+    Question,
+    Send,
+    Wait,
+    awaited_tail,
+    decide,
+    is_another,
+    is_furthest,
+    known_tail,
+    may_end,
+)
 from gateway.tape.stream import Stream
 from gateway.upstream.collapse import Lead
 from gateway.upstream.flight import (
@@ -36,6 +51,7 @@ from gateway.upstream.flight import (
     REFUSED_TO_ANOTHER,
     Beyond,
     Flight,
+    Head,
     NotShareable,
     OriginError,
     StreamHead,
@@ -89,198 +105,164 @@ class CatchUp:
 
     async def head(self, read: Read, stream: Stream) -> Answer | None:
         """Answer a HEAD if the tail is known; None if it must be relayed.  Raises like `answer`."""
-        return await _Attempt(self, read, stream).head()
+        return await _Attempt(self, read, stream, NOW).head()
 
 
 class _Attempt:
-    """One walk over one incarnation."""
+    """One walk over one incarnation, as a loop over `decide`."""
 
-    def __init__(self, owner: CatchUp, read: Read, stream: Stream) -> None:
+    def __init__(self, owner: CatchUp, read: Read, stream: Stream, start: str | None = None) -> None:
         self._fetches, self._confirming, self._live = owner.fetches, owner.confirming, owner.live
         self._clock, self._limit, self._follow = owner.clock, owner.max_reply_bytes, owner.follow
         self._read = read
         self._stream = stream
         self.parts = Parts()
-        self._at = read.start
+        route, start = read.route, start or read.start
+        self._progress = Progress(
+            start, start, stream.version, route.config.trust_s, read.max_age_s, may_connect=bool(route.heard_s)
+        )
         self._stored_at = 0.0
-        self._version = stream.version
-        """The stream's version before anything was read."""
         self._has_joined = False
         """Whether bytes of another request's flight are among the parts."""
-        self._is_confirmed = False
-        """Whether the origin has confirmed the tape's bytes to this read."""
 
     def at_once(self) -> Answer | None:
         """The answer, if the tape has it and nothing has to be asked of the origin; None if `run` is needed."""
-        read, stream, now = self._read, self._stream, self._clock.now()
-        if stream.expiry.is_lost or not stream.may_answer_alone(now, read.route.config.trust_s):
-            return None
-        if stream.lies_beyond(read.start) or self._confirming.is_due(read, stream):
-            return None
         self._take_tape()
-        if self._ends_here():
-            return self._answer_here(Outcome.HIT)
-        if self._is_at_tail() and self._tail_now() == self._at:
-            return self._answer(Outcome.HIT, up_to_date=True, is_closed=stream.tape.is_closed_at(self._at))
-        return None
+        step = decide(self._stream, self._progress, self._clock.now())
+        return self._send(step) if isinstance(step, Send) else None
 
     async def run(self) -> Answer:
-        read, stream = self._read, self._stream
-        if stream.expiry.asks(self._clock.now()):
-            # While it is not known, each write beside a PUT may be to another stream.
-            await self._fetches.learn_lifetime(stream, read.route, read.source)
-            self._check_incarnation()
-        if read.start == NOW:
-            return await self._answer_now()
-        tail = await self._known_tail() if stream.lies_beyond(read.start) else None
-        if tail is not None and stream.lies_beyond(read.start):
-            # The tail has not come past it in the meantime.
-            self._at = tail
-            return self._answer(Outcome.HIT, up_to_date=True, is_closed=stream.tape.is_closed_at(tail))
+        """The answer.  Raises like `CatchUp.answer`."""
+        progress = self._progress
         while True:
-            self._check_incarnation()
-            self._take_tape()
-            if self._stored_at and not self._is_confirmed and (answer := await self._confirm()) is not None:
+            if progress.start != NOW:
+                self._take_tape()
+            match decide(self._stream, progress, self._clock.now()):
+                case Send() as step:
+                    return self._send(step)
+                case Wait() as step:
+                    answer = await self._wait(step)
+                case Ask() as step:
+                    answer = await self._ask(step)
+                case Gone():
+                    raise TailMovedBack
+            if answer is not None:
                 return answer
-            if self._ends_here() and await self._may_answer_alone():
-                return self._answer_here(Outcome.COLLAPSED if self._has_joined else Outcome.HIT)
-            self._check_incarnation()
-            if self._is_at_tail() and await self._known_tail() == self._at:
-                outcome = Outcome.COLLAPSED if self._has_joined else Outcome.HIT
-                return self._answer(outcome, up_to_date=True, is_closed=stream.tape.is_closed_at(self._at))
-            if self._read_on():
-                continue
-            if (answer := await self._answer_from_follower() or self._answer_stale()) is not None:
-                return answer
-            if (fetched := await self._fetch_tail()) is not None:
-                return await self._answer_from(*fetched)
 
     async def head(self) -> Answer | None:
-        read, stream = self._read, self._stream
-        if stream.head_headers is None and self._tail_now() is not None:
-            head = await self._fetches.fresh_head(stream, METADATA, read.route, read.source)
-            if isinstance(head, NotShareable):
-                raise Uncacheable(head)
-        tail = await self._known_tail()
-        return head_answer(read, stream, tail) if tail is not None and stream.head_headers is not None else None
+        """The answer to a HEAD; None if it must be relayed."""
+        read, stream, progress = self._read, self._stream, self._progress
+        if stream.head_headers is None and known_tail(stream, read.max_age_s, self._clock.now()) is not None:
+            await self._fresh(METADATA)
+        while True:
+            match decide(stream, progress, self._clock.now()):
+                case Send(tail):
+                    return head_answer(read, stream, tail) if stream.head_headers is not None else None
+                case Wait() as step:
+                    await self._wait(step)
+                case Ask(Question.LIFETIME | Question.EXISTENCE) as step:
+                    await self._ask(step)
+                case Ask():
+                    return None
+                case Gone():
+                    raise TailMovedBack
 
-    def _check_incarnation(self) -> None:
-        """Raise TailMovedBack if the stream has ended, or if its bytes were forgotten and those before and after may
-        belong to two streams.  A purge alone does not disturb a walk that has only begun."""
-        seen, stream = self._version, self._stream
-        if stream.ended is not None:
-            raise TailMovedBack
-        if seen.same_incarnation_as(stream.version):
-            return
-        if self._at != self._read.start or seen.may_have_ended_by(stream.version):
-            raise TailMovedBack
+    def _send(self, step: Send) -> Answer:
+        progress, read = self._progress, self._read
+        if progress.start == NOW:
+            return self._answer_now(step)
+        if step.stale_s is not None and self._fetches.pending(self._stream, step.end) is None:
+            self._fetches.join(self._stream, step.end, read.route, read.source)
+        return self._answer(Outcome.COLLAPSED if self._has_joined else Outcome.HIT, step)
+
+    async def _wait(self, step: Wait) -> Answer | None:
+        """Wait for what a follower brings; None if the read is to go on."""
+        progress, stream, read = self._progress, self._stream, self._read
+        if step.awaited is not Awaited.CONNECTION:
+            progress.has_waited = True
+            return await self._answer_from_follower()
+        progress.may_connect = False
+        per_s = read.route.config.follow_above_per_s
+        # Readers that share one fetch cost the origin a single request.
+        is_shared = any(self._fetches.pending(stream, start) for start in {step.at, NOW})
+        if per_s and not is_shared and stream.count_tail_read(self._clock.now(), per_s):
+            self._follow(read, stream)
+        await self._live.until_connected(stream)
+        return None
+
+    async def _ask(self, step: Ask) -> Answer | None:
+        """Ask the origin; None if the read is to go on."""
+        progress, stream, read = self._progress, self._stream, self._read
+        match step.question:
+            case Question.LIFETIME:
+                progress.is_lifetime_asked = True
+                await self._fetches.learn_lifetime(stream, read.route, read.source)
+            case Question.EXISTENCE:
+                progress.is_there = isinstance(await self._fresh(step.at), StreamHead)
+            case Question.CONFIRMATION:
+                return await self._confirm()
+            case _ if step.at == NOW:
+                return self._answered_now(await self._fresh(NOW))
+            case _:
+                fetched = await self._fetch_tail()
+                if fetched is not None:
+                    return await self._answer_from(*fetched)
+                progress.has_waited = False
+        return None
+
+    async def _fresh(self, start: str) -> Head:
+        """What the origin says at `start` now.  Raises Uncacheable."""
+        head = await self._fetches.fresh_head(self._stream, start, self._read.route, self._read.source)
+        if isinstance(head, NotShareable):
+            raise Uncacheable(head)
+        return head
 
     async def _confirm(self) -> Answer | None:
-        """Have the origin confirm the bytes that the walk has taken from the tape, if that is due.
+        """Have the origin confirm the bytes that the walk has taken from the tape.
 
         Returns the answer if the origin's answer settles it: a refusal, or that the walk has reached the tail.
         """
-        if not self._confirming.is_due(self._read, self._stream):
-            return None
+        progress = self._progress
         head = await self._confirming.ask(self._read, self._stream)
-        self._check_incarnation()
-        self._is_confirmed = True
+        self._check()
+        progress.is_confirmed = True
         if isinstance(head, NotShareable):
             raise Uncacheable(head)
         if isinstance(head, OriginError) and head.status == 410:
             return origin_error_answer(self._read.route, head, Outcome.MISS)
         if isinstance(head, OriginError | GatewayError):
             return self._failed(head)
-        if isinstance(head, StreamHead) and head.up_to_date and head.next_offset == self._at:
-            return self._answer(Outcome.REVALIDATED, up_to_date=True, is_closed=head.is_closed, fwd_status=200)
+        if isinstance(head, StreamHead) and head.up_to_date and head.next_offset == progress.at:
+            return self._answer(Outcome.REVALIDATED, Send(progress.at, True, head.is_closed), fwd_status=200)
         return None
 
-    def _read_on(self) -> bool:
-        """Whether the tape now holds more than was walked over."""
-        return self._stream.tape.knows_after(self._at) and self.parts.size < self._limit
-
-    def _is_at_tail(self) -> bool:
-        """Whether the walk has reached the furthest known offset and no more is known to follow."""
-        tape = self._stream.tape
-        return tape.tail is not None and tape.resolve(tape.tail) == self._at and not tape.is_short(self._at)
-
-    def _tail_now(self) -> str | None:
-        """The tail, if it may be stated without asking the origin; does not check the stream's lifetime."""
-        stream, read = self._stream, self._read
-        if stream.tape.closed_at is not None:
-            return stream.tape.closed_at
-        if stream.tape.tail is None:
-            return None
-        tail, now = stream.tape.resolve(stream.tape.tail), self._clock.now()
-        if stream.tail_until(tail) <= now:
-            return None
-        # A client that asks for a more recent statement of the tail has the origin asked.
-        oldest = -math.inf if read.max_age_s is None else now - max(LEAST_AGE_S, read.max_age_s)
-        return tail if stream.sighting is not None and stream.sighting.seen_at >= oldest else None
-
-    async def _known_tail(self) -> str | None:
-        """The tail, if the origin need not be asked for it; counts the request, which may start a follower."""
-        stream, config = self._stream, self._read.route.config
-        if self._tail_now() is None and self._read.route.heard_s and stream.tape.tail is not None:
-            per_s = config.follow_above_per_s
-            # Readers that share one fetch cost the origin a single request.
-            is_shared = any(self._fetches.pending(stream, start) for start in (self._at, NOW))
-            if per_s and not is_shared and stream.count_tail_read(self._clock.now(), per_s):
-                self._follow(self._read, stream)
-            await self._live.until_connected(stream)
-        if self._tail_now() is None or not await self._may_answer_alone():
-            return None
-        return self._tail_now()
+    def _check(self) -> None:
+        """Raise TailMovedBack if nothing that follows may be joined to what the walk has taken."""
+        if self._stream.ended is not None or is_another(self._stream, self._progress):
+            raise TailMovedBack
 
     def _take_tape(self) -> None:
         """Add the bytes that the tape holds from here, up to the size bound."""
-        tape, room = self._stream.tape, self._limit - self.parts.size
+        progress, tape, room = self._progress, self._stream.tape, self._limit - self.parts.size
         if room <= 0:
             return
-        if not tape.knows_after(self._at):
-            self._at = tape.resolve(self._at)
+        if not tape.knows_after(progress.at):
+            progress.at = tape.resolve(progress.at)
             return
-        reading = tape.read(self._at, room)
+        reading = tape.read(progress.at, room)
         self.parts.add_pieces(reading.pieces, reading.copied, self._stream.shared_bytes())
-        self._at = reading.end
+        progress.at = reading.end
         if reading.size:
+            progress.has_bytes = progress.has_held = True
             self._stored_at = min(self._stored_at, reading.stored_at) if self._stored_at else reading.stored_at
-
-    def _ends_here(self) -> bool:
-        """Whether the answer may end here without finding the tail."""
-        tape = self._stream.tape
-        if tape.is_closed_at(self._at):
-            return True
-        if self.parts.is_empty:
-            return False
-        # The bytes held after this offset did not fit, or the origin itself had stopped here.
-        return tape.knows_after(self._at) or tape.is_short(self._at)
-
-    async def _may_answer_alone(self) -> bool:
-        """Whether the tape may be used without the origin; asks the origin first if that is due."""
-        stream, read = self._stream, self._read
-        if stream.expiry.is_wanted(self._clock.now()):
-            await self._fetches.learn_lifetime(stream, read.route, read.source)
-        if stream.ended is not None:
-            raise TailMovedBack
-        if stream.may_answer_alone(self._clock.now(), read.route.config.trust_s):
-            return True
-        # A read at the tail costs the origin nothing, renews a sliding TTL there, and shows whether the stream is still
-        # the remembered one.
-        head = await self._fetches.fresh_head(stream, stream.tape.tail or self._at, read.route, read.source)
-        if isinstance(head, NotShareable):
-            raise Uncacheable(head)
-        if stream.ended is not None:
-            raise TailMovedBack
-        return isinstance(head, StreamHead) and stream.expiry.lifetime is not None
 
     async def _answer_from_follower(self) -> Answer | None:
         """Answer from a followed stream; None if the follower does not bring what is missing."""
         stream, read = self._stream, self._read
-        topic = self._live.confirmed_at(stream, self._at)
-        if topic is None or stream.needs_revalidation:
+        topic = self._live.confirmed_at(stream, self._progress.at)
+        if topic is None:
             return None
-        tail = self._awaited_tail()
+        tail = awaited_tail(stream, self._progress.at, self._clock.now())
         if tail is not None and (answer := await self._until_brought(topic, tail, Outcome.FOLLOWED)) is not None:
             return answer
         head = await self._fetches.fresh_head(stream, METADATA, read.route, read.source)
@@ -300,62 +282,41 @@ class _Attempt:
     ) -> Answer | None:
         """The answer once the follower has brought everything before `tail`; None if that takes too long.  `is_asked`
         says that the origin has named the tail to this read, and that a write named it if not."""
-        stream, deadline = self._stream, self._clock.now() + _FOLLOWER_PATIENCE_S
+        stream, progress, deadline = self._stream, self._progress, self._clock.now() + _FOLLOWER_PATIENCE_S
         while True:
-            self._check_incarnation()
+            self._check()
             self._take_tape()
-            if not is_before(self._at, tail):
+            at, is_closed = progress.at, stream.tape.is_closed_at(progress.at)
+            if not is_before(at, tail):
                 # An offset past the named tail exists only if the follower has brought bytes since.  A write that was
                 # answered late may have named an earlier tail than is known.
-                is_named = self._at == tail and (is_asked or self._is_at_tail())
-                is_current = is_named or topic.is_current(self._at)
-                return self._answer(outcome, up_to_date=is_current, is_closed=stream.tape.is_closed_at(self._at))
-            if self._ends_here():
-                return self._answer_here(outcome)
+                is_named = at == tail and (is_asked or is_furthest(stream, at))
+                return self._answer(outcome, Send(at, is_named or topic.is_current(at), is_closed))
+            if may_end(stream, progress):
+                return self._answer(outcome, Send(at, is_closed, is_closed))
             outcome = Outcome.FOLLOWED
             left = deadline - self._clock.now()
             if left <= 0 or not await topic.changed.wait_within(self._clock, left):
                 return None
-
-    def _awaited_tail(self) -> str | None:
-        """The end of an acknowledged write that a trusted follower is about to bring, or None."""
-        stream, seen = self._stream, self._stream.sighting
-        if seen is None or not stream.is_followed or seen.fresh_until <= self._clock.now() or stream.needs_revalidation:
-            return None
-        is_own = stream.acked is not None and stream.acked_by == stream.key.query
-        return stream.acked if is_own and is_before(self._at, stream.acked or START) else None
-
-    def _answer_stale(self) -> Answer | None:
-        """The bytes up to a stale tail while the origin is asked again (RFC 5861 §3), if allowed."""
-        stream, read, seen, now = self._stream, self._read, self._stream.sighting, self._clock.now()
-        if not self.parts.size or seen is None or seen.stale_until <= now or stream.tape.resolve(seen.at) != self._at:
-            return None
-        if read.max_age_s is not None or not stream.holds_acknowledged(self._at):
-            return None
-        if not stream.may_answer_alone(now, read.route.config.trust_s):
-            return None
-        if self._fetches.pending(stream, self._at) is None:
-            self._fetches.join(stream, self._at, read.route, read.source)
-        return self._answer(Outcome.HIT, up_to_date=False, is_closed=False, stale_s=now - seen.fresh_until)
 
     async def _fetch_tail(self) -> tuple[Flight, bool] | None:
         """Fetch what follows the walk: return the attached flight, and whether it was launched for this read.
 
         None if a flight already in the air advanced the walk or ended; the walk then continues.
         """
-        stream, read = self._stream, self._read
-        flight = self._fetches.pending(stream, self._at)
+        stream, read, progress = self._stream, self._read, self._progress
+        flight = self._fetches.pending(stream, progress.at)
         if flight is not None and flight.is_sent:
             flight.watch()
             try:
                 patience_s = read.route.config.collapse_wait_s
                 head = await self._fetches.head_within(flight, patience_s, read.source.client)
-                if isinstance(head, StreamHead) and head.next_offset != self._at and flight.error is None:
+                if isinstance(head, StreamHead) and head.next_offset != progress.at and flight.error is None:
                     # Do not share a flight that is too large to keep: waiting for its end would take minutes, and it
                     # would have to run at full speed, past readers that cannot keep up.
                     if flight.is_kept:
                         self.parts.attach(flight)
-                        self._at = head.next_offset
+                        progress.at, progress.has_bytes = head.next_offset, True
                         self._has_joined = True
                         return None
                 elif isinstance(head, NotShareable):
@@ -366,7 +327,7 @@ class _Attempt:
                     return None
             finally:
                 flight.unwatch()
-        joined = self._fetches.join(stream, self._at, read.route, read.source)
+        joined = self._fetches.join(stream, progress.at, read.route, read.source)
         self.parts.attach(joined.fetch)
         return joined.fetch, isinstance(joined, Lead)
 
@@ -382,64 +343,58 @@ class _Attempt:
         if isinstance(head, NotShareable):
             raise Uncacheable(head)
         if isinstance(head, StreamHead | Beyond):
-            self._check_incarnation()
+            self._check()
         if isinstance(head, Beyond):
             self.parts.drop_last()
-            self._at = head.tail
             outcome = Outcome.MISS if is_launched else Outcome.COLLAPSED
-            return self._answer(outcome, up_to_date=head.up_to_date, is_closed=head.is_closed, fwd_status=200)
+            return self._answer(outcome, Send(head.tail, head.up_to_date, head.is_closed), fwd_status=200)
         if not isinstance(head, StreamHead):
             self.parts.drop_last()
             return self._failed(head)
-        if self._at != self._read.start or self._stream.tape.tail == self._at:
-            outcome = Outcome.REVALIDATED if head.next_offset == self._at else Outcome.JOINED
+        at = self._progress.at
+        if at != self._read.start or self._stream.tape.tail == at:
+            outcome = Outcome.REVALIDATED if head.next_offset == at else Outcome.JOINED
         else:
-            outcome = Outcome.MISS
-        if outcome is Outcome.MISS and not is_launched:
-            outcome = Outcome.COLLAPSED
-        self._at = head.next_offset
-        return self._answer(
-            outcome,
-            up_to_date=head.up_to_date,
-            is_closed=head.is_closed,
-            fwd_status=200,
-            stored=flight.is_kept and not flight.is_passing,
-        )
+            outcome = Outcome.MISS if is_launched else Outcome.COLLAPSED
+        is_stored = flight.is_kept and not flight.is_passing
+        found = Send(head.next_offset, head.up_to_date, head.is_closed)
+        return self._answer(outcome, found, fwd_status=200, stored=is_stored)
 
-    async def _answer_now(self) -> Answer:
-        """The tail, as the origin names it now (section 6, `offset=now`)."""
-        read, stream = self._read, self._stream
-        if (tail := await self._known_tail()) is not None:
-            is_closed = stream.tape.is_closed_at(tail)
-            answer = now_answer(read, stream, tail, Outcome.HIT, is_closed=is_closed)
-            if read.max_age_s is None:
-                self._allow_repeat(answer, BodyRun(stream, tail, tail, self._version.edition), is_tail=not is_closed)
-            return answer
-        head = await self._fetches.fresh_head(stream, NOW, read.route, read.source)
-        if isinstance(head, NotShareable):
-            raise Uncacheable(head)
+    def _answer_now(self, step: Send) -> Answer:
+        """The tail as memory knows it (section 6, `offset=now`)."""
+        read, stream, tail = self._read, self._stream, step.end
+        answer = now_answer(read, stream, tail, Outcome.HIT, is_closed=step.is_closed)
+        if read.max_age_s is None:
+            run = BodyRun(stream, tail, tail, self._progress.version.edition)
+            self._allow_repeat(answer, run, is_tail=not step.is_closed)
+        return answer
+
+    def _answered_now(self, head: Head) -> Answer:
+        """The tail as the origin has named it to this read."""
         assert not isinstance(head, Beyond), "the tail is not behind itself"
         if not isinstance(head, StreamHead):
             return self._failed(head)
-        return now_answer(read, stream, head.next_offset, Outcome.MISS, is_closed=head.is_closed, fwd_status=200)
+        tail, is_closed = head.next_offset, head.is_closed
+        return now_answer(self._read, self._stream, tail, Outcome.MISS, is_closed=is_closed, fwd_status=200)
 
-    def _failed(self, head: OriginError | GatewayError) -> Answer:
+    def _failed(self, head: Head) -> Answer:
         """The answer after a fetch has failed."""
-        stream = self._stream
+        stream, read = self._stream, self._read
         if isinstance(head, TailMovedBack):
             raise head.anew()
-        if self._at != self._read.start and isinstance(head, OriginError) and head.status == 410:
+        if self._progress.at != read.start and isinstance(head, OriginError) and head.status == 410:
             # The origin has trimmed the bytes before this offset as well, so the stream begins later there: ask for the
             # client's own offset.
-            if stream.ended is None and stream.tape.knows_after(self._read.start):
+            if stream.ended is None and stream.tape.knows_after(read.start):
                 raise Uncacheable(REFUSED_TO_ANOTHER)
             raise TailMovedBack
         if isinstance(head, OriginError) and head.status < 500:
-            return origin_error_answer(self._read.route, head, Outcome.MISS)
+            return origin_error_answer(read.route, head, Outcome.MISS)
         if (answer := self._answer_held()) is not None:
             return answer
         if isinstance(head, OriginError):
-            return origin_error_answer(self._read.route, head, Outcome.FAILED)
+            return origin_error_answer(read.route, head, Outcome.FAILED)
+        assert isinstance(head, GatewayError)
         raise head.anew()
 
     def held(self) -> Answer | None:
@@ -451,31 +406,14 @@ class _Attempt:
 
     def _answer_held(self) -> Answer | None:
         """The bytes of the walk, if they may be given although the origin does not answer."""
-        stream = self._stream
-        is_there = stream.outlasts_failure(self._clock.now(), self._clock.wall())
-        is_there &= not stream.caching.must_revalidate or not self._confirming.is_due(self._read, stream)
-        if self._at == self._read.start or not self.parts.size or not is_there:
-            return None
-        if not stream.holds_acknowledged(self._at):
-            return None
+        self._progress.failed_at = self._clock.wall()
+        step = decide(self._stream, self._progress, self._clock.now())
         # Send the immutable bytes without a statement about the tail: the reader continues from their end.
-        return self._answer(Outcome.STALE_IF_ERROR, up_to_date=False, is_closed=False)
+        return self._answer(Outcome.STALE_IF_ERROR, step) if isinstance(step, Send) else None
 
-    def _answer_here(self, outcome: Outcome) -> Answer:
-        is_closed = self._stream.tape.is_closed_at(self._at)
-        return self._answer(outcome, up_to_date=is_closed, is_closed=is_closed)
-
-    def _answer(
-        self,
-        outcome: Outcome,
-        *,
-        up_to_date: bool,
-        is_closed: bool,
-        fwd_status: int | None = None,
-        stored: bool = False,
-        stale_s: float | None = None,
-    ) -> Answer:
+    def _answer(self, outcome: Outcome, step: Send, *, fwd_status: int | None = None, stored: bool = False) -> Answer:
         read, stream, seen = self._read, self._stream, self._stream.sighting
+        end, up_to_date, is_closed, stale_s = step
         # Nothing comes after the end of a closed stream, whatever named it.
         up_to_date |= is_closed
         is_tail = up_to_date and not is_closed
@@ -487,7 +425,7 @@ class _Attempt:
             # Bytes are as old as the latest answer of the origin that showed it to have them (RFC 9111 §4.2.3).
             since = stream.confirmed_at(read.start)
             age_s = self._clock.now() - (since if since > -math.inf else self._stored_at)
-        run = BodyRun(stream, read.start, self._at, self._version.edition)
+        run = BodyRun(stream, read.start, end, self._progress.version.edition)
         said = Said(outcome, up_to_date, is_closed, age_s, fwd_status=fwd_status, stored=stored, stale_s=stale_s)
         headers = stream_headers(read, run, self._tag_size if stream.tape.has_lost_start else 0, said)
         if read.if_none_match is not None and is_not_modified(read, headers):

@@ -17,8 +17,6 @@ positions between them, so a trim costs about twice the binary logarithm of that
 
 from __future__ import annotations
 
-from typing import Final
-
 from gateway.aio.clock import Clock
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.read import Read
@@ -28,9 +26,6 @@ from gateway.tape.stream import Stream
 from gateway.upstream.collapse import Lead
 from gateway.upstream.flight import CONFIRMATION, Head, OriginError, as_seen_by
 
-LEAST_AGE_S: Final = 1.0
-"""A confirmation of this age satisfies every client."""
-
 
 class Confirming:
     """Has the origin confirm held bytes.  Keeps no state of its own."""
@@ -39,17 +34,6 @@ class Confirming:
         self._fetches = fetches
         self._clock = clock
 
-    def is_due(self, read: Read, stream: Stream) -> bool:
-        """Whether the bytes held after the read's offset need a confirmation before they are given."""
-        return not stream.confirmed_at(read.start) > self._due(read, stream)
-
-    def _due(self, read: Read, stream: Stream) -> float:
-        """The time of the earliest confirmation that has expired."""
-        reusable_s = stream.reusable_s(read.route.config.trust_s)
-        if read.max_age_s is not None:
-            reusable_s = min(reusable_s, max(LEAST_AGE_S, read.max_age_s))
-        return self._clock.now() - reusable_s
-
     async def ask(self, read: Read, stream: Stream) -> Head | None:
         """The origin's answer to a request sent now for the bytes held after the read's offset; None if another read's
         request has confirmed them.
@@ -57,7 +41,8 @@ class Confirming:
         Bytes that the origin does not have are forgotten.  Raises TailMovedBack if those of the read are gone.
         """
         fetches, route, source, start = self._fetches, read.route, read.source, stream.tape.resolve(read.start)
-        due, is_refused = self._due(read, stream), False
+        due = stream.confirmed_before(self._clock.now(), route.config.trust_s, read.max_age_s)
+        is_refused = False
         while True:
             await fetches.join_earlier(stream, CONFIRMATION, route, source.client)
             if stream.ended is not None or not stream.tape.knows_after(start):

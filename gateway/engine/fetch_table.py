@@ -248,6 +248,7 @@ class FetchTable:
     async def learn_lifetime(self, stream: Stream, route: Route, source: Source) -> None:
         """Before the first answer from memory: one HEAD, for all that need it, reports how long the stream may be
         remembered."""
+        stream.expiry.asked(self._clock.now())
         if (flight := self.pending(stream, METADATA)) is None:
             if isinstance(await self.fresh_head(stream, METADATA, route, source), CircuitOpen):
                 stream.expiry.not_asked()

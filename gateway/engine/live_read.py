@@ -9,7 +9,7 @@ bytes could be lost or repeated.
 from __future__ import annotations
 
 import random
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, assert_never
 
 from gateway.aio.clock import Clock
 from gateway.engine.classifier import is_outdated
@@ -24,9 +24,10 @@ from gateway.live.topics import LiveTopics
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.offsets import NOW, START, is_before
+from gateway.tape.decide import Ask, Gone, Progress, Question, Send, Wait, decide, outlasts_failure
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Tape
-from gateway.upstream.flight import METADATA, Beyond, Head, NotShareable, OriginError, StreamHead, as_seen_by
+from gateway.upstream.flight import METADATA, Beyond, Flight, Head, NotShareable, OriginError, StreamHead, as_seen_by
 from gateway.upstream.source import Source
 
 _LITTLE_BYTES = 1 << 16
@@ -64,7 +65,7 @@ class LiveReads:
     ) -> None:
         self.fetches = fetches
         self.patience = Patience(fetches, clock)
-        self._confirming = confirming
+        self.confirming = confirming
         self.live = live
         self.left = live.detach
         """A reader has left the topic."""
@@ -73,97 +74,37 @@ class LiveReads:
         self.drain = drain
         self.max_reply_bytes = max_reply_bytes
 
-    async def begin(self, read: Read, stream: Stream) -> Beginning:
-        """Make sure that the stream exists, is unchanged and has a known type.  Return the offset to start from, which
-        is the tail for a reader that asked for an offset beyond it, and what the origin has answered.
+    async def begin(self, read: Read, stream: Stream, *, wants_lifetime: bool = False) -> Beginning:
+        """Make sure that the stream exists, is unchanged and has a known type, and that its lifetime is known if bytes
+        in memory are sent first and `wants_lifetime`.  Return the offset to start from, which is the tail for a reader
+        that asked for an offset beyond it, and what the origin has answered.
 
         Raises StreamEnded, Uncacheable or a GatewayError.
         """
-        fresh, tape, start = self.fetches.fresh_head, stream.tape, read.start
-        head: Head | None = None
-        tail: str | None = None
-        # A HEAD names the tail, where most offsets lie, so the bytes after the offset need no request.  It also names
-        # the lifetime, without which the follower would ask for it.
-        first = start if start == START else METADATA
-        if first == METADATA and self.fetches.pending(stream, START) is not None:
-            # Another read's fetch carries the same facts; the follower will report the current tail.
-            first = START
-        if (
-            stream.content_type is None
-            and (earlier := await self.fetches.join_earlier(stream, first, read.route, read.source.client)) is not None
-        ):
-            error = as_seen_by(earlier.head, read.source.headers) if earlier.head is not None else None
-            if first == START and _is_of_start_alone(error, start):
-                first = METADATA
-            elif isinstance(error, OriginError) and not is_outdated(stream, earlier):
-                raise StreamEnded(error)
-            self.check_ended(stream)
-        if stream.content_type is None:
-            # The first reader: fetch what it asks for, which provides the other facts as well.
-            head = await fresh(stream, first, read.route, read.source)
-            if first == START and _is_of_start_alone(head, start):
-                first, head = METADATA, await fresh(stream, METADATA, read.route, read.source)
-            if first == METADATA and isinstance(head, NotShareable | StreamHead) and stream.content_type is None:
-                # An origin without HEAD can still be shared: its answers to GET carry the same facts.
-                first, head = start, await fresh(stream, start, read.route, read.source)
-            if stream.content_type is None:
-                self.expect_stream(head)
-            self.check_stored(stream, start, head if first == start else None)
-            tail = _named_tail(head)
-            head = head if first == start or (first, start) == (METADATA, NOW) else None
-        elif not stream.is_trusted(self.clock.now(), read.route.config.trust_s):
-            known = tape.tail or start
-            reply = await fresh(stream, known, read.route, read.source)
-            tail = _named_tail(reply)
-            if isinstance(reply, Beyond) and known == start:
-                # Nothing was known of the stream but its type.
-                return Beginning(reply.tail, reply, None)
-            if isinstance(reply, OriginError) and reply.status == 400 and known != start:
-                # The refused offset is the remembered one and not the client's: this is another stream.
-                self.live.drop(stream, End.RECREATED)
-                raise TailMovedBack
-            if isinstance(reply, OriginError) and reply.status == 410 and known != start:
-                # The origin has trimmed the stream beyond the bytes in memory: begin again with the client's offset.
-                raise TailMovedBack
-            is_there = stream.outlasts_failure(self.clock.now(), self.clock.wall())
-            if not self.has_failed(reply) or not tape.knows_after(start) or not is_there:
-                self.expect_stream(reply)
-        if tape.knows_after(start) and head is None and self._confirming.is_due(read, stream):
-            confirmed = await self._confirming.ask(read, stream)
-            self.check_ended(stream)
-            is_there = stream.outlasts_failure(self.clock.now(), self.clock.wall())
-            if confirmed is not None and not (self.has_failed(confirmed) and is_there):
-                tail = _named_tail(self.expect_stream(confirmed)) or tail
-        if start == NOW:
-            topic = self.live.find(stream)
-            if topic is not None and topic.position is not None:
-                at = tape.resolve(topic.position)
-                if topic.is_current(at):
-                    return Beginning(at, None, None)
-            now = self.expect_stream(head or await fresh(stream, NOW, read.route, read.source))
-            return Beginning(now.next_offset, None, _named_tail(now))
-        if start != START and head is None and not tape.has_seen(start):
-            # This needs bytes and not the tail, so another read's fetch will do.
-            await self.fetches.join_earlier(stream, start, read.route, read.source.client)
-            self.check_ended(stream)
-        if start != START and not tape.has_seen(start):
-            # Check an offset that the origin has not named with the origin: it may be behind, ahead, or invalid.
-            if stream.lies_beyond(start) and tape.tail is not None and stream.tail_until(tape.tail) > self.clock.now():
-                return Beginning(tape.tail, Beyond(tape.tail, True, tape.is_closed_at(tape.tail)), None)
-            if head is None:
-                head = await fresh(stream, start, read.route, read.source)
-            if isinstance(head, Beyond):
-                return Beginning(head.tail, head, None)
-            self.expect_stream(head)
-            self.check_stored(stream, start, head)
-            tail = _named_tail(head)
-        return Beginning(start, head, tail)
+        opening = _Opening(self, read, stream, wants_lifetime=wants_lifetime)
+        while True:
+            opening.progress.follower = self.live.find(stream)
+            match decide(stream, opening.progress, self.clock.now()):
+                case Send(end, _, is_closed):
+                    return Beginning(end, Beyond(end, True, is_closed), None)
+                case Wait(_, at):
+                    return Beginning(at, opening.head, opening.tail) if at == read.start else Beginning(at, None, None)
+                case Ask(question, at):
+                    if (found := await opening.ask(question, at)) is not None:
+                        return found
+                case Gone():
+                    self.check_ended(stream)
+
+    def progress(self, read: Read, stream: Stream, at: str) -> Progress:
+        """The progress of a live read that has come to `at`."""
+        return Progress(
+            read.start, at, stream.version, read.route.config.trust_s, read.max_age_s, True, is_lifetime_asked=True
+        )
 
     def may_give_held(self, read: Read, stream: Stream) -> bool:
         """Whether the read may begin with held bytes although the origin does not answer."""
-        if not stream.outlasts_failure(self.clock.now(), self.clock.wall()):
-            return False
-        return not stream.caching.must_revalidate or not self._confirming.is_due(read, stream)
+        progress = self.progress(read, stream, read.start)
+        return outlasts_failure(stream, progress, self.clock.now(), self.clock.wall())
 
     @staticmethod
     def has_failed(head: Head) -> bool:
@@ -294,9 +235,132 @@ class LiveReads:
 
     def _has_little_after(self, read: Read, stream: Stream, at: str) -> bool:
         tape = stream.tape
-        if not tape.knows_after(at) or self._confirming.is_due(read, stream):
+        trust_s, now = read.route.config.trust_s, self.clock.now()
+        if not tape.knows_after(at) or stream.is_confirmation_due(read.start, now, trust_s, read.max_age_s):
             return False
         return tape.read(at, self.max_reply_bytes).size <= _LITTLE_BYTES
+
+
+class _Opening:
+    """The questions that one live read asks before it begins."""
+
+    def __init__(self, reads: LiveReads, read: Read, stream: Stream, *, wants_lifetime: bool) -> None:
+        self._reads = reads
+        self._read = read
+        self._stream = stream
+        self.progress = reads.progress(read, stream, read.start)
+        self.progress.is_lifetime_asked = not wants_lifetime
+        self.head: Head | None = None
+        """The origin's answer at the offset where the read starts, if it was asked there."""
+        self.tail: str | None = None
+        """The tail, if the origin has named it to this read."""
+
+    async def ask(self, question: Question, at: str) -> Beginning | None:
+        """Ask the origin; returns where the read begins if that is settled.  Raises like `LiveReads.begin`."""
+        progress, stream, read, reads = self.progress, self._stream, self._read, self._reads
+        match question:
+            case Question.FACTS:
+                await self._learn_facts()
+            case Question.EXISTENCE:
+                progress.is_there = True
+                return await self._revalidate(at)
+            case Question.CONFIRMATION:
+                progress.is_confirmed = True
+                confirmed = await reads.confirming.ask(read, stream)
+                reads.check_ended(stream)
+                is_there = stream.outlasts_failure(reads.clock.now(), reads.clock.wall())
+                if confirmed is not None and not (reads.has_failed(confirmed) and is_there):
+                    self.tail = _named_tail(reads.expect_stream(confirmed)) or self.tail
+            case Question.LIFETIME:
+                progress.is_lifetime_asked = True
+                await reads.fetches.learn_lifetime(stream, read.route, read.source)
+            case Question.TAIL:
+                now = reads.expect_stream(self.head or await self._fresh(NOW))
+                return Beginning(now.next_offset, None, _named_tail(now))
+            case Question.BYTES:
+                return await self._check_offset(at)
+            case _:
+                assert_never(question)
+        return None
+
+    async def _fresh(self, start: str) -> Head:
+        return await self._reads.fetches.fresh_head(self._stream, start, self._read.route, self._read.source)
+
+    async def _joined(self, start: str) -> Flight | None:
+        """The flight from `start` that another read's request has started, if there is one."""
+        read = self._read
+        return await self._reads.fetches.join_earlier(self._stream, start, read.route, read.source.client)
+
+    async def _learn_facts(self) -> None:
+        """Learn that the stream exists, and its type."""
+        stream, reads, start = self._stream, self._reads, self._read.start
+        # A HEAD names the tail, where most offsets lie, so the bytes after the offset need no request.  It also names
+        # the lifetime, without which the follower would ask for it.
+        first = start if start == START else METADATA
+        if first == METADATA and reads.fetches.pending(stream, START) is not None:
+            # Another read's fetch carries the same facts; the follower will report the current tail.
+            first = START
+        if (earlier := await self._joined(first)) is not None:
+            error = as_seen_by(earlier.head, self._read.source.headers) if earlier.head is not None else None
+            if first == START and _is_of_start_alone(error, start):
+                first = METADATA
+            elif isinstance(error, OriginError) and not is_outdated(stream, earlier):
+                raise StreamEnded(error)
+            reads.check_ended(stream)
+            if stream.content_type is not None:
+                return
+        # The first reader: fetch what it asks for, which provides the other facts as well.
+        head = await self._fresh(first)
+        if first == START and _is_of_start_alone(head, start):
+            first, head = METADATA, await self._fresh(METADATA)
+        if first == METADATA and isinstance(head, NotShareable | StreamHead) and stream.content_type is None:
+            # An origin without HEAD can still be shared: its answers to GET carry the same facts.
+            first, head = start, await self._fresh(start)
+        if stream.content_type is None:
+            reads.expect_stream(head)
+        reads.check_stored(stream, start, head if first == start else None)
+        self.progress.is_there = True
+        self.tail = _named_tail(head)
+        if first == start or (first, start) == (METADATA, NOW):
+            self.head = head
+            self.progress.is_confirmed = self.progress.is_lifetime_asked = True
+
+    async def _revalidate(self, known: str) -> Beginning | None:
+        """Ask at the known tail whether the stream is still there."""
+        stream, reads, start = self._stream, self._reads, self._read.start
+        reply = await self._fresh(known)
+        self.tail = _named_tail(reply)
+        if isinstance(reply, Beyond) and known == start:
+            # Nothing was known of the stream but its type.
+            return Beginning(reply.tail, reply, None)
+        if isinstance(reply, OriginError) and reply.status == 400 and known != start:
+            # The refused offset is the remembered one and not the client's: this is another stream.
+            reads.live.drop(stream, End.RECREATED)
+            raise TailMovedBack
+        if isinstance(reply, OriginError) and reply.status == 410 and known != start:
+            # The origin has trimmed the stream beyond the bytes in memory: begin again with the client's offset.
+            raise TailMovedBack
+        is_there = stream.outlasts_failure(reads.clock.now(), reads.clock.wall())
+        if not reads.has_failed(reply) or not stream.tape.knows_after(start) or not is_there:
+            reads.expect_stream(reply)
+        return None
+
+    async def _check_offset(self, start: str) -> Beginning | None:
+        """Have the origin check an offset that it has not named: it may be behind, ahead, or invalid."""
+        stream, reads = self._stream, self._reads
+        if self.head is None:
+            # This needs bytes and not the tail, so another read's fetch will do.
+            await self._joined(start)
+            reads.check_ended(stream)
+            if stream.tape.has_seen(start):
+                return None
+            self.head = await self._fresh(start)
+        head = self.head
+        if isinstance(head, Beyond):
+            return Beginning(head.tail, head, None)
+        reads.expect_stream(head)
+        reads.check_stored(stream, start, head)
+        return Beginning(start, head, _named_tail(head))
 
 
 def _is_of_start_alone(head: Head | None, start: str) -> bool:

@@ -23,6 +23,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.names import ACCEL_BUFFERING, STREAM_CURSOR
 from gateway.protocol.offsets import NOW
 from gateway.protocol.stream_version import Edition
+from gateway.tape.decide import Ask, Gone, Send, Wait, decide
 from gateway.tape.stream import Stream
 from gateway.tape.tape import TapeReading
 from gateway.upstream.flight import Beyond, Head, OriginError, StreamHead
@@ -66,9 +67,9 @@ class LongPoll:
     def _held(self, read: Read, stream: Stream) -> Answer | None:
         """The answer of held bytes, if they may be given without the origin's answer."""
         reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
-        if not reading.size or not stream.holds_acknowledged(reading.end):
-            return None
-        if not self._reads.may_give_held(read, stream):
+        progress = self._reads.progress(read, stream, reading.end)
+        progress.has_bytes, progress.failed_at = reading.size > 0, self.clock.wall()
+        if not isinstance(decide(stream, progress, self.clock.now()), Send):
             return None
         return self._polled(read, stream, reading, Outcome.STALE_IF_ERROR, stream.version.edition, is_current=False)
 
@@ -83,7 +84,7 @@ class LongPoll:
         is not the origin's from the start, or another GatewayError.
         """
         try:
-            start, head, _ = await self._reads.begin(read, stream)
+            start, head, _ = await self._reads.begin(read, stream, wants_lifetime=True)
             if isinstance(head, Beyond):
                 # A wait there might never end: answer with the tail at once.
                 return self._polled(
@@ -97,11 +98,7 @@ class LongPoll:
                 )
             read, outcome = read._replace(start=start), Outcome.HIT
             if head is None and stream.expiry.lifetime is None and stream.tape.knows_after(start):
-                if stream.expiry.is_wanted(self._reads.clock.now()):
-                    await self._reads.fetches.learn_lifetime(stream, read.route, read.source)
-                    self._reads.check_ended(stream)
-                if stream.expiry.lifetime is None:
-                    outcome = Outcome.STALE_IF_ERROR
+                outcome = Outcome.STALE_IF_ERROR
             topic = self._reads.attach(read, stream)
             is_waiting = False
             try:
@@ -132,14 +129,19 @@ class LongPoll:
         """The answer to a long-poll if it can be given at once.  Raises StreamEnded."""
         self._reads.check_ended(stream)
         reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
-        if reading.size:
-            if not self._is_verified(stream, topic, reading.end):
+        progress = self._reads.progress(read, stream, reading.end)
+        progress.follower, progress.has_joined, progress.has_bytes = topic, True, reading.size > 0
+        match decide(stream, progress, self.clock.now()):
+            case Send(end, is_current, is_closed):
+                if not reading.size:
+                    return timed_out(read, stream, end, is_closed, "", Outcome.HIT)
+                return self._polled(read, stream, reading, outcome, stream.version.edition, is_current=is_current)
+            case Ask():
                 return Poll.ASK
-            is_current = self._is_tail(stream, topic, reading.end)
-            return self._polled(read, stream, reading, outcome, stream.version.edition, is_current=is_current)
-        if stream.tape.is_closed_at(reading.end):
-            return timed_out(read, stream, reading.end, True, "", Outcome.HIT)
-        return Poll.ASK if topic.is_missing(reading.end) else Poll.WAIT
+            case Wait():
+                return Poll.WAIT
+            case Gone():
+                raise TailMovedBack
 
     def _poll_fetched(self, read: Read, stream: Stream, head: Head | None) -> Answer | None:
         """The answer from what was fetched for this read, if that reaches the tail."""
@@ -179,16 +181,6 @@ class LongPoll:
             outcome = Outcome.REVALIDATED
         is_current = is_current or topic.is_current(reading.end)
         return self._polled(read, stream, reading, outcome, edition, is_current=is_current)
-
-    def _is_tail(self, stream: Stream, topic: Topic, end: str) -> bool:
-        """Whether `end` may be stated as the tail without asking the origin."""
-        return topic.is_current(end) or stream.tail_until(end) > self.clock.now()
-
-    def _is_verified(self, stream: Stream, topic: Topic, end: str) -> bool:
-        """Whether it is known if `end` is the tail: it may be stated as such, or more bytes follow it."""
-        tape = stream.tape
-        is_over = tape.is_closed_at(end) or tape.knows_after(end) or tape.is_short(end)
-        return is_over or self._is_tail(stream, topic, end)
 
     def _polled(
         self,

@@ -199,6 +199,7 @@ class Follower:
             raise UpstreamBroken
         self._topic.moved(head.next_offset, self._clock.now(), is_confirmed=head.up_to_date)
         if self._stream.expiry.is_wanted(self._clock.now()):
+            self._stream.expiry.asked(self._clock.now())
             await self._learn_lifetime()
         while not self._is_closed_here():
             at = self._topic.position

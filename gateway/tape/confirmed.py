@@ -18,6 +18,8 @@ from gateway.protocol.offsets import START
 
 MOST_CONFIRMED: Final = 4
 """The most offsets that are kept for one stream: the first, the latest, and some between."""
+LEAST_AGE_S: Final = 1.0
+"""A confirmation of this age satisfies every client."""
 LEAST_GAP_S: Final = 1.0
 """A confirmation that is newer than the latest one by less than this is not kept: followers store many times a
 second."""

@@ -65,25 +65,23 @@ class Expiry:
         """
         self.lifetime, self.is_lost = None, True
 
-    def asks(self, now: float) -> bool:
-        """Whether a read is to ask for a lifetime that was lost; counts as asking.
+    def is_wanted(self, now: float) -> bool:
+        """Whether a read that depends on the lifetime is to ask for it.
 
-        An origin may refuse to tell it, for good or for long, while it answers reads: requests that fail would have it
-        taken for broken, and each that hangs delays a reader.
+        An origin may refuse to tell a lifetime that was lost, for good or for long, while it answers reads: requests
+        that fail would have it taken for broken, and each that hangs delays a reader.
         """
-        if not self.is_lost or now - self.asked_at < self.pause_s:
-            return False
-        self.asked_at = now
-        self.pause_s = min(max(2 * self.pause_s, FIRST_PAUSE_S), MOST_PAUSE_S)
-        return True
+        return self.lifetime is None and (not self.is_lost or now - self.asked_at >= self.pause_s)
+
+    def asked(self, now: float) -> None:
+        """Record that the origin is being asked for the lifetime; one that was lost is not asked for again at once."""
+        if self.is_lost:
+            self.asked_at = now
+            self.pause_s = min(max(2 * self.pause_s, FIRST_PAUSE_S), MOST_PAUSE_S)
 
     def not_asked(self) -> None:
-        """The request that `asks` has counted was not sent: take back the doubling of the pause."""
+        """The request that `asked` has recorded was not sent: take back the doubling of the pause."""
         self.pause_s /= 2
-
-    def is_wanted(self, now: float) -> bool:
-        """Whether a read that depends on the lifetime is to ask for it; counts as asking."""
-        return self.lifetime is None and (not self.is_lost or self.asks(now))
 
     def has_passed(self, wall: float) -> bool:
         """Whether the absolute expiry has passed that the stream is known to have."""

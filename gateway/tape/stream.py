@@ -21,7 +21,7 @@ from gateway.protocol.offsets import START, is_before
 from gateway.protocol.stream_key import StreamKey
 from gateway.protocol.stream_version import FIRST, Version
 from gateway.tape.caching import Caching
-from gateway.tape.confirmed import Confirmations
+from gateway.tape.confirmed import LEAST_AGE_S, Confirmations
 from gateway.tape.expiry import LEAST_TTL_S, Expiry
 from gateway.tape.facts_cost import headers_cost, key_cost, surrogate_keys_cost, texts_cost
 from gateway.tape.sighting import FirstTail, OffsetsBeyond, Sighting
@@ -453,6 +453,15 @@ class Stream:
     def reusable_s(self, trust_s: float) -> float:
         """How long bytes may be given after the origin has shown to have them."""
         return self._trusted_s(min(trust_s, self.caching.fresh_s))
+
+    def confirmed_before(self, now: float, trust_s: float, max_age_s: float | None) -> float:
+        """The time of the earliest confirmation that has expired, for a client that accepts bytes of this age."""
+        reusable_s = self.reusable_s(trust_s)
+        return now - (reusable_s if max_age_s is None else min(reusable_s, max(LEAST_AGE_S, max_age_s)))
+
+    def is_confirmation_due(self, start: str, now: float, trust_s: float, max_age_s: float | None) -> bool:
+        """Whether the bytes held after `start` need a confirmation by the origin before they are given."""
+        return not self.confirmed_at(start) > self.confirmed_before(now, trust_s, max_age_s)
 
     def bytes_until(self, start: str, trust_s: float) -> float:
         """Until when the bytes held after `start` may be given without the origin (monotonic seconds)."""

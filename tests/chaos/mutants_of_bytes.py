@@ -11,7 +11,6 @@ from gateway.engine import catchup, core, response_heads, writes
 from gateway.engine.answer import Answer, Parts
 from gateway.engine.coder import Coder
 from gateway.engine.comparison import Comparison
-from gateway.engine.confirming import Confirming
 from gateway.engine.relayed_request import SentRequest
 from gateway.engine.response_heads import origin_error_answer
 from gateway.engine.writes import Writes
@@ -23,6 +22,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import interval
 from gateway.protocol.etag import mint
 from gateway.server.remembered import RememberedAnswer
+from gateway.tape import decide
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape, TapeReading
@@ -39,12 +39,12 @@ mutant = registrar(BYTES)
 
 @mutant("up to date is said only when it is true now")
 def up_to_date_from_memory() -> Patches:
-    def tail_now(self: Any) -> str | None:
-        tape = self._stream.tape
+    def known_tail(stream: Stream, *_: object) -> str | None:
+        tape = stream.tape
         return tape.resolve(tape.tail) if tape.tail is not None else None
 
     return [
-        (catchup._Attempt, "_tail_now", tail_now),
+        (decide, "known_tail", known_tail),
         (Tape, "reached", _reached_once),
     ]
 
@@ -86,21 +86,22 @@ def acknowledgement_is_recorded_for_the_writer_alone() -> Patches:
 
 @mutant("an answer that stops short of the tail does not call itself up to date")
 def short_answer_is_up_to_date() -> Patches:
-    def answer_here(self: Any, outcome: Outcome) -> Answer:
-        answer: Answer = self._answer(outcome, up_to_date=True, is_closed=self._stream.tape.is_closed_at(self._at))
-        return answer
+    answer = catchup._Attempt._answer
 
-    return [(catchup._Attempt, "_answer_here", answer_here)]
+    def answered(self: Any, outcome: Outcome, step: decide.Send, **said: Any) -> Answer:
+        return answer(self, outcome, step._replace(up_to_date=True), **said)
+
+    return [(catchup._Attempt, "_answer", answered)]
 
 
 @mutant("what is given for want of the origin says nothing of the tail")
 def stale_answer_is_up_to_date() -> Patches:
     answer = catchup._Attempt._answer
 
-    def answered(self: Any, outcome: Outcome, **said: Any) -> Answer:
+    def answered(self: Any, outcome: Outcome, step: decide.Send, **said: Any) -> Answer:
         if outcome is Outcome.STALE_IF_ERROR:
-            said["up_to_date"] = True
-        return answer(self, outcome, **said)
+            step = step._replace(up_to_date=True)
+        return answer(self, outcome, step, **said)
 
     return [(catchup._Attempt, "_answer", answered), (Stream, "holds_acknowledged", lambda *_: True)]
 
@@ -218,7 +219,7 @@ def control_event_is_lost() -> Patches:
 
 @mutant("bytes that the origin has trimmed are served for trust_s at most")
 def bytes_are_never_confirmed() -> Patches:
-    return [(Confirming, "is_due", never), (Stream, "bytes_until", lambda *_: math.inf)]
+    return [(Stream, "is_confirmation_due", never), (Stream, "bytes_until", lambda *_: math.inf)]
 
 
 @mutant("bytes that the origin has trimmed are served for trust_s at most")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from gateway.engine import classifier
+from gateway.engine import catchup, classifier
 from gateway.engine.catchup import _Attempt
 from gateway.engine.classifier import TapeFacts
 from gateway.engine.live_read import LiveReads
@@ -16,10 +16,11 @@ from gateway.engine.patience import Patience
 from gateway.engine.relayed_request import SentRequest
 from gateway.engine.sse_opening import SseOpening
 from gateway.engine.writes import Writes
-from gateway.errors import GatewayError, TailMovedBack
+from gateway.errors import GatewayError
 from gateway.live.topic import Topic
 from gateway.protocol.stream_version import Version
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
+from gateway.tape import decide
 from gateway.tape import stream as stream_module
 from gateway.tape.expiry import Expiry
 from gateway.tape.stream import End, Stream
@@ -107,7 +108,7 @@ def append_without_an_offset_is_not_recorded() -> Patches:
 
 @mutant("an append that is acknowledged late does not make its end the tail")
 def late_append_names_the_tail() -> Patches:
-    return [(_Attempt, "_is_at_tail", always)]
+    return [(catchup, "is_furthest", always)]
 
 
 @mutant("an offset beyond the tail is asked for again while a write is under way")
@@ -135,11 +136,7 @@ def lost_follower_confirms_the_tail() -> Patches:
 
 @mutant("a read whose bytes were forgotten in its middle joins no bytes of another stream")
 def walk_goes_on_over_forgotten_bytes() -> Patches:
-    def check(self: _Attempt) -> None:
-        if self._stream.ended is not None:
-            raise TailMovedBack
-
-    return [(_Attempt, "_check_incarnation", check)]
+    return [(decide, "is_another", never), (catchup, "is_another", never)]
 
 
 @mutant("a tail that moved back is another stream's")
@@ -171,7 +168,7 @@ def refusal_of_a_chosen_offset_is_passed_on() -> Patches:
     failed = _Attempt._failed
 
     def passed_on(self: _Attempt, head: Any) -> Any:
-        self._at = self._read.start
+        self._progress.at = self._read.start
         return failed(self, head)
 
     return [(LiveReads, "fill_for", fill_for), (_Attempt, "_failed", passed_on)]

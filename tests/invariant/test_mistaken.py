@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.engine.comparison import Comparison
-from gateway.engine.confirming import Confirming
+from gateway.tape.stream import Stream
 from tests.chaos.mutant import never
 from tests.effort import examples
 from tests.invariant.world import World
@@ -52,7 +52,9 @@ def test_mistaken_bytes_last_no_longer_than_trust_s(content_type: str, steps: Se
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "fault"), [(Confirming, "is_due", never), (Comparison, "agrees", True)], ids=["never", "blindly"]
+    ("owner", "name", "fault"),
+    [(Stream, "is_confirmation_due", never), (Comparison, "agrees", True)],
+    ids=["never", "blindly"],
 )
 def test_a_gateway_that_confirms_nothing_is_found_out(owner: object, name: str, fault: object) -> None:
     with patch.object(owner, name, fault), pytest.raises(AssertionError, match="no incarnation has"):

@@ -1,0 +1,331 @@
+"""Decides how a read of a Durable Stream goes on: may it be answered from memory, and as of when?
+
+`decide` is total and pure.  Each way of reading is a loop over it: the loop takes what memory holds, has `decide` name
+the next step, takes that step, and records in the read's `Progress` what came of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple, Protocol
+
+from gateway.protocol.offsets import NOW, START, is_before
+from gateway.protocol.stream_version import Version
+from gateway.tape.confirmed import LEAST_AGE_S
+from gateway.tape.stream import Stream
+
+
+class Question(StrEnum):
+    """A question to the origin."""
+
+    LIFETIME = "lifetime"
+    """How long the stream lives."""
+    FACTS = "facts"
+    """Whether the stream exists, and of which type it is."""
+    EXISTENCE = "existence"
+    """Whether it is still the stream that is known."""
+    CONFIRMATION = "confirmation"
+    """Whether the origin still has the bytes that are held."""
+    TAIL = "tail"
+    """Where the stream ends now."""
+    BYTES = "bytes"
+    """What follows an offset after which no bytes are held."""
+
+
+class Awaited(StrEnum):
+    """What a read waits for without a request of its own."""
+
+    CONNECTION = "connection"
+    """A follower that is connecting, and then names the tail."""
+    FOLLOWER = "follower"
+    """What the follower is about to bring."""
+    CHANGE = "change"
+    """Whatever happens next: the read is live and at the tail."""
+
+
+class Send(NamedTuple):
+    """Answer with what the read has taken, up to `end`."""
+
+    end: str
+    up_to_date: bool = False
+    is_closed: bool = False
+    stale_s: float | None = None
+    """For how long the tail has been out of date, if it is repeated nevertheless (RFC 5861 §3)."""
+
+
+class Ask(NamedTuple):
+    """Ask the origin."""
+
+    question: Question
+    at: str
+    """The offset that the question is about."""
+
+
+class Wait(NamedTuple):
+    """Wait; a live read joins the stream's readers."""
+
+    awaited: Awaited
+    at: str
+
+
+class Gone(NamedTuple):
+    """The read may be given nothing of what is held."""
+
+
+Decision = Send | Ask | Wait | Gone
+GONE: Final = Gone()
+
+
+class Follower(Protocol):
+    """A stream's topic, as far as it decides a read."""
+
+    position: str | None
+    """The offset at which the follower is; None if it is not known."""
+
+    def is_current(self, at: str) -> bool:
+        """Whether a reader that has everything before `at` may be told that it is up to date."""
+
+    def is_missing(self, at: str) -> bool:
+        """Whether the bytes after `at` must be fetched."""
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """How far a read has come, and what the origin has told it.  Owner: the loop of the read."""
+
+    start: str
+    """The offset that the client asked for, or a sentinel."""
+    at: str
+    """The offset before which the read has everything."""
+    version: Version
+    """The stream's version when the read began."""
+    trust_s: float
+    """For how long the stream is trusted after contact with the origin."""
+    max_age_s: float | None = None
+    """The age up to which the client accepts bytes in memory; None if it states none."""
+    is_live: bool = False
+    has_bytes: bool = False
+    """Whether it has taken any bytes."""
+    has_held: bool = False
+    """Whether some of them were in memory before."""
+    follower: Follower | None = None
+    """The stream's topic, if the read is live and there is one."""
+    has_joined: bool = False
+    """Whether a live read is among the topic's readers."""
+    is_lifetime_asked: bool = False
+    """Whether the origin was asked for the lifetime for this read, or need not be."""
+    is_there: bool | None = None
+    """Whether the origin has shown to this read that the stream exists unchanged; None if it was not asked."""
+    is_confirmed: bool = False
+    """Whether the origin has been asked for the bytes in memory by this read."""
+    may_connect: bool = False
+    """Whether a follower may name the tail: replies of the route may be followed, and the read has not waited."""
+    has_waited: bool = False
+    """Whether the read has waited for what the follower brings."""
+    failed_at: float | None = None
+    """When the origin failed to answer the read (Unix seconds); None if it has not failed."""
+
+
+def decide(stream: Stream, read: Progress, now: float) -> Decision:
+    """The next step of a read at `now` (monotonic seconds).  Changes nothing and never raises.
+
+    The first row that applies decides.
+
+    | state                                                        | catch-up, HEAD       | live                     |
+    |--------------------------------------------------------------|----------------------|--------------------------|
+    | The stream has ended.                                        | Gone                 | Gone                     |
+    | Its bytes were forgotten since the read took some.           | Gone                 |                          |
+    | The origin has failed, and what is held may be shown.        | Send, not up to date | Send, not up to date     |
+    | The origin has failed.                                       | Gone                 | Gone                     |
+    | The lifetime was lost.                                       | Ask LIFETIME         |                          |
+    | The type is unknown.                                         |                      | Ask FACTS                |
+    | The stream is not trusted.                                   | (see below)          | Ask EXISTENCE            |
+    | It starts at the tail, or beyond it, and the tail is known.  | Send the tail        | Wait there; beyond: Send |
+    | It starts at the tail.                                       | Ask TAIL             | Ask TAIL                 |
+    | It begins with bytes that need a confirmation.               | Ask CONFIRMATION     | Ask CONFIRMATION         |
+    | The origin has not named the offset that it starts at.       |                      | Ask BYTES                |
+    | It begins with bytes, and the lifetime is unknown.           | (see below)          | Ask LIFETIME             |
+    | It has not joined the topic.                                 |                      | Wait for a CHANGE        |
+    | It has reached the end of a closed stream.                   | Send                 | Send                     |
+    | It has reached the tail, which is known.                     | Send, up to date     | with bytes: Send         |
+    | It has bytes, and more are known to follow.                  | Send                 | Send                     |
+    | A follower that would name the tail may be connecting.       | Wait for CONNECTION  |                          |
+    | A follower brings what is missing.                           | Wait for FOLLOWER    | Wait for a CHANGE        |
+    | The tail may be repeated while the origin is asked for it.   | Send, stale          |                          |
+    | It has reached the furthest known offset.                    | Ask TAIL             | with bytes: Ask TAIL     |
+    | Bytes are missing.                                           | Ask BYTES            | Ask BYTES                |
+
+    A catch-up read is sent nothing from memory before the lifetime is known and the stream is trusted: where the table
+    says Send, the step is Ask LIFETIME or Ask EXISTENCE first.  If these fail, the row does not apply.
+    """
+    if stream.ended is not None or (is_another(stream, read) and not read.is_live):
+        return GONE
+    if read.failed_at is not None:
+        may_show = read.has_bytes and outlasts_failure(stream, read, now, read.failed_at)
+        return Send(read.at) if may_show and stream.holds_acknowledged(read.at) else GONE
+    if read.is_live:
+        return _poll(stream, read, now) if read.has_joined else _begin_live(stream, read, now)
+    expiry = stream.expiry
+    if expiry.is_lost and not read.is_lifetime_asked and expiry.is_wanted(now):
+        # While it is not known, each write beside a PUT may be to another stream.
+        return Ask(Question.LIFETIME, read.at)
+    return _catch_up(stream, read, now)
+
+
+def _catch_up(stream: Stream, read: Progress, now: float) -> Decision:
+    tape, at = stream.tape, read.at
+    if read.start == NOW or (stream.beyond and stream.lies_beyond(read.start)):
+        if (tail := known_tail(stream, read.max_age_s, now)) is not None:
+            if (step := _alone(stream, read, now, Send(tail, True, tape.is_closed_at(tail)))) is not None:
+                return step
+        elif read.may_connect and tape.tail is not None:
+            return Wait(Awaited.CONNECTION, at)
+        if read.start == NOW:
+            return Ask(Question.TAIL, NOW)
+    if (
+        read.has_held
+        and not read.is_confirmed
+        and stream.is_confirmation_due(read.start, now, read.trust_s, read.max_age_s)
+    ):
+        return Ask(Question.CONFIRMATION, read.start)
+    if may_end(stream, read):
+        is_closed = tape.is_closed_at(at)
+        if (step := _alone(stream, read, now, Send(at, is_closed, is_closed))) is not None:
+            return step
+    is_at_tail = is_furthest(stream, at)
+    if is_at_tail:
+        tail = known_tail(stream, read.max_age_s, now)
+        if tail == at:
+            if (step := _alone(stream, read, now, Send(at, True, tape.is_closed_at(at)))) is not None:
+                return step
+        elif tail is None and read.may_connect:
+            return Wait(Awaited.CONNECTION, at)
+    if stream.has_topic and not read.has_waited and not stream.needs_revalidation:
+        return Wait(Awaited.FOLLOWER, at)
+    if (stale_s := _stale_s(stream, read, now)) is not None:
+        return Send(at, stale_s=stale_s)
+    return Ask(Question.TAIL if is_at_tail else Question.BYTES, at)
+
+
+def _alone(stream: Stream, read: Progress, now: float, send: Send) -> Decision | None:
+    """What precedes an answer from memory, or the answer; None if the origin does not allow one."""
+    expiry = stream.expiry
+    if stream.may_answer_alone(now, read.trust_s) or (read.is_there and expiry.lifetime is not None):
+        return send
+    if not read.is_lifetime_asked and expiry.is_wanted(now):
+        return Ask(Question.LIFETIME, read.at)
+    # A read at the tail costs the origin nothing, renews a sliding TTL there, and shows whether the stream is still
+    # the one that is known.
+    return Ask(Question.EXISTENCE, stream.tape.tail or read.at) if read.is_there is None else None
+
+
+def _begin_live(stream: Stream, read: Progress, now: float) -> Decision:
+    tape, start = stream.tape, read.start
+    if stream.content_type is None and read.is_there is None:
+        return Ask(Question.FACTS, start)
+    if read.is_there is None and not stream.is_trusted(now, read.trust_s):
+        return Ask(Question.EXISTENCE, tape.tail or start)
+    if (
+        not read.is_confirmed
+        and tape.knows_after(start)
+        and stream.is_confirmation_due(start, now, read.trust_s, read.max_age_s)
+    ):
+        return Ask(Question.CONFIRMATION, start)
+    if start == NOW:
+        if (follower := read.follower) is not None and follower.position is not None:
+            at = tape.resolve(follower.position)
+            if follower.is_current(at):
+                return Wait(Awaited.CHANGE, at)
+        return Ask(Question.TAIL, NOW)
+    if start != START and not tape.has_seen(start):
+        if tape.tail is not None and stream.lies_beyond(start) and stream.tail_until(tape.tail) > now:
+            return Send(tape.tail, True, tape.is_closed_at(tape.tail))
+        # It may be behind, ahead, or invalid.
+        return Ask(Question.BYTES, start)
+    if not read.is_lifetime_asked and tape.knows_after(start) and stream.expiry.is_wanted(now):
+        return Ask(Question.LIFETIME, start)
+    return Wait(Awaited.CHANGE, start)
+
+
+def _poll(stream: Stream, read: Progress, now: float) -> Decision:
+    tape, at, follower = stream.tape, read.at, read.follower
+    is_closed = tape.is_closed_at(at)
+    if not read.has_bytes:
+        if is_closed:
+            return Send(at, True, True)
+        is_missing = follower is None or follower.is_missing(at)
+        return Ask(Question.BYTES, at) if is_missing else Wait(Awaited.CHANGE, at)
+    if is_closed or (follower is not None and follower.is_current(at)) or stream.tail_until(at) > now:
+        return Send(at, True, is_closed)
+    return Send(at) if tape.knows_after(at) or tape.is_short(at) else Ask(Question.TAIL, at)
+
+
+# -- the terms of the table
+
+
+def is_another(stream: Stream, read: Progress) -> bool:
+    """Whether bytes before and after the read's position may belong to two streams: they were forgotten since the read
+    began.  A purge alone does not disturb a read that has taken nothing."""
+    seen = read.version
+    if seen.same_incarnation_as(stream.version):
+        return False
+    return read.at != read.start or seen.may_have_ended_by(stream.version)
+
+
+def outlasts_failure(stream: Stream, read: Progress, now: float, wall: float) -> bool:
+    """Whether a read may be shown what is held although the origin has failed at `now` (monotonic seconds), which is
+    `wall` in Unix seconds."""
+    if not stream.outlasts_failure(now, wall):
+        return False
+    if not stream.caching.must_revalidate:
+        return True
+    return not stream.is_confirmation_due(read.start, now, read.trust_s, read.max_age_s)
+
+
+def known_tail(stream: Stream, max_age_s: float | None, now: float) -> str | None:
+    """The tail, if it may be stated without asking the origin; says nothing of the stream's lifetime."""
+    tape, seen = stream.tape, stream.sighting
+    if tape.closed_at is not None:
+        return tape.closed_at
+    if seen is None or tape.tail is None:
+        return None
+    tail = tape.resolve(tape.tail)
+    if stream.tail_until(tail) <= now:
+        return None
+    # A client that asks for a more recent statement of the tail has the origin asked.
+    oldest = -math.inf if max_age_s is None else now - max(LEAST_AGE_S, max_age_s)
+    return tail if seen.seen_at >= oldest else None
+
+
+def is_furthest(stream: Stream, at: str) -> bool:
+    """Whether `at` is the furthest known offset and no more is known to follow."""
+    tape = stream.tape
+    return tape.tail is not None and tape.resolve(tape.tail) == at and not tape.is_short(at)
+
+
+def awaited_tail(stream: Stream, at: str, now: float) -> str | None:
+    """The end of an acknowledged write that a trusted follower is about to bring, or None."""
+    seen = stream.sighting
+    if seen is None or not stream.is_followed or seen.fresh_until <= now or stream.needs_revalidation:
+        return None
+    is_own = stream.acked is not None and stream.acked_by == stream.key.query
+    return stream.acked if is_own and is_before(at, stream.acked or START) else None
+
+
+def may_end(stream: Stream, read: Progress) -> bool:
+    """Whether an answer may end here without finding the tail."""
+    tape, at = stream.tape, read.at
+    if tape.is_closed_at(at):
+        return True
+    # The bytes held after this offset did not fit, or the origin itself had stopped here.
+    return read.has_bytes and (tape.knows_after(at) or tape.is_short(at))
+
+
+def _stale_s(stream: Stream, read: Progress, now: float) -> float | None:
+    seen, at = stream.sighting, read.at
+    if seen is None or not read.has_bytes or seen.stale_until <= now or read.max_age_s is not None:
+        return None
+    may_repeat = stream.tape.resolve(seen.at) == at and stream.holds_acknowledged(at)
+    return now - seen.fresh_until if may_repeat and stream.may_answer_alone(now, read.trust_s) else None
