@@ -91,8 +91,9 @@ class NegativeCache:
             timer=now,
             getsizeof=lambda remembered: remembered.cost,
         )
-        self._groups: dict[Group, dict[StreamKey, set[str | None]]] = {}
-        """The streams and offsets of which something may be remembered, by the group that a write affects."""
+        self.groups: dict[Group, dict[StreamKey, set[str | None]]] = {}
+        """The streams and offsets of which something may be remembered, by the group that a write affects.
+        Always the same dictionary: hits look whether it is empty."""
         self._entry_count = 0
         """The number of these entries, including entries whose memory has expired."""
         self._buckets: dict[tuple[str, float], _Bucket] = {}
@@ -134,7 +135,7 @@ class NegativeCache:
         cost = key_cost(key) + texts_cost([offset]) + len(error.body)
         cost += headers_cost(error.headers) + headers_cost(request_headers)
         self._remembered[entry] = _Remembered(error, request_headers, until, cost)
-        offsets = self._groups.setdefault(key.group, {}).setdefault(key, set())
+        offsets = self.groups.setdefault(key.group, {}).setdefault(key, set())
         self._entry_count += offset not in offsets
         offsets.add(offset)
 
@@ -161,7 +162,7 @@ class NegativeCache:
     def find(self, key: StreamKey, offset: str | None, request_headers: CIMultiDict[str]) -> OriginError | None:
         """The remembered error for a read of the stream from `offset` with the headers `request_headers`, or None;
         offset None asks for the stream as a whole."""
-        if not self._groups:
+        if not self.groups:
             return None
         for entry in ((key, None),) if offset is None else ((key, None), (key, offset)):
             found = self._remembered.get(entry)
@@ -171,9 +172,9 @@ class NegativeCache:
 
     def has_any(self, key: StreamKey) -> bool:
         """Whether any reader's error for the stream is remembered."""
-        if not self._groups:
+        if not self.groups:
             return False
-        by_key = self._groups.get(key.group)
+        by_key = self.groups.get(key.group)
         if by_key is None or (offsets := by_key.get(key)) is None:
             return False
         while offsets:
@@ -184,7 +185,7 @@ class NegativeCache:
             self._entry_count -= 1
         del by_key[key]
         if not by_key:
-            del self._groups[key.group]
+            del self.groups[key.group]
         return False
 
     def may_ask(self, route: Route, client: str = UNKNOWN) -> bool:
@@ -194,7 +195,7 @@ class NegativeCache:
 
     def forget(self, group: Group) -> None:
         """A write to the group's path is about to be sent, and pending."""
-        if not self._groups or (forgotten := self._groups.pop(group, None)) is None:
+        if not self.groups or (forgotten := self.groups.pop(group, None)) is None:
             return
         for key, offsets in forgotten.items():
             self._entry_count -= len(offsets)
@@ -214,7 +215,8 @@ class NegativeCache:
     def _prune(self) -> None:
         """Drop the streams and offsets whose memory has expired."""
         self._remembered.expire()
-        self._groups, self._entry_count = {}, 0
+        self.groups.clear()
+        self._entry_count = 0
         for key, offset in self._remembered:
-            self._groups.setdefault(key.group, {}).setdefault(key, set()).add(offset)
+            self.groups.setdefault(key.group, {}).setdefault(key, set()).add(offset)
             self._entry_count += 1

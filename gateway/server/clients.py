@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from enum import StrEnum
 from functools import partial
@@ -176,11 +176,16 @@ class Clients:
         self.on_bad_request = on_bad_request
         self.speaks_s2 = False
         """Whether all routes are S2's, so that a request which names none is refused in S2's form."""
-        self.exact: Mapping[bytes, RememberedAnswer] = remembered.exact if remembered is not None else {}
         self.joins = Joins(Sections([])) if joins is None else joins
+        self.exact: Mapping[bytes, tuple[RememberedAnswer, Section]] = (
+            remembered.exact if remembered is not None else {}
+        )
+        """What `find` gives for requests that are sent again and again, byte for byte."""
         self.find: Callable[[bytes], tuple[Known, Section] | None] | None = None
         """What is known of requests with the meaning of these bytes, and their header section; None if all requests go
         to the handler."""
+        self.refusals: Sized = ()
+        """Streams of which the origin has refused some reader lately; mostly empty."""
         self.admits: Callable[[RememberedAnswer, Peer, Section], bool] | None = None
         """Whether a remembered answer may be sent for this header section; None if there is no rate limit."""
         self.join: Callable[[Channel, Join, Section], bool] = refuse_join
@@ -196,9 +201,9 @@ class Clients:
         self.wheel = Wheel(SystemClock())
         self.sent_bytes = 0
         """Body bytes of live answers that have not been counted in the metrics yet."""
-        self.on_hit: Callable[[RememberedAnswer, Peer, bytes, Section | None, float], None] | None = None
-        """Called with each remembered answer that was sent, its connection, its request, the header section if that has
-        been looked at, and when the request was read (monotonic seconds), if hits are logged or traced one by one."""
+        self.on_hit: Callable[[RememberedAnswer, Peer, bytes, Section, float], None] | None = None
+        """Called with each remembered answer that was sent, its connection, its request and header section, and when
+        the request was read (monotonic seconds), if hits are logged or traced one by one."""
         self.proxies: Proxies | None = None
         """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
         self.is_draining = False
@@ -276,10 +281,10 @@ class Clients:
         may_displace = has_share and connections + 1 < self.usage.most_connections
         return None if may_displace and self._displace() else ConnectionRefusal.LIMIT
 
-    def is_banned(self, client: ClientConnection) -> bool:
-        """Whether the net of an open connection is banned: its next request is not answered, and it is closed."""
-        use = client.use
-        if not self.bans.nets or use is None or not self.bans.is_banned(use.net, self.now()):
+    def is_banned(self, use: NetUse | None) -> bool:
+        """Whether the net of an open connection is banned: its next request is not answered, and it is closed.  `use`
+        is where the connection is counted."""
+        if use is None or not self.bans.is_banned(use.net, self.now()):
             return False
         self.refused[ConnectionRefusal.BANNED] += 1
         return True

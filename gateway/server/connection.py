@@ -31,8 +31,6 @@ _log = logging.getLogger("gateway.server")
 
 _LINGER_S: Final = 1.0
 _PREFACE: Final = frames.PREFACE
-_GET: Final = ord("G")
-"""The first byte of requests that may be known: all of them are GETs."""
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
 _ANSWERING, _IDLE, _LINGERING, _LIVE = Phase.ANSWERING, Phase.IDLE, Phase.LINGERING, Phase.LIVE
@@ -104,11 +102,6 @@ class Connection(RecognisingConnection):
         if self.phase is _LINGERING or self.transport is None or self.transport.is_closing():
             return
         is_first = not self._is_busy
-        if is_first and clients.bans.nets and clients.is_banned(self):
-            self.abort()
-            return
-        if is_first and data[0] == _GET and self._answers_known(data):
-            return
         if self._is_waiting:
             self._unparsed += data
             self._limit_unparsed()
@@ -145,7 +138,7 @@ class Connection(RecognisingConnection):
         data, self._unparsed = self._unparsed, b""
         # Set before it is answered: the end of the answer may take more input.
         self._is_busy = False
-        if data[0] != _GET or not self._answers_known(data):
+        if not self._answers_known(data):
             self._unparsed, self._is_busy = data, True
             self._begin()
         elif self._is_paused:

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 
-from gateway.aio.clock import Timer
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.core import Engine
 from gateway.engine.route import HeaderRules, RouteTable
@@ -65,6 +63,7 @@ class Frontend:
     ) -> None:
         self._config = config
         self._engine = engine
+        self._now = engine.clock.now
         self._metrics = metrics
         self._tracer = tracer
         self._access_log = access_log
@@ -77,16 +76,14 @@ class Frontend:
         self._rates = RateLimits(config.rate_limits)
         bans = Bans(limits.client_refusals_per_s)
         self._admission = Admission(
-            limits, client_net, usage, bans, self._rates, metrics, rng, engine.clock.now, self._note_ban
+            limits, client_net, usage, bans, self._rates, metrics, rng, engine.clock.now, engine.suspend_client
         )
-        self._banned_until = -math.inf
-        """When the last of the bans so far ends."""
-        self._bans_end: Timer | None = None
         remembered = self._make_remembered()
         self.clients = Clients(
             self._answer, limits, remembered, engine.clock, metrics, self._note_bad_request, self._joins, usage, bans
         )
         self.clients.speaks_s2 = self._speaks_s2()
+        self.clients.refusals = engine.negative_cache.groups
         self.every_clients = [self.clients]
         """The main clients, and those of listeners that only redirect."""
         if self._observers.is_on:
@@ -156,26 +153,13 @@ class Frontend:
         self.listeners.use_certificates(certificates)
 
     def _choose_shortcuts(self) -> None:
-        """Have remembered answers admitted one by one if there are rate limits.  Have connections look whether their
-        net is banned if any is.  Take no shortcut during a drain, in which each answer says that its connection
-        closes."""
-        clients, is_limited, is_draining = self.clients, bool(self._rates.limits), self.clients.is_draining
-        is_banning = self._engine.clock.now() < self._banned_until
-        clients.admits = self._admits if is_limited else None
-        if clients.remembered is not None:
-            clients.remembered.answers_at_once = not is_limited and not is_draining and not is_banning
-        clients.find = self._sections.find if clients.remembered is not None and not is_draining else None
+        """Have remembered answers admitted one by one if there are rate limits.  Take no shortcut during a drain, in
+        which each answer says that its connection closes."""
+        clients = self.clients
+        clients.admits = self._admits if self._rates.limits else None
+        has_shortcuts = clients.remembered is not None and not clients.is_draining
+        clients.find = self._sections.find if has_shortcuts else None
         clients.join = self._join
-
-    def _note_ban(self, net: str, until: float) -> None:
-        """A net is banned until then (monotonic seconds)."""
-        self._engine.suspend_client(net, until)
-        if until > self._banned_until:
-            self._banned_until = until
-            if self._bans_end is not None:
-                self._bans_end.cancel()
-            self._bans_end = self._engine.clock.call_later(until - self._engine.clock.now(), self._choose_shortcuts)
-            self._choose_shortcuts()
 
     def begin_drain(self) -> None:
         """Have every connection leave after its next answer."""
@@ -195,8 +179,6 @@ class Frontend:
     async def close_connections(self, accepts_until: float, idle_at: float, gone_at: float) -> None:
         """Wait until every connection has left.  Accept none after `accepts_until`, close idle ones at `idle_at`, and
         drop all others at `gone_at`, in seconds of the event loop's clock."""
-        if self._bans_end is not None:
-            self._bans_end.cancel()
         now = asyncio.get_running_loop().time
         for clients in self.every_clients:
             await clients.emptied(accepts_until - now())
@@ -246,19 +228,14 @@ class Frontend:
     def _header_rules(self) -> list[HeaderRules]:
         return [route.header_rules for route in self.routes.routes]
 
-    def _note_hit(
-        self, answer: RememberedAnswer, peer: Peer, request: bytes, section: Section | None, began: float
-    ) -> None:
+    def _note_hit(self, answer: RememberedAnswer, peer: Peer, request: bytes, section: Section, began: float) -> None:
         """Log and trace a remembered answer that was sent, if there is a log or a tracer.  Its request was read at
         `began`."""
         if answer.repeated is not None:
             client, proxies = peer.client, peer.proxies
             if proxies is not None:
-                if section is None and (split := self._sections.split(request)) is not None:
-                    section = split[1]
-                client = proxies.client_of(client, request) if section is None else section.client(proxies, client)
-            text = request if section is None else section.text
-            self._access_log.repeat(answer.repeated, began, self._engine.clock.now(), client, text)
+                client = section.client(proxies, client)
+            self._access_log.repeat(answer.repeated, began, self._now(), client, section.text)
         if self._tracer is not NO_TRACER:
             self._tracer.hit(request, answer.mode, answer.outcome)
 

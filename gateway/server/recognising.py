@@ -23,16 +23,17 @@ _log = logging.getLogger("gateway.server")
 class RecognisingConnection(ReadingConnection, Handling):
     """The part of a client's connection that looks its requests up."""
 
-    __slots__ = ("_client", "_exact", "_is_local")
+    __slots__ = ("_client", "_is_local", "_repeats")
 
     scheme: str = "http"
     versions = frozenset({"1.0", "1.1"})
 
     def __init__(self, clients: Clients, client: str | None, *, is_local: bool) -> None:
         super().__init__(clients)
-        self._exact = clients.exact
         self._client = client
         self._is_local = is_local
+        self._repeats = True
+        """Whether the latest request that was known is, byte for byte, the one that made it known."""
 
     @property
     def client(self) -> str | None:
@@ -50,62 +51,57 @@ class RecognisingConnection(ReadingConnection, Handling):
         """Take input that is not a remembered request, or has to wait."""
 
     def data_received(self, data: bytes) -> None:
-        # The hottest path, where every attribute lookup counts: a hit on an idle connection.
-        answer = self._exact.get(data)
-        if (
-            answer is None
-            or self._is_busy
-            or (began := self._now()) >= answer.until
-            or (answer.version is not answer.stream.version and not answer.is_unchanged())
-            or self.transport is None
-        ):
+        if self._is_busy:
             self._receive(data)
-            return
-        self._is_active = True
-        answer.hits += 1
-        if answer.joined is not None:
-            self.transport.write(answer.joined)
-        else:
-            self._shared_bytes, self._shared = answer.body_bytes, answer.shared
-            self.transport.writelines(answer.pieces)
-        if self._clients.on_hit is not None:
-            self._clients.on_hit(answer, self, data, None, began)
+        elif self._clients.bans.nets and self._clients.is_banned(self.use):
+            self.abort()
+        elif not self._answers_known(data):
+            self._receive(data)
 
     def _answers_known(self, data: bytes) -> bool:
         """Answer a request that nothing stands before without parsing it; False if it is not known."""
-        clients = self._clients
-        if clients.find is None or (found := clients.find(data)) is None:
+        # The hottest path, where every attribute lookup counts: a hit on an idle connection.
+        clients, transport = self._clients, self.transport
+        if (find := clients.find) is None or transport is None:
             return False
-        known, section = found
-        if isinstance(known, Join):
-            self._is_busy = self._is_active = True
-            try:
-                if clients.join(self, known, section):
-                    return True
-            except Exception:
-                _log.exception("unhandled error")
-                self.abort()
-                return True
-            self._is_busy = False
-        elif (
-            isinstance(known, RememberedAnswer)
-            and clients.is_current(known, data)
-            and (clients.admits is None or clients.admits(known, self, section))
-        ):
-            self._is_active = True
-            self._serve(known, data, section)
-            return True
-        return False
-
-    def _serve(self, answer: RememberedAnswer, request: bytes, section: Section) -> None:
-        assert self.transport is not None
-        on_hit = self._clients.on_hit
-        began = 0.0 if on_hit is None else self._now()
+        # Where clients differ, hashing all that they send would cost as much as the rest of the look.
+        if self._repeats and (exact := clients.exact.get(data)) is not None:
+            answer, section = exact
+        elif (found := find(data)) is None:
+            return False
+        else:
+            known, section = found
+            if type(known) is not RememberedAnswer:
+                self._repeats = False
+                return isinstance(known, Join) and self._joins(known, section)
+            answer, self._repeats = known, known.request == data
+        began = self._now()
+        if (
+            began >= answer.until or answer.version is not answer.stream.version or clients.refusals
+        ) and not clients.is_current(answer, data):
+            return False
+        if (admits := clients.admits) is not None and not admits(answer, self, section):
+            return False
+        self._is_active = True
         answer.hits += 1
-        if answer.joined is not None:
-            self.transport.write(answer.joined)
+        if (joined := answer.joined) is not None:
+            transport.write(joined)
         else:
             self._shared_bytes, self._shared = answer.body_bytes, answer.shared
-            self.transport.writelines(answer.pieces)
-        if on_hit is not None:
-            on_hit(answer, self, request, section, began)
+            transport.writelines(answer.pieces)
+        if (on_hit := clients.on_hit) is not None:
+            on_hit(answer, self, data, section, began)
+        return True
+
+    def _joins(self, join: Join, section: Section) -> bool:
+        """Begin a live answer to a request with this header section; False if the request has to be parsed."""
+        self._is_busy = self._is_active = True
+        try:
+            if self._clients.join(self, join, section):
+                return True
+        except Exception:
+            _log.exception("unhandled error")
+            self.abort()
+            return True
+        self._is_busy = False
+        return False

@@ -1,11 +1,9 @@
-"""Remembered answers: plain hits as response bytes, found by the bytes of the request.
+"""Remembered answers: plain hits as response bytes, found by the meaning of the request.
 
 The first time, a request goes to a handler.  If its answer is a plain hit, one that needs neither the origin nor
-anything that is still in progress, the bytes of the request become a key to it.  Requests are judged by one parser
-only: a key is made of bytes that the parser has accepted.
-
-Requests that differ only in headers without influence on the answer have one meaning (`gateway.server.request_keys`),
-under which the answer is found as well.
+anything that is still in progress, it is kept under the request line and the meaning of the header section
+(`gateway.server.request_keys`), which requests that differ only in headers without influence on the answer have in
+common.  Requests are judged by one parser only: a key is made of bytes that the parser has accepted.
 
 An answer is valid until its `until`: the end of the second that its Date and Age name, or earlier if the stream's trust
 or life ends.  Everything else that invalidates it is signalled: the end of a stream and the loss of its bytes or
@@ -13,8 +11,8 @@ records by `forget`; a need for revalidation, and a change to what is known of a
 name the tail, by the stream's `Version`.  An answer whose bytes were read before a `forget` is not
 remembered after it.
 
-Memory that answers take beside the tape is lent from the cache's budget, to the byte: keys, aliases for as long as they
-are kept, heads, joined bodies, and those bytes of a body that are not shared with the tape.
+Memory that answers take beside the tape is lent from the cache's budget, to the byte: keys, heads, joined bodies, and
+those bytes of a body that are not shared with the tape.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from multidict import CIMultiDict
 
@@ -35,21 +32,12 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import StreamKey
 from gateway.server.head import JOINED_BYTES, date_line, field_lines, status_line
-from gateway.server.request_keys import Known, Meaning, Sections
+from gateway.server.request_keys import Known, Meaning, Section, Sections
 from gateway.tape.costs import ANSWER_COST, ANSWER_SHARE
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import Repeated
 from gateway.telemetry.metrics import MetricsRecorder
-
-_ALIAS_COST: Final = 150
-"""Bytes charged for an alias in addition to its own."""
-
-_MOST_ALIASES: Final = 4
-"""Aliases of one answer: whole requests that find it without their lines being taken out."""
-
-_MOST_SEEN: Final = 1 << 15
-"""Bound on the hashes kept of requests seen once: about 3 MB."""
 
 
 class RememberedAnswer(Known):
@@ -62,19 +50,18 @@ class RememberedAnswer(Known):
         "_head",
         "_is_own",
         "_start",
-        "aliases",
         "body_bytes",
         "copied",
         "cost",
         "edition",
         "hits",
-        "is_settled",
         "joined",
         "key",
         "mode",
         "outcome",
         "pieces",
         "repeated",
+        "request",
         "route",
         "saved_bytes",
         "shared",
@@ -106,8 +93,6 @@ class RememberedAnswer(Known):
         self.edition = run.edition
         """The stream's edition when the body was read."""
         self.route = route
-        self.is_settled = False
-        """Whether its aliases stay as they are for this second."""
         self.repeated = repeated
         """What the access log repeats for every hit; None without an access log."""
         self.trust_s = trust_s
@@ -143,17 +128,18 @@ class RememberedAnswer(Known):
         """Hits that have not been counted in the metrics yet."""
         self.key: tuple[bytes, Meaning] | None = None
         """The request line, and the meaning of the header section."""
-        self.aliases: list[bytes] = []
+        self.request = b""
+        """The request that it was made for."""
         self.cost = 0
-        """Bytes of the cache's budget lent for the answer, aliases included."""
+        """Bytes of the cache's budget lent for the answer."""
 
     @property
     def is_small(self) -> bool:
         return self.body_bytes <= JOINED_BYTES
 
-    def cost_under(self, line: bytes, meaning: Meaning) -> int:
-        """Bytes charged for the answer to this line under this meaning, without aliases."""
-        return ANSWER_COST + 2 * len(self._head) + self.copied + len(line) + len(meaning.text)
+    def cost_under(self, line: bytes, meaning: Meaning, request: bytes) -> int:
+        """Bytes charged for the answer to this request, with this line and this meaning."""
+        return ANSWER_COST + 2 * len(self._head) + self.copied + len(line) + len(meaning.text) + 2 * len(request)
 
     def dropped(self) -> None:
         """The answer is not remembered any more: bytes of its own belong to the clients that have not taken them."""
@@ -209,7 +195,6 @@ class RememberedAnswer(Known):
         age = b"Age: %d\r\n" % max(0, int(now - self._as_of)) if self._has_age else b""
         head = self._head + age + date_line(int(wall)) + b"\r\n"
         self._block = None
-        self.is_settled = False
         if self.is_small:
             self.joined = head + self._body[0]
         else:
@@ -235,6 +220,7 @@ class RememberedAnswers:
         touch: Callable[[Stream], None],
         has_refusals: Callable[[StreamKey], bool],
     ) -> None:
+        """`has_refusals` says whether the origin has refused some reader of the stream lately."""
         self._clock = clock
         self._now = clock.now
         self._store = store
@@ -242,17 +228,13 @@ class RememberedAnswers:
         self._touch = touch
         self._sections = sections
         self._has_refusals = has_refusals
-        self.exact: dict[bytes, RememberedAnswer] = {}
-        """Answers by whole requests (aliases); connections look here first and send what they find."""
-        self._held_back: dict[bytes, RememberedAnswer] = {}
-        """The same while answers are not sent at once."""
-        self._aliases = self.exact
-        """Whichever of the two is in use."""
+        self.exact: dict[bytes, tuple[RememberedAnswer, Section]] = {}
+        """Answers by the requests that they were made for, each with its header section: most clients that send the
+        same send these bytes."""
         self._by_stream: dict[Stream, set[RememberedAnswer]] = {}
         self._all: OrderedDict[RememberedAnswer, None] = OrderedDict()
         self._uncounted: set[RememberedAnswer] = set()
         """Answers that may have hits since the last count."""
-        self._seen: set[int] = set()
         self._served = 0
         self.cost = 0
         self.generation = 0
@@ -266,7 +248,7 @@ class RememberedAnswers:
             self._drop(remembered)
 
     def __repr__(self) -> str:
-        return f"<RememberedAnswers {len(self._all)} answers, {len(self._aliases)} aliases, {self.cost} bytes>"
+        return f"<RememberedAnswers {len(self._all)} answers, {self.cost} bytes>"
 
     def __len__(self) -> int:
         return len(self._all)
@@ -282,18 +264,6 @@ class RememberedAnswers:
         self.count()
         return self._served
 
-    @property
-    def answers_at_once(self) -> bool:
-        """Whether connections send what they find in `exact` without asking."""
-        return self._aliases is self.exact
-
-    @answers_at_once.setter
-    def answers_at_once(self, is_so: bool) -> None:
-        old, self._aliases = self._aliases, self.exact if is_so else self._held_back
-        if old is not self._aliases:
-            self._aliases.update(old)
-            old.clear()
-
     # -- finding
 
     def find(self, request: bytes) -> RememberedAnswer | None:
@@ -305,41 +275,14 @@ class RememberedAnswers:
 
     def is_current(self, remembered: RememberedAnswer, request: bytes) -> bool:
         """Whether the answer, which requests of this meaning have had, is the answer to this one now."""
-        if self._aliases.get(request) is not remembered:
-            if self._has_refusals(remembered.stream.key):
-                # The origin has refused some reader of the stream lately: this one may be it.
-                return False
-            if not remembered.is_settled:
-                self._note_repeat(request, remembered)
+        if self._has_refusals(remembered.stream.key) and request != remembered.request:
+            # This reader may be the one that was refused.
+            return False
         if self._now() < remembered.until and (
             remembered.version is remembered.stream.version or remembered.is_unchanged()
         ):
             return True
         return self._renew(remembered)
-
-    def _note_repeat(self, request: bytes, remembered: RememberedAnswer) -> None:
-        """Make a request that comes a second time an alias; after the first time only its hash is kept."""
-        mark = hash(request)
-        if mark in self._seen:
-            self._add_alias(request, remembered)
-        else:
-            if len(self._seen) >= _MOST_SEEN:
-                self._seen.clear()
-            self._seen.add(mark)
-
-    def _add_alias(self, request: bytes, remembered: RememberedAnswer) -> None:
-        """Make the request an alias of the answer if there is room; no other answer is dropped for it."""
-        if len(remembered.aliases) >= _MOST_ALIASES:
-            # Not more often than once a second: the clients may be more than there are aliases.
-            remembered.is_settled = True
-            oldest = remembered.aliases.pop(0)
-            del self._aliases[oldest]
-            self._charge(remembered, -_alias_cost(oldest))
-        cost = _alias_cost(request)
-        if self.cost + cost <= self.budget_bytes and self._store.lend(cost, remembered.stream):
-            self._charge(remembered, cost)
-            remembered.aliases.append(request)
-            self._aliases[request] = remembered
 
     def _charge(self, remembered: RememberedAnswer, cost: int) -> None:
         """Record `cost` bytes lent for the answer; a negative number is given back."""
@@ -392,23 +335,21 @@ class RememberedAnswers:
         stream = remembered.stream
         if stream.ended is not None or not stream.is_awake or stream.version.edition != remembered.edition:
             return
-        cost = remembered.cost_under(line, meaning)
+        cost = remembered.cost_under(line, meaning, request)
         if cost > self.budget_bytes:
             return
         if isinstance(old := meaning.known.get(line), RememberedAnswer):
-            self._drop(old)
-        if (old := self._aliases.get(request)) is not None:
             self._drop(old)
         while self.cost + cost > self.budget_bytes:
             self._drop(next(iter(self._all)))
         if not self._store.lend(cost, remembered.stream):
             return
         self._charge(remembered, cost)
-        remembered.key = (line, meaning)
+        remembered.key, remembered.request = (line, meaning), request
         meaning.learn(line, remembered)
         self._all[remembered] = None
+        self.exact[request] = (remembered, section)
         self._by_stream.setdefault(remembered.stream, set()).add(remembered)
-        self._add_alias(request, remembered)
 
     def forget(self, stream: Stream) -> None:
         """Drop every answer that contains bytes of `stream`."""
@@ -421,16 +362,10 @@ class RememberedAnswers:
         self._uncounted.discard(remembered)
         line, meaning = remembered.key
         meaning.forget(line, remembered)
-        for request in remembered.aliases:
-            del self._aliases[request]
-        del self._all[remembered]
+        del self.exact[remembered.request], self._all[remembered]
         remembered.dropped()
         self._charge(remembered, -remembered.cost)
         siblings = self._by_stream[remembered.stream]
         siblings.discard(remembered)
         if not siblings:
             del self._by_stream[remembered.stream]
-
-
-def _alias_cost(request: bytes) -> int:
-    return _ALIAS_COST + len(request)

@@ -23,7 +23,6 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Final
-from weakref import WeakValueDictionary
 
 from gateway.engine.route import HeaderRules
 from gateway.http.request import MOST_FIELDS
@@ -59,12 +58,14 @@ FORWARDING: Final = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-rea
 
 _MOST_BREAKS: Final = MOST_FIELDS + 2
 """Line breaks of the longest section that the strict parser accepts."""
+_FEW_BYTES: Final = 3 * _MOST_BREAKS
+"""A shorter section has fewer line breaks: any two have a byte between them."""
 
 _MOST_BYTES: Final = 1 << 23
 _COST: Final = 450
 """Bytes charged for a section in addition to its own and to its meanings."""
-_MEANING_COST: Final = 250
-"""Bytes charged for a meaning of a section in addition to its text."""
+_KEY_COST: Final = 250
+"""Bytes charged for the key of a section's meaning in addition to its text."""
 
 _MOST_SEEN: Final = 1 << 13
 """Bound on the hashes kept of sections seen once: less than 1 MB."""
@@ -87,6 +88,8 @@ def lines_named(names: Sequence[str]) -> re.Pattern[bytes]:
 
 
 _ORIGIN: Final = lines_named(("origin",))
+_ALLOWED: Final = b"allowed origin"
+"""Stands before a text from which the line of an allowed web origin was taken; all others begin with a line break."""
 
 
 def _web_origin(text: bytes) -> tuple[bytes, bytes] | None:
@@ -102,9 +105,9 @@ def _is_section(text: bytes) -> bool:
     size = len(text)
     return (
         size <= MAX_REQUEST_BYTES
-        and text.endswith(_HEAD_END)
         and text.find(_HEAD_END) == size - len(_HEAD_END)
-        and text.count(b"\r\n") <= _MOST_BREAKS
+        and text.endswith(_HEAD_END)
+        and (size < _FEW_BYTES or text.count(b"\r\n") <= _MOST_BREAKS)
     )
 
 
@@ -117,43 +120,49 @@ class Known:
 class Meaning:
     """A header section as a kind of routes understands it."""
 
-    __slots__ = ("__weakref__", "_lines", "known", "text")
+    __slots__ = ("_kind", "known", "text")
 
-    def __init__(self, text: bytes, lines: dict[bytes, int]) -> None:
-        """`lines` are the kind's (`_Kind.lines`)."""
+    def __init__(self, text: bytes, kind: _Kind) -> None:
         self.text = text
         """The section without the lines that have no meaning."""
-        self._lines = lines
+        self._kind = kind
         self.known: dict[bytes, Known] = {}
         """The requests with such a section, by their request lines.  `RememberedAnswers` and `Joins` own the values."""
 
     def learn(self, line: bytes, known: Known) -> None:
         """Know this of requests with this line, in place of what was known."""
+        kind = self._kind
         if line not in self.known:
-            self._lines[line] = self._lines.get(line, 0) + 1
+            kind.lines[line] = kind.lines.get(line, 0) + 1
+            kind.meanings[self.text] = self
         self.known[line] = known
 
     def forget(self, line: bytes, known: Known) -> None:
         """Know this no more, if it is what is known of requests with this line."""
+        kind = self._kind
         if self.known.get(line) is known:
             del self.known[line]
-            self._lines[line] -= 1
-            if not self._lines[line]:
-                del self._lines[line]
+            kind.lines[line] -= 1
+            if not kind.lines[line]:
+                del kind.lines[line]
+            if not self.known:
+                del kind.meanings[self.text]
 
 
 class Section:
     """One header section, with its meanings and its client."""
 
-    __slots__ = ("_client", "_origin", "_peer", "cost", "meanings", "text")
+    __slots__ = ("_client", "_origin", "_peer", "cost", "keys", "kinds", "text")
 
     def __init__(self, text: bytes) -> None:
         self.text = text
         """The section, from the line break behind the request line on."""
-        self.meanings: dict[_Kind, tuple[Meaning, Meaning]] = {}
-        """Its meanings for whole and for live answers, as far as they are known.  `Sections` owns them."""
-        self.cost = _COST + len(text)
-        """Bytes charged for it, meanings included."""
+        self.kinds: tuple[_Kind, ...] = ()
+        """The kinds of routes for which it has been looked through."""
+        self.keys: tuple[Key, ...] = ()
+        """Where its meanings for these kinds are found."""
+        self.cost = 0
+        """Bytes charged for it while `Sections` keeps it."""
         self._origin: bytes | None = b""
         self._peer: str | None = ""
         self._client: str | None = None
@@ -180,35 +189,35 @@ NO_SECTION: Final = Section(b"")
 class _Kind:
     """The lines without meaning on routes with the same rules."""
 
-    __slots__ = ("_lines", "_meanings", "_web_origins", "lines")
+    __slots__ = ("_web_origins", "_without_meaning", "lines", "meanings")
 
     def __init__(self, rules: HeaderRules) -> None:
         self.lines: dict[bytes, int] = {}
         """The request lines of which something is known, each with the number of meanings that know it."""
+        self.meanings: dict[bytes, Meaning] = {}
+        """The meanings that know something, by their texts."""
         names = dict.fromkeys((*MEANINGLESS, *FORWARDING, *sorted(rules.personal)))
-        self._lines = lines_named([name for name in names if name not in rules.decisive])
+        self._without_meaning = lines_named([name for name in names if name not in rules.decisive]).sub
         self._web_origins = rules.web_origins
-        self._meanings: WeakValueDictionary[tuple[bytes, bool], Meaning] = WeakValueDictionary()
 
-    def read(self, text: bytes) -> tuple[Meaning, Meaning]:
-        """What a section means for whole and for live answers."""
-        text = self._lines.sub(b"", text)
+    def read(self, text: bytes) -> tuple[Key, ...]:
+        """Where the meanings of a section for whole and for live answers are found; one key if they are the same."""
+        text = self._without_meaning(b"", text)
         if self._web_origins is None or (found := _web_origin(text)) is None:
-            meaning = self._meaning(text, is_allowed=False)
-            return meaning, meaning
+            return ((self.meanings, text),)
         line, value = found
         without = text.replace(line, b"", 1)
         if value.decode().lower() in self._web_origins:
-            return self._meaning(text, is_allowed=False), self._meaning(without, is_allowed=True)
-        meaning = self._meaning(without, is_allowed=False)
-        return meaning, meaning
+            return (self.meanings, text), (self.meanings, _ALLOWED + without)
+        return ((self.meanings, without),)
 
-    def _meaning(self, text: bytes, *, is_allowed: bool) -> Meaning:
-        """The one meaning of this text; `is_allowed`: some allowed web origin belongs to it."""
-        meaning = self._meanings.get((text, is_allowed))
-        if meaning is None:
-            meaning = self._meanings[text, is_allowed] = Meaning(text, self.lines)
-        return meaning
+    def meaning(self, key: Key) -> Meaning:
+        """The meaning with this key; a new one knows nothing and is kept from its first `learn` on."""
+        return self.meanings.get(key[1]) or Meaning(key[1], self)
+
+
+Key = tuple[dict[bytes, Meaning], bytes]
+"""The meanings of a kind of routes, and the text of one of them."""
 
 
 class Sections:
@@ -230,6 +239,8 @@ class Sections:
 
     def reset(self, rules: Iterable[HeaderRules]) -> None:
         """Forget everything, and begin with routes that have these rules."""
+        for section in self._sections.values():
+            section.cost = 0
         self._sections.clear()
         self._size = 0
         self._numbers = {one: number for number, one in enumerate(dict.fromkeys(rules))}
@@ -237,39 +248,51 @@ class Sections:
 
     def for_hits(self, section: Section, rules: HeaderRules) -> Meaning:
         """The meaning of a section for whole answers of routes with these rules.  KeyError if there is none."""
-        return self._read(section, self._kinds[self._numbers[rules]])[0]
+        kind = self._kinds[self._numbers[rules]]
+        return kind.meaning(self._read(section, kind)[0])
 
     def for_lives(self, section: Section, rules: HeaderRules) -> Meaning:
         """The same for live answers, in which the Origin header that each client has sent is put in."""
-        return self._read(section, self._kinds[self._numbers[rules]])[1]
+        kind = self._kinds[self._numbers[rules]]
+        return kind.meaning(self._read(section, kind)[-1])
 
-    def _read(self, section: Section, kind: _Kind) -> tuple[Meaning, Meaning]:
-        """The meanings of a section for whole and for live answers of a kind of routes."""
-        found = section.meanings.get(kind)
-        if found is None:
-            found = section.meanings[kind] = kind.read(section.text)
-            if self._sections.get(section.text) is section:
-                cost = sum(_MEANING_COST + len(meaning.text) for meaning in set(found))
-                section.cost += cost
-                self._charge(cost)
+    def _read(self, section: Section, kind: _Kind) -> tuple[Key, ...]:
+        """The keys of a section's meanings for whole and for live answers of a kind of routes."""
+        if kind in section.kinds:
+            return tuple(key for key in section.keys if key[0] is kind.meanings)
+        found = kind.read(section.text)
+        section.kinds += (kind,)
+        section.keys += found
+        if section.cost:
+            cost = sum(_KEY_COST + len(text) for _, text in found)
+            section.cost += cost
+            self._charge(cost)
         return found
 
     def find(self, request: bytes) -> tuple[Known, Section] | None:
         """What is known of requests with the meaning of this one, and its header section; None if nothing is."""
-        if len(request) > MAX_REQUEST_BYTES or not request.startswith(b"GET "):
+        if len(request) > MAX_REQUEST_BYTES:
             return None
         end = request.find(b"\r\n")
-        line, section = request[:end], None
+        line, text = request[:end], request[end:]
+        section = self._sections.get(text)
+        if section is not None:
+            for meanings, key in section.keys:
+                if (meaning := meanings.get(key)) is not None and (known := meaning.known.get(line)) is not None:
+                    return known, section
+            if len(section.kinds) == len(self._kinds):
+                return None
         for kind in self._kinds:
+            # Whatever is known is known of GETs.
             if line not in kind.lines:
                 continue
-            if section is None:
-                text = request[end:]
-                if (section := self._sections.get(text) or self._new(text)) is None:
-                    return None
-            hits, lives = section.meanings.get(kind) or self._read(section, kind)
-            if (known := hits.known.get(line) or lives.known.get(line)) is not None:
-                return known, section
+            if section is None and (section := self._new(text)) is None:
+                return None
+            if kind in section.kinds:
+                continue
+            for meanings, key in self._read(section, kind):
+                if (meaning := meanings.get(key)) is not None and (known := meaning.known.get(line)) is not None:
+                    return known, section
         return None
 
     def split(self, request: bytes) -> tuple[bytes, Section] | None:
@@ -291,6 +314,7 @@ class Sections:
         # Sections that differ with every request would evict those that clients repeat.
         mark = hash(text)
         if mark in self._seen:
+            section.cost = _COST + len(text)
             self._sections[text] = section
             self._charge(section.cost)
         else:
@@ -303,4 +327,6 @@ class Sections:
         """Count so many bytes more, and evict the oldest sections beyond the bound."""
         self._size += cost
         while self._size > _MOST_BYTES and self._sections:
-            self._size -= self._sections.popitem(last=False)[1].cost
+            section = self._sections.popitem(last=False)[1]
+            self._size -= section.cost
+            section.cost = 0

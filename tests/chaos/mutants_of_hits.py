@@ -22,7 +22,7 @@ from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Joins
 from gateway.server.poll_group import PollGroup
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
-from gateway.server.request_keys import NO_SECTION, Meaning, Section, Sections
+from gateway.server.request_keys import Section, Sections
 from gateway.tape.stream import Stream
 from tests.chaos.mutant import Mutant, Patches, always, never, nothing, registrar
 
@@ -57,8 +57,9 @@ def hit_ignores_authorization() -> Patches:
 def hit_takes_every_route_for_the_loosest() -> Patches:
     read = request_keys._Kind.read
 
-    def read_loosely(self: request_keys._Kind, text: bytes) -> tuple[Meaning, Meaning]:
-        self._lines = request_keys.lines_named([*request_keys.MEANINGLESS, *request_keys.FORWARDING, "authorization"])
+    def read_loosely(self: request_keys._Kind, text: bytes) -> tuple[request_keys.Key, ...]:
+        names = [*request_keys.MEANINGLESS, *request_keys.FORWARDING, "authorization"]
+        self._without_meaning = request_keys.lines_named(names).sub
         return read(self, text)
 
     return [(request_keys._Kind, "read", read_loosely)]
@@ -97,23 +98,37 @@ def any_number_of_lines_is_taken_out() -> Patches:
 # -- how long an answer is valid
 
 
+def _found(connection: Connection, data: bytes) -> tuple[RememberedAnswer, Section] | None:
+    """The remembered answer to these bytes, and their header section."""
+    clients = connection._clients
+    if clients.find is None or clients.admits is not None or connection.transport is None:
+        return None
+    found = clients.exact.get(data) or clients.find(data)
+    return (found[0], found[1]) if found is not None and isinstance(found[0], RememberedAnswer) else None
+
+
+def _send(connection: Connection, answer: RememberedAnswer, data: bytes, section: Section) -> None:
+    clients, transport = connection._clients, connection.transport
+    assert transport is not None
+    answer.hits += 1
+    transport.write(answer.joined or b"".join(answer.pieces))
+    if clients.on_hit is not None:
+        clients.on_hit(answer, connection, data, section, connection._now())
+
+
 def _hit_if(is_valid: Any) -> Patches:
     """A connection sends what it finds if this says so of the answer, its stream and the time."""
+    answers = Connection._answers_known
 
-    def data_received(self: Connection, data: bytes) -> None:
-        answer = self._exact.get(data)
-        if (
-            answer is None
-            or self._is_busy
-            or self.transport is None
-            or not is_valid(answer, answer.stream, self._now())
-        ):
-            self._receive(data)
-        else:
-            self._is_active = True
-            self._serve(answer, data, NO_SECTION)
+    def answers_known(self: Connection, data: bytes) -> bool:
+        found = _found(self, data)
+        if found is None or not is_valid(found[0], found[0].stream, self._now()):
+            return answers(self, data)
+        self._is_active = True
+        _send(self, found[0], data, found[1])
+        return True
 
-    return [(Connection, "data_received", data_received)]
+    return [(Connection, "_answers_known", answers_known)]
 
 
 def _names_tail(answer: RememberedAnswer, stream: Stream) -> bool:
@@ -179,14 +194,14 @@ def hit_outlives_its_stream() -> Patches:
     return [(RememberedAnswers, "forget", nothing)]
 
 
-@mutant("an answer's aliases end with it")
-def alias_outlives_its_answer() -> Patches:
+@mutant("the way from the exact bytes to an answer ends with it")
+def exact_request_outlives_its_answer() -> Patches:
     drop = RememberedAnswers._drop
 
     def dropped(self: RememberedAnswers, answer: RememberedAnswer) -> None:
-        kept = list(answer.aliases)
+        kept = self.exact[answer.request]
         drop(self, answer)
-        self._aliases.update(dict.fromkeys(kept, answer))
+        self.exact[answer.request] = kept
 
     return [(RememberedAnswers, "_drop", dropped)]
 
@@ -198,12 +213,14 @@ def hit_outlives_a_reload() -> Patches:
 
 @mutant("answers come in the order of their requests")
 def hit_overtakes_the_request_before_it() -> Patches:
+    received = Connection.data_received
+
     def data_received(self: Connection, data: bytes) -> None:
-        answer = self._exact.get(data)
-        if answer is None or self.transport is None or not answer.is_valid(self._now()):
-            self._receive(data)
+        found = _found(self, data)
+        if found is None or not found[0].is_valid(self._now()):
+            received(self, data)
         else:
-            self._serve(answer, data, NO_SECTION)
+            _send(self, found[0], data, found[1])
 
     return [(Connection, "data_received", data_received)]
 
@@ -221,8 +238,8 @@ def _joined_without(name: bytes) -> Patches:
     line = re.compile(rb"\r\n" + name + rb":[^\r]*")
     read = request_keys._Kind.read
 
-    def read_without(self: request_keys._Kind, text: bytes) -> tuple[Meaning, Meaning]:
-        return read(self, text)[0], read(self, line.sub(b"", text))[1]
+    def read_without(self: request_keys._Kind, text: bytes) -> tuple[request_keys.Key, ...]:
+        return read(self, text)[0], read(self, line.sub(b"", text))[-1]
 
     return [(request_keys._Kind, "read", read_without)]
 

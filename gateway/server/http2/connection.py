@@ -236,7 +236,7 @@ class Http2Connection(TimedHttp2Connection):
                     # Reset again by a later frame of the same input, after its head has been decoded.
                     self._next_heads = HEADS
                     self.clients.turns.begin()
-                elif self.clients.bans.nets and not self.session.is_leaving and self.clients.is_banned(self):
+                elif self.clients.bans.nets and not self.session.is_leaving and self.clients.is_banned(self.use):
                     self.session.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
                     self.leave()
                 elif not request.is_answered:
@@ -300,11 +300,10 @@ class Http2Connection(TimedHttp2Connection):
             return False
         if clients.admits is not None and not clients.admits(known, self, section):
             return False
-        on_hit = clients.on_hit
-        began = 0.0 if on_hit is None else clients.now()
+        began = clients.now()
         known.hits += 1
         self._send_remembered(stream, known, request)
-        if on_hit is not None:
+        if (on_hit := clients.on_hit) is not None:
             on_hit(known, self, alias, section, began)
         return True
 
