@@ -79,7 +79,7 @@ def aggregate(spark: SparkSession, lake: Lake, *, progress: Callable[[str], None
         changed = set(changes.days)
     newest = None
     if stored:
-        newest = silver.largest("time", [file.path for file in silver.files(stored[-1:])]).replace(tzinfo=None)
+        newest = silver.span("time")[1].replace(tzinfo=None)
     followed: tuple[date, ...] = ()
     if changed:
         fit(spark, sum(file.rows for file in silver.files(changed)))

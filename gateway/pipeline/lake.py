@@ -264,10 +264,14 @@ class Snapshot:
         batches = Reader(self.lake.store, f"{self.table.place}/", schema).read(chosen)
         return pa.RecordBatchReader.from_batches(schema, batches)
 
-    def largest(self, column: str, paths: Sequence[str]) -> Any:
-        """The largest value of a column in these files, by their statistics; None without rows."""
+    def span(self, column: str) -> tuple[Any, Any]:
+        """The least and the largest value of a column that grows with the days, by the files' statistics; None without
+        rows."""
+        days = self.days()
         reader = Reader(self.lake.store, f"{self.table.place}/", arrow_schema(self.table, [column]))
-        return max((value for value in map(reader.largest, paths) if value is not None), default=None)
+        spans = [reader.span(file.path) for file in self.files({days[0], days[-1]})] if days else []
+        known = [span for span in spans if span is not None]
+        return min((low for low, _ in known), default=None), max((high for _, high in known), default=None)
 
     def changes(self, since: int) -> Changes | None:
         """What the commits after version `since` have changed; None if their log is not there (any more)."""

@@ -151,16 +151,19 @@ class Reader:
             # Few at a time: sketches are large.
             yield from rows.to_batches(batch_readahead=1, fragment_readahead=1)
 
-    def largest(self, path: str) -> Any:
-        """The largest value of the schema's only column in a file; None without rows."""
+    def span(self, path: str) -> tuple[Any, Any] | None:
+        """The least and the largest value of the schema's only column in a file; None without rows."""
         with self.store.files.open_input_file(f"{self.folder}{path}") as file:
             about = pq.ParquetFile(file).metadata
         [name] = self.schema.names
         at = about.schema.names.index(name)
         groups = [about.row_group(number).column(at) for number in range(about.num_row_groups)]
         if all(group.is_stats_set and group.statistics.has_min_max for group in groups):
-            return max((group.statistics.max for group in groups), default=None)
-        return max((pc.max(batch.column(0)).as_py() for batch in self.read([path])), default=None)
+            spans = [(group.statistics.min, group.statistics.max) for group in groups]
+        else:
+            spans = [tuple(pc.min_max(batch.column(0)).as_py().values()) for batch in self.read([path])]
+        known = [span for span in spans if span[0] is not None]
+        return (min(low for low, _ in known), max(high for _, high in known)) if known else None
 
 
 def partition_values(path: str) -> dict[str, str]:

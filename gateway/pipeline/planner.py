@@ -27,7 +27,6 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as f
 
 from gateway.aio.clock import Clock, SystemClock
 from gateway.config.cache_plan import (
@@ -113,15 +112,13 @@ def make_plan(
     if not 0 <= target_hit_ratio <= 1:
         raise PipelineFailed(f"target: expected a ratio from 0 to 1, got {target_hit_ratio}")
     silver = silver_of_curve(lake)
-    at = f.unix_micros("time")
-    # Gateways warm Durable Streams only.
-    is_other = f.col("protocol") != tables.DURABLE_STREAMS
-    other_routes = f.collect_set(f.when(is_other, f.col("route")))
-    requests = silver.read(spark, columns=("time", "node", "route", "protocol"))
-    row = requests.agg(f.min(at), f.max(at), f.count("*"), f.sort_array(f.collect_set("node")), other_routes)
-    first_us, last_us, lines, nodes, not_warmed = row.collect()[0]
+    lines = sum(file.rows for file in silver.files())
     if not lines:
         raise NothingToPlan(f"{lake.url}: no requests in it, so there is nothing to plan by")
+    seen = silver.read(spark, columns=("node", "route", "protocol")).distinct().collect()
+    nodes = sorted({row.node for row in seen if row.node is not None})
+    # Gateways warm Durable Streams only.
+    not_warmed = {row.route for row in seen if row.protocol not in (None, tables.DURABLE_STREAMS)}
     curve = lake.read(spark, tables.CURVE)
     rows = curve.where(curve.policy == policy).orderBy("cache_bytes").collect()
     points = [Point(one.cache_bytes, 1 - one.miss_ratio, 1 - one.byte_miss_ratio, one.error or 0.0) for one in rows]
@@ -134,7 +131,8 @@ def make_plan(
     progress("plan: figures of each stream")
     is_given = reads is not None and reads.silver.version == silver.version
     with nullcontext(reads) if reads is not None and is_given else placed_reads(spark, silver) as reads:
-        traffic = traffic_of(reads.rows, first_us, last_us)
+        first_us, last_us = reads.first_us, reads.last_us
+        traffic = traffic_of(reads.figures(), first_us, last_us)
     return CachePlan(
         version=1,
         made_at=_moment(int((clock or SystemClock()).wall() * 1_000_000)),

@@ -20,7 +20,7 @@ _NEEDED: Final = (
     "pyspark.sql.conversion",
     "pyspark.sql.pandas.serializers",
     "gateway.pipeline.curve.measure",
-    "gateway.pipeline.curve.streams",
+    "gateway.pipeline.curve.placing",
     "gateway.pipeline.lake",
     "gateway.pipeline.plain",
     "gateway.pipeline.sessions",

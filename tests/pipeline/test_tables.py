@@ -45,14 +45,15 @@ def test_the_page_lists_every_table_and_column() -> None:
     assert f"<!-- tables -->\n{listed()}" in PAGE
 
 
-def test_the_largest_value_is_found_with_and_without_the_statistics_of_files(tmp_path: Path) -> None:
+def test_the_span_of_a_column_is_found_with_and_without_the_statistics_of_files(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
-    times = [datetime(2026, 9, 24, 12, minute, tzinfo=UTC) for minute in range(3)]
-    rows = [pa.table({"day": [times[0].date()], "time": pa.array([at], pa.timestamp("us", "UTC"))}) for at in times]
+    times = [datetime(2026, 9, 24 + number // 2, 12, number, tzinfo=UTC) for number in range(6)]
+    rows = [pa.table({"day": [at.date()], "time": pa.array([at], pa.timestamp("us", "UTC"))}) for at in times]
     table = tables.REQUESTS.with_columns(["day", "time"])
-    paths = [lake.write_few(row, table)[0].path for row in rows]
-    snapshot = lake.snapshot(table)
-    assert snapshot.largest("time", paths[:2]) == times[1]
-    pq.write_table(rows[2].select(["time"]), tmp_path / table.place / paths[2], write_statistics=False)
-    assert snapshot.largest("time", paths) == times[2]
-    assert snapshot.largest("time", []) is None
+    assert lake.snapshot(table).span("time") == (None, None)
+    files = [lake.write_few(row, table)[0] for row in rows]
+    snapshot = lake.snapshot(table).commit(files)
+    assert snapshot.span("time") == (times[0], times[-1])
+    for row, file in zip(rows, files, strict=True):
+        pq.write_table(row.select(["time"]), tmp_path / table.place / file.path, write_statistics=False)
+    assert snapshot.span("time") == (times[0], times[-1])

@@ -18,15 +18,13 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from gateway.pipeline import tables
-from gateway.pipeline.curve import references
 from gateway.pipeline.curve.references import PlacedReads, Placement, placed_reads
 from gateway.pipeline.curve.sampling import SPACE, curve_of, parted, threshold
-from gateway.pipeline.curve.simulate import USE_US, Missed, Read, play
+from gateway.pipeline.curve.simulate import Missed, Read, play
 from gateway.pipeline.derived import CURVE_MARK
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.lake import Lake, arrow_schema
@@ -100,16 +98,16 @@ def measure_curve(
     if unknown := [policy for policy in policies if policy not in POLICIES]:
         raise PipelineFailed(f"policies: {unknown[0]} is none of {', '.join(POLICIES)}")
     if reads is None:
-        with placed_reads(spark, lake.snapshot(tables.REQUESTS), has_names=False) as reads:
+        with placed_reads(spark, lake.snapshot(tables.REQUESTS)) as reads:
             return measure_curve(spark, lake, sizes=sizes, rate=rate, policies=policies, progress=progress, reads=reads)
     progress("curve: placing offsets")
     rows: list[tuple[object, ...]] = []
-    found = references.placement(reads.rows)
+    found = reads.placement()
     measured = Measured(found, (), 0, 1.0)
     if found.counted:
         grid = sorted(set(sizes)) if sizes else grid_of(-(-found.working_bytes // found.nodes))
         progress(f"curve: {', '.join(policies)} in miniature")
-        share, rows = _curves(spark, reads.rows, grid, found, rate, policies)
+        share, rows = _curves(spark, reads, grid, found, rate, policies)
         measured = Measured(found, tuple(policies), len(grid), share)
     points = pa.table(
         [[row[at] for row in rows] for at in range(len(tables.CURVE.names))], schema=arrow_schema(tables.CURVE)
@@ -129,20 +127,19 @@ def grid_of(working_bytes: int) -> list[int]:
 
 def _curves(
     spark: SparkSession,
-    reads: DataFrame,
+    reads: PlacedReads,
     grid: Sequence[int],
     found: Placement,
     rate: float | None,
     policies: Sequence[str],
 ) -> tuple[float, list[tuple[object, ...]]]:
     """The replayed share of the tapes, and the rows of the table."""
-    uses = references.uses_of(reads, USE_US)
     if rate is not None:
         kept = threshold(rate)
     else:
-        kept = SPACE if found.tapes <= _TAPES and found.reads <= _USES else _affordable(uses, found.tapes)
+        kept = SPACE if found.tapes <= _TAPES and found.reads <= _USES else _affordable(reads, found.tapes)
     rate = kept / SPACE
-    sample = uses.where(f.pmod("tape", f.lit(SPACE)) < kept).toArrow()
+    sample = reads.uses(kept)
     if not sample.num_rows:
         raise PipelineFailed(f"rate: none of {found.tapes:,} tapes is in a sample of {rate:.2%}: look at more of them")
     tapes = len(sample["tape"].unique())
@@ -176,18 +173,12 @@ def _curves(
     return rate, rows
 
 
-def _affordable(uses: DataFrame, tapes: int) -> int:
+def _affordable(reads: PlacedReads, tapes: int) -> int:
     """The sampling threshold that keeps about `_TAPES` tapes and `_USES` uses, and at least `_LEAST_TAPES` tapes, or
     all."""
     kept = threshold(min(1.0, _TAPES / tapes))
     steps = 256
-    place = f.pmod("tape", f.lit(SPACE))
-    step = f.floor(place * steps / kept)
-    counts = uses.where(place < kept).groupBy(step).agg(f.count("*"), f.count_distinct("tape")).collect()
-    by_step = np.zeros((steps, 2), np.int64)
-    for at, *row in counts:
-        by_step[at] = row
-    reads_so_far, tapes_so_far = by_step.cumsum(axis=0).T
+    reads_so_far, tapes_so_far = map(np.cumsum, reads.counts(kept, steps))
     if tapes_so_far[-1] <= _LEAST_TAPES:
         return kept
     affordable = int(np.searchsorted(reads_so_far, _USES, side="right"))

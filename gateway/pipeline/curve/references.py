@@ -17,27 +17,29 @@ lengths of other reads, and if there are none it is empty.  `Placement` counts e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
-from typing import Any, Final
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Final
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from gateway.pipeline.curve.scale import Step, place
-from gateway.pipeline.curve.simulate import Read
+from gateway.pipeline.curve import placing
+from gateway.pipeline.curve.sampling import SPACE
+from gateway.pipeline.curve.scale import Ints
+from gateway.pipeline.curve.streams import FIGURES
 from gateway.pipeline.lake import Snapshot
 from gateway.pipeline.session import fit, persisted
 from gateway.pipeline.tables import READS
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
-from gateway.tape.costs import TOKEN_COST, USUAL_COST
 
 FROM_TAPE: Final = (
     Outcome.HIT,
@@ -52,23 +54,15 @@ FROM_TAPE: Final = (
 _ASKING: Final = (Outcome.REVALIDATED, Outcome.JOINED)
 _FOUND: Final = (Outcome.HIT, *_ASKING)
 """Outcomes of reads whose bytes were in memory, so that the answer could be remembered."""
-_PLAIN: Final = "plain"
-VARIANTS: Final = (_PLAIN, "gzip", "br", "zstd")
-"""Forms of a body: without coding, and in each of `gateway.protocol.coding`, which workers cannot import."""
-
 COLUMNS: Final = (
     *("time", "node", "route", "stream", "partition", "mode", "status", "outcome", "start", "next_offset"),
     *("sent_bytes", "saved_bytes", "fetched_bytes", "coding"),
 )
 """The columns of silver that reads are made of."""
-_FOR_PLANS: Final = ("route", "stream", "fetched", "is_apart")
-"""Columns of reads that only a plan needs."""
-_BUCKETS: Final = 64
-"""Groups of tapes whose offsets are placed together: enough for a cluster's cores, and large enough to be worth a
-call."""
-_PLACED: Final = pa.schema(
-    [*((name, pa.int64()) for name in ("step", "low", "high", "extent", "tokens")), ("is_loose", pa.bool_())]
-)
+_ROWS_OF_A_PART: Final = 500_000
+"""Most lines for each part of the tapes; a worker has the reads of one part in memory."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_COUNTED: Final = pa.schema([("step", pa.int64()), ("uses", pa.int64()), ("tapes", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,27 +91,83 @@ class PlacedReads:
     """The placed reads of one version of silver, computed once."""
 
     silver: Snapshot
-    rows: DataFrame
-    """The columns of `placed`."""
+    first_us: int
+    """Microseconds of the first line of silver, whether it is a read or not; 0 without lines."""
+    last_us: int
+    found: DataFrame
+    """Rows of `placing.FOUND`."""
+
+    def placement(self) -> Placement:
+        """How well the reads could be placed, and their size."""
+        rows = self.found.where(f.col("kind") == placing.SUMMARY_KIND).select("payload").toArrow().to_batches()
+        parts = [part for table in placing.tables_of(rows) for part in table.to_pylist()]
+        nodes = {node for part in parts for node in part.pop("nodes")}
+        counts = {name: sum(part[name] for part in parts) for name in placing.SUMMARY.names if name != "nodes"}
+        return Placement(**counts, nodes=len(nodes))
+
+    def uses(self, kept: int) -> pa.Table:
+        """The uses of tapes whose place is below `kept`, as `simulate.Read` has them."""
+
+        def below(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for table in placing.tables_of(batches):
+                place = table["tape"].to_numpy() % SPACE
+                yield from table.slice(0, int(np.searchsorted(place, kept))).to_batches()
+
+        return self._of_uses().mapInArrow(below, from_arrow_schema(placing.USES)).toArrow()
+
+    def counts(self, kept: int, steps: int) -> tuple[Ints, Ints]:
+        """Numbers of uses and of tapes in each of equal steps of the places below `kept`."""
+
+        def counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for table in placing.tables_of(batches):
+                tapes, uses = np.unique(table["tape"].to_numpy(), return_counts=True)
+                is_below = tapes % SPACE < kept
+                step = tapes[is_below] % SPACE * steps // kept
+                of_step = np.bincount(step, uses[is_below], steps).astype(np.int64)
+                columns = [np.arange(steps), of_step, np.bincount(step, minlength=steps)]
+                yield pa.RecordBatch.from_arrays(list(map(pa.array, columns)), schema=_COUNTED)
+
+        found = self._of_uses().mapInArrow(counted, from_arrow_schema(_COUNTED)).toArrow()
+        uses, tapes = (np.bincount(found["step"], found[name], steps).astype(np.int64) for name in ("uses", "tapes"))
+        return uses, tapes
+
+    def figures(self) -> DataFrame:
+        """Rows of `streams.FIGURES`."""
+
+        def figures(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for table in placing.tables_of(batches):
+                yield from table.to_batches()
+
+        is_it = f.col("kind") == placing.FIGURES_KIND
+        return self.found.where(is_it).select("payload").mapInArrow(figures, from_arrow_schema(FIGURES))
+
+    def _of_uses(self) -> DataFrame:
+        return self.found.where(f.col("kind") == placing.USES_KIND).select("payload")
 
 
 @contextmanager
-def placed_reads(spark: SparkSession, silver: Snapshot, *, has_names: bool = True) -> Iterator[PlacedReads]:
-    """The placed reads of silver, for the block; without names, which are long, they suffice for a curve."""
-    fit(spark, sum(file.rows for file in silver.files()))
-    reads = reads_of(silver.read(spark, columns=COLUMNS))
-    with persisted(placed(reads if has_names else reads.drop(*_FOR_PLANS))) as rows:
-        yield PlacedReads(silver, rows)
+def placed_reads(spark: SparkSession, silver: Snapshot) -> Iterator[PlacedReads]:
+    """The placed reads of silver, for the block."""
+    rows = sum(file.rows for file in silver.files())
+    fit(spark, rows)
+    parts = max(int(spark.conf.get("spark.sql.shuffle.partitions") or 1), -(-rows // _ROWS_OF_A_PART))
+    first, last = silver.span("time")
+    first_us, last_us = ((at - _EPOCH) // timedelta(microseconds=1) if at else 0 for at in (first, last))
+    # All reads of a tape in one part.
+    reads = reads_of(silver.read(spark, columns=COLUMNS)).repartition(parts, "scale")
+    place = partial(placing.placed, first_us=first_us, last_us=last_us)
+    with persisted(reads.mapInArrow(place, placing.FOUND)) as found:
+        yield PlacedReads(silver, first_us, last_us, found)
 
 
 def reads_of(requests: DataFrame) -> DataFrame:
     """The reads of silver's `requests` that name a tape and two offsets.
 
-    Columns: `at` (microseconds), `node`, `route`, `stream`; `tape`, `scale` (the same for every gateway) and `step`
-    (hashes); `start`, `end`, `sent`, `fetched`, `length` (NULL if it is unknown), `is_counted`, `sent_in` (the coding,
-    or `plain` if the bytes were in memory; else NULL), `is_asking` (the origin was asked about the tail), `is_tail`
-    (the read's bytes are the last ones between its offsets), `is_apart` (the tape is shared by only some readers of the
-    route).
+    Columns (`placing.READS`): `at` (microseconds); `tape` and `scale`, which is the same for every gateway (hashes);
+    `node`, `route`, `stream`; `start`, `end`, `sent`, `fetched`, `length` (NULL if it is unknown), `sent_in` (the
+    coding, or `plain` if the bytes were in memory; else NULL), `is_counted`, `is_asking` (the origin was asked about
+    the tail), `is_tail` (the read's bytes are the last ones between its offsets), `is_apart` (the tape is shared by
+    only some readers of the route).
     """
     start = f.coalesce(f.col("start"), f.lit(START))
     is_plain = f.col("coding").isNull()
@@ -141,17 +191,15 @@ def reads_of(requests: DataFrame) -> DataFrame:
     )
     return reads.withColumn("scale", scale).select(
         f.unix_micros("time").alias("at"),
-        *("node", "route", "stream"),
         f.xxhash64("scale", "node").alias("tape"),
-        "scale",
-        f.xxhash64("scale", start, "next_offset").alias("step"),
+        *("scale", "node", "route", "stream"),
         start.alias("start"),
         f.col("next_offset").alias("end"),
         f.col("sent_bytes").alias("sent"),
         f.col("fetched_bytes").alias("fetched"),
         f.when((is_plain | (saved > 0)) & (f.col("mode") != Mode.SSE), f.col("sent_bytes") + saved).alias("length"),
+        f.coalesce("coding", f.when(f.col("outcome").isin(*_FOUND), f.lit(placing.PLAIN))).alias("sent_in"),
         (f.col("mode") == Mode.CATCHUP).alias("is_counted"),
-        f.coalesce("coding", f.when(f.col("outcome").isin(*_FOUND), f.lit(_PLAIN))).alias("sent_in"),
         f.col("outcome").isin(*_ASKING).alias("is_asking"),
         ((f.col("mode") == Mode.SSE) & is_plain).alias("is_tail"),
         (f.coalesce(f.col("partition"), f.lit("")) != "").alias("is_apart"),
@@ -168,86 +216,3 @@ def _incarnations(requests: DataFrame) -> DataFrame:
         .agg(f.sort_array(f.collect_list("time")).alias("begun"))
         .where(f.size("begun") > 1)
     )
-
-
-def placed(reads: DataFrame) -> DataFrame:
-    """`reads` with their places: `low` and `high` (bytes from the tape's beginning), the tape's `extent` and `tokens`
-    (the number of offsets named by its readers), and `is_loose`."""
-    steps = reads.groupBy("scale", "step", "start", "end").agg(f.max("length").alias("length"))
-    scales = steps.groupBy(f.pmod("scale", f.lit(_BUCKETS)).alias("bucket")).applyInArrow(
-        _place_bucket, from_arrow_schema(_PLACED)
-    )
-    # The steps are fewer than the reads, so they are hashed, and nothing has to be sorted.
-    found = reads.drop("start", "end").join(scales.hint("shuffle_hash"), "step", "left")
-    found = found.fillna(0, ["low", "high", "extent", "tokens"]).fillna(True, ["is_loose"])
-    last = f.greatest(f.col("low"), f.col("high") - f.col("sent"))
-    # What the places were found by is not kept.
-    return found.withColumn("low", f.when(f.col("is_tail"), last).otherwise(f.col("low"))).drop(
-        "scale", "step", "is_tail"
-    )
-
-
-def _place_bucket(table: pa.Table) -> pa.Table:
-    table = table.sort_by([("scale", "ascending"), ("step", "ascending")])
-    rows = zip(*(table[name].to_pylist() for name in ("scale", "step", "start", "end", "length")), strict=True)
-    found = [row for _, group in groupby(rows, key=itemgetter(0)) for row in _place_tape(list(group))]
-    return pa.table([[row[at] for row in found] for at in range(len(_PLACED))], schema=_PLACED)
-
-
-def _place_tape(rows: list[tuple[int, int, str, str, int | None]]) -> Iterator[tuple[Any, ...]]:
-    scale = place(Step(start, end, length) for _, _, start, end, length in rows)
-    at, extent = scale.positions, scale.extent
-    for _, step, start, end, _ in rows:
-        if start in at and end in at:
-            is_loose = start in scale.loose or end in scale.loose
-            yield step, at[start], max(at[start], at[end]), extent, len(at), is_loose
-
-
-def cost(extent: Column, tokens: Column) -> Column:
-    """About what a tape of that many bytes and offsets costs, by the accounting of `gateway.tape.store`."""
-    return extent + USUAL_COST + TOKEN_COST * tokens
-
-
-def placement(reads: DataFrame) -> Placement:
-    """Count how well these placed reads could be placed, and their size."""
-    size = f.col("high") - f.col("low")
-    # A text in place of a key would make Spark sort the reads.
-    tape = reads.groupBy("tape", "node").agg(
-        *(f.max(name).alias(name) for name in ("extent", "tokens")),
-        f.count("*").alias("reads"),
-        f.count_if(f.col("is_counted") & (size > 0)).alias("counted"),
-        f.sum(f.when(f.col("is_counted"), size)).alias("counted_bytes"),
-        f.count_if("is_loose").alias("loose"),
-        f.count_if((size == 0) & (f.col("sent") > 0) & f.col("length").isNull()).alias("empty"),
-    )
-    row = tape.agg(
-        *(f.sum(name).alias(name) for name in ("reads", "counted", "counted_bytes", "loose", "empty")),
-        f.count("*").alias("tapes"),
-        f.sum(cost(f.col("extent"), f.col("tokens"))).alias("working_bytes"),
-        f.count_distinct("node").alias("nodes"),
-    ).collect()[0]
-    return Placement(**{name: int(value or 0) for name, value in row.asDict().items()})
-
-
-def uses_of(reads: DataFrame, use_us: int) -> DataFrame:
-    """One row for all placed reads of the same bytes within one use, as in `simulate.Read`: of a thousand readers that
-    are woken together, one fetches the bytes and the others find them."""
-    per_byte = 1 + TOKEN_COST * f.col("tokens") / f.greatest(f.col("extent"), f.lit(1))
-    return (
-        reads.groupBy("tape", "low", "high", f.floor(f.col("at") / use_us))
-        .agg(
-            f.min("at").alias("at"),
-            f.first(per_byte).alias("cost_per_byte"),
-            f.count("*").alias("times"),
-            f.count_if("is_counted").alias("counted"),
-            *(_most_sent(name).alias(name) for name in VARIANTS),
-            (f.count_if(f.col("is_counted") & f.col("is_asking")) == 0).alias("is_alone"),
-        )
-        .select(*Read._fields)
-    )
-
-
-def _most_sent(variant: str) -> Column:
-    """An aggregate: the most bytes sent in this coding, or `plain` from memory; 0 if there were none."""
-    is_it = f.col("is_counted") & (f.col("sent_in") == variant)
-    return f.coalesce(f.max(f.when(is_it, f.col("sent"))), f.lit(0))

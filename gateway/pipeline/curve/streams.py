@@ -10,18 +10,16 @@ so a cache of that memory keeps what was used within that time.  It approximates
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import from_arrow_schema
 
-from gateway.pipeline.curve.references import cost
+from gateway.pipeline.curve.scale import Ints
 from gateway.pipeline.session import persisted
 from gateway.tape.eviction import USE_S
 
@@ -31,25 +29,19 @@ _SHORTLIST: Final = 20_000
 """Most streams considered for a plan, in each of two orders; a driver may not have room for all streams."""
 _SECOND_US: Final = 1_000_000
 _BINS_PER_DOUBLING: Final = 8
-_AT_ONCE: Final = 1 << 18
-"""More only if a single tape has more."""
 _NEVER: Final = np.iinfo(np.int64).max
-_USE: Final = pa.schema(
-    [
-        *((name, pa.int64()) for name in ("tape", "low", "high", "at", "last", "times", "asked", "live")),
-        *((name, pa.int64()) for name in ("fetched", "windows", "extent", "cost")),
-    ]
-)
-_FIGURES: Final = pa.schema(
+NAMES: Final = ("tape", "route", "stream", "node", "is_apart")
+"""What a tape is, besides its number: `is_apart` if only some readers of the route share it."""
+FIGURES: Final = pa.schema(
     [
         *((name, pa.int64()) for name in ("tape", "bin", "gap", "extent", "cost", "asked", "asked_bytes", "live")),
         *((name, pa.int64()) for name in ("fetched", "windows", "again", "returns", "idle", "last")),
         ("cost_us", pa.float64()),
+        *((name, pa.string()) for name in ("route", "stream", "node")),
+        ("is_apart", pa.bool_()),
     ]
 )
 """Figures of a tape, or, with a `bin`, of the times between uses that are about as long as `gap` (microseconds)."""
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,66 +94,17 @@ class Traffic:
     """By length."""
 
 
-def traffic_of(reads: DataFrame, first_us: int, last_us: int, *, at_once: int = _AT_ONCE) -> Traffic:
-    """The figures of placed reads (`references.placed`); the log's first and last line are at these microseconds.
+def traffic_of(found: DataFrame, first_us: int, last_us: int) -> Traffic:
+    """The figures of tapes (`FIGURES`) as those of streams; the log's first and last line are at these microseconds."""
+    gaps = _gaps(found.where("bin is not null"))
+    return Traffic((last_us - first_us) / _SECOND_US, _streams(found.where("bin is null"), last_us), gaps)
 
-    A worker looks at about `at_once` uses together.
+
+def figures(uses: dict[str, Ints], names: pa.Table, last_us: int) -> pa.Table:
+    """A row for each tape among these uses, and one for each bin of the times between them.
+
+    `names` has the columns `NAMES` of each tape, in the order of tapes.
     """
-    is_asked = f.col("is_counted") & (f.col("high") > f.col("low"))
-    window = f.least(f.floor((f.col("at") - first_us) * WINDOWS / max(1, last_us - first_us)), f.lit(WINDOWS - 1))
-    # A text among these figures would make Spark sort the reads.
-    uses = (
-        reads.repartition("tape")
-        .groupBy("tape", "low", "high", f.floor(f.col("at") / _SECOND_US).alias("second"))
-        .agg(
-            f.min("at").alias("at"),
-            f.max("at").alias("last"),
-            f.count("*").alias("times"),
-            f.count_if(is_asked).alias("asked"),
-            f.count_if(~f.col("is_counted")).alias("live"),
-            f.coalesce(f.sum("fetched"), f.lit(0)).alias("fetched"),
-            f.coalesce(f.bit_or(f.when(is_asked, f.pow(f.lit(2.0), window).cast("bigint"))), f.lit(0)).alias("windows"),
-            f.max("extent").alias("extent"),
-            f.max(cost(f.col("extent"), f.col("tokens"))).alias("cost"),
-        )
-        .sortWithinPartitions("tape")
-        .select(_USE.names)
-    )
-
-    def figures(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for tapes in _whole_tapes(batches, at_once):
-            yield from _figures(tapes, last_us).to_batches()
-
-    with persisted(uses.mapInArrow(figures, from_arrow_schema(_FIGURES))) as found:
-        gaps = _gaps(found.where("bin is not null"))
-        names = reads.select("tape", "route", "stream", "node", "is_apart").distinct()
-        streams = _streams(found.where("bin is null").join(names, "tape"), last_us)
-    return Traffic((last_us - first_us) / _SECOND_US, streams, gaps)
-
-
-def _whole_tapes(batches: Iterable[pa.RecordBatch], at_once: int) -> Iterator[dict[str, Ints]]:
-    """The columns of uses, sorted by tape, in parts that have all uses of each of their tapes."""
-    held = _USE.empty_table()
-    most = at_once
-    for batch in batches:
-        held = pa.concat_tables([held, pa.Table.from_batches([batch]).cast(_USE)])
-        if held.num_rows >= most:
-            tapes = held["tape"].to_numpy()
-            cut = int(np.searchsorted(tapes, tapes[-1]))
-            if cut:
-                yield _columns(held.slice(0, cut))
-            held = held.slice(cut)
-            most = max(at_once, 2 * held.num_rows)
-    if held.num_rows:
-        yield _columns(held)
-
-
-def _columns(uses: pa.Table) -> dict[str, Ints]:
-    return {name: uses[name].to_numpy() for name in uses.column_names}
-
-
-def _figures(uses: dict[str, Ints], last_us: int) -> pa.Table:
-    """A row for each tape among these uses, and one for each bin of the times between them."""
     in_order = np.lexsort([uses[name] for name in ("high", "low", "at", "tape")])
     uses = {name: values[in_order] for name, values in uses.items()}
     tape, low, high, at, last = (uses[name] for name in ("tape", "low", "high", "at", "last"))
@@ -189,6 +132,7 @@ def _figures(uses: dict[str, Ints], last_us: int) -> pa.Table:
         "windows": np.bitwise_or.reduceat(uses["windows"], begins),
         "again": _known(np.minimum.reduceat(again, begins), _NEVER),
         "idle": _known(np.maximum.reduceat(np.where(has_returned, idle, -1), begins), -1),
+        **{name: names[name] for name in NAMES[1:]},
     }
     gap = np.maximum(np.concatenate([idle[~is_first], last_us - of_tapes["last"]]), 0)
     costs = np.concatenate([uses["cost"][~is_first], of_tapes["cost"]])
@@ -214,10 +158,10 @@ def _known(values: Ints, none: int) -> pa.Array:
 
 
 def _table(columns: dict[str, Any]) -> pa.Table:
-    """These columns of `_FIGURES`; the others are NULL."""
+    """These columns of `FIGURES`; the others are NULL."""
     count = len(next(iter(columns.values())))
-    filled = [columns[field.name] if field.name in columns else pa.nulls(count, field.type) for field in _FIGURES]
-    return pa.table(filled, schema=_FIGURES)
+    filled = [columns[field.name] if field.name in columns else pa.nulls(count, field.type) for field in FIGURES]
+    return pa.table(filled, schema=FIGURES)
 
 
 def _streams(tapes: DataFrame, last_us: int) -> tuple[StreamFigures, ...]:

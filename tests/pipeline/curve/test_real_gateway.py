@@ -24,7 +24,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import start_origin
 from gateway.pipeline import tables
 from gateway.pipeline.curve.measure import measure_curve
-from gateway.pipeline.curve.references import VARIANTS
+from gateway.pipeline.curve.placing import VARIANTS
 from gateway.pipeline.events import Files
 from gateway.pipeline.ingest import ingest
 from gateway.pipeline.lake import Lake

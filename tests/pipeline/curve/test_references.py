@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from gateway.pipeline.curve import references
+import pyarrow as pa
+import pytest
+
+from gateway.pipeline.curve import placing, references
+from gateway.pipeline.curve.simulate import Read
 from gateway.tape.costs import TOKEN_COST, USUAL_COST
-from tests.pipeline.curve.silver import Asked, requests
+from tests.pipeline.curve.silver import EPOCH, Asked, requests
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 LOG = [
     Asked(1, "/a", 0, 100),
@@ -36,14 +42,34 @@ LOG = [
 ]
 
 
-def runs(reads: DataFrame) -> list[tuple[int, int, bool]]:
-    rows = reads.orderBy("at").select("low", "high", "is_counted").collect()
-    return [tuple(row) for row in rows]
+@dataclass(frozen=True)
+class Placed:
+    """What a worker finds."""
+
+    summary: dict[str, Any]
+    uses: list[Read]
+    """In order of time."""
+    figures: pa.Table
+
+    @property
+    def runs(self) -> list[tuple[int, int, bool]]:
+        return [(use.low, use.high, bool(use.counted)) for use in self.uses]
+
+
+def placed(spark: SparkSession, log: Iterable[Asked]) -> Placed:
+    reads = references.reads_of(requests(spark, log)).toArrow()
+    first_us = int(EPOCH.timestamp() * 1e6)
+    tables: dict[str, list[pa.Table]] = {}
+    for row in placing.placed(reads.to_batches(max_chunksize=3), first_us, first_us + 20_000_000):
+        tables.setdefault(row["kind"][0].as_py(), []).extend(placing.tables_of([row.select(["payload"])]))
+    (summary,), (figures,) = tables[placing.SUMMARY_KIND], tables[placing.FIGURES_KIND]
+    uses = pa.concat_tables(tables[placing.USES_KIND]).sort_by("at").to_pylist()
+    return Placed(summary.to_pylist()[0], [Read(**use) for use in uses], figures)
 
 
 def test_reads_are_placed_by_the_bytes_sent(spark: SparkSession) -> None:
-    reads = references.placed(references.reads_of(requests(spark, LOG))).persist()
-    assert runs(reads) == [
+    found = placed(spark, LOG)
+    assert found.runs == [
         (0, 100, True),
         (100, 130, False),
         (130, 130, False),
@@ -54,13 +80,27 @@ def test_reads_are_placed_by_the_bytes_sent(spark: SparkSession) -> None:
         (0, 0, True),
         (0, 70, True),
     ]
-    assert [row.is_loose for row in reads.orderBy("at").collect()] == [False] * 6 + [True, True, False]
-    found = references.placement(reads)
-    reads.unpersist()
-    assert (found.reads, found.counted, found.counted_bytes) == (9, 5, 100 + 30 + 160 + 300 + 70)
-    assert (found.tapes, found.nodes, found.loose, found.empty) == (4, 1, 2, 1)
     tokens = 4 + 3 + 2 + 2
-    assert found.working_bytes == 160 + 300 + 70 + 4 * USUAL_COST + tokens * TOKEN_COST
+    assert found.summary == {
+        "reads": 9,
+        "counted": 5,
+        "counted_bytes": 100 + 30 + 160 + 300 + 70,
+        "loose": 2,
+        "empty": 1,
+        "tapes": 4,
+        "working_bytes": 160 + 300 + 70 + 4 * USUAL_COST + tokens * TOKEN_COST,
+        "nodes": ["edge-a"],
+    }
+
+
+def test_reads_added_up_as_they_come_are_placed_as_all_at_once(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = [*LOG, *LOG, *(Asked(1.5 + at / 100, "/a", 0, 160, "sse", sent=at) for at in range(9)), *LOG[:7]]
+    at_once = placed(spark, log)
+    monkeypatch.setattr(placing, "_FEW", 3)
+    monkeypatch.setattr(placing, "_MOST", 6)
+    assert placed(spark, log) == at_once
 
 
 def test_coded_reads_are_placed_by_their_length_before_coding(spark: SparkSession) -> None:
@@ -69,10 +109,10 @@ def test_coded_reads_are_placed_by_their_length_before_coding(spark: SparkSessio
         Asked(2, "/a", 900, 1_000, "longpoll", sent=20, saved=80, coding="gzip"),
         Asked(3, "/a", 0, 1_000, sent=60, saved=940, coding="br"),
     ]
-    reads = references.placed(references.reads_of(requests(spark, log)))
-    assert runs(reads) == [(0, 900, True), (900, 1_000, False), (0, 1_000, True)]
-    found = references.placement(reads)
-    assert (found.loose, found.empty, found.counted_bytes) == (0, 0, 1_900)
+    found = placed(spark, log)
+    assert found.runs == [(0, 900, True), (900, 1_000, False), (0, 1_000, True)]
+    assert [found.summary[name] for name in ("loose", "empty", "counted_bytes")] == [0, 0, 1_900]
+    assert [(use.plain, use.gzip, use.br) for use in found.uses] == [(0, 0, 50), (0, 0, 0), (0, 0, 60)]
 
 
 def test_a_re_created_stream_has_another_tape(spark: SparkSession) -> None:
@@ -84,9 +124,12 @@ def test_a_re_created_stream_has_another_tape(spark: SparkSession) -> None:
         Asked(5, "/a?x=1", 60, 90),
         Asked(6, "/other", mode="create", sent=0, status=201),
     ]
-    rows = references.placed(references.reads_of(requests(spark, log))).orderBy("at").collect()
-    assert [row.extent for row in rows] == [100, 90, 90]
-    assert rows[0].tape != rows[1].tape == rows[2].tape
+    found = placed(spark, log)
+    first, second, third = (use.tape for use in found.uses)
+    assert first != second == third
+    tapes = {row["tape"]: row for row in found.figures.to_pylist() if row["bin"] is None}
+    assert [tapes[tape]["extent"] for tape in (first, second)] == [100, 90]
+    assert {row["stream"] for row in tapes.values()} == {"/a?x=1"}
 
 
 def test_each_gateway_has_its_own_tape_and_offsets_are_the_same_for_all(spark: SparkSession) -> None:
@@ -95,15 +138,14 @@ def test_each_gateway_has_its_own_tape_and_offsets_are_the_same_for_all(spark: S
         Asked(2, "/a", 100, 150, node="edge-b", sent=9, coding="zstd"),
         Asked(3, "/a", 0, 150),
     ]
-    reads = references.placed(references.reads_of(requests(spark, log)))
-    assert runs(reads) == [(0, 100, True), (100, 150, True), (0, 150, True)]
-    found = references.placement(reads)
-    assert (found.tapes, found.nodes) == (2, 2)
+    found = placed(spark, log)
+    assert found.runs == [(0, 100, True), (100, 150, True), (0, 150, True)]
+    assert (found.summary["tapes"], sorted(found.summary["nodes"])) == (2, ["edge-a", "edge-b"])
 
 
 def test_readers_woken_together_are_one_use(spark: SparkSession) -> None:
     log = [*(Asked(1.1 + number / 1_000, "/a", 0, 100) for number in range(50)), Asked(1.2, "/a", 50, 100, "longpoll")]
-    reads = references.placed(references.reads_of(requests(spark, log)))
-    rows = references.uses_of(reads, 1_000_000).orderBy("low").collect()
-    assert [(row.low, row.high, row.times, row.counted) for row in rows] == [(0, 100, 50, 50), (50, 100, 1, 0)]
-    assert rows[0].cost_per_byte == 1 + 3 * TOKEN_COST / 100
+    woken, live = placed(spark, log).uses
+    assert (woken.low, woken.high, woken.times, woken.counted, woken.plain) == (0, 100, 50, 50, 100)
+    assert (live.low, live.high, live.times, live.counted, live.plain) == (50, 100, 1, 0, 0)
+    assert woken.cost_per_byte == 1 + 3 * TOKEN_COST / 100

@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
+import numpy as np
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.pipeline.curve.scale import Step, place
+from gateway.pipeline.curve.scale import UNKNOWN, places
 from gateway.protocol.offsets import NOW, START
+
+
+class Step(NamedTuple):
+    start: str
+    end: str
+    length: int | None
+
+
+@dataclass(frozen=True)
+class Scale:
+    positions: dict[str, int]
+    loose: set[str]
+    extent: int
+
+
+def place(steps: Iterable[Step]) -> Scale:
+    """The places of one tape's offsets, among steps of other tapes with the same offsets."""
+    given = list(steps)
+    rows = [(tape, *step) for step in given for tape in (3, 1, 2)]
+    lengths = [UNKNOWN if length is None else length if tape == 1 else 7 * tape * length for tape, _, _, length in rows]
+    starts, ends = (pa.array([row[at] for row in rows], pa.string()) for at in (1, 2))
+    found = places(np.array([row[0] for row in rows], np.int64), starts, ends, np.array(lengths, np.int64))
+    positions, loose = {START: 0}, set()
+    for at, row in enumerate(rows):
+        if row[0] == 1:
+            both = ((found.start, found.is_start_loose), (found.end, found.is_end_loose))
+            for token, (places_of, is_loose) in zip(row[1:3], both, strict=True):
+                if places_of[at] != UNKNOWN:
+                    positions[str(token)] = int(places_of[at])
+                    loose |= {str(token)} if is_loose[at] else set()
+            assert found.tokens[at] >= len(positions)
+    return Scale(positions, loose, int(found.extent[1]) if rows else 0)
 
 
 def test_consecutive_reads_place_offsets_from_the_beginning() -> None:

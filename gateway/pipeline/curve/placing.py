@@ -1,0 +1,255 @@
+"""Place the reads of whole tapes, and add them up: a pass over Arrow batches in one of Spark's workers.
+
+A worker has all reads of each of its tapes.  Reads of the same step within a second are added up as they come, so a
+thousand readers that are woken together take the memory of one.  What a worker finds are few rows of bytes, which cost
+Spark nothing to keep: each holds a table, and its kind says which.
+
+    summary  counts of all tapes (`SUMMARY`)
+    uses     the uses of some tapes for the curve (`simulate.Read`), sorted by the hash that a sample is chosen by
+    figures  what a plan needs to know of each tape (`streams.FIGURES`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gateway.pipeline.curve.sampling import SPACE
+from gateway.pipeline.curve.scale import UNKNOWN, Bools, Ints, places
+from gateway.pipeline.curve.simulate import USE_US
+from gateway.pipeline.curve.streams import NAMES, WINDOWS, figures
+from gateway.tape.costs import TOKEN_COST, USUAL_COST
+
+PLAIN: Final = "plain"
+VARIANTS: Final = (PLAIN, "gzip", "br", "zstd")
+"""Forms of a body: without coding, and in each of `gateway.protocol.coding`, which workers cannot import."""
+
+READS: Final = pa.schema(
+    [
+        *((name, pa.int64()) for name in ("at", "tape", "scale")),
+        *((name, pa.string()) for name in ("node", "route", "stream", "start", "end")),
+        *((name, pa.int64()) for name in ("sent", "fetched", "length")),
+        ("sent_in", pa.string()),
+        *((name, pa.bool_()) for name in ("is_counted", "is_asking", "is_tail", "is_apart")),
+    ]
+)
+"""Reads, as `references.reads_of` has them."""
+FOUND: Final = "kind string, payload binary"
+"""A row that a worker found: a table in Arrow's format for streams, and its kind."""
+SUMMARY_KIND: Final = "summary"
+USES_KIND: Final = "uses"
+FIGURES_KIND: Final = "figures"
+
+_COUNTS: Final = ("reads", "counted", "counted_bytes", "loose", "empty", "tapes", "working_bytes")
+USES: Final = pa.schema(
+    [
+        *((name, pa.int64()) for name in ("at", "tape", "low", "high")),
+        ("cost_per_byte", pa.float64()),
+        *((name, pa.int64()) for name in ("times", "counted", *VARIANTS)),
+        ("is_alone", pa.bool_()),
+    ]
+)
+"""Columns of `simulate.Read`."""
+SUMMARY: Final = pa.schema([*((name, pa.int64()) for name in _COUNTS), ("nodes", pa.list_(pa.string()))])
+_FEW: Final = 1 << 16
+"""Rows of reads that are looked at together, and of uses in one row of bytes."""
+_MOST: Final = 1 << 19
+"""Rows that are held before those of one step and second are added up."""
+_KEY: Final = ("tape", "scale", "start", "end", "second", "window", "tail")
+_ADDED_UP: Final = [
+    ("at", "min"),
+    *((name, "max") for name in ("last", "length", *VARIANTS)),
+    *((name, "sum") for name in ("times", "counted", "asking", "fetched", "unknown")),
+]
+"""How the other columns are added up, in their order."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a worker has read so far."""
+
+    first_us: int
+    last_us: int
+    rows: list[pa.Table] = field(default_factory=list)
+    names: list[pa.Table] = field(default_factory=list)
+    count: int = 0
+    most: int = _MOST
+
+    def add(self, reads: pa.Table) -> None:
+        """Add reads."""
+        self.names.append(_first_of_each(reads.select(NAMES)))
+        self.rows.append(_prepared(reads, self.first_us, self.last_us))
+        self.count += reads.num_rows
+        if self.count >= self.most:
+            found = pa.concat_tables(self.rows).group_by(list(_KEY)).aggregate(_ADDED_UP)
+            found = found.select([*_KEY, *map("_".join, _ADDED_UP)])
+            self.rows = [found.rename_columns([*_KEY, *(name for name, _ in _ADDED_UP)])]
+            self.names = [_first_of_each(pa.concat_tables(self.names))]
+            self.count = found.num_rows
+            self.most = max(_MOST, 2 * self.count)
+
+
+def placed(batches: Iterable[pa.RecordBatch], first_us: int, last_us: int) -> Iterator[pa.RecordBatch]:
+    """Rows of `FOUND` from reads (`READS`), which are all of their tapes; the log's first and last line are at these
+    microseconds."""
+    held = _Held(first_us, last_us)
+    for reads in _together(batches):
+        held.add(reads)
+    if not held.count:
+        return
+    uses = _uses(_on_tapes(pa.concat_tables(held.rows)))
+    names = _first_of_each(pa.concat_tables(held.names))
+    yield _row(SUMMARY_KIND, _summary(uses, names))
+    for some in _by_place(_for_the_curve(uses)):
+        yield _row(USES_KIND, some)
+    yield _row(FIGURES_KIND, figures(uses, names, last_us))
+
+
+def tables_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The tables in rows with a column `payload`."""
+    for batch in batches:
+        for payload in batch.column("payload"):
+            yield pa.ipc.open_stream(payload.as_buffer()).read_all()
+
+
+def _row(kind: str, table: pa.Table) -> pa.RecordBatch:
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
+    return pa.RecordBatch.from_pydict({"kind": [kind], "payload": [out.getvalue().to_pybytes()]})
+
+
+def _together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    held: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        held.append(batch)
+        count += batch.num_rows
+        if count >= _FEW:
+            yield pa.Table.from_batches(held).cast(READS)
+            held, count = [], 0
+    if count:
+        yield pa.Table.from_batches(held).cast(READS)
+
+
+def _first_of_each(names: pa.Table) -> pa.Table:
+    """The first row of each tape."""
+    return names.take(pa.array(np.unique(names["tape"].to_numpy(), return_index=True)[1]))
+
+
+def _prepared(reads: pa.Table, first_us: int, last_us: int) -> pa.Table:
+    """Reads as rows that can be added up."""
+    at = reads["at"].to_numpy()
+    is_counted = reads["is_counted"].to_numpy()
+    sent = pc.fill_null(reads["sent"], 0).to_numpy()
+    window = np.minimum((at - first_us) * WINDOWS // max(1, last_us - first_us), WINDOWS - 1)
+    counted = is_counted.astype(np.int64)
+    variants = {
+        name: np.where(is_counted & pc.fill_null(pc.equal(reads["sent_in"], name), False).to_numpy(), sent, 0)
+        for name in VARIANTS
+    }
+    columns = {
+        **{name: reads[name] for name in ("tape", "scale", "start", "end")},
+        "second": at // USE_US,
+        "window": np.where(is_counted, window, UNKNOWN),
+        "tail": np.where(reads["is_tail"].to_numpy(), sent, UNKNOWN),
+        "at": at,
+        "last": at,
+        "length": pc.fill_null(reads["length"], UNKNOWN),
+        **variants,
+        "times": np.ones(len(at), np.int64),
+        "counted": counted,
+        "asking": counted * reads["is_asking"].to_numpy(),
+        "fetched": pc.fill_null(reads["fetched"], 0),
+        "unknown": ((sent > 0) & reads["length"].is_null().to_numpy()).astype(np.int64),
+    }
+    return pa.table(columns)
+
+
+def _on_tapes(rows: pa.Table) -> dict[str, Ints]:
+    """The columns of rows with their places: `low` and `high`, `extent` and `tokens`, and `loose`."""
+    start, end = (rows[name].combine_chunks() for name in ("start", "end"))
+    columns = {name: rows[name].to_numpy() for name in rows.column_names if name not in ("start", "end")}
+    found = places(columns["scale"], start, end, columns["length"])
+    is_placed = (found.start >= 0) & (found.end >= 0)
+    high = np.where(is_placed, np.maximum(found.start, found.end), 0)
+    low = np.where(is_placed, found.start, 0)
+    tail = columns["tail"]
+    is_loose = ~is_placed | found.is_start_loose | found.is_end_loose
+    return columns | {
+        "low": np.where(tail >= 0, np.maximum(low, high - tail), low),
+        "high": high,
+        "extent": np.where(is_placed, found.extent, 0),
+        "tokens": np.where(is_placed, found.tokens, 0),
+        "loose": np.where(is_loose, columns["times"], 0),
+    }
+
+
+def _uses(rows: dict[str, Ints]) -> dict[str, Ints]:
+    """Rows of the same bytes within a second as one, sorted by tape and bytes."""
+    has_bytes = rows["high"] > rows["low"]
+    rows["asked"] = np.where(has_bytes, rows["counted"], 0)
+    rows["windows"] = np.where(has_bytes & (rows["window"] >= 0), 1 << np.maximum(rows["window"], 0), 0)
+    rows["empty"] = np.where(has_bytes, 0, rows["unknown"])
+    key = ("tape", "low", "high", "second")
+    order = np.lexsort([rows[name] for name in reversed(key)])
+    begins = np.flatnonzero(_begins(*(rows[name][order] for name in key)))
+    how: dict[np.ufunc, Sequence[str]] = {
+        np.minimum: ("at",),
+        np.maximum: ("last", *VARIANTS, "extent", "tokens"),
+        np.add: ("times", "counted", "asking", "fetched", "asked", "loose", "empty"),
+        np.bitwise_or: ("windows",),
+    }
+    out = {name: rows[name][order][begins] for name in ("tape", "low", "high")}
+    out |= {name: add.reduceat(rows[name][order], begins) for add, names in how.items() for name in names}
+    out["live"] = out["times"] - out["counted"]
+    out["cost"] = out["extent"] + USUAL_COST + TOKEN_COST * out["tokens"]
+    return out
+
+
+def _begins(*columns: Ints) -> Bools:
+    """Whether each row differs from the one before."""
+    is_new: Bools = np.ones(len(columns[0]), np.bool_)
+    is_new[1:] = reduce(np.logical_or, (column[1:] != column[:-1] for column in columns))
+    return is_new
+
+
+def _summary(uses: dict[str, Ints], names: pa.Table) -> pa.Table:
+    of_tapes = np.maximum.reduceat(uses["cost"], np.flatnonzero(_begins(uses["tape"])))
+    found: dict[str, Any] = {
+        "reads": uses["times"].sum(),
+        "counted": uses["asked"].sum(),
+        "counted_bytes": (uses["counted"] * (uses["high"] - uses["low"])).sum(),
+        "loose": uses["loose"].sum(),
+        "empty": uses["empty"].sum(),
+        "tapes": len(of_tapes),
+        "working_bytes": of_tapes.sum(),
+        "nodes": pc.unique(names["node"]).to_pylist(),
+    }
+    return pa.Table.from_pylist([found], SUMMARY)
+
+
+def _for_the_curve(uses: dict[str, Ints]) -> pa.Table:
+    """Uses as `simulate.Read` has them: of a thousand readers that are woken together, one fetches the bytes and the
+    others find them."""
+    per_byte = 1 + TOKEN_COST * uses["tokens"] / np.maximum(uses["extent"], 1)
+    return pa.table({**uses, "cost_per_byte": per_byte, "is_alone": uses["asking"] == 0}).select(USES.names).cast(USES)
+
+
+def _by_place(uses: pa.Table) -> Iterator[pa.Table]:
+    """Uses in parts, in the order of their tapes' places, so that all of a tape are in one part."""
+    tape = uses["tape"].to_numpy()
+    order = np.lexsort((tape, tape % SPACE))
+    uses, tape = uses.take(pa.array(order)), tape[order]
+    begins = np.append(np.flatnonzero(_begins(tape)), len(tape))
+    begin = 0
+    while begin < len(tape):
+        end = int(begins[np.searchsorted(begins[:-1], begin + _FEW)])
+        yield uses.slice(begin, end - begin)
+        begin = end
