@@ -29,11 +29,13 @@ _HEAD_END: Final = b"\r\n\r\n"
 VARIED: Final = frozenset({"producer-seq", "content-length"})
 """Headers that hold a number, by which an idempotent producer's appends differ from each other."""
 _VARIED_LINE: Final = re.compile(
-    rb"^(Producer-Seq|producer-seq|Content-Length|content-length): ([0-9]{1,18})\r\n", re.MULTILINE
+    rb"\r\n(Producer-Seq|producer-seq|Content-Length|content-length): ([0-9]{1,18})(?=\r\n)"
 )
+"""Behind the end of the line before it, because to look for that is fast."""
 _NAMES: Final = {
     name.encode(): istr(name) for name in ("Producer-Seq", "producer-seq", "Content-Length", "content-length")
 }
+_LENGTHS: Final = frozenset({"Content-Length", "content-length"})
 _MOST_SECTIONS: Final = 1 << 10
 _MOST_SECTION_BYTES: Final = 1 << 10
 _UNCACHEABLE: Final = ("Transfer-Encoding", "Upgrade", "Expect")
@@ -62,17 +64,28 @@ class HeaderCache:
         self._heads.clear()
 
     def _find_varied(self, section: bytes, length: int) -> Fields | None:
-        """The fields of a section of a request with a body of `length` bytes, if all but the numbers in it is known."""
-        rest = _VARIED_LINE.sub(b"", section)
-        common = self._commons.get(rest) if len(rest) < len(section) else None
+        """The fields of a section of a request with a body of `length` bytes, if all but the numbers in it is known.
+
+        The section begins with the end of the line before it.
+        """
+        rest, *numbers = _VARIED_LINE.split(section)
+        for at in range(2, len(numbers), 3):
+            rest += numbers[at]
+        common = self._commons.get(rest) if numbers else None
         if common is None:
             return None
-        varied = [(_NAMES[name], value.decode()) for name, value in _VARIED_LINE.findall(section)]
-        names = {name.lower() for name, _ in varied}
-        if len(names) < len(varied) or len(common.headers) + len(varied) > MOST_FIELDS:
+        varied: list[tuple[str, str]] = []
+        stated: int | None = None
+        for at in range(0, len(numbers), 3):
+            name, value = _NAMES[numbers[at]], numbers[at + 1]
+            varied.append((name, value.decode()))
+            if name in _LENGTHS:
+                if stated is not None:
+                    return None
+                stated = int(value)
+        if len(varied) - (stated is not None) > 1 or len(common.headers) + len(varied) > MOST_FIELDS:
             return None
-        stated = next((int(value) for name, value in varied if name.lower() == "content-length"), 0)
-        return common.varied_by(varied, length) if stated == length else None
+        return common.varied_by(varied, length) if (stated or 0) == length else None
 
     def lookup(self, data: bytes) -> list[Event] | None:
         """The events of `data` if it is exactly one complete request with a cached header section; else None."""
@@ -93,7 +106,7 @@ class HeaderCache:
         section, length = data[line.end() : end], len(data) - end
         fields = self._sections.get(section)
         if fields is None and line[1] == b"POST" and self._commons:
-            fields = self._find_varied(section, length)
+            fields = self._find_varied(data[line.end() - 2 : end], length)
         if fields is None or fields.length != length:
             return None
         target = line[2]
@@ -123,7 +136,7 @@ class HeaderCache:
         section = data[line.end() : end]
         self._sections[section] = fields
         if head.method == "POST":
-            self._store_common(section, fields)
+            self._store_common(data[line.end() - 2 : end], fields)
 
     def _store_common(self, section: bytes, fields: Fields) -> None:
         """Remember what other appends may have in common with this section."""

@@ -43,13 +43,15 @@ class Fields:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, headers: CIMultiDict[str], keeps_alive: bool, length: int | None) -> None:
+    def __init__(
+        self, headers: CIMultiDict[str], keeps_alive: bool, length: int | None, *, is_plain: bool | None = None
+    ) -> None:
         self.headers = headers
         self.keeps_alive = keeps_alive
         """Whether another request may follow (RFC 9112 section 9.3)."""
         self.length = length
         """Bytes of the body; None if it is chunked."""
-        self.is_plain = not any(name in headers for name in _SPECIAL)
+        self.is_plain = not any(name in headers for name in _SPECIAL) if is_plain is None else is_plain
         """Whether the section has no body framing, no Upgrade and no Expect."""
         self.facts: dict[Hashable, Any] = {}
         """Values that other components derived from `common`, by component."""
@@ -62,7 +64,7 @@ class Fields:
         """The section that has these headers besides, and belongs to a request whose body has `length` bytes."""
         headers = self.headers.copy()
         headers.extend(varied)
-        fields = Fields(headers, self.keeps_alive, length)
+        fields = Fields(headers, self.keeps_alive, length, is_plain=False)
         fields.facts, fields.common, fields.varied = self.facts, self.headers, varied
         return fields
 

@@ -31,6 +31,7 @@ DEFAULT_MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 _BOM: Final = b"\xef\xbb\xbf"
 _DATA_HEAD: Final = f"event: {EVENT_DATA}\ndata:".encode()
 _CONTROL_HEAD: Final = f"event: {EVENT_CONTROL}\ndata:".encode()
+_NAME_LINES: Final = {f"event: {name}".encode(): name.encode() for name in (EVENT_DATA, EVENT_CONTROL)}
 _NAMES: Final = {EVENT_DATA.encode(): EVENT_DATA, EVENT_CONTROL.encode(): EVENT_CONTROL}
 
 
@@ -138,12 +139,16 @@ class SseParser:
                 self.comments += 1
                 continue
             self._size += len(line)
-            if line.startswith(b"data: "):
-                self._data.append(line[6:])
+            if line.startswith(b"data:"):
+                self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+                continue
+            if (known := _NAME_LINES.get(line)) is not None:
+                self._name = known
                 continue
             field, _, value = line.partition(b":")
             value = value.removeprefix(b" ")
             if field == b"data":
+                # A line without a colon.
                 self._data.append(value)
             elif field == b"event":
                 self._name = value

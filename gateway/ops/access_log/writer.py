@@ -355,9 +355,16 @@ class LogWriter:
 def _weight(item: Item) -> int:
     """About the bytes of memory that an item takes in the queue."""
     if isinstance(item, Record):
-        readers = item.partition.readers if item.partition is not None else None
-        texts = (item.stream, item.user_agent, readers, item.start, item.next_offset)
-        return _RECORD_BYTES + sum(len(text) for text in texts if text is not None)
+        size = _RECORD_BYTES + len(item.stream)
+        if item.user_agent is not None:
+            size += len(item.user_agent)
+        if item.partition is not None:
+            size += len(item.partition.readers)
+        if item.start is not None:
+            size += len(item.start)
+        if item.next_offset is not None:
+            size += len(item.next_offset)
+        return size
     return _HIT_BYTES + len(item[4])
 
 
