@@ -1,7 +1,7 @@
 """A reply's fields on their way to a client, with their lines.
 
 To render many fields takes longer than to parse them.  So the lines that many replies have in common are rendered once
-(`gateway.http.reply_lines.Shape`), and a reply's own lines are added to their end.
+(`gateway.http.reply_lines.ReplyShape`), and a reply's own lines are added to their end.
 """
 
 from __future__ import annotations

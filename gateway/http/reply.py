@@ -34,7 +34,7 @@ from multidict import CIMultiDict, CIMultiDictProxy, istr
 
 from gateway.http.chunks import whole_chunks
 from gateway.http.interim_rate import InterimRate
-from gateway.http.reply_lines import NAMES, FieldLine, Shape, keeps_alive, read_lines, status_line_of
+from gateway.http.reply_lines import NAMES, FieldLine, ReplyShape, keeps_alive, read_lines, status_line_of
 from gateway.http.state import TRANSITIONS, State, Step
 
 MOST_LINE_BYTES: Final = 16_384
@@ -92,7 +92,7 @@ class Head(NamedTuple):
     """The announced length, even if there is no body (HEAD, 304); None if the reply announces none."""
     is_delimited: bool
     """Whether the end of the body can be told from a lost connection (RFC 9112 section 6.3, all cases but the last)."""
-    shape: Shape | None = None
+    shape: ReplyShape | None = None
     """The lines that it has in common with others; None if it was not read line by line."""
     own: Sequence[FieldLine] = ()
     """The other lines."""
@@ -346,7 +346,7 @@ class ReplyParser:
         headers: CIMultiDictProxy[str],
         length: int | None,
         events: list[Event],
-        shape: Shape | None = None,
+        shape: ReplyShape | None = None,
         own: Sequence[FieldLine] = (),
     ) -> None:
         """The head is complete, and the framing of a body is known: determine whether one follows."""

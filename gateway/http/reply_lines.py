@@ -1,7 +1,7 @@
 """The lines of a reply's head: status line and fields, as strict as llhttp, and cached.
 
-The replies of an origin share most of their lines.  A field line that was parsed is remembered, and so is the `Shape`
-of a head: the lines that it shares with other heads, with everything derived from them.  The other lines are the
+The replies of an origin share most of their lines.  A field line that was parsed is remembered, and so is a head's
+`ReplyShape`: the lines that it shares with other heads, with everything derived from them.  The other lines are the
 reply's own, such as its offset and its date.  Nothing is derived from these.
 """
 
@@ -127,7 +127,7 @@ _own_line: Final = lru_cache(256)(_field_line)
 """Replies of one second share their date."""
 
 
-class Shape:
+class ReplyShape:
     """The lines that heads have in common.  Immutable but for `facts`."""
 
     __slots__ = ("_facts", "headers", "is_chunked", "keeps_alive", "kinds", "own_at")
@@ -159,11 +159,11 @@ class Shape:
 
 _lines: Final[dict[bytes, FieldLine]] = {}
 """Field lines that were parsed lately; the oldest of many is dropped."""
-_shapes: Final[dict[tuple[FieldLine | None, ...], Shape]] = {}
+_shapes: Final[dict[tuple[FieldLine | None, ...], ReplyShape]] = {}
 """The shapes of the latest heads, by their remembered lines, with None for each line that is not remembered."""
 
 
-def read_lines(lines: list[bytes]) -> tuple[Shape, list[FieldLine]] | None:
+def read_lines(lines: list[bytes]) -> tuple[ReplyShape, list[FieldLine]] | None:
     """The shape of a head with these field lines, and the lines of its own; None if a line is not valid or unusual."""
     shape = _shapes.get(tuple(map(_lines.get, lines)))
     if shape is None:
@@ -177,7 +177,7 @@ def read_lines(lines: list[bytes]) -> tuple[Shape, list[FieldLine]] | None:
     return shape, own
 
 
-def _learn(lines: list[bytes]) -> tuple[Shape, list[FieldLine]] | None:
+def _learn(lines: list[bytes]) -> tuple[ReplyShape, list[FieldLine]] | None:
     """The same for a head whose shape is not known; it is now."""
     parsed: list[FieldLine] = []
     for raw in lines:
@@ -196,7 +196,7 @@ def _learn(lines: list[bytes]) -> tuple[Shape, list[FieldLine]] | None:
     if shape is None:
         if len(_shapes) >= _MOST_SHAPES:
             del _shapes[next(iter(_shapes))]
-        shape = _shapes[key] = Shape(key)
+        shape = _shapes[key] = ReplyShape(key)
     for raw, line in zip(lines, parsed, strict=True):
         if len(raw) <= _MOST_REMEMBERED_BYTES and line.name not in _OWN_NAMES:
             _remember(raw, line)

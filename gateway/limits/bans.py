@@ -12,9 +12,10 @@ twice as long as that, up to `LONGEST_S`: what comes back only to go on is let i
 from __future__ import annotations
 
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.limits.buckets import Buckets
+from gateway.limits.usage import Usage
 
 BAN_S: Final = 10.0
 """The length of a first ban in seconds."""
@@ -78,3 +79,10 @@ class Bans:
             # An eighth at a time: looking at all of them for each new ban would be slow.
             for net in list(islice(self.nets, MOST_NETS // 8)):
                 del self.nets[net]
+
+
+class NetCounts(NamedTuple):
+    """What is counted of each client net; listeners share it."""
+
+    usage: Usage
+    bans: Bans

@@ -47,7 +47,7 @@ from gateway.ops.state import State
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
-from gateway.telemetry.metrics import NO_ROUTE
+from gateway.telemetry.metrics import NO_ROUTE, NOTHING_SENT, Sent
 
 if TYPE_CHECKING:
     from gateway.ops.plan_state import PlanState
@@ -164,15 +164,14 @@ class Metrics(Collector):
         outcome: Outcome,
         duration_s: float,
         route: str = NO_ROUTE,
+        sent: Sent = NOTHING_SENT,
         *,
-        first_byte_s: float | None = None,
-        sent_bytes: int = 0,
-        saved_bytes: int = 0,
         trace_id: str | None = None,
         requests: int = 1,
     ) -> None:
         end = self.routes[route].ended(mode, outcome)
         end.requests += requests
+        first_byte_s, sent_bytes, saved_bytes = sent
         end.sent_bytes += sent_bytes * requests
         end.saved_bytes += saved_bytes * requests
         if trace_id is None and self._trace_now is not None:

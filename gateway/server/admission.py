@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 from gateway.config.limits import LimitsConfig
 from gateway.errors import TooManyRequests
-from gateway.limits.bans import Bans
+from gateway.limits.bans import NetCounts
 from gateway.limits.client_net import UNKNOWN, ClientNet
 from gateway.limits.rate_limits import LimitedLive, RateLimitFields, RateLimits
 from gateway.limits.retry_after import UNKNOWN_WAIT_S, retry_after_s
-from gateway.limits.usage import NetUse, Usage
+from gateway.limits.usage import NetUse
 from gateway.server.request import Channel
 from gateway.telemetry.metrics import MetricsRecorder
 
@@ -41,29 +41,26 @@ class _LimitedLiveRead:
 
 
 class Admission:
-    """Decides which requests are answered.  The counts belong to `usage`, the allowances to `rates`."""
+    """Decides which requests are answered.  The counts belong to `nets`, the allowances to `rates`."""
 
     def __init__(
         self,
         limits: LimitsConfig,
         client_net: ClientNet,
-        usage: Usage,
-        bans: Bans,
+        nets: NetCounts,
         rates: RateLimits,
         metrics: MetricsRecorder,
         rng: random.Random,
         now: Callable[[], float],
-        on_ban: Callable[[str, float], None],
     ) -> None:
-        """`on_ban` is called with each net that is banned, and the time at which that ends."""
         self.client_net = client_net
         self.rates = rates
-        self._usage = usage
-        self._bans = bans
+        self._usage, self._bans = nets
         self._metrics = metrics
         self._rng = rng
         self._now = now
-        self._on_ban = on_ban
+        self.on_ban: Callable[[str, float], None] = lambda net, until: None
+        """Called with each net that is banned, and the time at which that ends."""
         self.configure(limits)
 
     def __repr__(self) -> str:
@@ -104,7 +101,7 @@ class Admission:
         if ban_s := self._bans.refused(use.net, now):
             # Else all that it was allowed during the ban would come at once, as soon as the ban ends.
             self.rates.suspend(use.net, now, now + ban_s)
-            self._on_ban(use.net, now + ban_s)
+            self.on_ban(use.net, now + ban_s)
             self._metrics.client_limited("client_refusals_per_s")
             _log.warning("client network %s is banned for %d s: too many of its requests are refused", use.net, ban_s)
             return True

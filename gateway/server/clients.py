@@ -27,7 +27,7 @@ from gateway.config.limits import LimitsConfig
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.known import HeaderCache
 from gateway.http.request import RequestParser
-from gateway.limits.bans import Bans
+from gateway.limits.bans import Bans, NetCounts
 from gateway.limits.client_net import UNKNOWN, client_nets
 from gateway.limits.shared_bytes import Holding
 from gateway.limits.slow_clients import keeps_up
@@ -149,8 +149,7 @@ class Peer(Protocol):
 class Clients:
     """The registry of open connections, and what they share.
 
-    `remembered` is None if the fast path is off.  `on_bad_request` is called for each request that could not be parsed,
-    with the status, the body's size in bytes and the connection.
+    `remembered` is None if the fast path is off.
     """
 
     def __init__(
@@ -160,20 +159,19 @@ class Clients:
         remembered: RememberedAnswers | None,
         clock: Clock,
         metrics: MetricsRecorder,
-        on_bad_request: Callable[[int, int, ClientConnection], None],
         joins: Joins | None = None,
-        usage: Usage | None = None,
-        bans: Bans | None = None,
+        nets: NetCounts | None = None,
     ) -> None:
-        """`usage` is where connections are counted, and `bans` what bans their nets, if other clients share them."""
-        self.usage = Usage() if usage is None else usage
-        self.bans = Bans(0) if bans is None else bans
+        """`nets` is where connections are counted, if other clients share it."""
+        self.nets = NetCounts(Usage(), Bans(0)) if nets is None else nets
+        self.usage, self.bans = self.nets
         self.client_net = client_nets(limits.client_v4_bits, limits.client_v6_bits)
         self.handler = handler
         self.limits = limits
         self.remembered = remembered
         self.metrics = metrics
-        self.on_bad_request = on_bad_request
+        self.on_bad_request: Callable[[int, int, ClientConnection], None] = lambda status, sent_bytes, connection: None
+        """Called for each request that could not be parsed, with the status and the body's size in bytes."""
         self.speaks_s2 = False
         """Whether all routes are S2's, so that a request which names none is refused in S2's form."""
         self.joins = Joins(Sections([])) if joins is None else joins

@@ -29,7 +29,7 @@ from gateway.server.observing import Observed, Observers
 from gateway.server.request import Answered, Request
 from gateway.server.s2_request import S2Request, recorded_start
 from gateway.telemetry.access_record import RecordedStream
-from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder
+from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, Sent
 
 _ORIGIN: Final = istr("Origin")
 _SERVER: Final = istr("Server")
@@ -156,27 +156,23 @@ class ResponseRecorder:
         context.stage = _ENDED
         mode, outcome, delivery, began = context.mode, context.outcome, context.delivery, context.began
         route = context.route.name if context.route is not None else None
-        sent_bytes = delivery.sent_bytes
         first_byte_s = delivery.first_byte_at - began if delivery.first_byte_at is not None else None
+        sent = Sent(first_byte_s, delivery.sent_bytes, context.saved_bytes)
         self.metrics.request(
             mode,
             outcome,
             self.now() - began,
             route or NO_ROUTE,
-            first_byte_s=first_byte_s,
-            sent_bytes=sent_bytes,
-            saved_bytes=context.saved_bytes,
+            sent,
             trace_id=observed.sampled_trace_id if observed is not None else None,
         )
         request = context.request
         if (body := request.body) is not None and body.exceeded is not None:
             self.metrics.client_limited(body.exceeded)
-        if sent_bytes and route is not None:
-            self._admission.charge(context.client, route, sent_bytes)
+        if sent.body_bytes and route is not None:
+            self._admission.charge(context.client, route, sent.body_bytes)
         if observed is not None:
-            self._observers.end(
-                observed, answered, mode, outcome, route, began, first_byte_s, sent_bytes, context.saved_bytes
-            )
+            self._observers.end(observed, answered, mode, outcome, route, began, sent)
         if answered is not None or stage is _RELAYED:
             # A connection may have closed long ago, and may have been kept only for this answer.
             request.channel.answered(request)

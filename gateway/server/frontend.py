@@ -15,7 +15,7 @@ import random
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.core import Engine
 from gateway.engine.route import HeaderRules, RouteTable
-from gateway.limits.bans import Bans
+from gateway.limits.bans import Bans, NetCounts
 from gateway.limits.client_net import client_nets
 from gateway.limits.rate_limits import RateLimits
 from gateway.limits.usage import Usage
@@ -36,7 +36,7 @@ from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Request
 from gateway.server.request_keys import Section, Sections
 from gateway.telemetry.access_record import AccessLog, Record
-from gateway.telemetry.metrics import MetricsRecorder
+from gateway.telemetry.metrics import MetricsRecorder, Sent
 from gateway.telemetry.tracing import NO_TRACER, Tracer
 
 _log = logging.getLogger("gateway.listeners")
@@ -71,17 +71,15 @@ class Frontend:
         self._sections = Sections(self._header_rules())
         self._joins = Joins(self._sections)
         self._observers = Observers(access_log, tracer, engine.clock)
-        limits, usage = config.limits, Usage()
+        limits = config.limits
+        nets = NetCounts(Usage(), Bans(limits.client_refusals_per_s))
         client_net = client_nets(limits.client_v4_bits, limits.client_v6_bits)
         self._rates = RateLimits(config.rate_limits)
-        bans = Bans(limits.client_refusals_per_s)
-        self._admission = Admission(
-            limits, client_net, usage, bans, self._rates, metrics, rng, engine.clock.now, engine.suspend_client
-        )
+        self._admission = Admission(limits, client_net, nets, self._rates, metrics, rng, engine.clock.now)
+        self._admission.on_ban = engine.suspend_client
         remembered = self._make_remembered()
-        self.clients = Clients(
-            self._answer, limits, remembered, engine.clock, metrics, self._note_bad_request, self._joins, usage, bans
-        )
+        self.clients = Clients(self._answer, limits, remembered, engine.clock, metrics, self._joins, nets)
+        self.clients.on_bad_request = self._note_bad_request
         self.clients.speaks_s2 = self._speaks_s2()
         self.clients.refusals = engine.negative_cache.groups
         self.every_clients = [self.clients]
@@ -127,16 +125,8 @@ class Frontend:
     def _redirect_factory(self, port: int) -> Connect:
         """A factory of connections that redirect every request to https at `port`."""
         limits, clock = self.clients.limits, self._engine.clock
-        clients = Clients(
-            redirect(port),
-            limits,
-            None,
-            clock,
-            self._metrics,
-            self._note_bad_request,
-            usage=self.clients.usage,
-            bans=self.clients.bans,
-        )
+        clients = Clients(redirect(port), limits, None, clock, self._metrics, nets=self.clients.nets)
+        clients.on_bad_request = self._note_bad_request
         clients.proxies = self.clients.proxies
         self.every_clients.append(clients)
 
@@ -242,7 +232,7 @@ class Frontend:
     def _note_bad_request(self, status: int, sent_bytes: int, connection: ClientConnection) -> None:
         """Count and log a request that could not be parsed; nothing else is known about it."""
         self._admission.refused(connection.use)
-        self._metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0, sent_bytes=sent_bytes)
+        self._metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0, sent=Sent(body_bytes=sent_bytes))
         if self._access_log.is_kept:
             ended_at = self._engine.clock.wall()
             client = connection.client

@@ -41,6 +41,7 @@ from gateway.server.observing import Observed, Observers
 from gateway.server.parsing import LIVE, RequestParser
 from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
+from gateway.server.remembered import Repeatable
 from gateway.server.remembering import learn_hit
 from gateway.server.request import Answered, Channel, Request
 from gateway.server.request_keys import Section
@@ -389,17 +390,8 @@ class RequestHandler:
         parts = answer.parts
         body = parts.held(answer.is_json) if parts is not None else [answer.body] if answer.body else []
         if body is not None:
-            learn_hit(
-                context,
-                read.route,
-                run,
-                answer.outcome,
-                answer.status,
-                answer.headers,
-                body,
-                trust_s=read.route.config.trust_s,
-                tail=answer.tail,
-                saved_bytes=answer.saved_bytes,
-                copied=parts.copied if parts is not None else 0,
-                shared=parts.shared if parts is not None else None,
+            copied, shared = (parts.copied, parts.shared) if parts is not None else (0, None)
+            repeatable = Repeatable(
+                run, answer.outcome, answer.status, answer.headers, body, answer.saved_bytes, copied, shared
             )
+            learn_hit(context, read.route, repeatable, read.route.config.trust_s, answer.tail)

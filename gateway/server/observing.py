@@ -18,6 +18,7 @@ from gateway.protocol.target import without_authority
 from gateway.protocol.trace_context import trace_id_of
 from gateway.server.request import Answered, Request
 from gateway.telemetry.access_record import AccessLog, Record, record_now
+from gateway.telemetry.metrics import Sent
 from gateway.telemetry.tracing import NO_REQUEST, NO_TRACER, RequestSpan, Tracer, request_now
 
 Tokens = tuple[Token[Record | None], Token[RequestSpan]]
@@ -89,9 +90,7 @@ class Observers:
         outcome: Outcome,
         route: str | None,
         began: float,
-        first_byte_s: float | None,
-        sent_bytes: int,
-        saved_bytes: int,
+        sent: Sent,
     ) -> None:
         """The request has ended, in order or not; its channel's answer is `answered`, if it was whole."""
         span, record = observed.span, observed.record
@@ -106,7 +105,7 @@ class Observers:
         if record is None:
             return
         record.mode, record.outcome, record.status = mode, outcome, status
-        record.first_byte_s, record.sent_bytes, record.saved_bytes = first_byte_s, sent_bytes, saved_bytes
+        record.first_byte_s, record.sent_bytes, record.saved_bytes = sent
         if answered is not None:
             record.next_offset = answered.headers.get(STREAM_NEXT_OFFSET, record.next_offset)
             record.coding = applied(answered.headers.get("Content-Encoding"))

@@ -30,7 +30,7 @@ from gateway.server.head import JOINED_BYTES, response_head
 from gateway.server.request import Channel, Note
 from gateway.server.request_keys import Section
 from gateway.telemetry.access_record import AccessLog, CloseReason, LiveNote, Record, Repeated
-from gateway.telemetry.metrics import MetricsRecorder
+from gateway.telemetry.metrics import MetricsRecorder, Sent
 
 Dress = Callable[[Route | None, str | None, CIMultiDict[str]], None]
 """Adds the headers that every response carries, for a route and the request's Origin header."""
@@ -362,9 +362,7 @@ class PollGroup:
             waited_s,
             name,
             # The response of a long-poll begins when the wait is over.
-            first_byte_s=waited_s,
-            sent_bytes=sent_bytes,
-            saved_bytes=saved_bytes,
+            Sent(waited_s, sent_bytes, saved_bytes),
             # None would take the trace of the current context, which belongs to another request.
             trace_id=(self._note.trace_id if self._note is not None else None) or "",
             requests=clients,

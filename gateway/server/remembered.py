@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from multidict import CIMultiDict
 
@@ -38,6 +39,23 @@ from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import Repeated
 from gateway.telemetry.metrics import MetricsRecorder
+
+
+class Repeatable(NamedTuple):
+    """An answer from memory that equal requests may be given again."""
+
+    run: BodyRun
+    """The run of the stream that it is made of."""
+    outcome: Outcome
+    status: int
+    headers: CIMultiDict[str]
+    body: Sequence[bytes]
+    saved_bytes: int = 0
+    """How many bytes shorter the body is than before content coding."""
+    copied: int = 0
+    """Bytes of the body that it holds alone; the others belong to `shared`."""
+    shared: SharedBytes | None = None
+    """The account of the body; None if the answer itself has one."""
 
 
 class RememberedAnswer(Known):
@@ -74,21 +92,14 @@ class RememberedAnswer(Known):
 
     def __init__(
         self,
-        run: BodyRun,
+        answer: Repeatable,
         trust_s: float,
         tail: NamedTail | None,
         mode: Mode,
-        outcome: Outcome,
-        status: int,
-        headers: CIMultiDict[str],
-        body: Sequence[bytes],
-        saved_bytes: int,
-        copied: int,
         route: str,
         repeated: Repeated | None,
-        shared: SharedBytes | None,
     ) -> None:
-        """`shared` is the account of the body; None if the answer itself has one."""
+        run, outcome, status, headers, body, saved_bytes, copied, shared = answer
         self.stream = run.stream
         self.edition = run.edition
         """The stream's edition when the body was read."""

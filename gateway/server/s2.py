@@ -27,6 +27,7 @@ from gateway.server.clients import Work
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage
 from gateway.server.head import response_head
 from gateway.server.live import LiveAnswers
+from gateway.server.remembered import Repeatable
 from gateway.server.remembering import learn_hit
 from gateway.server.request import Answered, Request
 from gateway.server.s2_request import S2Request
@@ -53,17 +54,10 @@ class S2Answers:
         self._dress(context, answer)
         body = answer.body
         if answer.run is not None:
-            learn_hit(
-                context,
-                parsed.route,
-                answer.run,
-                answer.outcome,
-                answer.status,
-                answer.headers,
-                (body,),
-                trust_s=math.inf,
-                copied=len(body),
+            repeatable = Repeatable(
+                answer.run, answer.outcome, answer.status, answer.headers, (body,), copied=len(body)
             )
+            learn_hit(context, parsed.route, repeatable, math.inf)
         if len(body) <= _WHOLE_BYTES:
             return context.delivery.text(answer.status, answer.headers, body)
         return context.delivery.whole(answer.status, answer.headers, body)

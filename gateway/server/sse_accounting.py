@@ -10,6 +10,7 @@ from gateway.protocol.mode import Mode
 from gateway.server.clients import Clients
 from gateway.server.request import Note
 from gateway.telemetry.access_record import CloseReason
+from gateway.telemetry.metrics import Sent
 
 
 class SseChannel(Protocol):
@@ -43,8 +44,7 @@ class SseAccounting:
             outcome,
             self._clients.now() - self.began,
             route,
-            first_byte_s=channel.live_first_byte_s,
-            sent_bytes=channel.live_bytes,
+            Sent(channel.live_first_byte_s, channel.live_bytes),
             # None would take the trace of the current context, which belongs to another request.
             trace_id=(note.trace_id if note is not None else None) or "",
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gateway.aio.wheel import NEVER, Wheel
 
 
-class Timer:
+class WheelTimer:
     """Calls `callback` once its time has passed, unless it is cleared or set again before."""
 
     __slots__ = ("_callback", "_tick", "_wheel")

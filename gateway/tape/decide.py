@@ -78,7 +78,7 @@ Decision = Send | Ask | Wait | Gone
 GONE: Final = Gone()
 
 
-class Follower(Protocol):
+class FollowedTopic(Protocol):
     """A stream's topic, as far as it decides a read."""
 
     position: str | None
@@ -110,7 +110,7 @@ class Progress:
     """Whether it has taken any bytes."""
     has_held: bool = False
     """Whether some of them were in memory before."""
-    follower: Follower | None = None
+    follower: FollowedTopic | None = None
     """The stream's topic, if the read is live and there is one."""
     has_joined: bool = False
     """Whether a live read is among the topic's readers."""

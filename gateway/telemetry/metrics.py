@@ -11,7 +11,7 @@ without a route, or before one was chosen.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
@@ -19,6 +19,20 @@ from gateway.protocol.mode import Mode
 
 NO_ROUTE: Final = "-"
 """No route can have this name."""
+
+
+class Sent(NamedTuple):
+    """How much of an answer a client was sent, and when."""
+
+    first_byte_s: float | None = None
+    """The time from reading the request to the start of the answer; None if there was none."""
+    body_bytes: int = 0
+    """The body bytes handed to the connection."""
+    saved_bytes: int = 0
+    """The bytes that content coding saved."""
+
+
+NOTHING_SENT: Final = Sent()
 
 
 class MetricsRecorder(Protocol):
@@ -30,17 +44,13 @@ class MetricsRecorder(Protocol):
         outcome: Outcome,
         duration_s: float,
         route: str = NO_ROUTE,
+        sent: Sent = NOTHING_SENT,
         *,
-        first_byte_s: float | None = None,
-        sent_bytes: int = 0,
-        saved_bytes: int = 0,
         trace_id: str | None = None,
         requests: int = 1,
     ) -> None:
         """A client's request was answered, or its connection dropped, `duration_s` after it was read.
 
-        `first_byte_s` is the time from reading the request to the start of the answer, None if there was none.
-        `sent_bytes` are the body bytes handed to the connection, `saved_bytes` the bytes that content coding saved.
         `trace_id` is the trace's 32 hex digits, if there is a trace.  `requests` counts requests answered identically.
         """
 
@@ -120,10 +130,8 @@ class NoMetrics:
         outcome: Outcome,
         duration_s: float,
         route: str = NO_ROUTE,
+        sent: Sent = NOTHING_SENT,
         *,
-        first_byte_s: float | None = None,
-        sent_bytes: int = 0,
-        saved_bytes: int = 0,
         trace_id: str | None = None,
         requests: int = 1,
     ) -> None:

@@ -19,7 +19,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
 from gateway.tape.store import RouteUsage
-from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, NoMetrics
+from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, NoMetrics, Sent
 from gateway.upstream.connection_pool import Connections
 from gateway.upstream.failures import Refusal
 from gateway.upstream.purpose import Purpose
@@ -104,7 +104,7 @@ def test_without_events_no_route_has_one_series() -> None:
         "other",
         "refused",
     )
-    metrics.request(Mode.OTHER, Outcome.REFUSED, 0.1, sent_bytes=12)
+    metrics.request(Mode.OTHER, Outcome.REFUSED, 0.1, sent=Sent(body_bytes=12))
     metrics.eviction()
     found = {sample.name: sample.value for sample in series(metrics) if sample.labels.get("route") == NO_ROUTE}
     assert found["durable_gateway_requests_total"] == 1
@@ -135,14 +135,14 @@ def test_a_histogram_that_no_dashboard_shows_begins_with_what_it_observes(
         **dict.fromkeys(others),
     }
     for mode in Mode:
-        metrics.request(mode, Outcome.HIT, 0.1, "a", first_byte_s=0.1)
+        metrics.request(mode, Outcome.HIT, 0.1, "a", sent=Sent(first_byte_s=0.1))
         metrics.upstream_head(mode, 200, 0.1, "a")
     assert {mode: value(metrics, counted, mode=mode, route="a") for mode in Mode} == dict.fromkeys(Mode, 1)
 
 
 def test_a_request_counts_once_and_its_times_and_bytes_with_it() -> None:
     metrics = fresh("a", "b")
-    metrics.request(Mode.SSE, Outcome.HIT, 0.3, "a", first_byte_s=0.002, sent_bytes=70, saved_bytes=30)
+    metrics.request(Mode.SSE, Outcome.HIT, 0.3, "a", sent=Sent(first_byte_s=0.002, body_bytes=70, saved_bytes=30))
     of_a = {"mode": "sse", "route": "a"}
     assert value(metrics, "durable_gateway_requests_total", outcome="hit", **of_a) == 1
     assert value(metrics, "durable_gateway_requests_total", outcome="miss", **of_a) == 0
@@ -191,7 +191,7 @@ def test_requests_without_a_route_share_one_label() -> None:
 
 def test_an_unexpected_outcome_of_a_mode_is_still_counted() -> None:
     metrics = fresh()
-    metrics.request(Mode.HEAD, Outcome.STALE_IF_ERROR, 0.1, "a", sent_bytes=3)
+    metrics.request(Mode.HEAD, Outcome.STALE_IF_ERROR, 0.1, "a", sent=Sent(body_bytes=3))
     assert value(metrics, "durable_gateway_requests_total", mode="head", outcome="stale_if_error", route="a") == 1
     assert value(metrics, "durable_gateway_response_bytes_total", mode="head", outcome="stale_if_error", route="a") == 3
 
@@ -294,9 +294,9 @@ def exemplars(text: bytes) -> list[Sample]:
 
 def test_a_trace_is_an_exemplar_of_its_bucket_in_openmetrics() -> None:
     metrics = fresh()
-    metrics.request(Mode.CATCHUP, Outcome.MISS, 0.03, "a", first_byte_s=0.02, trace_id="0" * 32)
-    metrics.request(Mode.CATCHUP, Outcome.MISS, 0.04, "a", first_byte_s=0.02, trace_id=TRACE_ID)
-    metrics.request(Mode.CATCHUP, Outcome.MISS, 0.04, "a", first_byte_s=0.02)
+    metrics.request(Mode.CATCHUP, Outcome.MISS, 0.03, "a", sent=Sent(first_byte_s=0.02), trace_id="0" * 32)
+    metrics.request(Mode.CATCHUP, Outcome.MISS, 0.04, "a", sent=Sent(first_byte_s=0.02), trace_id=TRACE_ID)
+    metrics.request(Mode.CATCHUP, Outcome.MISS, 0.04, "a", sent=Sent(first_byte_s=0.02))
     text, content_type = metrics.exposition(OPEN_METRICS)
     assert content_type.startswith("application/openmetrics-text")
     shown = {sample.name: sample for sample in exemplars(text)}
@@ -320,7 +320,7 @@ def test_a_trace_is_an_exemplar_of_its_bucket_in_openmetrics() -> None:
 @pytest.mark.parametrize("accept", ["", OPEN_METRICS])
 async def test_a_scrape_yields_to_the_loop_and_gives_the_same_text(accept: str) -> None:
     metrics = fresh(*(f"route-{n}" for n in range(10)))
-    metrics.request(Mode.SSE, Outcome.FOLLOWED, 0.3, "route-7", first_byte_s=0.1, trace_id=TRACE_ID)
+    metrics.request(Mode.SSE, Outcome.FOLLOWED, 0.3, "route-7", sent=Sent(first_byte_s=0.1), trace_id=TRACE_ID)
     turns = 0
     is_over = False
 

@@ -8,6 +8,7 @@ from gateway.ops.metrics import Metrics
 from gateway.ops.spared import Tally
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
+from gateway.telemetry.metrics import Sent
 
 
 def tally(metrics: Metrics) -> Tally:
@@ -57,7 +58,7 @@ def test_live_readers_count_once_when_they_begin() -> None:
 def test_bytes_count_before_compression_as_they_are_sent() -> None:
     metrics = Metrics()
     metrics.downstream_bytes(600)
-    metrics.request(Mode.CATCHUP, Outcome.HIT, 0.1, sent_bytes=600, saved_bytes=400)
+    metrics.request(Mode.CATCHUP, Outcome.HIT, 0.1, sent=Sent(body_bytes=600, saved_bytes=400))
     metrics.hits(Mode.CATCHUP, Outcome.HIT, 2, 1_200, saved_bytes=800)
     metrics.upstream_bytes(300, Mode.CATCHUP)
     assert (tally(metrics).answer_bytes, tally(metrics).origin_bytes) == (3_000, 300)

@@ -45,7 +45,7 @@ class Bench:
             raise
 
     async def __aenter__(self) -> Bench:
-        self.clients = Clients(self._answer, self._limits, None, self.clock, self.recorder, lambda *_: None)
+        self.clients = Clients(self._answer, self._limits, None, self.clock, self.recorder)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: Connection(self.clients), "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]

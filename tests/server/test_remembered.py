@@ -14,7 +14,7 @@ from gateway.engine.route import HeaderRules
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.mode import Mode
-from gateway.server.remembered import RememberedAnswer, RememberedAnswers
+from gateway.server.remembered import RememberedAnswer, RememberedAnswers, Repeatable
 from gateway.server.request_keys import Sections
 from gateway.tape.eviction import USE_S
 from gateway.tape.stream import End, Stream
@@ -69,19 +69,12 @@ class Kept:
         self.answers.remember(
             request,
             RememberedAnswer(
-                run,
+                Repeatable(run, Outcome.HIT, 200, headers, pieces, 0, copied, run.stream.shared_bytes()),
                 60,
                 None,
                 Mode.CATCHUP,
-                Outcome.HIT,
-                200,
-                headers,
-                pieces,
-                0,
-                copied,
                 "route",
                 None,
-                run.stream.shared_bytes(),
             ),
             HeaderRules(),
         )

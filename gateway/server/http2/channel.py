@@ -29,7 +29,7 @@ from gateway.server.handling import Handling
 from gateway.server.head import interim_head, response_head, state_length
 from gateway.server.request import LiveAnswer, LiveUse, Note, Request
 from gateway.server.sse_accounting import SseAccounting
-from gateway.server.timer import Timer
+from gateway.server.timer import WheelTimer
 from gateway.telemetry.access_record import CloseReason
 
 _log = logging.getLogger("gateway.server")
@@ -124,7 +124,7 @@ class StreamChannel(Handling):
         """The request that is being answered."""
         self._room: asyncio.Future[None] | None = None
         """What the handler awaits while the client has too much unread."""
-        self._write_timer: Timer | None = None
+        self._write_timer: WheelTimer | None = None
         self._sent_bytes = 0
         """What of the stream had been sent at the last check for progress."""
         self._waiting_to = 0
@@ -390,7 +390,7 @@ class StreamChannel(Handling):
 
     def _set_deadline(self) -> None:
         if self._write_timer is None:
-            self._write_timer = Timer(self._clients.wheel, self._check_progress)
+            self._write_timer = WheelTimer(self._clients.wheel, self._check_progress)
         self._sent_bytes = self.stream.sent_bytes
         self._waiting_to = self.stream.sent_bytes + self.stream.queued_bytes
         self._write_timer.set(self._clients.limits.client_write_timeout_s)

@@ -21,7 +21,7 @@ from gateway.protocol.client_address import Proxies
 from gateway.server.clients import Clients
 from gateway.server.http2.channel import StreamChannel
 from gateway.server.timeouts import CLOSE_NOTIFY, LOOK_S, PROBE_AGAIN_S, is_refused
-from gateway.server.timer import Timer
+from gateway.server.timer import WheelTimer
 from gateway.telemetry.access_record import CloseReason
 
 _LINGER_S: Final = 1.0
@@ -73,10 +73,10 @@ class TimedHttp2Connection(asyncio.Protocol):
         self._quiet_checks = 0
         self._unsent = 0
         wheel = clients.wheel
-        self._idle_timer = Timer(wheel, self._check_idle)
-        self._head_timer = Timer(wheel, self._on_head_timeout)
-        self._write_timer = Timer(wheel, self._check_progress)
-        self._leave_timer = Timer(wheel, self._send_last_goaway)
+        self._idle_timer = WheelTimer(wheel, self._check_idle)
+        self._head_timer = WheelTimer(wheel, self._on_head_timeout)
+        self._write_timer = WheelTimer(wheel, self._check_progress)
+        self._leave_timer = WheelTimer(wheel, self._send_last_goaway)
 
     @property
     @abstractmethod
@@ -273,7 +273,7 @@ class TimedHttp2Connection(asyncio.Protocol):
             transport.write_eof()
         if not self._has_ended:
             transport.resume_reading()
-        self._leave_timer = Timer(self.clients.wheel, self._close)
+        self._leave_timer = WheelTimer(self.clients.wheel, self._close)
         self._leave_timer.set(_LINGER_S)
 
     def _drop_channels(self, *, is_by_client: bool) -> None:
