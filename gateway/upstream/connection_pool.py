@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 from gateway.limits.askers import Askers, ignore
 from gateway.upstream.connection import Connection
 from gateway.upstream.endpoint import Endpoint
-from gateway.upstream.failures import Delay, NoSlot, NotConnected, Refusal
+from gateway.upstream.failures import ConnectionLost, Delay, NoSlot, NotConnected, Refusal
 from gateway.upstream.http2_connection import Http2Connection
 from gateway.upstream.http2_stream import Http2Stream
 from gateway.upstream.idle import IdleConnections, is_outdated
@@ -310,14 +310,14 @@ class ConnectionPool:
             connection.drop()
 
     def close(self) -> None:
-        """End all connections and fail all queued requests."""
+        """End all connections, and fail all requests, those under way included."""
         self._is_closed = True
         for granted in self._waiting:
             if not granted.done():
                 granted.set_exception(NotConnected("the pool is closed"))
         self._drop_idle()
         for busy in tuple(self._busy):
-            busy.drop()
+            busy.fail(ConnectionLost())
         for connection in [one for of_host in self._http2.values() for one in of_host]:
             connection.drop()
 

@@ -57,6 +57,8 @@ class Entry:
     logged_bytes: int = 0
     last: str = ""
     """The latest of its lines."""
+    may_lack_lines: bool = False
+    """Whether a gateway that has lost lines may have answered it."""
 
     @property
     def address(self) -> str:
@@ -151,14 +153,17 @@ class Ledger:
         are_all_there = not counted.pop("lost lines", 0)
         if not are_all_there:
             self._lossy |= gateways
+            for entry in self._entries.values():
+                # Also those whose clients still read what the gateway has answered.
+                entry.may_lack_lines = True
         if are_all_there and +sums != counted:
             more, less = dict(sums - counted), dict(counted - sums)
             found.append(("all requests", f"the log has {more} more", f"than the metrics count, and {less} less"))
         for address, entry in list(self._entries.items()):
             if entry.has_ended:
                 del self._entries[address]
-                self.audited += are_all_there
-                if (are_all_there or entry.finals > 1) and (wrong := entry.wrong()) is not None:
+                self.audited += not entry.may_lack_lines
+                if (not entry.may_lack_lines or entry.finals > 1) and (wrong := entry.wrong()) is not None:
                     found.append((entry.asked, entry.last or "no line", wrong))
         return found
 

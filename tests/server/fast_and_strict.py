@@ -17,7 +17,7 @@ from typing import Any
 import uvloop
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.errors import FlakyFailure
+from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from gateway.aio.clock import ManualClock
@@ -398,7 +398,7 @@ def tells(most_examples: int) -> bool:
     """Whether the sides do not say the same within so many runs of traffic."""
     try:
         compare(most_examples, shrinks=False)
-    except (AssertionError, TimeoutError, EOFError, ConnectionError, FlakyFailure):
+    except (AssertionError, TimeoutError, EOFError, ConnectionError, Flaky):
         # A fault that depends on timing may not show again.
         return True
     return False

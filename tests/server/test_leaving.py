@@ -18,6 +18,7 @@ from gateway.server.clients import Work
 from gateway.server.connection import Connection
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.request import Answered, Request
+from tests.ops.log_reading import lines_of
 from tests.scenarios.http2_wire import Http2Wire
 from tests.server.conftest import connect, get, write
 from tests.waiting import eventually
@@ -63,13 +64,14 @@ def _lose(gateway: RunningGateway) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.1", "2"])
-@pytest.mark.parametrize("live", ["sse", "long-poll"])
+@pytest.mark.parametrize("query", ["offset=now&live=sse", "offset=now&live=long-poll", "offset=-1"])
 @pytest.mark.parametrize("is_logged", [False, True])
-async def test_a_live_reader_that_leaves_in_the_turn_in_which_its_request_goes_on_is_gone(
-    version: str, live: str, is_logged: bool, tmp_path: Path
+async def test_a_reader_that_leaves_in_the_turn_in_which_its_request_goes_on_is_gone_and_has_a_line(
+    version: str, query: str, is_logged: bool, tmp_path: Path
 ) -> None:
     origin = await start_origin()
-    log = {"sink": "file", "path": str(tmp_path / "access.log")} if is_logged else {}
+    path = tmp_path / "access.log"
+    log = {"sink": "file", "path": str(path)} if is_logged else {}
     gateway = await start_gateway(
         GatewayConfig.for_origin(
             origin.url, listen="127.0.0.1:0", admin="127.0.0.1:0", fast_path=False, live_linger_s=0, **log
@@ -77,16 +79,22 @@ async def test_a_live_reader_that_leaves_in_the_turn_in_which_its_request_goes_o
     )
     engine, clients, handler = gateway.engine, gateway.clients, gateway.clients.handler
     at = 0
-    is_lost = False
+    is_lost = is_answered = False
 
     def lose() -> None:
         nonlocal is_lost
         is_lost = True
         _lose(gateway)
 
+    async def to_its_end(work: Work) -> Answered | None:
+        nonlocal is_answered
+        answered = await work
+        is_answered = True
+        return answered
+
     def handle(request: Request) -> Work | None:
         work = handler(request)
-        return _interrupted(work, at, lose) if work is not None and request.method == "GET" else work
+        return _interrupted(to_its_end(work), at, lose) if work is not None and request.method == "GET" else work
 
     def left_over() -> list[object]:
         reads = clients.usage.live_reads("127.0.0.1")
@@ -99,7 +107,7 @@ async def test_a_live_reader_that_leaves_in_the_turn_in_which_its_request_goes_o
                 await Http2Wire(reader, writer).ask(target)
             else:
                 writer.write(get(target))
-            await eventually(lambda: is_lost or any(topic.readers_now for topic in engine.live.topics()))
+            await eventually(lambda: is_lost or is_answered)
             if is_lost:
                 await eventually(lambda: not left_over(), state=lambda: f"at {at}: {left_over()}")
         finally:
@@ -113,10 +121,13 @@ async def test_a_live_reader_that_leaves_in_the_turn_in_which_its_request_goes_o
             await eventually(lambda: not clients.usage)
             for stream in list(engine.store):
                 engine.purge.drop(stream)
-            is_lost = False
-            await read(f"/{at}?offset=now&live={live}")
+            is_lost = is_answered = False
+            await read(f"/{at}?{query}")
             at += 1
         assert at > 1
     finally:
         await gateway.stop()
         await origin.stop()
+    if is_logged:
+        lines = [line for line in lines_of(path) if line["is_final"] and line["method"] == "GET"]
+        assert [line["stream"] for line in lines] == [f"/{number}" for number in range(at)]
