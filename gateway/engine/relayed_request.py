@@ -67,7 +67,23 @@ class RelayedRequest(NamedTuple):
         else:
             headers = headers.copy()
             headers.update(varied)
-        return self._replace(headers=headers)
+        # `_replace` takes three times as long.
+        route, group, tape_key, mode, method, path, query, raw_query, _, client, is_session, partition, is_live = self
+        return RelayedRequest(
+            route,
+            group,
+            tape_key,
+            mode,
+            method,
+            path,
+            query,
+            raw_query,
+            headers,
+            client,
+            is_session,
+            partition,
+            is_live,
+        )
 
 
 class SentRequest:

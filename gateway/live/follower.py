@@ -304,14 +304,19 @@ class Follower:
         parser = SseParser(2 * self._most_held)
         waiting: list[bytes] = []
         held = 0
-        async for chunk in reply.chunks():
+
+        def take(chunk: bytes) -> bool:
+            """Take what has arrived; returns whether to read no further."""
+            nonlocal at, waiting, held
             self._received(len(chunk), Mode.SSE)
             try:
                 events = parser.feed(chunk)
             except SseTooLarge as error:
                 self._stop_sse()
                 raise UpstreamBroken from error
+            is_heard = False
             for event in events:
+                is_heard = event.name == EVENT_CONTROL
                 if event.name == EVENT_DATA:
                     self._is_bulk |= is_base64 and self._may_poll and len(event.data) >= _BULK_BYTES
                     waiting.append(decoded(event.data, is_base64=is_base64, is_json=self._stream.tape.is_json))
@@ -319,7 +324,7 @@ class Follower:
                     if held > self._most_held:
                         self._stop_sse()
                         raise UpstreamBroken
-                elif event.name == EVENT_CONTROL:
+                elif is_heard:
                     try:
                         control = parse_control(event.data)
                     except ValueError as error:
@@ -328,12 +333,13 @@ class Follower:
                     at = self._take(at, control, [data for data in waiting if data])
                     waiting, held = [], 0
                     if control.is_closed:
-                        return
-            if not waiting and parser.is_between_events:
+                        return True
+            if not is_heard and not waiting and parser.is_between_events:
                 # A comment shows as well as an event that everything before it has arrived.
                 self._topic.heard(self._clock.now())
-            if self._is_bulk and not waiting:
-                return
+            return self._is_bulk and not waiting
+
+        await reply.each(take)
 
     def _stop_sse(self) -> None:
         """Use long-poll for a while: it begins with a fetch, which shows the tail without holding a large body."""

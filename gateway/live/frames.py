@@ -11,8 +11,6 @@ from functools import lru_cache
 from typing import Final
 from weakref import WeakValueDictionary
 
-from cachetools import LRUCache
-
 from gateway.live.reader import LargeEvent
 from gateway.protocol.names import is_sse_text
 from gateway.protocol.sse import Control, encode_control, encode_data
@@ -62,23 +60,21 @@ class KeptFrames:
 
 
 class Frames:
-    """The frames of one stream.  Owner of the kept ones; `all_kept` counts them with those of other streams."""
+    """The frames of one stream.  Owner of the kept ones, of which the oldest is dropped first.  `all_kept` counts them
+    with those of other streams."""
 
-    __slots__ = ("_all_kept", "_kept", "_large", "_stream")
+    __slots__ = ("_all_kept", "_kept", "_large", "_stream", "kept_bytes")
 
     def __init__(self, stream: Stream, all_kept: KeptFrames) -> None:
         self._stream = stream
         self._all_kept = all_kept
-        self._kept: LRUCache[_Key, bytes] = LRUCache(_KEPT_BYTES, getsizeof=len)
+        self._kept: dict[_Key, bytes] = {}
+        self.kept_bytes = 0
+        """Bytes of frames that are kept for the next reader at the same place."""
         self._large: WeakValueDictionary[tuple[Edition, str, str], LargeEvent] = WeakValueDictionary()
 
     def __repr__(self) -> str:
         return f"<Frames {len(self._kept)} kept, {self.kept_bytes} bytes>"
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of frames that are kept for the next reader at the same place."""
-        return int(self._kept.currsize)
 
     def frame(
         self, start: str, reading: TapeReading, *, is_current: bool, is_closed: bool, cursor: str
@@ -98,12 +94,16 @@ class Frames:
             return large
         control = self.control(reading.end, is_current=is_current, is_closed=is_closed, cursor=cursor)
         frame = self._kept[key] = data + control
+        self.kept_bytes += len(frame)
+        while self.kept_bytes > _KEPT_BYTES:
+            self.kept_bytes -= len(self._kept.pop(next(iter(self._kept))))
         self._all_kept.grown(self)
         return frame
 
     def clear(self) -> None:
         """Keep no frames."""
         self._kept.clear()
+        self.kept_bytes = 0
 
     def data(self, reading: TapeReading) -> bytes:
         """The data event of a reading."""

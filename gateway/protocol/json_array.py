@@ -93,6 +93,8 @@ class ArrayUnwrapper:
 
 def unwrap(body: bytes) -> bytes:
     """The element text of one complete array.  Raises `NotAnArray`."""
+    if body[:1] == b"[" and body[-1:] == b"]" and body[1] not in _TRAILING and body[-2] not in _TRAILING:
+        return body[1:-1]
     unwrapper = ArrayUnwrapper()
     text = unwrapper.feed(body)
     rest = unwrapper.finish()

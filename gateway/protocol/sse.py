@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import orjson
@@ -157,8 +156,7 @@ class SseParser:
         return events
 
 
-@dataclass(frozen=True, slots=True)
-class Control:
+class Control(NamedTuple):
     """A control event: the position after the data event before it (section 5.8).
 
     `cursor` is absent only if the stream is closed.  A closed stream is always up to date.

@@ -36,6 +36,11 @@ class Observed:
         """`NO_REQUEST` without a tracer."""
 
     @property
+    def is_traced(self) -> bool:
+        """Whether there is a span."""
+        return self.span is not NO_REQUEST
+
+    @property
     def sampled_trace_id(self) -> str:
         """The trace for the metrics' exemplars; empty if it is not sampled."""
         return self.span.trace_id if self.span.is_sampled else ""

@@ -46,7 +46,7 @@ from gateway.server.head import JOINED_BYTES
 from gateway.server.parsing import LIVE
 from gateway.server.relayed_fields import relayed_fields
 from gateway.server.request import Answered, Channel, LiveUse
-from gateway.telemetry.access_record import AccessLog, note_fetched, note_origin_request
+from gateway.telemetry.access_record import AccessLog
 from gateway.upstream.call import Body
 from gateway.upstream.incoming import no_op
 from gateway.upstream.reply import Reply
@@ -205,6 +205,7 @@ class Relaying(RelayedCall):
         "_expectation",
         "_is_over",
         "_parsed",
+        "_record",
         "_relays",
         "_reply",
         "_request",
@@ -228,8 +229,10 @@ class Relaying(RelayedCall):
         self._parsed = parsed
         self._request = context.request
         self._channel: Channel = context.request.channel
-        # The steps run in the context in which the request is observed, if it is.
-        self._context_vars: Context | None = copy_context() if context.observed is not None else None
+        observed = context.observed
+        self._record = observed.record if observed is not None else None
+        # Spans of the origin's calls look for that of the request, so the steps run in its context.
+        self._context_vars: Context | None = copy_context() if observed is not None and observed.is_traced else None
         self._answered: Answered | None = None
         self._write_epoch = relays.engine.pending_writes.epoch
         self._reply: Reply | None = None
@@ -276,12 +279,13 @@ class Relaying(RelayedCall):
     # -- called by the upstream
 
     def take_attempt(self) -> None:
-        if self._context_vars is not None:
-            self._context_vars.run(self._note_sent)
-
-    def _note_sent(self) -> None:
-        if not note_origin_request():
+        record = self._record
+        if record is None:
+            return
+        if record.is_accounted:
             self._relays.access_log.unclaimed(self._parsed.recorded, self._context.mode, requests=1)
+        else:
+            record.origin_requests += 1
 
     def take_interim(self, interim: Interim) -> None:
         if interim.status == 100:
@@ -399,7 +403,8 @@ class Relaying(RelayedCall):
 
     def _count(self, size: int) -> None:
         self._relays.recorder.metrics.upstream_bytes(size, self._context.mode, self._context.route_name)
-        note_fetched(size)
+        if self._record is not None:
+            self._record.fetched_bytes += size
 
     def left(self, channel: Channel) -> None:
         """The client has left: stop, unless the request is a write in progress."""

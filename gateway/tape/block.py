@@ -67,7 +67,10 @@ class Block:
         """Grow to `end`; return the position of the old end, which is now a token inside the block."""
         position = self.size
         self.marks.append((position, self.end))
-        if self.is_json:
+        if self.is_json and len(pieces) == 1 and len(pieces[0]) < _PIECE_BYTES:
+            # For one copy of the piece before them, to which both are joined.
+            pieces = (b"," + pieces[0],)
+        elif self.is_json:
             self._push(b",")
         for piece in pieces:
             self._push(piece)

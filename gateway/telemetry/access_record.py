@@ -216,21 +216,6 @@ def note_fetch(fetch: RecordedFetch, *, leads: bool) -> None:
         record.share(fetch, leads=leads)
 
 
-def note_fetched(size: int) -> None:
-    """Record body bytes received from the origin for the current request alone."""
-    if (record := record_now.get()) is not None:
-        record.fetched_bytes += size
-
-
-def note_origin_request() -> bool:
-    """Record a request to the origin for the current request alone; return False if there is no open record."""
-    record = record_now.get()
-    if record is None or record.is_accounted:
-        return False
-    record.origin_requests += 1
-    return True
-
-
 def detach_record() -> None:
     """Detach the running task from any record."""
     record_now.set(None)

@@ -130,6 +130,36 @@ class Reply:
             raise StopAsyncIteration
         return chunk
 
+    async def each(self, take: Callable[[bytes], bool]) -> None:
+        """Call `take` with each part of the body in the call that brings it, until that returns True or the body ends.
+
+        Raises the same as `chunks`, and errors of `take`.
+        """
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Not the future's: the frames of an error lead to the future.
+        failures: list[Exception] = []
+
+        def arrived() -> None:
+            is_over = False
+            try:
+                while not (is_over or over.done()) and (chunk := self.take()) is not None:
+                    is_over = not chunk or take(chunk)
+            except Exception as error:
+                failures.append(error)
+                is_over = True
+            # The caller may have been cancelled by what `take` did.
+            if is_over and not over.done():
+                over.set_result(None)
+
+        self.notify(arrived)
+        arrived()
+        try:
+            await over
+        finally:
+            self.notify(no_op)
+        if failures:
+            raise failures.pop()
+
     def take(self) -> bytes | None:
         """The body received and not yet taken; empty at its end, None if more is still to come (see `notify`).
         Raises UpstreamBroken if it ends early, UpstreamTimeout if it stalls."""

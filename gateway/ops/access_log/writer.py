@@ -174,7 +174,8 @@ class LogWriter:
         pushed_out = self._ledger.add(place, mode, requests, fetched_bytes, self._clock.now())
         if pushed_out is not None:
             self._note_unclaimed(pushed_out)
-        self._arm_ledger_timer()
+        if self._ledger_timer is None:
+            self._arm_ledger_timer()
 
     def _admits(self) -> bool:
         """Whether one more record may be queued; wakes the task if that is due."""
