@@ -6,9 +6,9 @@ outside the protocol.  A reply is compared with what was known *when it was requ
 meanwhile.  A tail that has moved back, a closed stream that is open again, another content type or another identity
 mean another stream under the same name.
 
-Classifying is pure: it takes a reply and the facts of its request, and returns the reply's meaning.  Applying is one
-plain call, which changes the stream's record and returns the effect on its live readers; the fetch table carries that
-out.
+Classifying is pure: `classify` takes the head of a reply and the facts of its request, and returns the reply's meaning.
+Applying is one plain call of the fetch, which changes the stream's record and returns the effect on its live readers;
+the fetch carries that out.
 
 An error requested before a write was acknowledged may predate the write: it answers the readers that wait for it and
 ends nothing.  An overtaken reply, whose stream's bytes were forgotten while it was on its way, answers the readers that
@@ -168,13 +168,24 @@ def classify(
     lifetime = lifetime_here(lifetime_from_headers(headers), headers, facts.asked_at, wall) if is_metadata else None
     ground = manner.ground if is_fetch else manner.ground_unstored
     if ground is not None:
-        route.notice(ground, headers)
         return Personal(NotShareable(ground, is_personal=True), lifetime)
     is_closed = manner.is_closed
     # Where the tail was requested, an offset before a reached one belongs to another stream.
     is_beyond = is_fetch and not facts.has_seen and is_before(offset, start)
     up_to_date = is_closed or not is_fetch or manner.is_up_to_date
     return Learned(start, offset, up_to_date, is_closed, is_beyond, headers, manner, lifetime)
+
+
+class SentFetch(Protocol):
+    """A fetch whose request was sent, as far as the meaning of the reply depends on it."""
+
+    stream: Stream
+    flight: Flight
+    route: Route
+    source: Source
+    facts: TapeFacts
+    asked_at: float
+    """When the request was sent (monotonic seconds)."""
 
 
 class Effect(StrEnum):
@@ -184,6 +195,16 @@ class Effect(StrEnum):
     """The stream may have been replaced or may have ended: begin the live request again."""
     END_READERS = "end readers"
     """The stream has ended, for the reason that its record names."""
+
+
+class Applied(NamedTuple):
+    """What came of a reply."""
+
+    head: StreamHead | Beyond | NotShareable | OriginError
+    """What the readers of the flight are told."""
+    effect: Effect | None = None
+    tail: str | None = None
+    """The tail of the open stream, if the reply has named it."""
 
 
 class ReplyRecorder:
@@ -197,23 +218,48 @@ class ReplyRecorder:
         self._clock = clock
         self._is_written = is_written
 
-    def apply(
-        self, stream: Stream, flight: Flight, learned: Learned, route: Route, source: Source, facts: TapeFacts
-    ) -> None:
-        """Record what a reply says of the stream.  If the flight was overtaken, only its type is compared.
+    def apply(self, fetch: SentFetch, meaning: Learned | Personal | NotShareable | OriginError) -> Applied:
+        """Record what a reply says of the stream.  A flight that was overtaken teaches nothing; only its type is
+        compared.
 
         Raises TailMovedBack if the reply belongs to another stream than the known one.
         """
-        start, offset, up_to_date, is_closed, is_beyond, headers, manner, lifetime = learned
-        tape, is_metadata = stream.tape, start == METADATA
-        is_fetch, content_type = not is_metadata and start != NOW, manner.content_type
-        if content_type is None and not is_metadata:
-            # Storing bytes needs a content type; metadata without one says nothing about it.
-            content_type = stream.content_type or DEFAULT_TYPE
+        stream, flight, facts = fetch.stream, fetch.flight, fetch.facts
+        if isinstance(meaning, Learned):
+            return self._apply_part(fetch, meaning)
+        if isinstance(meaning, Personal):
+            meaning, lifetime = meaning
+            if lifetime is not None and not _may_be_of_predecessor(stream, facts):
+                # It bounds for how long other replies are shown.
+                stream.expiry.know(lifetime)
+                stream.head_headers = None
+        return Applied(meaning, None if is_overtaken(stream, flight) else self._apply_refusal(fetch, meaning))
+
+    def _apply_part(self, fetch: SentFetch, learned: Learned) -> Applied:
+        stream, flight, facts, asked_at = fetch.stream, fetch.flight, fetch.facts, fetch.asked_at
+        head, tail = learned.head(), None
         if is_overtaken(stream, flight):
+            content_type = _content_type(stream, learned)
             if content_type is not None and not stream.learn_type(content_type):
                 raise TailMovedBack
-            return
+        else:
+            self._learn(fetch, learned)
+            if facts.version.same_acks_as(stream.version):
+                tail = _record_tail(fetch, learned)
+            if learned.is_beyond and learned.up_to_date:
+                # It has named a tail that is not before the known one, so this is still the stream.
+                stream.contacted(asked_at)
+                stream.revalidated(facts.version)
+        if learned.start != METADATA and not learned.is_beyond:
+            stream.contacted(asked_at)
+            stream.revalidated(facts.version)
+        return Applied(head, None, tail)
+
+    def _learn(self, fetch: SentFetch, learned: Learned) -> None:
+        """Learn what a part of the stream shows.  Raises TailMovedBack."""
+        stream, route, facts, tape = fetch.stream, fetch.route, fetch.facts, fetch.stream.tape
+        start, offset, up_to_date, is_closed, is_beyond, headers, manner, lifetime = learned
+        is_fetch, content_type = learned.is_fetch, _content_type(stream, learned)
         if not is_beyond:
             tape.check(start if is_fetch else facts.tail or START, offset, has_bytes=False)
         if up_to_date and facts.tail is not None:
@@ -229,7 +275,7 @@ class ReplyRecorder:
         if up_to_date:
             stream.read_up_to_tail(facts.version, offset)
         if route.config.credentials == "shared":
-            stream.was_found_by(source.asker)
+            stream.was_found_by(fetch.source.asker)
         if manner.varies_by_origin:
             route.notice(Ground.ORIGIN, headers)
             self._store.vary_by_origin(stream)
@@ -245,38 +291,14 @@ class ReplyRecorder:
             stream.beyond.record(start)
         self._store.weigh(stream)
 
-    @staticmethod
-    def record_tail(
-        stream: Stream, head: StreamHead | Beyond, reply: Reply, asked_at: float, route: Route
-    ) -> str | None:
-        """Record the tail of an open stream that a reply has named, and for how long it may be repeated; return it,
-        None if the reply has named none.  `asked_at` is when the request was sent (monotonic seconds)."""
-        if not head.up_to_date or head.is_closed:
-            return None
-        tail = head.next_offset if isinstance(head, StreamHead) else head.tail
-        if route.heard_s:
-            fresh = freshness_from_headers(reply.headers)
-            fresh_s = max(route.config.tail_fresh_s, fresh.fresh_s)
-            if fresh_s or fresh.stale_s:
-                stale_until = asked_at + fresh_s + fresh.stale_s
-                stream.saw_tail(Sighting(tail, asked_at, asked_at + fresh_s, stale_until))
-        return tail
-
-    def apply_personal(self, stream: Stream, personal: Personal, facts: TapeFacts) -> None:
-        """Record what a reply for one reader alone says of the stream: for how long other replies are shown."""
-        if personal.lifetime is not None and not _may_be_of_predecessor(stream, facts):
-            stream.expiry.know(personal.lifetime)
-            stream.head_headers = None
-
-    def apply_refusal(
-        self, stream: Stream, flight: Flight, source: Source, head: NotShareable | OriginError, facts: TapeFacts
-    ) -> Effect | None:
+    def _apply_refusal(self, fetch: SentFetch, head: NotShareable | OriginError) -> Effect | None:
         """Record what a reply that is no part of the stream says about it."""
-        tells_lifetime = flight.start == METADATA and not _may_be_of_predecessor(stream, facts)
+        stream, is_metadata = fetch.stream, fetch.flight.start == METADATA
+        tells_lifetime = is_metadata and not _may_be_of_predecessor(stream, fetch.facts)
         match head:
             case OriginError(status=404 | 410):
-                return self._missing(stream, flight, source, head.status, facts)
-            case NotShareable() if flight.start == METADATA:
+                return self._missing(fetch, head.status)
+            case NotShareable() if is_metadata:
                 if tells_lifetime:
                     stream.expiry.not_told()
             case NotShareable(is_personal=True):
@@ -288,12 +310,13 @@ class ReplyRecorder:
                 pass
         return None
 
-    def _missing(self, stream: Stream, flight: Flight, source: Source, status: int, facts: TapeFacts) -> Effect | None:
+    def _missing(self, fetch: SentFetch, status: int) -> Effect | None:
         """The origin has answered 404 or 410."""
+        stream, flight, facts = fetch.stream, fetch.flight, fetch.facts
         # A 410 for an offset may concern that offset alone, even if no later one is known.  The next request without an
         # offset, or for a later one, shows whether it concerns the stream.
         may_be_trimmed = status == 410 and flight.start not in (METADATA, NOW)
-        if stream.is_hidden_from(source.asker):
+        if stream.is_hidden_from(fetch.source.asker):
             # The live readers' own request shows whether it is gone, and so does the next request of each other.
             stream.mark_stale()
             return None if may_be_trimmed else Effect.REFOLLOW
@@ -309,15 +332,40 @@ class ReplyRecorder:
             return Effect.REFOLLOW if flight.start == facts.tail else None
         return Effect.END_READERS if self._store.drop(stream, End.GONE if status == 410 else End.DELETED) else None
 
-    def apply_another(self, stream: Stream, flight: Flight, facts: TapeFacts) -> Effect | None:
+    def apply_another(self, fetch: SentFetch) -> Effect | None:
         """The flight found another stream than the one in memory: end that record, unless it may be the later one."""
+        stream, flight = fetch.stream, fetch.flight
         if is_overtaken(stream, flight):
             return None
-        if facts.identity is None and stream.identity is not None and is_outdated(stream, flight):
+        if fetch.facts.identity is None and stream.identity is not None and is_outdated(stream, flight):
             # The record learned its identity after the flight was sent, so it may be the later stream.
             stream.mark_stale()
             return Effect.REFOLLOW
         return Effect.END_READERS if self._store.drop(stream, End.RECREATED) else None
+
+
+def _content_type(stream: Stream, learned: Learned) -> str | None:
+    """The type that a reply states; None if it states none and needs none."""
+    content_type = learned.manner.content_type
+    if content_type is None and learned.start != METADATA:
+        # Storing bytes needs a content type; metadata without one says nothing about it.
+        return stream.content_type or DEFAULT_TYPE
+    return content_type
+
+
+def _record_tail(fetch: SentFetch, learned: Learned) -> str | None:
+    """Record the tail of an open stream that a reply has named, and for how long it may be repeated; return it, None if
+    the reply has named none."""
+    if not learned.up_to_date or learned.is_closed:
+        return None
+    route, tail, asked_at = fetch.route, learned.offset, fetch.asked_at
+    if route.heard_s:
+        fresh = freshness_from_headers(learned.headers)
+        fresh_s = max(route.config.tail_fresh_s, fresh.fresh_s)
+        if fresh_s or fresh.stale_s:
+            stale_until = asked_at + fresh_s + fresh.stale_s
+            fetch.stream.saw_tail(Sighting(tail, asked_at, asked_at + fresh_s, stale_until))
+    return tail
 
 
 def is_overtaken(stream: Stream, flight: Flight) -> bool:

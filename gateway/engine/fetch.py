@@ -27,6 +27,7 @@ from gateway.engine.classifier import (
     BEYOND_TAIL,
     NO_HEAD,
     Effect,
+    Learned,
     Personal,
     ReplyRecorder,
     SharedRefusal,
@@ -55,12 +56,13 @@ from gateway.live.topics import LiveTopics
 from gateway.live.walk_pace import WalkPace
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
+from gateway.protocol.sharing import Ground
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.asking import PendingRequest
 from gateway.upstream.call import OriginCall
-from gateway.upstream.flight import CONFIRMATION, METADATA, Beyond, Flight, NotShareable, OriginError, StreamHead
+from gateway.upstream.flight import CONFIRMATION, METADATA, Flight, NotShareable, OriginError, StreamHead
 from gateway.upstream.incoming import HIGH_WATER_BYTES
 from gateway.upstream.reply import Reply
 from gateway.upstream.source import Source
@@ -98,16 +100,16 @@ class Fetch:
     """One flight's fetch; a `gateway.upstream.asking.Requester`.  `cancel` gives it up."""
 
     __slots__ = (
-        "_asked_at",
         "_attempts_left",
         "_context",
-        "_facts",
         "_first_error",
         "_is_decided",
         "_is_over",
         "_pending",
         "_task",
         "_work",
+        "asked_at",
+        "facts",
         "flight",
         "mode",
         "route",
@@ -129,8 +131,8 @@ class Fetch:
         """The request, while the head of its reply is awaited."""
         self._task: asyncio.Task[None] | None = None
         """The task that waits for something else."""
-        self._facts: TapeFacts
-        self._asked_at = 0.0
+        self.facts: TapeFacts
+        self.asked_at = 0.0
         """When the latest request was sent (monotonic seconds)."""
         self._context: Context
         """The context of the flight's span."""
@@ -250,9 +252,9 @@ class Fetch:
             headers["Cache-Control"] = "no-cache"
         method, offset = ("HEAD", None) if start == METADATA else ("GET", start)
         call = OriginCall(method, source.url(offset), headers, source.bounds, client=flight.askers)
-        self._asked_at = work.clock.now()
+        self.asked_at = work.clock.now()
         flight.version = self.stream.version
-        self._facts = TapeFacts.of(self.stream, start, work.clock.wall())
+        self.facts = TapeFacts.of(self.stream, start, work.clock.wall())
         self._is_decided = False
         pending = work.upstream.ask(self, call)
         if not self._is_decided and not self._is_over:
@@ -318,7 +320,7 @@ class Fetch:
             if not is_over:
                 error = UpstreamUnavailable()
         except TailMovedBack as moved:
-            self._carry_out(self._work.recorder.apply_another(self.stream, self.flight, self._facts))
+            self._carry_out(self._work.recorder.apply_another(self))
             self.flight.fail(moved)
         except GatewayError as failure:
             error = bare(failure)
@@ -333,83 +335,72 @@ class Fetch:
 
         Raises TailMovedBack if it belongs to another stream, or another GatewayError.
         """
-        work, stream, flight, route, facts = self._work, self.stream, self.flight, self.route, self._facts
-        asked_at, is_metadata, recorder = self._asked_at, flight.start == METADATA, work.recorder
-        work.metrics.upstream_head(self.mode, reply.status, work.clock.now() - asked_at, route.config.name)
+        work, stream, flight, route = self._work, self.stream, self.flight, self.route
+        work.metrics.upstream_head(self.mode, reply.status, work.clock.now() - self.asked_at, route.config.name)
         route.heard()
         if reply.status in _RETRIED and not self._is_last and "Retry-After" not in reply.headers:
             return False
-        head = await self._learn(reply)
-        is_current = not is_overtaken(stream, flight)
-        if not isinstance(head, StreamHead | Beyond):
-            if isinstance(head, OriginError):
-                if head.status == 400 and facts.is_origin_token and is_current and await self._accepts_requests():
-                    # The origin does not know a token that it issued itself: this is another stream.
-                    raise TailMovedBack
-                if is_current and stream.ended is None and not is_outdated(stream, flight):
-                    # An error to a HEAD lacks the body that a GET would be given, so it answers only reads that begin
-                    # with a HEAD.
-                    offset = None if head.status == 404 and not is_metadata else flight.start
-                    client, headers = self.source.client, self.source.headers
-                    work.negative_cache.add(stream.key, offset, head, headers, route, asked_at, client)
-            if is_current:
-                self._carry_out(recorder.apply_refusal(stream, flight, self.source, head, facts))
+        meaning = await self._meaning(reply)
+        if isinstance(meaning, OriginError):
+            await self._refused(meaning)
+        elif isinstance(meaning, Learned):
+            is_first_word = meaning.up_to_date and self.facts.version.same_acks_as(stream.version)
+            if is_first_word and stream.lacks_acknowledged(meaning.offset, is_closed=meaning.is_closed):
+                # It may forget what is held, and has then overtaken the flight.
+                work.writes.tail_is_short(stream)
+        head, effect, tail = work.recorder.apply(self, meaning)
+        self._carry_out(effect)
+        if tail is not None:
+            work.live.tail_named(stream, tail, self.asked_at)
+        if not isinstance(head, StreamHead):
             flight.announce(head)
-            return True
-        if is_current and facts.version.same_acks_as(stream.version):
-            tail = recorder.record_tail(stream, head, reply, asked_at, route)
-            if tail is not None:
-                work.live.tail_named(stream, tail, asked_at)
-        if isinstance(head, Beyond):
-            if is_current and head.up_to_date:
-                # It has named a tail that is not before the known one, so this is still the stream.
-                stream.contacted(asked_at)
-                stream.revalidated(facts.version)
-            flight.announce(head)
-            return True
-        if is_metadata:
+        elif flight.start == METADATA:
             work.live.watch_expiry(stream)
             await reply.read(0)
             flight.announce(head, 0)
             flight.land()
-            return True
-        stream.contacted(asked_at)
-        stream.revalidated(facts.version)
-        if flight.key == CONFIRMATION:
-            self._carry_out(await work.bodies.compare(stream, flight, head, reply, route, asked_at))
-            return True
-        await work.bodies.store(stream, flight, head, reply, route, asked_at)
-        if flight.key != NOW:
-            is_up_to_date = head.up_to_date or head.is_closed
-            work.pace.ended(stream, flight.size, work.clock.now(), is_up_to_date=is_up_to_date)
+        elif flight.key == CONFIRMATION:
+            self._carry_out(await work.bodies.compare(self, head, reply))
+        else:
+            await work.bodies.store(self, head, reply)
+            if flight.key != NOW:
+                is_up_to_date = head.up_to_date or head.is_closed
+                work.pace.ended(stream, flight.size, work.clock.now(), is_up_to_date=is_up_to_date)
         return True
 
-    async def _learn(self, reply: Reply) -> StreamHead | Beyond | NotShareable | OriginError:
-        """Have the reply's head classified and applied to the stream.  Raises UpstreamBroken if the protocol does not
-        allow the reply, TailMovedBack if it belongs to another stream than the known one."""
-        work, stream, flight, route, facts = self._work, self.stream, self.flight, self.route, self._facts
-        learned = classify(flight.start, reply, route, facts, work.clock.wall())
-        if isinstance(learned, NotShareable):
-            return learned
-        if isinstance(learned, Personal):
-            work.recorder.apply_personal(stream, learned, facts)
-            return learned.why
-        if isinstance(learned, SharedRefusal):
-            if route.varies_by_origin(reply.headers):
-                work.store.vary_by_origin(stream)
-            error = await read_error(reply, route, self.source)
-            work.metrics.upstream_bytes(len(error.body), self.mode, route.config.name)
-            flight.fetched += len(error.body)
-            return error
-        if learned.is_beyond and not await is_empty(reply):
-            # The bytes lead to no later offset: the answer is for this client alone.
-            return BEYOND_TAIL
-        is_first_word = learned.up_to_date and facts.version.same_acks_as(stream.version)
-        if is_first_word and stream.lacks_acknowledged(learned.offset, is_closed=learned.is_closed):
-            # It may forget what is held, and has then overtaken the flight.
-            work.writes.tail_is_short(stream)
-        work.recorder.apply(stream, flight, learned, route, self.source, facts)
-        return learned.head()
+    async def _meaning(self, reply: Reply) -> Learned | Personal | NotShareable | OriginError:
+        """Classify the reply, and read what its meaning needs of the body.  Raises UpstreamBroken if the protocol does
+        not allow the reply."""
+        work, flight, route = self._work, self.flight, self.route
+        learned = classify(flight.start, reply, route, self.facts, work.clock.wall())
+        match learned:
+            case SharedRefusal():
+                if route.varies_by_origin(reply.headers):
+                    work.store.vary_by_origin(self.stream)
+                error = await read_error(reply, route, self.source)
+                work.metrics.upstream_bytes(len(error.body), self.mode, route.config.name)
+                flight.fetched += len(error.body)
+                return error
+            case Learned(is_beyond=True) if not await is_empty(reply):
+                # The bytes lead to no later offset: the answer is for this client alone.
+                return BEYOND_TAIL
+            case Personal(why) | (NotShareable(is_personal=True) as why):
+                route.notice(Ground(why.reason), reply.headers)
+        return learned
+
+    async def _refused(self, error: OriginError) -> None:
+        """Remember the origin's refusal for later reads.  Raises TailMovedBack if it shows another stream."""
+        work, stream, flight, source = self._work, self.stream, self.flight, self.source
+        is_current = not is_overtaken(stream, flight)
+        if error.status == 400 and self.facts.is_origin_token and is_current and await self._accepts_requests():
+            # The origin does not know a token that it issued itself: this is another stream.
+            raise TailMovedBack
+        if is_current and stream.ended is None and not is_outdated(stream, flight):
+            # An error to a HEAD lacks the body that a GET would be given, so it answers only reads that begin with a
+            # HEAD.
+            offset = None if error.status == 404 and flight.start != METADATA else flight.start
+            key, client = stream.key, source.client
+            work.negative_cache.add(key, offset, error, source.headers, self.route, self.asked_at, client)
 
     def _carry_out(self, effect: Effect | None) -> None:
         """Have the stream's live readers feel what a reply has shown."""

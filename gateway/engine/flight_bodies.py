@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from gateway.aio.clock import Clock
 from gateway.engine.arrival import receive, take_whole
-from gateway.engine.classifier import Effect, is_overtaken
+from gateway.engine.classifier import Effect, SentFetch, is_overtaken
 from gateway.engine.comparison import MOST_COMPARED, Comparison
-from gateway.engine.route import Route
 from gateway.errors import UpstreamBroken
 from gateway.limits.inflow import Inflow
 from gateway.protocol.freshness import age_from_headers
@@ -19,9 +18,8 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
 from gateway.tape.confirmed import LEAST_GAP_S
 from gateway.tape.store import TapeStore
-from gateway.tape.stream import Stream
 from gateway.telemetry.metrics import MetricsRecorder
-from gateway.upstream.flight import Flight, StreamHead
+from gateway.upstream.flight import StreamHead
 from gateway.upstream.reply import Reply
 
 
@@ -35,16 +33,15 @@ class FlightBodies:
         self.inflow = Inflow()
         """How many bytes the bodies may add to memory now."""
 
-    async def compare(
-        self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: Route, asked_at: float
-    ) -> Effect | None:
-        """Announce the head of the reply to a confirmation sent at `asked_at`, compare its bytes with those held, and
-        land the flight.  Bytes that differ are forgotten.
+    async def compare(self, fetch: SentFetch, head: StreamHead, reply: Reply) -> Effect | None:
+        """Announce the head of the reply to a confirmation, compare its bytes with those held, and land the flight.
+        Bytes that differ are forgotten.
 
         Returns the effect on the stream's live readers.  Raises UpstreamBroken, TailMovedBack or another GatewayError.
         """
+        stream, flight, route = fetch.stream, fetch.flight, fetch.route
         reusable_s, name = stream.reusable_s(route.config.trust_s), route.config.name
-        confirmed_at = asked_at - _counted_age(reply, reusable_s)
+        confirmed_at = fetch.asked_at - _counted_age(reply, reusable_s)
         comparison = Comparison(stream.tape, flight.start, head.next_offset, reply.content_length)
         flight.announce(head)
         is_short = (reply.content_length or 0) <= 2 * MOST_COMPARED
@@ -74,11 +71,9 @@ class FlightBodies:
         flight.land()
         return effect
 
-    async def store(
-        self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: Route, asked_at: float
-    ) -> None:
-        """Announce the head of the reply to a request sent at `asked_at`, store its body, and land the flight.  Raises
-        like `compare`."""
+    async def store(self, fetch: SentFetch, head: StreamHead, reply: Reply) -> None:
+        """Announce the head of the reply, store its body, and land the flight.  Raises like `compare`."""
+        stream, flight, route = fetch.stream, fetch.flight, fetch.route
         name = route.config.name
         if reply.has_arrived:
             size = take_whole(stream, flight, head, reply)
@@ -110,7 +105,7 @@ class FlightBodies:
                     tape.has_lost_start = True
                 self._store.store(stream, start, end, flight.kept, self._clock.now())
                 age_s = _counted_age(reply, stream.reusable_s(route.config.trust_s))
-                stream.confirm(start, asked_at - age_s)
+                stream.confirm(start, fetch.asked_at - age_s)
                 if tape.knows_after(start):
                     flight.shared = stream.shared_bytes()
         flight.land()

@@ -24,6 +24,7 @@ from gateway.live.topics import LiveTopics
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.offsets import NOW, START, is_before
+from gateway.protocol.sharing import Ground
 from gateway.tape.decide import Ask, Gone, Progress, Question, Send, Wait, decide, outlasts_failure
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Tape
@@ -159,7 +160,10 @@ class LiveReads:
     def _why_alone(self, route: Route, stream: Stream, status: int, headers: Headers) -> NotShareable | None:
         """Why a live reply may not be shared; None if it may."""
         if status >= 400:
-            return route.why_refusal_alone(status, headers)
+            why = route.why_refusal_alone(status, headers)
+            if why is not None:
+                route.notice(Ground.VARY, headers)
+            return why
         if headers.get("Content-Encoding", "identity").lower() != "identity":
             return ENCODED
         why = route.why_alone(headers, is_stored=False)

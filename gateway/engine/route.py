@@ -160,14 +160,13 @@ class Route:
         return NotShareable(ground, is_personal=True)
 
     def why_refusal_alone(self, status: int, headers: Headers) -> NotShareable | None:
-        """The same for a reply with an error status.
+        """The same for a reply with an error status; changes nothing.
 
         Only Vary counts: readers that share have equal credentials, cookies are not repeated, and a failure of the
         origin is everybody's.
         """
         if status >= 500 or status == 429 or not self.sharing.varies(headers):
             return None
-        self.notice(Ground.VARY, headers)
         return NotShareable(Ground.VARY, is_personal=True)
 
     def varies_by_origin(self, headers: Headers) -> bool:

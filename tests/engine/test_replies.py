@@ -1,0 +1,216 @@
+"""What a reply of the origin changes in memory: `classify` and `ReplyRecorder.apply` with plain values, no server."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Final, NamedTuple
+
+import pytest
+from multidict import CIMultiDict
+
+from gateway.aio.clock import ManualClock
+from gateway.config.gateway import GatewayConfig
+from gateway.engine.classifier import (
+    Applied,
+    Effect,
+    Learned,
+    Personal,
+    ReplyRecorder,
+    SharedRefusal,
+    TapeFacts,
+    classify,
+)
+from gateway.engine.route import Route
+from gateway.errors import TailMovedBack
+from gateway.protocol.freshness import Lifetime
+from gateway.protocol.offsets import START
+from gateway.protocol.target import parse_target
+from gateway.tape.eviction import POLICIES
+from gateway.tape.store import TapeStore
+from gateway.tape.stream import End, Stream
+from gateway.telemetry.metrics import NoMetrics
+from gateway.upstream.flight import METADATA, Flight, OriginError, StreamHead
+
+PART: Final = {
+    "Content-Type": "application/octet-stream",
+    "Stream-Next-Offset": "4",
+    "Stream-Up-To-Date": "true",
+}
+
+
+class Head(NamedTuple):
+    """The head of a reply."""
+
+    status: int
+    headers: CIMultiDict[str]
+    is_delimited: bool = True
+
+
+class Sent:
+    """A fetch whose request is sent now."""
+
+    def __init__(self, world: World, start: str) -> None:
+        self.stream, self.route, self.source = world.stream, world.route, world.source
+        self.flight = Flight(start, 1 << 16)
+        self.flight.version = self.stream.version
+        self.asked_at = world.clock.now()
+        self.facts = TapeFacts.of(self.stream, start, world.clock.wall())
+
+
+class World:
+    """A stream of which the origin has shown the bytes up to "4", where its tail was."""
+
+    def __init__(self, credentials: str = "partition") -> None:
+        self.clock = ManualClock()
+        config = GatewayConfig.for_origin("http://origin.test", credentials=credentials)
+        self.route = Route(config.routes[0], "edge", self.clock)
+        self.store = TapeStore(1 << 20, POLICIES["s3-fifo"](), map(str, count()).__next__, NoMetrics())
+        self.recorder = ReplyRecorder(self.store, self.clock, lambda group: False)
+        target = parse_target("/s")
+        headers: CIMultiDict[str] = CIMultiDict()
+        self.source = self.route.source(target, self.route.source_headers(headers))
+        self.key = self.route.key(target, self.route.partition(headers))
+        self.stream = self.store.open(self.key, self.clock.now())
+        self.hear(self.sent(START))
+        self.store.store(self.stream, START, "4", [b"abcd"], self.clock.now())
+
+    def sent(self, start: str) -> Sent:
+        return Sent(self, start)
+
+    def hear(self, fetch: Sent, status: int = 200, **more: str | None) -> Applied:
+        """Apply a reply to the fetch; None leaves a field of `PART` out."""
+        fields = {**PART, **{name.replace("_", "-"): value for name, value in more.items()}}
+        headers = CIMultiDict({name: value for name, value in fields.items() if value is not None})
+        head = Head(status, headers)
+        meaning = classify(fetch.flight.start, head, self.route, fetch.facts, self.clock.wall())
+        refusal = OriginError(status, headers, b"")
+        return self.recorder.apply(fetch, refusal if isinstance(meaning, SharedRefusal) else meaning)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def acknowledged(stream: Stream) -> None:
+    """A write is acknowledged."""
+    stream.acknowledged("6", is_closed=False, query="")
+
+
+def doubted(stream: Stream) -> None:
+    """A write may have been done."""
+    stream.mark_stale(may_have_ended=False)
+
+
+def test_a_part_names_the_tail_and_settles_doubts(world: World) -> None:
+    world.stream.mark_stale()
+    found = world.hear(world.sent("4"))
+    assert found == Applied(StreamHead("4", up_to_date=True, is_closed=False), None, "4")
+    assert not world.stream.needs_revalidation
+
+
+@pytest.mark.parametrize(("status", "end"), [(404, End.DELETED), (410, End.GONE)])
+def test_a_stream_that_is_not_there_ends_with_its_readers(world: World, status: int, end: End) -> None:
+    assert world.hear(world.sent(METADATA), status).effect is Effect.END_READERS
+    assert world.stream.ended is end
+
+
+@pytest.mark.parametrize("status", [200, 404, 410])
+@pytest.mark.parametrize("start", [START, METADATA])
+def test_a_fetch_that_a_purge_has_overtaken_teaches_nothing(world: World, start: str, status: int) -> None:
+    late = world.sent(start)
+    world.store.forget_bytes(world.stream)
+    before = world.stream.version
+    found = world.hear(late, status, Stream_Next_Offset="9", Stream_Closed="true")
+    stream = world.stream
+    assert (found.effect, found.tail, stream.ended, stream.tape.closed_at) == (None, None, None, None)
+    assert (stream.version, stream.tape.tail) == (before, "4")
+
+
+@pytest.mark.parametrize("event", [acknowledged, doubted])
+@pytest.mark.parametrize("status", [404, 410])
+@pytest.mark.parametrize("start", [START, METADATA])
+def test_a_refusal_requested_before_a_write_ends_nothing(world: World, start: str, status: int, event: object) -> None:
+    late = world.sent(start)
+    assert callable(event)
+    event(world.stream)
+    assert world.hear(late, status).effect is Effect.REFOLLOW
+    assert world.stream.ended is None
+    assert world.stream.needs_revalidation
+
+
+def test_a_request_names_no_tail_after_a_write_was_acknowledged(world: World) -> None:
+    late = world.sent("4")
+    acknowledged(world.stream)
+    assert world.hear(late).tail is None
+    assert not world.stream.holds_acknowledged("4")
+
+
+def test_a_refused_offset_is_trimmed_and_the_stream_is_not_over(world: World) -> None:
+    assert world.hear(world.sent(START), 410).effect is None
+    assert world.stream.ended is None
+    assert not world.stream.tape.knows_after(START)
+
+
+def test_where_parties_share_the_404_of_one_is_doubted() -> None:
+    world = World("shared")
+    world.stream.was_found_by(world.source.asker + 1)
+    assert world.hear(world.sent(METADATA), 404).effect is Effect.REFOLLOW
+    assert (world.stream.ended, world.stream.needs_revalidation) == (None, True)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"Stream_Next_Offset": "2"},
+        {"Content_Type": "application/json"},
+        {"ETag": '"other:-1:4"'},
+    ],
+)
+def test_a_reply_that_contradicts_what_is_known_is_of_another_stream(world: World, other: dict[str, str]) -> None:
+    world.stream.identity = "one"
+    late = world.sent(START if "ETag" in other else "4")
+    with pytest.raises(TailMovedBack):
+        world.hear(late, 200, **other)
+    assert world.recorder.apply_another(late) is Effect.END_READERS
+    assert world.stream.ended is End.RECREATED
+
+
+def test_a_closed_stream_that_is_open_again_is_another_one(world: World) -> None:
+    world.hear(world.sent("4"), Stream_Closed="true")
+    assert world.stream.tape.closed_at == "4"
+    with pytest.raises(TailMovedBack):
+        world.hear(world.sent(METADATA))
+
+
+def test_a_stream_that_learned_its_identity_meanwhile_may_be_the_later_one(world: World) -> None:
+    late = world.sent(START)
+    acknowledged(world.stream)
+    world.stream.identity = "later"
+    assert world.recorder.apply_another(late) is Effect.REFOLLOW
+    assert world.stream.ended is None
+
+
+def test_a_head_sent_before_the_stream_may_have_been_replaced_tells_no_lifetime(world: World) -> None:
+    late = world.sent(METADATA)
+    world.stream.may_be_another()
+    world.hear(late, Stream_TTL="60")
+    assert world.stream.expiry.lifetime is None
+    world.hear(world.sent(METADATA), Stream_TTL="60")
+    assert world.stream.expiry.lifetime == Lifetime(60, None)
+
+
+def test_a_reply_for_one_reader_alone_raises_doubts_of_what_is_held(world: World) -> None:
+    assert world.hear(world.sent("4"), Set_Cookie="a=b").effect is None
+    assert world.stream.needs_revalidation
+
+
+@pytest.mark.parametrize("more", [{}, {"Set_Cookie": "a=b"}, {"Vary": "X-User"}, {"Stream_Closed": "true"}])
+def test_classifying_changes_nothing(world: World, more: dict[str, str]) -> None:
+    fetch = world.sent("4")
+    headers = CIMultiDict({**PART, **{name.replace("_", "-"): value for name, value in more.items()}})
+    before = repr(world.stream), world.stream.version, dict(world.stream.headers)
+    found = [classify("4", Head(200, headers), world.route, fetch.facts, 1.0) for _ in range(2)]
+    assert found[0] == found[1]
+    assert isinstance(found[0], Learned | Personal)
+    assert before == (repr(world.stream), world.stream.version, dict(world.stream.headers))
