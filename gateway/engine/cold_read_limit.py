@@ -14,8 +14,8 @@ from typing import Final
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.route import Route
 from gateway.errors import TooManyAbsent, TooManyRequests
-from gateway.limits.buckets import Buckets
-from gateway.limits.client_net import UNKNOWN
+from gateway.limits.accounts import Account, Accounts
+from gateway.limits.rates import Rate
 from gateway.limits.retry_after import retry_after_s
 from gateway.telemetry.metrics import MetricsRecorder
 
@@ -26,31 +26,37 @@ _ABSENT: Final = -1.0
 
 
 class ColdReadLimit:
-    """Owner of the allowance of each net.  `now` gives monotonic seconds."""
+    """The rule of such reads.  `accounts` have the allowance of each net; `now` gives monotonic seconds."""
 
     def __init__(
-        self, negative_cache: NegativeCache, metrics: MetricsRecorder, rng: random.Random, now: Callable[[], float]
+        self,
+        negative_cache: NegativeCache,
+        accounts: Accounts,
+        metrics: MetricsRecorder,
+        rng: random.Random,
+        now: Callable[[], float],
     ) -> None:
+        self._accounts = accounts
         self._negative_cache = negative_cache
         self._metrics = metrics
         self._rng = rng
         self._now = now
-        self._nets: Buckets | None = None
+        self._rate: Rate | None = None
 
     def __repr__(self) -> str:
-        return f"<ColdReadLimit {self._nets}>"
+        return f"<ColdReadLimit {self._rate}>"
 
     def configure(self, per_s: float) -> None:
         """Admit `per_s` reads a second of each net from now on; 0 is no bound."""
         if not per_s:
-            self._nets = None
-        elif self._nets is None or self._nets.per_s != per_s:
-            self._nets = Buckets(per_s, max(1.0, per_s * _BURST_S))
+            self._rate = None
+        elif self._rate is None or self._rate.per_s != per_s:
+            self._rate = Rate(per_s, max(1.0, per_s * _BURST_S))
 
-    def suspend(self, client: str, until: float) -> None:
+    def suspend(self, account: Account, until: float) -> None:
         """Let this net have no allowance before `until`; it grows from then on."""
-        if self._nets is not None:
-            self._nets.keep_empty(client, self._now(), until)
+        if self._rate is not None:
+            self._rate.keep_empty(account, self._now(), until)
 
     def admits(self, route: Route, client: str) -> bool:
         """Count a read for this net; returns False, with nothing counted, if `admit` would raise."""
@@ -70,10 +76,10 @@ class ColdReadLimit:
         """Count a read for this net.  If it is not admitted, returns the seconds to wait, or `_ABSENT`."""
         if not self._negative_cache.may_ask(route, client):
             return _ABSENT
-        nets = self._nets
-        if nets is not None and client != UNKNOWN:
+        rate = self._rate
+        if rate is not None and (account := self._accounts.of(client)) is not None:
             now = self._now()
-            if wait_s := nets.wait_s(client, now):
+            if wait_s := rate.wait_s(account, now):
                 return wait_s
-            nets.take(client, now)
+            rate.take(account, now)
         return None

@@ -38,6 +38,8 @@ from gateway.engine.sse import Sse, Subscription
 from gateway.engine.sse_opening import SseOpening
 from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
+from gateway.limits.accounts import Account, Accounts
+from gateway.limits.client_net import client_nets
 from gateway.live.subscriber import Subscriber, Wire
 from gateway.live.table import LiveTable
 from gateway.live.topics import LiveTopics
@@ -119,11 +121,12 @@ class Engine:
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when bytes of a stream are dropped, so that remembered answers made of them are dropped too."""
         surroundings = Surroundings(clock, rng, self.tasks, metrics, access_log, tracer)
-        self.live_table = LiveTable(self.store, surroundings, limits.followed_streams)
+        self.accounts = Accounts(client_nets(limits.client_v4_bits, limits.client_v6_bits), clock.now)
+        self.live_table = LiveTable(self.store, surroundings, limits.followed_streams, self.accounts)
         self.live = LiveTopics(upstream, self.store, surroundings, self.live_table, limits.max_flight_bytes)
         self.pending_writes = PendingWrites()
-        self.negative_cache = NegativeCache(clock.now, self.pending_writes)
-        self._cold_read_limit = ColdReadLimit(self.negative_cache, metrics, rng, clock.now)
+        self.negative_cache = NegativeCache(clock.now, self.pending_writes, self.accounts)
+        self._cold_read_limit = ColdReadLimit(self.negative_cache, self.accounts, metrics, rng, clock.now)
         self.s2_writes = S2Writes(self.store)
         self.writes = Writes(
             self.store, self.live, self.pending_writes, self.negative_cache, clock, self.s2_writes.written
@@ -329,9 +332,9 @@ class Engine:
         self.live_table.most_per_client = limits.most_client_followed_streams
         self._cold_read_limit.configure(limits.client_new_streams_per_s)
 
-    def suspend_client(self, net: str, until: float) -> None:
-        """Have the client net begin without any allowance at `until`, when its ban ends."""
-        self._cold_read_limit.suspend(net, until)
+    def suspend_client(self, account: Account, until: float) -> None:
+        """Have the client begin without any allowance at `until`, when its ban ends."""
+        self._cold_read_limit.suspend(account, until)
 
     def begin_drain(self, spread_s: float, within_s: float = math.inf) -> None:
         """Drain live readers, spread over `spread_s` seconds, the last of them within `within_s`."""

@@ -23,8 +23,9 @@ from multidict import CIMultiDict
 
 from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.route import Route
-from gateway.limits.buckets import Buckets
+from gateway.limits.accounts import Account, Accounts
 from gateway.limits.client_net import UNKNOWN
+from gateway.limits.rates import Rate
 from gateway.protocol.stream_key import Group, StreamKey
 from gateway.tape.facts_cost import headers_cost, key_cost, texts_cost
 from gateway.upstream.flight import METADATA, OriginError
@@ -56,34 +57,33 @@ class _Remembered:
 
 
 class _Bucket:
-    """One origin's bucket, and what each client net has taken of it lately."""
+    """One origin's bucket, and the rate of 404s at which a client net has few."""
 
-    __slots__ = ("_all", "_few")
+    __slots__ = ("_all", "_few", "_own")
 
-    def __init__(self, per_s: float) -> None:
-        self._all = Buckets(per_s, max(1.0, per_s * _BURST_S))
-        self._few = Buckets(per_s * _FEW_SHARE, max(1.0, per_s * _FEW_SHARE * _BURST_S))
+    def __init__(self, origin: str, per_s: float) -> None:
+        self._all = Rate(per_s, max(1.0, per_s * _BURST_S))
+        self._few = Rate(per_s * _FEW_SHARE, max(1.0, per_s * _FEW_SHARE * _BURST_S))
+        self._own = Account(origin)
 
-    def may_ask(self, client: str, now: float) -> bool:
-        left, burst = self._all.left("", now), self._all.burst
-        if left >= 1 and left > burst / 2:
-            return True
-        if self._all.wait_s("", now):
+    def may_ask(self, client: Account | None, now: float) -> bool:
+        if self._all.wait_s(self._own, now):
             return False
-        is_ample = left > burst / 2
-        return is_ample or client == UNKNOWN or not self._few.wait_s(client, now)
+        is_ample = self._all.left(self._own, now) > self._all.burst / 2
+        return is_ample or client is None or not self._few.wait_s(client, now)
 
-    def take(self, client: str, now: float) -> None:
-        self._all.take_left("", now)
-        if client != UNKNOWN:
+    def take(self, client: Account | None, now: float) -> None:
+        self._all.take_left(self._own, now)
+        if client is not None:
             self._few.take_left(client, now)
 
 
 class NegativeCache:
     """Remembered origin errors, and a token bucket per origin.  `now` gives monotonic seconds."""
 
-    def __init__(self, now: Callable[[], float], pending: PendingWrites) -> None:
+    def __init__(self, now: Callable[[], float], pending: PendingWrites, accounts: Accounts) -> None:
         self._now = now
+        self._accounts = accounts
         self._pending = pending
         self._remembered: TLRUCache[_Entry, _Remembered] = TLRUCache(
             _MOST_BYTES,
@@ -142,7 +142,7 @@ class NegativeCache:
     def count(self, route: Route, client: str = UNKNOWN) -> None:
         """The origin has answered 404 to a request for the net `client`."""
         if (bucket := self._bucket(route)) is not None:
-            bucket.take(client, self._now())
+            bucket.take(self._accounts.of(client), self._now())
 
     def add_relayed(
         self,
@@ -191,7 +191,7 @@ class NegativeCache:
     def may_ask(self, route: Route, client: str = UNKNOWN) -> bool:
         """Whether the route's origin may be asked for a stream that is not in memory, for the net `client`."""
         bucket = self._bucket(route)
-        return bucket is None or bucket.may_ask(client, self._now())
+        return bucket is None or bucket.may_ask(self._accounts.find(client), self._now())
 
     def forget(self, group: Group) -> None:
         """A write to the group's path is about to be sent, and pending."""
@@ -209,7 +209,7 @@ class NegativeCache:
         # Routes to one origin may have different rates.
         bucket = self._buckets.get((route.authority, per_s))
         if bucket is None:
-            bucket = self._buckets[route.authority, per_s] = _Bucket(per_s)
+            bucket = self._buckets[route.authority, per_s] = _Bucket(route.authority, per_s)
         return bucket
 
     def _prune(self) -> None:

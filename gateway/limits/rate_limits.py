@@ -6,23 +6,21 @@ into debt, and refuses requests until the debt is paid.
 
 `gateway.server.admission` asks, and answers 429 (RFC 6585 section 4) where a request is not admitted.
 
-A limit keeps an allowance for each value of its key: the client's net, the route, or nothing.  A client without a net
-is not bounded by a limit per client.
+A limit has an allowance for each client's net, for each route, or one for all.  The first is kept in the net's account
+(`gateway.limits.accounts`), each of the others in an account of its own.  A client without an account, because its net
+is not known, is not bounded by a limit per client.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from gateway.config.rate_limits import RateLimitConfig
-from gateway.limits.buckets import Buckets
-from gateway.limits.client_net import UNKNOWN
+from gateway.limits.accounts import Account
+from gateway.limits.rates import Rate
 from gateway.limits.retry_after import UNKNOWN_WAIT_S
-from gateway.limits.usage import Tally
-
-_MOST_REMEMBERED: Final = 16_384
 
 
 class RateRefusal(NamedTuple):
@@ -43,43 +41,61 @@ class RateLimitFields(NamedTuple):
 
 
 class RateLimit:
-    """One limit and its allowances."""
+    """One limit."""
 
     def __init__(self, config: RateLimitConfig) -> None:
         self.config = config
         per_s = config.requests_per_s
-        self.requests = Buckets(per_s, config.burst or max(1.0, per_s)) if per_s is not None else None
+        self.requests = Rate(per_s, config.burst or max(1.0, per_s)) if per_s is not None else None
         # One second's worth at once: what is sent in a second may be sent at its beginning.
-        self.bytes = Buckets(config.bytes_per_s, config.bytes_per_s) if config.bytes_per_s is not None else None
-        self.live = Tally()
+        self.bytes = Rate(config.bytes_per_s, config.bytes_per_s) if config.bytes_per_s is not None else None
         self.counts_live = config.live_reads is not None or self.bytes is not None
         """Whether the limit has to know when a live read ends."""
+        self._shared: dict[str, Account] = {}
+        """The accounts of routes, or the one of all."""
 
     def __repr__(self) -> str:
-        return f"<RateLimit {self.config.name}: {self.requests}, {self.bytes}, {self.live}>"
+        return f"<RateLimit {self.config.name}: {self.requests}, {self.bytes}>"
 
     def applies_to(self, route: str) -> bool:
         """Whether requests of the route are limited."""
         return not self.config.routes or route in self.config.routes
 
-    def key(self, net: str, route: str) -> str | None:
-        """The key of the request's allowance; None if the limit does not apply to its client."""
+    def shared(self, route: str) -> Account | None:
+        """The account that all clients of the route have in common; None if each has its own."""
         match self.config.per:
             case "client":
-                return net if net != UNKNOWN else None
+                return None
             case "route":
-                return route
+                return self._shared.setdefault(route, Account(route))
             case "all":
-                return ""
+                return self._shared.setdefault("", Account(""))
 
-    def wait_s(self, key: str, now: float, *, is_live: bool) -> float:
+    def admits(self, account: Account, now: float, *, is_live: bool = False) -> bool:
+        """Whether a request may be admitted now: the same as no wait, for less."""
+        return (
+            (self.requests is None or self.requests.has_one(account, now))
+            and (self.bytes is None or not self.bytes.wait_s(account, now))
+            and not (is_live and self._is_full(account))
+        )
+
+    def take(self, account: Account, now: float, sent_bytes: int = 0) -> None:
+        """Count a request that has been admitted, and body bytes of its answer."""
+        if self.requests is not None:
+            self.requests.take_one(account, now)
+        if sent_bytes and self.bytes is not None:
+            self.bytes.take(account, now, sent_bytes)
+
+    def _is_full(self, account: Account) -> bool:
+        most = self.config.live_reads
+        return most is not None and account.live.get(self, 0) >= most
+
+    def wait_s(self, account: Account, now: float, *, is_live: bool) -> float:
         """Seconds until a request might be admitted; 0 if it is now."""
-        wait_s = self.requests.wait_s(key, now) if self.requests is not None else 0.0
+        wait_s = self.requests.wait_s(account, now) if self.requests is not None else 0.0
         if self.bytes is not None:
-            wait_s = max(wait_s, self.bytes.wait_s(key, now))
-        if is_live and self.config.live_reads is not None and self.live[key] >= self.config.live_reads:
-            wait_s = max(wait_s, UNKNOWN_WAIT_S)
-        return wait_s
+            wait_s = max(wait_s, self.bytes.wait_s(account, now))
+        return max(wait_s, UNKNOWN_WAIT_S) if is_live and self._is_full(account) else wait_s
 
     def policies(self) -> list[str]:
         """The members of `RateLimit-Policy`."""
@@ -93,48 +109,53 @@ class RateLimit:
             found.append(f'"{config.name}-live";q={config.live_reads};qu="concurrent-requests"')
         return found
 
-    def states(self, key: str, now: float) -> list[str]:
-        """The members of `RateLimit`: what is left, and in how many seconds all of it is there again."""
+    def states(self, account: Account, now: float) -> list[str]:
+        """The members of `RateLimit`: the rest, and the seconds until all of it is there again."""
         config, found = self.config, []
-        for suffix, buckets in (("", self.requests), ("-bytes", self.bytes)):
-            if buckets is not None:
-                left = buckets.left(key, now)
-                full_s = math.ceil((buckets.burst - left) / buckets.per_s)
+        for suffix, rate in (("", self.requests), ("-bytes", self.bytes)):
+            if rate is not None:
+                left = rate.left(account, now)
+                full_s = math.ceil((rate.burst - left) / rate.per_s)
                 found.append(f'"{config.name}{suffix}";r={max(0, math.floor(left + 1e-6))};t={full_s}')
         if config.live_reads is not None:
-            found.append(f'"{config.name}-live";r={max(0, config.live_reads - self.live[key])}')
+            found.append(f'"{config.name}-live";r={max(0, config.live_reads - account.live.get(self, 0))}')
         return found
 
 
-_Applied = tuple[tuple[RateLimit, str], ...]
-
-
 class LimitedLive:
-    """The allowances that one live read takes, until `end`."""
+    """One live read that counts in rate limits, and in its net's account if that is known, until `end_live`."""
 
-    __slots__ = ("_applied",)
+    __slots__ = ("_account", "_applied", "_now")
 
-    def __init__(self, applied: _Applied) -> None:
+    def __init__(
+        self, account: Account | None, applied: Sequence[tuple[RateLimit, Account]], now: Callable[[], float]
+    ) -> None:
+        self._account = account
         self._applied = applied
-        for limit, key in applied:
-            limit.live.add(key)
+        self._now = now
+        for limit, counted in applied:
+            counted.live[limit] = counted.live.get(limit, 0) + 1
 
-    def end(self, sent_bytes: int, now: float) -> None:
+    def end_live(self, sent_bytes: int) -> None:
         """The live read has ended after `sent_bytes` body bytes."""
-        for limit, key in self._applied:
-            limit.live.remove(key)
+        now = self._now()
+        for limit, account in self._applied:
+            account.live[limit] -= 1
+            if not account.live[limit]:
+                del account.live[limit]
             if limit.bytes is not None:
-                limit.bytes.take(key, now, sent_bytes)
+                limit.bytes.take(account, now, sent_bytes)
+        if self._account is not None:
+            self._account.end_live(sent_bytes)
 
 
 class RateLimits:
-    """The limits in effect.  Owner of their allowances.  `now` is monotonic seconds."""
+    """The limits in effect.  `account` is the client's, or None if its net is not known; `now` is monotonic seconds."""
 
     def __init__(self, configs: Sequence[RateLimitConfig] = ()) -> None:
         self.limits: tuple[RateLimit, ...] = ()
-        self._of_route: dict[str, tuple[RateLimit, ...]] = {}
-        self._of_client: dict[tuple[str, str], _Applied] = {}
-        """The limits that apply to a net's requests of a route, and the keys of its allowances."""
+        self._of_route: dict[str, tuple[tuple[RateLimit, Account | None], ...]] = {}
+        """The limits that apply to a route, each with the account that all its clients have in common, if they have."""
         self.replace(configs)
 
     def __repr__(self) -> str:
@@ -146,84 +167,64 @@ class RateLimits:
         known = {limit.config: limit for limit in self.limits}
         self.limits = tuple(known.get(config) or RateLimit(config) for config in configs)
         self._of_route = {}
-        self._of_client = {}
 
-    def _applied(self, net: str, route: str) -> _Applied:
-        applied = self._of_client.get((net, route))
-        if applied is not None:
-            return applied
+    def _applied(self, account: Account | None, route: str) -> list[tuple[RateLimit, Account]]:
+        """The limits that apply to a client's requests of a route, and the accounts of which they take."""
         limits = self._of_route.get(route)
         if limits is None:
-            limits = self._of_route[route] = tuple(limit for limit in self.limits if limit.applies_to(route))
-        found = ((limit, limit.key(net, route)) for limit in limits)
-        if len(self._of_client) >= _MOST_REMEMBERED:
-            self._of_client.clear()
-        applied = self._of_client[net, route] = tuple((limit, key) for limit, key in found if key is not None)
-        return applied
+            limits = tuple((limit, limit.shared(route)) for limit in self.limits if limit.applies_to(route))
+            self._of_route[route] = limits
+        return [(limit, one) for limit, shared in limits if (one := shared or account) is not None]
 
-    def refusal(self, net: str, route: str, now: float, *, is_live: bool) -> RateRefusal | None:
+    def refusal(self, account: Account | None, route: str, now: float, *, is_live: bool) -> RateRefusal | None:
         """The limit for which the request has to wait longest; None if it may be admitted."""
         refusal = None
-        for limit, key in self._applied(net, route):
-            wait_s = limit.wait_s(key, now, is_live=is_live)
+        for limit, one in self._applied(account, route):
+            wait_s = 0.0 if limit.admits(one, now, is_live=is_live) else limit.wait_s(one, now, is_live=is_live)
             if wait_s and (refusal is None or wait_s > refusal.wait_s):
                 refusal = RateRefusal(limit.config.name, wait_s)
         return refusal
 
-    def admits(self, net: str, route: str, now: float, *, is_live: bool) -> bool:
-        """Whether the request may be admitted: the same as no refusal, for less."""
-        for limit, key in self._of_client.get((net, route)) or self._applied(net, route):
-            if limit.requests is not None and not limit.requests.has_one(key, now):
-                return False
-            if (limit.bytes is not None or is_live) and limit.wait_s(key, now, is_live=is_live):
-                return False
-        return True
-
-    def take(self, net: str, route: str, now: float) -> None:
+    def take(self, account: Account | None, route: str, now: float) -> None:
         """Count a request that has been admitted."""
-        for limit, key in self._of_client.get((net, route)) or self._applied(net, route):
-            if limit.requests is not None:
-                limit.requests.take_one(key, now)
+        for limit, one in self._applied(account, route):
+            limit.take(one, now)
 
-    def take_if_admitted(self, net: str, route: str, now: float, sent_bytes: int) -> bool:
+    def take_if_admitted(self, account: Account | None, route: str, now: float, sent_bytes: int) -> bool:
         """Count a request that an answer of `sent_bytes` body bytes answers; False, with nothing counted, if some limit
         refuses it."""
-        applied = self._of_client.get((net, route)) or self._applied(net, route)
-        for limit, key in applied:
-            if (limit.requests is not None and not limit.requests.has_one(key, now)) or (
-                limit.bytes is not None and limit.bytes.wait_s(key, now)
-            ):
+        applied = self._applied(account, route)
+        for limit, one in applied:
+            if not limit.admits(one, now):
                 return False
-        for limit, key in applied:
-            if limit.requests is not None:
-                limit.requests.take_one(key, now)
-            if limit.bytes is not None:
-                limit.bytes.take(key, now, sent_bytes)
+        for limit, one in applied:
+            limit.take(one, now, sent_bytes)
         return True
 
-    def suspend(self, net: str, now: float, until: float) -> None:
+    def suspend(self, account: Account, now: float, until: float) -> None:
         """Let the client have no requests of its own allowances before `until`; they grow from then on."""
         for limit in self.limits:
             if limit.config.per == "client" and limit.requests is not None:
-                limit.requests.keep_empty(net, now, until)
+                limit.requests.keep_empty(account, now, until)
 
-    def charge(self, net: str, route: str, sent_bytes: int, now: float) -> None:
+    def charge(self, account: Account | None, route: str, sent_bytes: int, now: float) -> None:
         """Count the body bytes of an answer that has been sent."""
-        for limit, key in self._applied(net, route):
+        for limit, one in self._applied(account, route):
             if limit.bytes is not None:
-                limit.bytes.take(key, now, sent_bytes)
+                limit.bytes.take(one, now, sent_bytes)
 
-    def begin_live(self, net: str, route: str) -> LimitedLive | None:
-        """Count a live read that has been admitted; `LimitedLive.end` must follow.  None if no limit counts it."""
-        applied = tuple(one for one in self._applied(net, route) if one[0].counts_live)
-        return LimitedLive(applied) if applied else None
+    def begin_live(self, account: Account | None, route: str, now: Callable[[], float]) -> LimitedLive | None:
+        """Count a live read that has been admitted, and that its account counts; `LimitedLive.end_live` must follow.
+        None if no limit counts it."""
+        applied = [one for one in self._applied(account, route) if one[0].counts_live]
+        return LimitedLive(account, applied, now) if applied else None
 
-    def fields(self, net: str, route: str, now: float) -> RateLimitFields | None:
-        """The fields for an answer to a request of the net; None if no limit applies."""
-        applied = self._applied(net, route)
+    def fields(self, account: Account | None, route: str, now: float) -> RateLimitFields | None:
+        """The fields for an answer to a request of the client; None if no limit applies."""
+        applied = self._applied(account, route)
         if not applied:
             return None
         return RateLimitFields(
             ", ".join(member for limit, _ in applied for member in limit.policies()),
-            ", ".join(member for limit, key in applied for member in limit.states(key, now)),
+            ", ".join(member for limit, one in applied for member in limit.states(one, now)),
         )

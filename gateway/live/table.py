@@ -23,9 +23,8 @@ from typing import Any, Final, Protocol
 
 from gateway.aio.clock import Clock, Timer, pause
 from gateway.errors import CircuitOpen, GatewayError, ShortOfMemory, TooManyFollowed, TooManyRequests
-from gateway.limits.client_net import UNKNOWN
+from gateway.limits.accounts import Accounts
 from gateway.limits.retry_after import UNKNOWN_WAIT_S, retry_after_s
-from gateway.limits.usage import Tally
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import detach_record
@@ -72,7 +71,7 @@ class LiveTable:
     Owner of readers' counts, lingers, beats and followers' tasks.
     """
 
-    def __init__(self, store: TapeStore, surroundings: Surroundings, most: int) -> None:
+    def __init__(self, store: TapeStore, surroundings: Surroundings, most: int, accounts: Accounts) -> None:
         self.most = most
         """The most live requests at once."""
         self.most_per_client = most
@@ -88,7 +87,7 @@ class LiveTable:
         self._tasks = surroundings.tasks
         self._metrics = surroundings.metrics
         self._rng = surroundings.rng
-        self._by_client = Tally()
+        self._accounts = accounts
         self._entries: dict[Stream, _Entry] = {}
 
     def __repr__(self) -> str:
@@ -227,7 +226,8 @@ class LiveTable:
     def has_share(self, net: str, topic: LiveTopic | None = None) -> bool:
         """Whether the net may cause one more live request, or the topic's is charged already."""
         is_charged = topic is not None and (entry := self._entry(topic)) is not None and entry.net is not None
-        return is_charged or net == UNKNOWN or self._by_client[net] < self.most_per_client
+        account = self._accounts.find(net)
+        return is_charged or account is None or account.followed < self.most_per_client
 
     def charge(self, topic: LiveTopic, net: str) -> None:
         """Charge the topic's live request to the net, unless it is charged already."""
@@ -274,12 +274,13 @@ class LiveTable:
         self._give_back(net)
 
     def _take(self, net: str) -> None:
-        if net != UNKNOWN:
-            self._by_client.add(net)
+        if (account := self._accounts.of(net)) is not None:
+            account.followed += 1
 
     def _give_back(self, net: str) -> None:
-        if net != UNKNOWN:
-            self._by_client.remove(net)
+        if (account := self._accounts.find(net)) is not None:
+            account.followed -= 1
+            account.leave()
 
 
 class RelayedLive:

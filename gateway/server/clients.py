@@ -27,11 +27,10 @@ from gateway.config.limits import LimitsConfig
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.known import HeaderCache
 from gateway.http.request import RequestParser
-from gateway.limits.bans import Bans, NetCounts
-from gateway.limits.client_net import UNKNOWN, client_nets
+from gateway.limits.accounts import Account, Accounts
+from gateway.limits.client_net import client_nets
 from gateway.limits.shared_bytes import Holding
 from gateway.limits.slow_clients import keeps_up
-from gateway.limits.usage import NetUse, Usage
 from gateway.protocol.client_address import Proxies
 from gateway.server.joins import Join, Joins
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
@@ -83,7 +82,7 @@ class ConnectionRefusal(StrEnum):
 class ClientConnection(Protocol):
     """One open connection."""
 
-    use: NetUse | None
+    use: Account | None
     """Where the connection is counted; None if it belongs to no net.  `Clients` sets it."""
 
     @property
@@ -134,7 +133,7 @@ class Flushing(Protocol):
 class Peer(Protocol):
     """The remote end of a connection."""
 
-    use: NetUse | None
+    use: Account | None
     """Where the connection is counted; None if it belongs to no net."""
 
     @property
@@ -160,12 +159,11 @@ class Clients:
         clock: Clock,
         metrics: MetricsRecorder,
         joins: Joins | None = None,
-        nets: NetCounts | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
-        """`nets` is where connections are counted, if other clients share it."""
-        self.nets = NetCounts(Usage(), Bans(0)) if nets is None else nets
-        self.usage, self.bans = self.nets
-        self.client_net = client_nets(limits.client_v4_bits, limits.client_v6_bits)
+        """`accounts` is where connections are counted, if others share it."""
+        nets = client_nets(limits.client_v4_bits, limits.client_v6_bits)
+        self.accounts = Accounts(nets, clock.now) if accounts is None else accounts
         self.handler = handler
         self.limits = limits
         self.remembered = remembered
@@ -245,51 +243,55 @@ class Clients:
     def admit(self, client: ClientConnection) -> bool:
         """Register a new connection; False if there are too many or the gateway is about to stop."""
         self._unadmitted -= 1
-        net = self.client_net(client.client) if self.proxies is None else self._net(client, self.proxies)
-        refusal = self._refusal(net)
+        account = self._account(client)
+        refusal = self._refusal(account)
         if refusal is not None:
             self.refused[refusal] += 1
             self._emptied.fire()
             return False
-        if net != UNKNOWN:
-            client.use = self.usage.connect(net)
+        if account is not None:
+            self.accounts.connect(account)
+            client.use = account
         self._open[client] = None
-        self.usage.open_connections += 1
+        self.accounts.open_connections += 1
         return True
 
-    def _net(self, client: ClientConnection, proxies: Proxies) -> str:
-        """The net that a connection belongs to; `UNKNOWN` if it is a trusted proxy's, whose requests name others."""
-        address = client.client
-        is_proxy = client.proxies is not None and proxies.trusts(address)
-        return UNKNOWN if is_proxy else self.client_net(address)
+    def _account(self, client: ClientConnection) -> Account | None:
+        """The account of a connection's net; None if that is not known, or if the connection is that of a trusted
+        proxy, whose requests name others."""
+        address, proxies = client.client, self.proxies
+        if proxies is not None and client.proxies is not None and proxies.trusts(address):
+            return None
+        return self.accounts.of(self.accounts.net_of(address))
 
-    def _refusal(self, net: str) -> ConnectionRefusal | None:
+    def _refusal(self, account: Account | None) -> ConnectionRefusal | None:
         """Why a new connection of the net is refused; None, with room made for it, if it is not."""
         if self._is_closing:
             return ConnectionRefusal.LEAVING
         if self.is_short_of_memory:
             return ConnectionRefusal.MEMORY
-        if self.bans.nets and self.bans.is_banned(net, self.now()):
+        if account is not None and account.is_banned(self.now()):
             return ConnectionRefusal.BANNED
-        limits, connections = self.limits, self.usage.connections(net)
-        has_share = net == UNKNOWN or connections < limits.most_client_connections
-        if self.usage.open_connections < limits.max_connections:
+        limits, accounts = self.limits, self.accounts
+        connections = account.connections if account is not None else 0
+        has_share = account is None or connections < limits.most_client_connections
+        if accounts.open_connections < limits.max_connections:
             return None if has_share else ConnectionRefusal.CLIENT
         # Not for equals: two nets would displace each other for ever.
-        may_displace = has_share and connections + 1 < self.usage.most_connections
+        may_displace = has_share and connections + 1 < accounts.most_connections
         return None if may_displace and self._displace() else ConnectionRefusal.LIMIT
 
-    def is_banned(self, use: NetUse | None) -> bool:
-        """Whether the net of an open connection is banned: its next request is not answered, and it is closed.  `use`
-        is where the connection is counted."""
-        if use is None or not self.bans.is_banned(use.net, self.now()):
+    def is_banned(self, account: Account) -> bool:
+        """Whether the account of an open connection is of a banned net: its next request is not answered, and it is
+        closed."""
+        if not account.is_banned(self.now()):
             return False
         self.refused[ConnectionRefusal.BANNED] += 1
         return True
 
     def _displace(self) -> bool:
         """Close an idle connection of a net that has the most; False if none is found soon enough."""
-        most = self.usage.most_connections
+        most = self.accounts.most_connections
         for _ in range(min(len(self._open), _MOST_LOOKED_AT)):
             client = next(iter(self._open))
             # Look at another one first next time.
@@ -312,7 +314,7 @@ class Clients:
         """Unregister a connection that has ended, along with what was being answered on it."""
         if client in self._open:
             del self._open[client]
-            self.usage.open_connections -= 1
+            self.accounts.open_connections -= 1
         self._uncount(client)
         if not self._open:
             self._emptied.fire()
@@ -320,7 +322,7 @@ class Clients:
     def _uncount(self, client: ClientConnection) -> None:
         use, client.use = client.use, None
         if use is not None:
-            self.usage.disconnect(use)
+            self.accounts.disconnect(use)
 
     async def emptied(self, timeout_s: float) -> None:
         """Wait until no connection is left, for at most `timeout_s` seconds."""
@@ -331,7 +333,7 @@ class Clients:
                 while self._open or self._unadmitted:
                     await self._emptied.wait()
 
-    def note_flood(self, use: NetUse | None, kind: str) -> None:
+    def note_flood(self, use: Account | None, kind: str) -> None:
         """Log that an HTTP/2 connection ends because of too many frames of a kind; at most one line in 10 s.
 
         `use` is where the connection is counted.

@@ -15,10 +15,7 @@ import random
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.core import Engine
 from gateway.engine.route import HeaderRules, RouteTable
-from gateway.limits.bans import Bans, NetCounts
-from gateway.limits.client_net import client_nets
 from gateway.limits.rate_limits import RateLimits
-from gateway.limits.usage import Usage
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.client_address import Proxies
 from gateway.protocol.mode import Mode
@@ -71,14 +68,12 @@ class Frontend:
         self._sections = Sections(self._header_rules())
         self._joins = Joins(self._sections)
         self._observers = Observers(access_log, tracer, engine.clock)
-        limits = config.limits
-        nets = NetCounts(Usage(), Bans(limits.client_refusals_per_s))
-        client_net = client_nets(limits.client_v4_bits, limits.client_v6_bits)
+        limits, accounts = config.limits, engine.accounts
         self._rates = RateLimits(config.rate_limits)
-        self._admission = Admission(limits, client_net, nets, self._rates, metrics, rng, engine.clock.now)
+        self._admission = Admission(limits, accounts, self._rates, metrics, rng, engine.clock.now)
         self._admission.on_ban = engine.suspend_client
         remembered = self._make_remembered()
-        self.clients = Clients(self._answer, limits, remembered, engine.clock, metrics, self._joins, nets)
+        self.clients = Clients(self._answer, limits, remembered, engine.clock, metrics, self._joins, accounts)
         self.clients.on_bad_request = self._note_bad_request
         self.clients.speaks_s2 = self._speaks_s2()
         self.clients.refusals = engine.negative_cache.groups
@@ -98,7 +93,7 @@ class Frontend:
 
     def connections(self) -> int:
         """Client connections that are open now, at all listeners."""
-        return self.clients.usage.open_connections
+        return self.clients.accounts.open_connections
 
     def refused(self) -> dict[str, int]:
         """Refused connections by reason."""
@@ -125,7 +120,7 @@ class Frontend:
     def _redirect_factory(self, port: int) -> Connect:
         """A factory of connections that redirect every request to https at `port`."""
         limits, clock = self.clients.limits, self._engine.clock
-        clients = Clients(redirect(port), limits, None, clock, self._metrics, nets=self.clients.nets)
+        clients = Clients(redirect(port), limits, None, clock, self._metrics, accounts=self.clients.accounts)
         clients.on_bad_request = self._note_bad_request
         clients.proxies = self.clients.proxies
         self.every_clients.append(clients)
@@ -182,12 +177,12 @@ class Frontend:
 
     def _admits(self, answer: RememberedAnswer, peer: Peer, section: Section) -> bool:
         """Whether a rate limit admits a request that a remembered answer answers."""
-        use, proxies = peer.use, peer.proxies
-        if use is not None and proxies is None:
-            net = use.net
-        else:
-            net = self._admission.client_net(section.client(proxies, peer.client) if proxies is not None else None)
-        return self._admission.admit_remembered(net, answer.route, answer.body_bytes)
+        if (account := peer.use) is None:
+            accounts, address, proxies = self.clients.accounts, peer.client, peer.proxies
+            if proxies is not None:
+                address = section.client(proxies, address)
+            account = accounts.of(accounts.net_of(address))
+        return self._admission.admit_remembered(account, answer.route, answer.body_bytes)
 
     def _answer(self, request: Request) -> Work | None:
         return self._handler(request)

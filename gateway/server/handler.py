@@ -72,11 +72,11 @@ class RequestHandler:
         node, now = config.server.node_name, engine.clock.now
         self._node = node
         self._admission = admission
-        self._client_net = admission.client_net
+        self._accounts = admission.accounts
         self._engine = engine
         self._now = now
         self._has_refusals = engine.negative_cache.has_any
-        self._parser = RequestParser(node, routes, admission.client_net)
+        self._parser = RequestParser(node, routes, admission.accounts.net_of)
         self._metrics = metrics
         self._joins = joins
         self._observers = observers
@@ -178,7 +178,10 @@ class RequestHandler:
         context.client = parsed.client
         try:
             context.fields = admission.admit(
-                context.request.channel, parsed.client, parsed.route.config.name, is_live=is_live
+                context.request.channel,
+                admission.accounts.of(parsed.client),
+                parsed.route.config.name,
+                is_live=is_live,
             )
         except TooManyRequests as error:
             context.fields = error.fields
@@ -320,18 +323,20 @@ class RequestHandler:
         # The origin has refused some reader of the stream lately: this one may be it.
         if self._has_refusals(read.key) or (observers.is_traced and observers.tracer.chooses(section.text)):
             return False
-        use, address = channel.use, None
-        if use is None or observers.is_on:
+        account, address = channel.use, None
+        if account is None or observers.is_on:
             address, proxies = channel.client, channel.proxies
             if proxies is not None:
                 address = section.client(proxies, address)
-        net, route = use.net if use is not None else self._client_net(address), read.route.config.name
+        if account is None:
+            account = self._accounts.of(self._accounts.net_of(address))
+        route = read.route.config.name
         # Counted first: the answer may be out when `_join` returns.
-        if not admission.begin_join(channel, use, net, route):
+        if not admission.begin_join(channel, account, route):
             return False
         if self._join(channel, join, self._now(), None, (address, section)):
             if admission.rates.limits:
-                admission.joined(net, route)
+                admission.joined(account, route)
             return True
         channel.end_live_use()
         return False

@@ -17,8 +17,8 @@ from multidict import CIMultiDict
 from gateway.aio.eager import begin
 from gateway.engine.route import HeaderRules
 from gateway.http.request import Mark
+from gateway.limits.accounts import Account
 from gateway.limits.shared_bytes import NOTHING, Holding
-from gateway.limits.usage import NetUse
 from gateway.protocol.offsets import NOW
 from gateway.s2 import json_format
 from gateway.s2.errors import S2ErrorCode, error_body
@@ -61,7 +61,7 @@ class Handling(ABC):
 
     @property
     @abstractmethod
-    def use(self) -> NetUse | None: ...
+    def use(self) -> Account | None: ...
 
     @abstractmethod
     def hand_over(self, answering: LiveAnswer) -> None: ...

@@ -14,8 +14,8 @@ from enum import StrEnum
 from typing import Final, Protocol, cast
 
 from gateway.aio.wheel import NEVER
+from gateway.limits.accounts import Account
 from gateway.limits.shared_bytes import NOTHING, Holding
-from gateway.limits.usage import NetUse
 from gateway.protocol.client_address import Proxies
 from gateway.protocol.client_hello import BadServerName, ClientHello, read_client_hello
 from gateway.protocol.proxy_protocol import BadProxyHeader, read_proxy_header
@@ -127,7 +127,7 @@ class Handshake(asyncio.Protocol):
     def __init__(self, acceptor: Acceptor) -> None:
         self._acceptor = acceptor
         acceptor.clients.expect()
-        self.use: NetUse | None = None
+        self.use: Account | None = None
         self._transport: asyncio.Transport | None = None
         self._expects_proxy = acceptor.expects_proxy
         """Whether the PROXY header is still to come."""

@@ -48,7 +48,7 @@ _CATCHUP, _HEAD, _LONGPOLL, _OTHER, _SSE = Mode.CATCHUP, Mode.HEAD, Mode.LONGPOL
 class RequestParser:
     """Parses requests for these routes, and remembers the meaning of those that clients repeat."""
 
-    def __init__(self, node: str, routes: Sequence[Route], client_net: ClientNet) -> None:
+    def __init__(self, node: str, routes: Sequence[Route], net_of: ClientNet) -> None:
         self._node = node
         self._routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
         self._parsed: dict[_Asked, ParsedRequest] = {}
@@ -56,7 +56,7 @@ class RequestParser:
         self._has_decisive_numbers = any(not VARIED.isdisjoint(route.credential_names) for route in routes)
         """Whether a route takes for credentials what differs from one append to the next."""
         self._speaks_s2 = bool(routes) and all(route.is_s2 for route in routes)
-        self._client_net = client_net
+        self._net_of = net_of
 
     def __repr__(self) -> str:
         return f"<RequestParser remembers {len(self._parsed)} requests>"
@@ -114,7 +114,7 @@ class RequestParser:
             raise LoopDetected
         sharing = facts.for_route(route)
         key = route.key(target, sharing.partition)
-        config, client = route.config, self._client_net(request.client)
+        config, client = route.config, self._net_of(request.client)
         if route.is_s2:
             basin, is_in_host = named_basin(request, target, route, host)
             named = recorded_stream(target, route, sharing, basin)

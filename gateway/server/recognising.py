@@ -53,7 +53,7 @@ class RecognisingConnection(ReadingConnection, Handling):
     def data_received(self, data: bytes) -> None:
         if self._is_busy:
             self._receive(data)
-        elif self._clients.bans.nets and self._clients.is_banned(self.use):
+        elif (use := self.use) is not None and use.banned_until and self._clients.is_banned(use):
             self.abort()
         elif not self._answers_known(data):
             self._receive(data)

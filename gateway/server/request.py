@@ -9,8 +9,8 @@ from multidict import CIMultiDict
 
 from gateway.engine.route import HeaderRules
 from gateway.http.request import RequestHead
+from gateway.limits.accounts import Account
 from gateway.limits.shared_bytes import Holding, SharedBytes
-from gateway.limits.usage import NetUse
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.client_address import Proxies
 from gateway.server.body import RequestBody
@@ -82,7 +82,7 @@ class Channel(Protocol):
     """Where the live read in progress is counted.  The channel ends it when it is free again, however that comes."""
 
     @property
-    def use(self) -> NetUse | None:
+    def use(self) -> Account | None:
         """What the net of the connection uses; None if the connection belongs to no net."""
 
     @property

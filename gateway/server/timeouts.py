@@ -14,9 +14,9 @@ from enum import Enum
 from typing import Final
 
 from gateway.aio.wheel import NEVER
+from gateway.limits.accounts import Account
 from gateway.limits.shared_bytes import SharedBytes
 from gateway.limits.slow_clients import ReadingWindow
-from gateway.limits.usage import NetUse
 from gateway.server.clients import Clients
 from gateway.telemetry.access_record import CloseReason
 
@@ -87,7 +87,7 @@ class TimedConnection(asyncio.Protocol):
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self.transport: asyncio.Transport | None = None
-        self.use: NetUse | None = None
+        self.use: Account | None = None
         """Where the connection is counted; None if it belongs to no net."""
         self.phase = Phase.IDLE
         self.has_partial_head = False

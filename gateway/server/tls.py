@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, Final
 
-from gateway.limits.usage import NetUse
+from gateway.limits.accounts import Account
 from gateway.server.timeouts import CLOSE_NOTIFY
 from gateway.server.turns import Turns
 
@@ -101,7 +101,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         """`turns` decides how much input is read in one turn of the loop; None for all."""
         super().__init__()
         self._turns = turns
-        self.use: NetUse | None = None
+        self.use: Account | None = None
         """Where the connection is counted; None if it belongs to no net."""
         self._raw = raw
         self._ssl = tls

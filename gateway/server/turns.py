@@ -29,8 +29,8 @@ from collections.abc import Callable, Hashable
 from typing import Final, Protocol
 
 from gateway.aio.clock import SystemClock
+from gateway.limits.accounts import Account
 from gateway.limits.flows import Flows
-from gateway.limits.usage import NetUse
 
 _log = logging.getLogger("gateway.server")
 
@@ -47,7 +47,7 @@ _QUANTUM_S: Final = 0.0002
 class TurnTaker(Protocol):
     """A connection with requests that wait for their turn."""
 
-    use: NetUse | None
+    use: Account | None
     """Where the connection is counted; None if it belongs to no net."""
 
     def __hash__(self) -> int:

@@ -282,8 +282,8 @@ def hit_is_not_limited() -> Patches:
 def hit_is_not_charged_its_bytes() -> Patches:
     admit = Admission.admit_remembered
 
-    def admitted_without_bytes(self: Admission, net: str, route: str, _: int) -> bool:
-        return admit(self, net, route, 0)
+    def admitted_without_bytes(self: Admission, account: Any, route: str, _: int) -> bool:
+        return admit(self, account, route, 0)
 
     return [(Admission, "admit_remembered", admitted_without_bytes)]
 

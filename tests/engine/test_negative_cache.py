@@ -13,6 +13,8 @@ from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.relayed_request import RelayedRequest, SentRequest
 from gateway.engine.route import Route
+from gateway.limits.accounts import Accounts
+from gateway.limits.client_net import client_nets
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.upstream.flight import OriginError
@@ -28,7 +30,7 @@ class Bench:
         self.clock = ManualClock()
         self.route = Route(RouteConfig(origin="http://origin", **settings), "node", self.clock)
         self.pending = PendingWrites()
-        self.negative_cache = NegativeCache(self.clock.now, self.pending)
+        self.negative_cache = NegativeCache(self.clock.now, self.pending, Accounts(client_nets(32, 64), self.clock.now))
 
     def write(self) -> SentRequest:
         """A write that is under way."""

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits.bans import BAN_S, MOST_NETS, Bans
+from gateway.limits.accounts import Account
+from gateway.limits.bans import BAN_S, Bans
 
 RATES = st.floats(0.1, 100)
 PAUSES = st.lists(st.one_of(st.just(0.0), st.floats(0, 3)), max_size=200)
@@ -12,79 +13,68 @@ PAUSES = st.lists(st.one_of(st.just(0.0), st.floats(0, 3)), max_size=200)
 @given(RATES, PAUSES)
 def test_a_net_is_banned_only_after_more_than_the_rate(per_s: float, pauses: list[float]) -> None:
     bans, now = Bans(per_s), 100.0
+    net = Account("net")
     refused: list[float] = []
     for pause in pauses:
         now += pause
         refused.append(now)
-        if bans.refused("net", now):
+        if bans.refused(net, now):
             # In some window, more were refused than ten seconds' worth and what the rate allows in it.
             windows = ((first, len(refused) - at) for at, first in enumerate(refused))
             assert any(n > 10 * per_s + (now - first) * per_s - 1e-6 for first, n in windows)
             break
-        assert not bans.is_banned("net", now)
+        assert not net.is_banned(now)
 
 
 @given(st.integers(1, 200).map(lambda halves: halves / 2))
 def test_a_ban_ends_and_the_next_comes_sooner(per_s: float) -> None:
     bans, now, burst = Bans(per_s), 100.0, int(10 * per_s)
-    assert not any(bans.refused("net", now) for _ in range(burst))
-    assert bans.refused("net", now)
-    assert not bans.refused("net", now), "a ban is begun once"
-    assert bans.is_banned("net", now)
-    assert not bans.is_banned("other", now)
-    assert not bans.refused("other", now)
+    net = Account("net")
+    assert not any(bans.refused(net, now) for _ in range(burst))
+    other = Account("other")
+    assert bans.refused(net, now)
+    assert not bans.refused(net, now), "a ban is begun once"
+    assert net.is_banned(now)
+    assert not other.is_banned(now)
+    assert not bans.refused(other, now)
     now += BAN_S - 0.001
-    assert bans.is_banned("net", now)
+    assert net.is_banned(now)
     now += 0.002
-    assert not bans.is_banned("net", now)
-    again = next(n for n in range(burst + 1) if bans.refused("net", now))
+    assert not net.is_banned(now)
+    again = next(n for n in range(burst + 1) if bans.refused(net, now))
     assert again <= 10 * per_s / 4 + 2
     # After a long time without a refusal, all is as it was.
     now += BAN_S + 20.0
-    assert not any(bans.refused("net", now) for _ in range(burst))
+    assert not any(bans.refused(net, now) for _ in range(burst))
 
 
 def test_no_rate_bans_no_net() -> None:
     bans = Bans(1)
-    assert any(bans.refused("net", 0.0) for _ in range(11))
-    bans.configure(0)
-    assert not bans.is_banned("net", 0.0)
-    assert not any(bans.refused("net", 0.0) for _ in range(1_000))
+    net = Account("net")
+    assert any(bans.refused(net, 0.0) for _ in range(11))
+    bans.configure(0, [net])
+    assert not net.is_banned(0.0)
+    assert not any(bans.refused(net, 0.0) for _ in range(1_000))
 
 
 def test_each_ban_that_follows_soon_is_twice_as_long_up_to_a_bound() -> None:
     bans, now, lengths = Bans(1), 0.0, []
+    net = Account("net")
     for _ in range(8):
-        ban_s = next(filter(None, (bans.refused("net", now) for _ in range(12))))
-        assert bans.is_banned("net", now + ban_s - 0.001)
+        ban_s = next(filter(None, (bans.refused(net, now) for _ in range(12))))
+        assert net.is_banned(now + ban_s - 0.001)
         lengths.append(ban_s)
         now += 2 * ban_s - 0.001
-        assert not bans.is_banned("net", now)
+        assert not net.is_banned(now)
     assert lengths == [10, 20, 40, 80, 160, 320, 320, 320]
     # It has been good for as long as its last ban was.
     now += 0.002 + 20
-    assert next(filter(None, (bans.refused("net", now) for _ in range(12)))) == 10
+    assert next(filter(None, (bans.refused(net, now) for _ in range(12)))) == 10
 
 
 def test_another_rate_ends_no_ban() -> None:
     bans = Bans(1)
-    assert any(bans.refused("net", 0.0) for _ in range(11))
+    net = Account("net")
+    assert any(bans.refused(net, 0.0) for _ in range(11))
     bans.configure(2)
-    assert bans.is_banned("net", 9.0)
-
-
-def test_at_most_so_many_bans_are_remembered_and_the_oldest_forgotten() -> None:
-    bans = Bans(0.1)
-    for n in range(MOST_NETS + 1):
-        assert [bool(bans.refused(f"net {n}", 0.0)) for _ in range(2)] == [False, True]
-    assert not bans.is_banned("net 0", 1.0)
-    assert bans.is_banned(f"net {MOST_NETS}", 1.0)
-    assert repr(bans).startswith(f"<Bans {MOST_NETS - MOST_NETS // 8 + 1} nets")
-
-
-def test_past_bans_are_forgotten() -> None:
-    bans = Bans(0.1)
-    for n in range(2 * MOST_NETS):
-        now = n * (BAN_S + 1)
-        assert [bool(bans.refused(f"net {n}", now)) for _ in range(2)] == [False, True]
-    assert int(repr(bans).split()[1]) <= MOST_NETS
+    assert net.is_banned(9.0)

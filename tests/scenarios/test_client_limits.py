@@ -182,23 +182,23 @@ async def test_a_net_has_no_more_live_reads_than_its_share(origin: RunningOrigin
     at = (await edge.get("/s?offset=-1")).next_offset
     target = f"/s?offset={at}&live={mode}"
     readers = [await edge.begin(target, MINE) for _ in range(2)]
-    await eventually(lambda: edge.gateway.clients.usage.live_reads("192.0.2.1") == 2)
+    await eventually(lambda: edge.gateway.clients.accounts.live_reads("192.0.2.1") == 2)
     refusal = await edge.get(target, MINE)
     assert refusal.status == 429
     assert int(refusal.headers["Retry-After"]) >= 1
     assert refusal.is_one_line_of_text
     # Another net is served, and the first one again once a reader has left.
     readers.append(await edge.begin(target, OTHERS))
-    await eventually(lambda: edge.gateway.clients.usage.live_reads("192.0.2.2") == 1)
+    await eventually(lambda: edge.gateway.clients.accounts.live_reads("192.0.2.2") == 1)
     readers[0].leave()
-    await eventually(lambda: edge.gateway.clients.usage.live_reads("192.0.2.1") == 1)
+    await eventually(lambda: edge.gateway.clients.accounts.live_reads("192.0.2.1") == 1)
     await edge.begin(target, MINE)
-    await eventually(lambda: edge.gateway.clients.usage.live_reads("192.0.2.1") == 2)
+    await eventually(lambda: edge.gateway.clients.accounts.live_reads("192.0.2.1") == 2)
     assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_live_reads",] == 1
     # Answered long-polls count no more, and neither do those answered at once.
     await edge.post("/s", b"y")
     await edge.send("DELETE", "/s")
-    await eventually(lambda: edge.gateway.clients.usage.live_reads("192.0.2.1") == 0)
+    await eventually(lambda: edge.gateway.clients.accounts.live_reads("192.0.2.1") == 0)
 
 
 @pytest.mark.parametrize("mode", ["sse", "long-poll"])
@@ -206,7 +206,7 @@ async def test_the_share_of_live_reads_holds_for_joins_by_bytes(origin: RunningO
     edge = await start(origin.url, client_live_reads=3)
     assert (await edge.put("/s", b"x")).status == 201
     at = (await edge.get("/s?offset=-1")).next_offset
-    target, usage = f"/s?offset={at}&live={mode}", edge.gateway.clients.usage
+    target, usage = f"/s?offset={at}&live={mode}", edge.gateway.clients.accounts
     for round_ in range(2):
         wires = []
         for count in (1, 2, 3):
@@ -223,7 +223,7 @@ async def test_a_live_read_of_a_missing_stream_leaves_nothing_counted(origin: Ru
     for _ in range(3):
         assert (await edge.get("/none?offset=-1&live=long-poll")).status == 404
         assert (await edge.get("/none?offset=-1&live=sse")).status == 404
-    assert edge.gateway.clients.usage.live_reads("127.0.0.1") == 0
+    assert edge.gateway.clients.accounts.live_reads("127.0.0.1") == 0
 
 
 # -- streams

@@ -123,7 +123,7 @@ async def test_a_live_reader_that_is_gone_leaves_nothing(
     edge = await start(origin.url, cache=not is_relayed)
     await edge.put("/s", b"abc", "application/octet-stream")
     wires = [await edge.begin(f"/s?offset=now&live={mode}") for _ in range(3)]
-    usage = edge.gateway.clients.usage
+    usage = edge.gateway.clients.accounts
     await eventually(lambda: usage.live_reads("127.0.0.1") == 3)
     for wire in wires:
         await wire.closed()

@@ -56,13 +56,13 @@ async def test_live_reads_are_bounded_whatever_way_they_begin(origin: RunningOri
     target = f"/s?offset={at}&live={mode}"
     for count in (1, 2):
         await edge.begin(target, MINE)
-        await eventually(lambda count=count: edge.gateway.clients.usage.live_reads("192.0.2.1") == count)
+        await eventually(lambda count=count: edge.gateway.clients.accounts.live_reads("192.0.2.1") == count)
     assert (await edge.get(target, MINE)).status == 429
     assert limited(edge) == 1
     await edge.begin(target, OTHERS)
-    await eventually(lambda: edge.gateway.clients.usage.live_reads("192.0.2.2") == 1)
+    await eventually(lambda: edge.gateway.clients.accounts.live_reads("192.0.2.2") == 1)
     await edge.send("DELETE", "/s")
-    await eventually(lambda: edge.gateway.clients.usage.live_reads("192.0.2.1") == 0)
+    await eventually(lambda: edge.gateway.clients.accounts.live_reads("192.0.2.1") == 0)
     assert (await edge.get(target, MINE)).status == 404
 
 
@@ -73,7 +73,7 @@ async def test_joins_by_bytes_take_tokens_as_well(origin: RunningOrigin, start: 
     target = f"/s?offset={at}&live=long-poll"
     for count in (1, 2, 3):
         await edge.begin(target, MINE)
-        await eventually(lambda count=count: edge.gateway.clients.usage.live_reads("192.0.2.1") == count)
+        await eventually(lambda count=count: edge.gateway.clients.accounts.live_reads("192.0.2.1") == count)
     assert (await edge.get(target, MINE)).status == 429
 
 

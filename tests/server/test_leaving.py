@@ -97,7 +97,7 @@ async def test_a_reader_that_leaves_in_the_turn_in_which_its_request_goes_on_is_
         return _interrupted(to_its_end(work), at, lose) if work is not None and request.method == "GET" else work
 
     def left_over() -> list[object]:
-        reads = clients.usage.live_reads("127.0.0.1")
+        reads = clients.accounts.live_reads("127.0.0.1")
         return [held for held in (list(engine.live.topics()), engine.fetches, reads) if held]
 
     async def read(target: str) -> None:
@@ -118,7 +118,7 @@ async def test_a_reader_that_leaves_in_the_turn_in_which_its_request_goes_on_is_
         while is_lost or not at:
             assert at < _MOST_WAITS
             await write(gateway, "PUT", f"/{at}", Content_Type="text/plain")
-            await eventually(lambda: not clients.usage)
+            await eventually(lambda: not any(account.is_used for account in clients.accounts))
             for stream in list(engine.store):
                 engine.purge.drop(stream)
             is_lost = is_answered = False

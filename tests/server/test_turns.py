@@ -9,7 +9,7 @@ import pytest
 from hyperframe.frame import GoAwayFrame
 
 from gateway.app import RunningGateway
-from gateway.limits.usage import NetUse, Usage
+from gateway.limits.accounts import Account
 from gateway.server.turns import LATE_S, SHARE_S, Turns
 from tests.scenarios.http2_wire import Call, Http2Wire
 from tests.server.conftest import BOUND_S, Held, Pair, always_late, ask, connect, get, read_response, write
@@ -36,7 +36,7 @@ class Loop:
 class Client:
     """A connection that begins a request of `cost_s` in each of its turns, as long as it has any."""
 
-    def __init__(self, loop: Loop, name: str, use: NetUse | None, cost_s: float = SHARE_S / 4.1) -> None:
+    def __init__(self, loop: Loop, name: str, use: Account | None, cost_s: float = SHARE_S / 4.1) -> None:
         self.loop, self.name, self.use, self.cost_s = loop, name, use, cost_s
         self.left = 0
 
@@ -59,7 +59,7 @@ def loop() -> Loop:
 
 
 def test_a_turn_that_is_not_late_begins_requests_at_once(loop: Loop) -> None:
-    client = Client(loop, "a", Usage().connect("net"), LATE_S / 10)
+    client = Client(loop, "a", Account("net"), LATE_S / 10)
     client.ask(10)
     assert loop.begun == ["a"] * 10
     assert not loop.turns
@@ -69,9 +69,8 @@ def test_a_turn_that_is_not_late_begins_requests_at_once(loop: Loop) -> None:
 
 
 def test_a_late_turn_begins_no_more(loop: Loop) -> None:
-    usage = Usage()
     for name in "abc":
-        Client(loop, name, usage.connect(name), LATE_S * 0.7).ask()
+        Client(loop, name, Account(name), LATE_S * 0.7).ask()
     assert loop.begun == ["a", "b"]
     loop.next()
     assert loop.begun == ["a", "b", "c"]
@@ -79,7 +78,7 @@ def test_a_late_turn_begins_no_more(loop: Loop) -> None:
 
 
 def test_each_turn_begins_what_its_share_allows(loop: Loop) -> None:
-    use = Usage().connect("net")
+    use = Account("net")
     loop.turns.must_wait(Client(loop, "", use))
     loop.now += 2 * LATE_S
     Client(loop, "a", use).ask(100)
@@ -94,7 +93,7 @@ def test_each_turn_begins_what_its_share_allows(loop: Loop) -> None:
 
 
 def test_what_the_loop_does_besides_is_taken_from_the_share(loop: Loop) -> None:
-    use = Usage().connect("net")
+    use = Account("net")
     loop.turns.must_wait(Client(loop, "", use))
     loop.now += 2 * LATE_S
     Client(loop, "a", use).ask(100)
@@ -111,17 +110,17 @@ def test_what_the_loop_does_besides_is_taken_from_the_share(loop: Loop) -> None:
 
 
 def test_a_client_that_asks_for_little_does_not_wait_behind_a_flood(loop: Loop) -> None:
-    usage = Usage()
-    loop.turns.must_wait(Client(loop, "", usage.connect("net")))
+    loop.turns.must_wait(Client(loop, "", Account("net")))
     loop.now += 2 * LATE_S
+    nets = [Account(f"flood {n}") for n in range(4)]
     for n in range(100):
-        Client(loop, "flood", usage.connect(f"flood {n % 4}")).ask(3)
+        Client(loop, "flood", nets[n % 4]).ask(3)
     # The nets of the flood are new as well until each has had its turn.
     loop.next()
     loop.next()
     assert set(loop.begun) == {"flood"}
     del loop.begun[:]
-    reader = Client(loop, "reader", usage.connect("reader"))
+    reader = Client(loop, "reader", Account("reader"))
     reader.ask()
     reader.ask()
     assert loop.begun == ["reader", "reader"], "the turn is not late, and nothing of this client waits"
@@ -132,8 +131,7 @@ def test_a_client_that_asks_for_little_does_not_wait_behind_a_flood(loop: Loop) 
 
 
 def test_the_input_of_a_flood_waits_in_turns_that_are_not_late(loop: Loop) -> None:
-    usage = Usage()
-    flood = usage.connect("flood")
+    flood = Account("flood")
     loop.turns.must_wait(Client(loop, "", flood))
     loop.now += 2 * LATE_S
     Client(loop, "first", flood).ask(100)
@@ -157,11 +155,10 @@ def test_a_failing_connection_ends_no_turn(loop: Loop, caplog: pytest.LogCapture
         def take_turn(self) -> None:
             raise RuntimeError
 
-    usage = Usage()
-    loop.turns.must_wait(Client(loop, "", usage.connect("net")))
+    loop.turns.must_wait(Client(loop, "", Account("net")))
     loop.now += 2 * LATE_S
-    Failing(loop, "failing", usage.connect("failing")).ask()
-    Client(loop, "other", usage.connect("other")).ask()
+    Failing(loop, "failing", Account("failing")).ask()
+    Client(loop, "other", Account("other")).ask()
     loop.next()
     loop.next()
     assert loop.begun == ["other"]

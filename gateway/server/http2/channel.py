@@ -20,8 +20,8 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import VERSION, Http2Request
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
+from gateway.limits.accounts import Account
 from gateway.limits.shared_bytes import Holding, SharedBytes
-from gateway.limits.usage import NetUse
 from gateway.protocol.client_address import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
@@ -58,7 +58,7 @@ class StreamConnection(Protocol):
     clients: Clients
     session: Session
     scheme: str
-    use: NetUse | None
+    use: Account | None
     """Where the connection is counted; None if it belongs to no net."""
 
     @property
@@ -149,7 +149,7 @@ class StreamChannel(Handling):
         """The account of these bytes."""
 
     @property
-    def use(self) -> NetUse | None:
+    def use(self) -> Account | None:
         """What the net of the connection uses; None if the connection belongs to no net."""
         return self._connection.use
 

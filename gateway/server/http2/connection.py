@@ -236,7 +236,12 @@ class Http2Connection(TimedHttp2Connection):
                     # Reset again by a later frame of the same input, after its head has been decoded.
                     self._next_heads = HEADS
                     self.clients.turns.begin()
-                elif self.clients.bans.nets and not self.session.is_leaving and self.clients.is_banned(self.use):
+                elif (
+                    (use := self.use) is not None
+                    and use.banned_until
+                    and not self.session.is_leaving
+                    and self.clients.is_banned(use)
+                ):
                     self.session.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
                     self.leave()
                 elif not request.is_answered:

@@ -15,8 +15,8 @@ from typing import Final
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
+from gateway.limits.accounts import Account
 from gateway.limits.shared_bytes import Holding
-from gateway.limits.usage import NetUse
 from gateway.protocol.client_address import Proxies
 from gateway.server.clients import Clients
 from gateway.server.http2.channel import StreamChannel
@@ -55,7 +55,7 @@ class TimedHttp2Connection(asyncio.Protocol):
 
     def __init__(self, clients: Clients) -> None:
         self.clients = clients
-        self.use: NetUse | None = None
+        self.use: Account | None = None
         """Where the connection is counted; None if it belongs to no net."""
         self.session = Session(clients.limits.http2_streams, clients.http2)
         self.transport: asyncio.Transport | None = None

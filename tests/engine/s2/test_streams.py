@@ -19,7 +19,9 @@ from gateway.engine.route import Route
 from gateway.engine.s2.origin import S2Origin, S2Source
 from gateway.engine.s2.streams import S2Streams
 from gateway.errors import CircuitOpen, GatewayError, UpstreamCongested, UpstreamTimeout, UpstreamUnreachable
+from gateway.limits.accounts import Accounts
 from gateway.limits.askers import Askers
+from gateway.limits.client_net import client_nets
 from gateway.live.table import LiveTable
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import Group, Partition, StreamKey
@@ -66,7 +68,7 @@ class Bench:
         self.clock, self.tasks, self.origin, self.metrics = ManualClock(), Tasks(), Origin(), Failures()
         store = TapeStore(1 << 20, POLICIES["s3-fifo"](), lambda: "i", NoMetrics())
         surroundings = Surroundings(self.clock, Random(0), self.tasks, self.metrics)
-        self.table = LiveTable(store, surroundings, 10)
+        self.table = LiveTable(store, surroundings, 10, Accounts(client_nets(32, 64), self.clock.now))
         self.streams = S2Streams(cast("S2Origin", self.origin), store, surroundings, self.table)
         self.stream = self.streams.open(KEY, cast("S2Source", SimpleNamespace(route="r")))
 

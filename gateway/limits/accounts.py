@@ -1,0 +1,184 @@
+"""Accounts: what each client network uses now, what it has taken of its allowances, and for how long it is banned.
+
+Every limit of a client reads and changes this one record: connections, live reads, followed streams, the token buckets
+of rates (`gateway.limits.rates`), the live reads that each rate limit counts, and the ban.  `Accounts` owns the records
+and defines the network of an address.  An account exists while something of it is in use, taken or banned.
+
+Accounts that are in use are bounded by the connections.  Of the others about `MOST_UNUSED` are kept: beyond that, each
+new account takes the place of one of the oldest.  Accounts whose buckets are full are forgotten without loss, else the
+one that would be full again first.  Its client gains the few tokens that it had taken, and clients that have taken the
+most stay bounded.
+
+`Accounts` knows the largest number of connections of any network, without a search: when the gateway is full, fair
+shares need it at once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from itertools import islice
+from typing import Final
+
+from gateway.limits.client_net import UNKNOWN, ClientNet
+
+MOST_UNUSED: Final = 16_384
+"""Accounts that are kept although nothing of them is in use."""
+_LOOKED_AT: Final = 8
+"""Accounts that are looked at for one to be forgotten."""
+
+
+class Account:
+    """What one client network uses and has taken, and its ban; or what a route or all clients together have taken."""
+
+    __slots__ = (
+        "_owner",
+        "ban_s",
+        "banned_until",
+        "connections",
+        "followed",
+        "full_at",
+        "live",
+        "live_reads",
+        "net",
+    )
+
+    def __init__(self, net: str, owner: Accounts | None = None) -> None:
+        self._owner = owner
+        self.net = net
+        self.connections = 0
+        """Open connections; `Accounts` alone changes them."""
+        self.live_reads = 0
+        self.followed = 0
+        """Live requests at origins that the network has caused."""
+        self.full_at: dict[Hashable, float] = {}
+        """When the bucket of each rate of which something was taken is full again; `Rate` alone changes it."""
+        self.live: dict[Hashable, int] = {}
+        """The live reads that each rate limit counts; only numbers above 0."""
+        self.banned_until = 0.0
+        """When the latest ban ends, in monotonic seconds; 0 if there was none.  `Bans` alone changes it."""
+        self.ban_s = 0.0
+        """The length of that ban."""
+
+    def __repr__(self) -> str:
+        return f"<Account {self.net}: {self.connections} connections, {self.live_reads} live reads>"
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything of it is in use."""
+        return bool(self.connections or self.live_reads or self.followed or self.live)
+
+    @property
+    def settled_at(self) -> float:
+        """When nothing that it has taken and no ban matters any more, in monotonic seconds."""
+        return max(self.banned_until + self.ban_s, *self.full_at.values(), 0.0)
+
+    def is_banned(self, now: float) -> bool:
+        """Whether the network is banned."""
+        return self.banned_until > now
+
+    def begin_live(self) -> None:
+        """Count one more live read; `end_live` must follow."""
+        self.live_reads += 1
+
+    def end_live(self, sent_bytes: int) -> None:
+        """One live read has ended, after `sent_bytes` body bytes, which this count does not depend on."""
+        self.live_reads -= 1
+        if not self.live_reads and not self.connections:
+            self.leave()
+
+    def leave(self) -> None:
+        """Something of it is no longer in use: forget the account if nothing of it matters any more."""
+        if self._owner is not None and not self.is_used:
+            self._owner.forget_if_settled(self)
+
+
+class Accounts:
+    """Owner of the accounts of client networks."""
+
+    def __init__(self, net_of: ClientNet, now: Callable[[], float]) -> None:
+        """`net_of` gives the network of an address; `now` gives monotonic seconds."""
+        self.net_of = net_of
+        self._now = now
+        self._all: OrderedDict[str, Account] = OrderedDict()
+        self._sizes: dict[int, int] = {}
+        """How many networks have this number of connections."""
+        self.open_connections = 0
+        """Open connections, those that belong to no network included."""
+        self.most_connections = 0
+        """The connections of the network that has the most."""
+
+    def __repr__(self) -> str:
+        return f"<Accounts {len(self._all)} networks, {self.most_connections} connections at most>"
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Account]:
+        return iter(self._all.values())
+
+    def of(self, net: str) -> Account | None:
+        """The account of a network; None for `UNKNOWN`, which no limit per client bounds."""
+        account = self._all.get(net)
+        if account is None and net != UNKNOWN:
+            if self._is_full:
+                self._make_room()
+            account = self._all[net] = Account(net, self)
+        return account
+
+    def find(self, net: str) -> Account | None:
+        """The account of a network; None if nothing of it is in use, taken or banned."""
+        return self._all.get(net)
+
+    def live_reads(self, net: str) -> int:
+        """Live reads of a network."""
+        account = self._all.get(net)
+        return account.live_reads if account is not None else 0
+
+    def connect(self, account: Account) -> None:
+        """Count one more connection; `disconnect` must follow."""
+        self._resize(account, 1)
+
+    def disconnect(self, account: Account) -> None:
+        """A connection that `connect` counted has ended."""
+        self._resize(account, -1)
+        account.leave()
+
+    def forget_if_settled(self, account: Account) -> None:
+        """Drop an unused account if it has taken nothing that matters and is not banned."""
+        if not (account.full_at or account.banned_until) or account.settled_at <= self._now():
+            self._all.pop(account.net, None)
+
+    def _resize(self, account: Account, by: int) -> None:
+        sizes, old = self._sizes, account.connections
+        account.connections = new = old + by
+        if new:
+            sizes[new] = sizes.get(new, 0) + 1
+            self.most_connections = max(self.most_connections, new)
+        if old:
+            sizes[old] -= 1
+            if not sizes[old]:
+                del sizes[old]
+                if old == self.most_connections:
+                    # Connections come and go one by one, so the next smaller number has a network, or there is none.
+                    self.most_connections = new
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._all) >= MOST_UNUSED + self.open_connections
+
+    def _make_room(self) -> None:
+        """Look at the oldest accounts for some to forget."""
+        now = self._now()
+        owing: list[tuple[float, str]] = []
+        for account in list(islice(self._all.values(), _LOOKED_AT)):
+            # Look at others first next time.
+            self._all.move_to_end(account.net)
+            if account.is_used:
+                continue
+            if (settled_at := account.settled_at) <= now:
+                del self._all[account.net]
+            else:
+                owing.append((settled_at, account.net))
+        if owing and self._is_full:
+            del self._all[min(owing)[1]]
