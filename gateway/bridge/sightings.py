@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.bridge.page import is_close
+from gateway.limits.oldest import evict_oldest
 from gateway.s2.records import AppendAck, Record, StreamPosition
 
 MOST_SIGHTINGS: Final = 65_536
@@ -160,6 +161,5 @@ class S2Sightings:
             self._table.move_to_end(key)
             return found
         found = self._table[key] = S2Sighting()
-        if len(self._table) > self._most:
-            self._table.popitem(last=False)
+        evict_oldest(self._table, self._most)
         return found

@@ -6,10 +6,12 @@ which of its headers hits repeat is therefore found out once for each manner, an
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
 
+from gateway.limits.oldest import evict_oldest
 from gateway.protocol.forwarded_headers import Headers, storable_headers
 from gateway.protocol.freshness import Reuse, parse_cache_control, stated_reuse
 from gateway.protocol.names import STREAM_CLOSED, STREAM_UP_TO_DATE, is_true
@@ -65,7 +67,7 @@ class Manners:
 
     def __init__(self, rules: SharingRules) -> None:
         self._rules = rules
-        self._known: dict[tuple[tuple[str, str], ...], Manner] = {}
+        self._known: OrderedDict[tuple[tuple[str, str], ...], Manner] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<Manners {len(self._known)}>"
@@ -78,8 +80,7 @@ class Manners:
             manner = self._read(headers)
             if sum(len(name) + len(value) for name, value in fields) <= _MOST_CHARACTERS:
                 self._known[fields] = manner
-                if len(self._known) > _MOST_MANNERS:
-                    del self._known[next(iter(self._known))]
+                evict_oldest(self._known, _MOST_MANNERS)
         return manner
 
     def _read(self, headers: Headers) -> Manner:

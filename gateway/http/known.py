@@ -15,11 +15,13 @@ chunked bodies, upgrades, unusual request lines.
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from typing import Final
 
 from multidict import CIMultiDict, istr
 
 from gateway.http.request import LONGEST_LINE, MOST_FIELDS, Event, Fields, Mark, RequestHead
+from gateway.limits.oldest import evict_oldest
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
 _END: Final = Mark.END
@@ -45,10 +47,10 @@ class HeaderCache:
     """Parsed header sections by their bytes; the oldest of more than 1,024 is dropped."""
 
     def __init__(self) -> None:
-        self._sections: dict[bytes, Fields] = {}
-        self._commons: dict[bytes, Fields] = {}
+        self._sections: OrderedDict[bytes, Fields] = OrderedDict()
+        self._commons: OrderedDict[bytes, Fields] = OrderedDict()
         """The sections of POSTs without the lines whose numbers differ from one append to the next."""
-        self._heads: dict[bytes, RequestHead] = {}
+        self._heads: OrderedDict[bytes, RequestHead] = OrderedDict()
         """Whole heads, with the request line, of other requests than GETs: clients repeat their writes' heads."""
 
     def __len__(self) -> int:
@@ -114,9 +116,8 @@ class HeaderCache:
             return None
         head = RequestHead(_METHODS[line[1]], target.decode(), "1.1", fields)
         if not fields.varied and head.method != "GET" and end <= _MOST_SECTION_BYTES:
-            if len(self._heads) >= _MOST_SECTIONS:
-                del self._heads[next(iter(self._heads))]
             self._heads[data[:end]] = head
+            evict_oldest(self._heads, _MOST_SECTIONS)
         return [head, data[end:], _END] if fields.length else [head, _END]
 
     def store(self, data: bytes, events: list[Event]) -> None:
@@ -131,10 +132,9 @@ class HeaderCache:
         end = data.find(_HEAD_END) + len(_HEAD_END)
         if line is None or end - line.end() > _MOST_SECTION_BYTES or fields.length != len(data) - end:
             return
-        if len(self._sections) >= _MOST_SECTIONS:
-            del self._sections[next(iter(self._sections))]
         section = data[line.end() : end]
         self._sections[section] = fields
+        evict_oldest(self._sections, _MOST_SECTIONS)
         if head.method == "POST":
             self._store_common(data[line.end() - 2 : end], fields)
 
@@ -147,6 +147,5 @@ class HeaderCache:
         if len(common) + count != len(fields.headers):
             # A line with one of the names has another form.
             return
-        if len(self._commons) >= _MOST_SECTIONS:
-            del self._commons[next(iter(self._commons))]
         self._commons[rest] = Fields(common, fields.keeps_alive, 0)
+        evict_oldest(self._commons, _MOST_SECTIONS)

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.limits.oldest import evict_oldest
 from gateway.tape.stream import Stream
 
 LITTLE_BYTES: Final = 256
@@ -73,5 +74,4 @@ class WalkPace:
         if walk.empty > _FREE:
             walk.pause_s = min(LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(walk.empty - _FREE - 1, 10))
         self._walks[stream] = walk
-        if len(self._walks) > _MOST_STREAMS:
-            self._walks.popitem(last=False)
+        evict_oldest(self._walks, _MOST_STREAMS)

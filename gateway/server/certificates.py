@@ -18,6 +18,7 @@ a broken certificate must not let in clients of an authority that has been remov
 from __future__ import annotations
 
 import ssl
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -26,6 +27,7 @@ from gateway.aio.clock import SystemClock
 from gateway.config.certificate_files import Certificate, Pem, load_authorities, load_pair, read_certificate
 from gateway.config.errors import ConfigError
 from gateway.config.listener import CertificateConfig, ListenerConfig, ListenerTlsConfig
+from gateway.limits.oldest import evict_oldest
 
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -59,9 +61,9 @@ class LoadedCertificates:
     """The context for clients that send no server name or an unknown one; None: that of the first certificate."""
     _sessions: dict[str | None, ssl.SSLContext] = field(default_factory=dict, compare=False, repr=False)
     """Contexts that handshakes begin with: of names in the certificates, and of clients that send no name."""
-    _wildcard_sessions: dict[str, ssl.SSLContext] = field(default_factory=dict, compare=False, repr=False)
+    _wildcard_sessions: OrderedDict[str, ssl.SSLContext] = field(default_factory=OrderedDict, compare=False, repr=False)
     """The same for names that a wildcard matches; the one used last is the last."""
-    _unknown_sessions: dict[str, ssl.SSLContext] = field(default_factory=dict, compare=False, repr=False)
+    _unknown_sessions: OrderedDict[str, ssl.SSLContext] = field(default_factory=OrderedDict, compare=False, repr=False)
     """The same for names that no certificate has."""
 
     def context(self, server_name: str | None) -> ssl.SSLContext:
@@ -81,9 +83,8 @@ class LoadedCertificates:
         is_known = _wildcard_of(server_name) in self.by_name
         contexts = self._wildcard_sessions if is_known else self._unknown_sessions
         found = contexts.pop(server_name, None) or _bare_context(self.config, self.alpn)
-        if len(contexts) >= (MOST_SESSION_NAMES if is_known else MOST_UNKNOWN_NAMES):
-            del contexts[next(iter(contexts))]
         contexts[server_name] = found
+        evict_oldest(contexts, MOST_SESSION_NAMES if is_known else MOST_UNKNOWN_NAMES)
         return found
 
 

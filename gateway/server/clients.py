@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from enum import StrEnum
@@ -210,7 +210,7 @@ class Clients:
         """Whether new connections are refused because the process is close to its memory limit."""
         self._unadmitted = 0
         """Connections that have been accepted and not admitted yet."""
-        self._open: dict[ClientConnection, None] = {}
+        self._open: OrderedDict[ClientConnection, None] = OrderedDict()
         self.refused: Counter[ConnectionRefusal] = Counter()
         """Refused connections by reason."""
         self.http2 = SessionCounts()
@@ -295,8 +295,7 @@ class Clients:
         for _ in range(min(len(self._open), _MOST_LOOKED_AT)):
             client = next(iter(self._open))
             # Look at another one first next time.
-            del self._open[client]
-            self._open[client] = None
+            self._open.move_to_end(client)
             if client.use is not None and client.use.connections == most and client.is_idle:
                 self._uncount(client)
                 self.refused[ConnectionRefusal.DISPLACED] += 1

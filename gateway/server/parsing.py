@@ -6,6 +6,7 @@ here about how the request is answered.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,6 +17,7 @@ from gateway.engine.s2.request import is_session
 from gateway.errors import BadRequest, LoopDetected, MethodRefused, NoRoute, VersionNotSupported
 from gateway.http.known import VARIED
 from gateway.limits.client_net import ClientNet
+from gateway.limits.oldest import evict_oldest
 from gateway.protocol.client_address import Proxies
 from gateway.protocol.host import host_of
 from gateway.protocol.mode import Mode
@@ -51,7 +53,7 @@ class RequestParser:
     def __init__(self, node: str, routes: Sequence[Route], net_of: ClientNet) -> None:
         self._node = node
         self._routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
-        self._parsed: dict[_Asked, ParsedRequest] = {}
+        self._parsed: OrderedDict[_Asked, ParsedRequest] = OrderedDict()
         """Requests, other than GETs, whose header section had been seen before; the oldest of many is dropped."""
         self._has_decisive_numbers = any(not VARIED.isdisjoint(route.credential_names) for route in routes)
         """Whether a route takes for credentials what differs from one append to the next."""
@@ -88,9 +90,8 @@ class RequestParser:
             return parsed
         parsed = self._parse(context)
         if len(target) <= _MOST_REMEMBERED_CHARS:
-            if len(self._parsed) >= _MOST_PARSED:
-                del self._parsed[next(iter(self._parsed))]
             self._parsed[asked] = parsed
+            evict_oldest(self._parsed, _MOST_PARSED)
         return parsed
 
     def _parse(self, context: RequestContext) -> ParsedRequest:

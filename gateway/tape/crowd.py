@@ -15,6 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
 from typing import Final, Protocol
 
+from gateway.limits.oldest import evict_oldest
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import Stream
 
@@ -102,10 +103,7 @@ class Crowd:
             stream.forget_beyond()
             self._holds_records(stream)
             dozing[stream] = None
-        dropped = []
-        while len(dozing) > MOST_DOZING:
-            dropped.append(dozing.popitem(last=False)[0])
-        return dropped
+        return [stream for stream, _ in evict_oldest(dozing, MOST_DOZING)]
 
     def records_to(self, queries: Collection[str] | None) -> int:
         """The end of the furthest records that a sleeping stream with one of these queries may hold; None: any."""

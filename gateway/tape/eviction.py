@@ -16,6 +16,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from gateway.limits.oldest import evict_oldest
+
 K = TypeVar("K", bound=Hashable)
 
 USE_S: Final = 1.0
@@ -232,9 +234,7 @@ class S3Fifo(Generic[K]):
 
     def _remember(self, key: K, ghosts: OrderedDict[int, None]) -> None:
         ghosts[hash(key)] = None
-        most = len(self._probation) + len(self._main) + 1
-        while len(ghosts) > most:
-            ghosts.popitem(last=False)
+        evict_oldest(ghosts, len(self._probation) + len(self._main) + 1)
 
     def __contains__(self, key: object) -> bool:
         return key in self._probation or key in self._main

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Final
 
 from gateway.aio.tasks import Tasks
+from gateway.limits.oldest import evict_oldest
 
 TTL_S: Final = 30.0
 STALE_S: Final = 600.0
@@ -62,7 +64,7 @@ class Resolver:
         self._tasks = tasks
         self._now = now
         self._look_up = look_up
-        self._entries: dict[tuple[str, int], _Entry] = {}
+        self._entries: OrderedDict[tuple[str, int], _Entry] = OrderedDict()
         self._lookups: dict[tuple[str, int], asyncio.Task[_Entry | OSError]] = {}
         self._places = asyncio.Semaphore(MOST_LOOKUPS)
 
@@ -126,9 +128,8 @@ class Resolver:
             return self._failed_look_up(host, port, error)
         now = self._now()
         self._entries.pop((host, port), None)
-        while len(self._entries) >= _MOST_NAMES:
-            del self._entries[next(iter(self._entries))]
         entry = self._entries[host, port] = _Entry(now + TTL_S, now + TTL_S + STALE_S, addresses)
+        evict_oldest(self._entries, _MOST_NAMES)
         self._on_resolved(host, port, addresses.copy())
         return entry
 
