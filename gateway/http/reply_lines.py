@@ -128,7 +128,7 @@ _own_line: Final = lru_cache(256)(_field_line)
 
 
 class ReplyShape:
-    """The lines that heads have in common.  Immutable but for `facts`."""
+    """The lines that heads have in common.  Immutable but for the values that are kept with them."""
 
     __slots__ = ("_facts", "headers", "is_chunked", "keeps_alive", "kinds", "own_at")
 
