@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import heapq
 import logging
-import math
 from collections.abc import Callable
+from math import ceil, floor
 from typing import Final, Protocol
 
 from gateway.aio.clock import Clock, SystemClock, Timer
@@ -56,10 +56,13 @@ class Wheel:
     def __repr__(self) -> str:
         return f"<Wheel {len(self)} entries>"
 
-    def add(self, entry: Entry, delay_s: float) -> int:
-        """Call `entry.due` after `delay_s`; return the tick, which `drop` takes."""
+    def add(self, entry: Entry, delay_s: float, now: float | None = None) -> int:
+        """Call `entry.due` after `delay_s`; return the tick, which `drop` takes.  `now` is the time by the wheel's
+        clock, if the caller knows it."""
+        if now is None:
+            now = self._clock.now()
         # Rounded up, but not for a hair: 1000.1 + 0.15 is a hair above 1000.25.
-        tick = math.ceil((self._clock.now() + delay_s) / TICK_S - _HAIR)
+        tick = ceil((now + delay_s) / TICK_S - _HAIR)
         entries = self._entries.get(tick)
         if entries is None:
             entries = self._entries[tick] = set()
@@ -83,7 +86,7 @@ class Wheel:
 
     def _fire_due(self) -> None:
         self._timer = None
-        reached, until = math.floor(round(self._clock.now() / TICK_S, 6)), self._spent() + TURN_S
+        reached, until = floor(round(self._clock.now() / TICK_S, 6)), self._spent() + TURN_S
         while self._ticks and self._ticks[0] <= reached:
             # An entry that waits for a later turn can still be dropped.
             entries = self._entries[self._ticks[0]]

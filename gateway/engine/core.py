@@ -240,10 +240,15 @@ class Engine:
             subscription.stream.count_reads(1, 0)
         return subscription
 
-    def reopen_sse(self, read: Read, opening: SseOpening, wire: Wire) -> Subscriber | None:
+    def reopen_sse(self, read: Read, opening: SseOpening, wire: Wire, now: float) -> Subscriber | None:
         """The same for an SSE read that may begin as an earlier one has; the caller writes head and step of `opening`.
-        None if `subscribe_at_once` is needed."""
-        return None if self._is_refused(read) else self._sse.reopen(read, opening, wire)
+        None if `subscribe_at_once` is needed.
+
+        The caller has asked `negative_cache.has_any`; `now` is the time by the streams' clock (monotonic seconds)."""
+        unshared = read.route.unshared
+        if unshared.may_have_any and unshared.reason(read.key, read.shape) is not None:
+            return None
+        return self._sse.reopen(read, opening, wire, now)
 
     def is_repeatable(self, read: Read) -> bool:
         """Whether equal requests may be given the read's shared answer without another look at their Origin header."""

@@ -79,6 +79,7 @@ class Route:
         self._authorities = _authorities(config)
         self.authority = origin or self._authorities[0]
         """Scheme, host and port of the origin, or of the one that stands for all: the origin in a stream's `Group`."""
+        self.sse_lifetime_s = config.sse_lifetime_s
         self.url = route_url(config.name)
         """To be followed by a path at the origin; the upstream client sends it to one of the route's origins."""
         self._prefix = config.prefix.rstrip("/")

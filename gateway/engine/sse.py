@@ -19,7 +19,7 @@ from gateway.engine.incarnations import Incarnations
 from gateway.engine.live_read import LiveReads
 from gateway.engine.read import Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import origin_error_answer
-from gateway.engine.sse_opening import MOST_BYTES, MOST_HEAD_BYTES, SseOpening
+from gateway.engine.sse_opening import MOST_BYTES, SseOpening
 from gateway.errors import GatewayError, Stopping
 from gateway.live.subscriber import SHORTEST_S, Subscriber, Wire
 from gateway.live.topic import Topic
@@ -31,6 +31,7 @@ from gateway.tape.stream import Stream
 
 _LEAST_LIFETIME = 0.8
 """The shortest lifetime of an SSE response, as a share of its route's `sse_lifetime_s`."""
+_SPREAD_LIFETIME = 1 - _LEAST_LIFETIME
 _CONNECTING_S = 1.0
 
 
@@ -125,39 +126,40 @@ class Sse:
     def subscribe(self, subscription: Subscription, wire: Wire) -> Subscriber:
         """A subscriber, not yet started."""
         read, topic = subscription.read, subscription.topic
-        lifetime_s = self._lifetime_s(read)
+        lifetime_s, now = self._lifetime_s(read), self.clock.now()
         # Jittered only above the client's own cursor.  Drawn once, because a cursor must not go back.
         cursor = int(topic.cursors.next_for(read.cursor, self.clock.wall(), self._reads.rng))
-        subscriber = Subscriber(topic, subscription.at, cursor, wire, self, lifetime_s, subscription.first)
+        subscriber = Subscriber(topic, subscription.at, cursor, wire, self, now, lifetime_s, subscription.first)
         if self._reads.drain.is_set:
-            now = self.clock.now()
             subscriber.leave(self.drain.delay_s(now, self._reads.rng), self.drain.within_s(now))
         return subscriber
 
-    def opening(self, subscriber: Subscriber, start: str, head: bytes, wall: float) -> SseOpening | None:
+    def opening(self, subscriber: Subscriber, start: str, wall: float) -> SseOpening | None:
         """What the next reader that begins at `start` may be sent as this one was; None if that differs from reader to
-        reader, or if more may follow at once.  `head` names the time `wall` (Unix seconds)."""
+        reader, or if more may follow at once.  `wall` is the time that its head names (Unix seconds)."""
         topic = subscriber.topic
         step = topic.step(start, said_up_to_date=False, least_cursor=0)
         if subscriber.at != step.end or subscriber.least_cursor > step.cursor or not step.is_all:
             return None
-        is_kept = 0 < len(step.data) <= MOST_BYTES and len(head) <= MOST_HEAD_BYTES
-        return SseOpening(topic, step, head, wall) if is_kept else None
+        return SseOpening(topic, step, wall) if 0 < len(step.data) <= MOST_BYTES else None
 
-    def reopen(self, read: Read, opening: SseOpening, wire: Wire) -> Subscriber | None:
+    def reopen(self, read: Read, opening: SseOpening, wire: Wire, now: float) -> Subscriber | None:
         """A reader that begins as another has: the caller writes head and step of `opening`.  None, without side
-        effects, if it has to begin by itself."""
-        reads, topic = self._reads, opening.topic_at(self.clock.wall())
+        effects, if it has to begin by itself.  `now` is the time by the streams' clock (monotonic seconds)."""
+        reads, wall, step = self._reads, self.clock.wall(), opening.step
+        topic = opening.topic_at(wall)
         if topic is None or reads.drain.is_set:
             return None
-        if topic.stream.has_expired(self.clock.now(), self.clock.wall()) or reads.live.join(topic.stream) is None:
+        stream = topic.stream
+        # The first condition is the rule in `has_expired` for most streams, without the call.
+        if (stream.expiry.is_limited and stream.has_expired(now, wall)) or not reads.live.rejoin(topic):
             return None
-        topic.stream.count_reads(1, 0)
-        return Subscriber(topic, opening.step.end, opening.step.cursor, wire, self, self._lifetime_s(read))
+        lifetime_s = read.route.sse_lifetime_s * (_LEAST_LIFETIME + _SPREAD_LIFETIME * reads.rng.random())
+        return Subscriber(topic, step.end, step.cursor, wire, self, now, lifetime_s)
 
     def _lifetime_s(self, read: Read) -> float:
         """How long an SSE response may last: readers that come together do not return together."""
-        return read.route.config.sse_lifetime_s * (_LEAST_LIFETIME + (1 - _LEAST_LIFETIME) * self._reads.rng.random())
+        return read.route.sse_lifetime_s * (_LEAST_LIFETIME + _SPREAD_LIFETIME * self._reads.rng.random())
 
     def fill(self, subscriber: Subscriber) -> None:
         """Fetch the bytes after the subscriber's offset; calls `Subscriber.filled` when done."""

@@ -14,21 +14,18 @@ from gateway.live.topic import Topic
 
 MOST_BYTES: Final = 512
 """A first piece that is larger is not kept: most readers join at the tail, and are sent a control event."""
-MOST_HEAD_BYTES: Final = 2_048
-"""A larger head is not kept either."""
 
 
 class SseOpening:
-    """The head and the first piece of an SSE response, valid for one version of its stream and one second."""
+    """The first piece of an SSE response, valid with its head for one version of its stream and one second."""
 
-    __slots__ = ("_headers", "_second", "_tail", "_topic", "_version", "head", "step")
+    __slots__ = ("_headers", "_second", "_tail", "_topic", "_version", "step")
 
-    def __init__(self, topic: Topic, step: LiveStep, head: bytes, wall: float) -> None:
+    def __init__(self, topic: Topic, step: LiveStep, wall: float) -> None:
         """`wall` is the time that the head names, in Unix seconds."""
         stream = topic.stream
         # Requests are remembered for longer than the topics that they have joined.
         self._topic = ref(topic)
-        self.head = head
         self.step = step
         self._headers = stream.headers
         self._tail = stream.tape.tail
@@ -36,7 +33,7 @@ class SseOpening:
         self._second = int(wall)
 
     def __repr__(self) -> str:
-        return f"<SseOpening {self.step.end}, {len(self.head)} + {self.step.size} bytes>"
+        return f"<SseOpening {self.step.end}, {self.step.size} bytes>"
 
     def topic_at(self, wall: float) -> Topic | None:
         """The topic whose next reader may be sent the same at `wall` (Unix seconds); None if it may not.
@@ -50,7 +47,7 @@ class SseOpening:
         stream = topic.stream
         tape = stream.tape
         is_same = (
-            self._version.same_answers_as(stream.version)
+            (self._version is stream.version or self._version.same_answers_as(stream.version))
             and tape.tail == self._tail
             and tape.closed_at is None
             and stream.headers is self._headers

@@ -7,7 +7,7 @@ later, and its connection enforces the write deadline.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from gateway.aio.clock import Clock
 from gateway.aio.wheel import TICK_S, Wheel
@@ -15,7 +15,7 @@ from gateway.limits.shared_bytes import NOTHING, Holding
 from gateway.live.reader import HEARTBEAT_BYTES, HEARTBEAT_CHUNK, LargeEvent, LiveStep
 from gateway.live.topic import BEATS, Topic
 from gateway.tape.sighting import FirstTail
-from gateway.telemetry.access_record import CloseReason
+from gateway.telemetry.access_record import CloseReason, LiveCounts
 
 PART_BYTES = 1 << 17
 """A large event is written in parts of this size."""
@@ -23,8 +23,20 @@ SHORTEST_S = 1.0
 """The TypeScript client gives SSE up after three connections that were shorter than this."""
 
 
+# Enum members are slow to reach in Python 3.11.
+_LEFT: Final = CloseReason.LEFT
+
+
 class Wire(Protocol):
     """A client's connection, as a subscriber uses it."""
+
+    @property
+    def live_bytes(self) -> int:
+        """Body bytes written so far."""
+
+    @property
+    def live_first_byte_s(self) -> float:
+        """Seconds from the reading of the request to the writing of the head."""
 
     @property
     def is_full(self) -> bool:
@@ -91,9 +103,11 @@ class Subscriber:
         least_cursor: int,
         wire: Wire,
         context: LiveContext,
+        now: float,
         lifetime_s: float,
         first: FirstTail | None = None,
     ) -> None:
+        """`now` is the time of the context's clock (monotonic seconds)."""
         self.topic = topic
         self.at = at
         self._first = first
@@ -112,8 +126,8 @@ class Subscriber:
         """Whether the topic changed during a fetch."""
         self._is_over = False
         self._sent_at_beat = topic.beats
-        self._tick = context.wheel.add(self, max(SHORTEST_S, lifetime_s))
-        self._established_tick = int((context.clock.now() + SHORTEST_S) / TICK_S) + 1
+        self._tick = context.wheel.add(self, max(SHORTEST_S, lifetime_s), now)
+        self._established_tick = int((now + SHORTEST_S) / TICK_S) + 1
         """The tick from which clients no longer count the connection as failed."""
 
     def __repr__(self) -> str:
@@ -129,9 +143,14 @@ class Subscriber:
         large = self._large
         return (Holding(large.shared, len(large.data)),) if large is not None else NOTHING
 
+    def live_counts(self) -> LiveCounts:
+        """What the read has come to."""
+        wire, readers = self.wire, self.topic.readers_now
+        return wire.live_first_byte_s, self.at, wire.live_bytes, len(readers) + (self not in readers)
+
     def left(self, _: object) -> None:
         """The client of this wire has disconnected."""
-        self._finish(CloseReason.LEFT)
+        self._finish(_LEFT)
 
     def start(self) -> None:
         """Join the topic and write what there is."""
@@ -140,10 +159,12 @@ class Subscriber:
         self._first = None
 
     def start_after(self, step: LiveStep) -> None:
-        """Join the topic at the end of `step`, which the caller writes, and after which there is nothing to write."""
-        self.topic.readers_now.add(self)
+        """Join the topic at the end of `step`, which the caller writes, and after which there is nothing to write.
+        Counts the read."""
+        topic = self.topic
+        topic.readers_now.add(self)
         self._said_up_to_date = step.said_up_to_date
-        self.topic.stream.count_sent(step.size)
+        topic.stream.count_reads(1, 0, step.size)
 
     def pump(self) -> None:
         """Write from the client's offset on, as far as the tape and the connection allow."""
@@ -261,7 +282,7 @@ class Subscriber:
 
     def gone(self) -> None:
         """The client has disconnected."""
-        self._finish(CloseReason.LEFT)
+        self._finish(_LEFT)
 
     def _finish(self, reason: CloseReason) -> None:
         if not self._is_over:
@@ -269,4 +290,4 @@ class Subscriber:
             self._context.wheel.drop(self, self._tick)
             self.topic.readers_now.discard(self)
             self._context.left(self.topic)
-            self.wire.over(reason, in_order=reason is not CloseReason.LEFT and self._large is None)
+            self.wire.over(reason, in_order=reason is not _LEFT and self._large is None)

@@ -133,6 +133,17 @@ class LiveTable:
             entry.linger.cancel()
             entry.linger = None
 
+    def attach_followed(self, topic: LiveTopic) -> bool:
+        """The same if the topic is in the table and followed; else return False."""
+        entry = self._entries.get(topic.stream)
+        if entry is None or entry.topic is not topic or entry.run is None:
+            return False
+        topic.readers += 1
+        if entry.linger is not None:
+            entry.linger.cancel()
+            entry.linger = None
+        return True
+
     def detach(self, topic: LiveTopic, linger_s: float) -> None:
         """A reader leaves.  After the last one the topic ends, at once if it is not followed, else after the linger."""
         topic.readers -= 1

@@ -107,10 +107,12 @@ class LiveTopics:
     def join(self, stream: Stream) -> Topic | None:
         """Join the stream's topic if it is followed and shareable, else return None; the caller must call `detach`."""
         topic = self._topics.get(stream)
-        if topic is None or topic.not_shareable is not None or topic.is_refused or not self._table.is_followed(topic):
-            return None
-        self._table.attach(topic)
-        return topic
+        return topic if topic is not None and self.rejoin(topic) else None
+
+    def rejoin(self, topic: Topic) -> bool:
+        """Join a topic if it is its stream's, followed and shareable; the caller must call `detach`.  Else return
+        False."""
+        return topic.not_shareable is None and not topic.is_refused and self._table.attach_followed(topic)
 
     def follow(self, topic: Topic) -> None:
         """Start following the topic's stream.  Only readers that wait call this: readers that are answered at once,

@@ -169,7 +169,8 @@ class Metrics(Collector):
         trace_id: str | None = None,
         requests: int = 1,
     ) -> None:
-        end = self.routes[route].ended(mode, outcome)
+        figures = self.routes[route]
+        end = figures.ends.get((mode, outcome)) or figures.ended(mode, outcome)
         end.requests += requests
         first_byte_s, sent_bytes, saved_bytes = sent
         end.sent_bytes += sent_bytes * requests

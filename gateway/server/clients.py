@@ -165,7 +165,7 @@ class Clients:
         nets = client_nets(limits.client_v4_bits, limits.client_v6_bits)
         self.accounts = Accounts(nets, clock.now) if accounts is None else accounts
         self.handler = handler
-        self.limits = limits
+        self.configure(limits)
         self.remembered = remembered
         self.metrics = metrics
         self.on_bad_request: Callable[[int, int, ClientConnection], None] = lambda status, sent_bytes, connection: None
@@ -208,8 +208,8 @@ class Clients:
         """Whether no connection is admitted any more."""
         self.is_short_of_memory = False
         """Whether new connections are refused because the process is close to its memory limit."""
-        self._unadmitted = 0
-        """Connections that have been accepted and not admitted yet."""
+        self.unadmitted = 0
+        """Connections that have been accepted and not admitted yet.  Each adds itself; a call to `admit` follows."""
         self._open: OrderedDict[ClientConnection, None] = OrderedDict()
         self.refused: Counter[ConnectionRefusal] = Counter()
         """Refused connections by reason."""
@@ -236,14 +236,23 @@ class Clients:
     def __iter__(self) -> Iterator[ClientConnection]:
         return iter(self._open)
 
-    def expect(self) -> None:
-        """A connection has been accepted; a call to `admit` follows."""
-        self._unadmitted += 1
+    def configure(self, limits: LimitsConfig) -> None:
+        """Use these limits from now on."""
+        self.limits = limits
+        # Attributes, because those of a pydantic model are slow to reach.
+        self.high_water = limits.send_buffer_bytes // 2
+        """Half of the bound on unsent bytes; the listener gives the other half to the kernel's send buffer."""
+        self.header_timeout_s = limits.client_header_timeout_s
+        self._most_connections = limits.max_connections
+        self._most_connections_of_one = limits.most_client_connections
 
     def admit(self, client: ClientConnection) -> bool:
         """Register a new connection; False if there are too many or the gateway is about to stop."""
-        self._unadmitted -= 1
-        account = self._account(client)
+        self.unadmitted -= 1
+        address, proxies = client.client, client.proxies
+        # A trusted proxy's connection belongs to no net: its requests name others.
+        is_proxy = proxies is not None and proxies.trusts(address)
+        account = self.accounts.of(self.accounts.net_of(address)) if not is_proxy else None
         refusal = self._refusal(account)
         if refusal is not None:
             self.refused[refusal] += 1
@@ -256,14 +265,6 @@ class Clients:
         self.accounts.open_connections += 1
         return True
 
-    def _account(self, client: ClientConnection) -> Account | None:
-        """The account of a connection's net; None if that is not known, or if the connection is that of a trusted
-        proxy, whose requests name others."""
-        address, proxies = client.client, self.proxies
-        if proxies is not None and client.proxies is not None and proxies.trusts(address):
-            return None
-        return self.accounts.of(self.accounts.net_of(address))
-
     def _refusal(self, account: Account | None) -> ConnectionRefusal | None:
         """Why a new connection of the net is refused; None, with room made for it, if it is not."""
         if self._is_closing:
@@ -272,10 +273,10 @@ class Clients:
             return ConnectionRefusal.MEMORY
         if account is not None and account.is_banned(self.now()):
             return ConnectionRefusal.BANNED
-        limits, accounts = self.limits, self.accounts
+        accounts = self.accounts
         connections = account.connections if account is not None else 0
-        has_share = account is None or connections < limits.most_client_connections
-        if accounts.open_connections < limits.max_connections:
+        has_share = connections < self._most_connections_of_one
+        if accounts.open_connections < self._most_connections:
             return None if has_share else ConnectionRefusal.CLIENT
         # Not for equals: two nets would displace each other for ever.
         may_displace = has_share and connections + 1 < accounts.most_connections
@@ -314,7 +315,8 @@ class Clients:
         if client in self._open:
             del self._open[client]
             self.accounts.open_connections -= 1
-        self._uncount(client)
+        if client.use is not None:
+            self._uncount(client)
         if not self._open:
             self._emptied.fire()
 
@@ -329,7 +331,7 @@ class Clients:
         await asyncio.sleep(0)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._open or self._unadmitted:
+                while self._open or self.unadmitted:
                     await self._emptied.wait()
 
     def note_flood(self, use: Account | None, kind: str) -> None:

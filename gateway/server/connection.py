@@ -18,7 +18,7 @@ from gateway.http.request import Event, Mark, RequestHead
 from gateway.http.state import State
 from gateway.limits.shared_bytes import Holding
 from gateway.server.body import RequestBody
-from gateway.server.clients import Clients
+from gateway.server.clients import Clients, peer_of
 from gateway.server.handling import REFUSALS, refusal
 from gateway.server.head import response_head
 from gateway.server.http2.connection import Http2Connection
@@ -41,16 +41,16 @@ _HEAD: Final = State.HEAD
 class Connection(RecognisingConnection):
     """One client's HTTP/1.1 connection.  Owner of its transport."""
 
-    __slots__ = (
-        "_request",
-        "_task",
-    )
+    __slots__ = ("_request", "_task")
 
     def __init__(self, clients: Clients, client: str | None = None, *, is_local: bool = False) -> None:
         """`client` is the client's address if a PROXY header gave one.  `is_local` says that the peer is the client
         itself even if its address is a trusted proxy's."""
-        super().__init__(clients, client, is_local=is_local)
-        clients.expect()
+        super().__init__(clients)
+        clients.unadmitted += 1
+        self._repeats = True
+        self.client = client
+        self.proxies = None if is_local else clients.proxies
         self._task: asyncio.Task[None] | None = None
         self._request: Request | None = None
         """The request that is being answered."""
@@ -89,13 +89,14 @@ class Connection(RecognisingConnection):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
         clients = self._clients
+        if self.client is None:
+            self.client = peer_of(transport)
         if not clients.admit(self):
             transport.abort()
             return
-        # Half of the bound on unsent bytes; the listener gives the other half to the kernel's send buffer.
-        transport.set_write_buffer_limits(high=clients.limits.send_buffer_bytes // 2)
+        transport.set_write_buffer_limits(clients.high_water)
         # The first deadline, so there is none to clear.
-        self._tick = clients.wheel.add(self, clients.limits.client_header_timeout_s)
+        self._tick = clients.wheel.add(self, clients.header_timeout_s)
 
     def _receive(self, data: bytes) -> None:
         clients = self._clients
@@ -182,7 +183,7 @@ class Connection(RecognisingConnection):
             return False
         self._clear_deadline()
         self.transport = None
-        Http2Connection(self._clients, self._client, is_expected=False, is_local=self._is_local).take_over(
+        Http2Connection(self._clients, self.client, is_expected=False, is_local=self.proxies is None).take_over(
             self, transport, data
         )
         return True
@@ -235,7 +236,8 @@ class Connection(RecognisingConnection):
             body.fail(BadRequest("Request body ended early"))
         if self._room is not None:
             self._has_room(ConnectionResetError("the client has left"))
-        self._client_left()
+        if not self._leave_live():
+            self._client_left()
         self._leave_if_gone()
 
     def _leave_live(self) -> bool:
@@ -330,7 +332,8 @@ class Connection(RecognisingConnection):
             self._leave_if_gone()
 
     def _leave_if_gone(self) -> None:
-        if self.transport is None and self._task is None and not self._is_detached:
+        request = self._request
+        if self.transport is None and self._task is None and (request is None or not request.is_detached):
             self._request = None
             self._clients.leave(self)
 

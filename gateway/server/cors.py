@@ -97,6 +97,12 @@ def with_origin(head: bytes, web_origin: bytes) -> bytes:
     return head.replace(_ANY_ORIGIN, web_origin, 1)
 
 
+def split_at_origin(text: bytes) -> tuple[bytes, bytes]:
+    """The bytes before and behind `ANY_ORIGIN` in the beginning of an answer."""
+    before, _, behind = text.partition(_ANY_ORIGIN)
+    return before, behind
+
+
 @lru_cache(maxsize=64)
 def _joined(own: tuple[str, ...], extra: tuple[str, ...]) -> str:
     known = {name.lower() for name in own}

@@ -237,7 +237,7 @@ class Frontend:
         """Put every later request under `config`."""
         self._config = config
         for clients in self.every_clients:
-            clients.limits = config.limits
+            clients.configure(config.limits)
         self._admission.configure(config.limits)
         self._rates.replace(config.rate_limits)
         self.clients.header_cache.clear()

@@ -323,14 +323,12 @@ class RequestHandler:
         # The origin has refused some reader of the stream lately: this one may be it.
         if self._has_refusals(read.key) or (observers.is_traced and observers.tracer.chooses(section.text)):
             return False
-        account, address = channel.use, None
-        if account is None or observers.is_on:
-            address, proxies = channel.client, channel.proxies
-            if proxies is not None:
-                address = section.client(proxies, address)
+        account, address, proxies = channel.use, channel.client, channel.proxies
+        if proxies is not None:
+            address = section.client(proxies, address)
         if account is None:
             account = self._accounts.of(self._accounts.net_of(address))
-        route = read.route.config.name
+        route = read.route.name
         # Counted first: the answer may be out when `_join` returns.
         if not admission.begin_join(channel, account, route):
             return False
@@ -355,7 +353,7 @@ class RequestHandler:
         """Begin a live answer to a request that the request handler has recorded as `observed`, or of this `client`."""
         if join.mode is _SSE:
             if (opening := join.sse_opening) is not None:
-                subscriber = self._engine.reopen_sse(join.read, opening, channel)
+                subscriber = self._engine.reopen_sse(join.read, opening, channel, began)
                 if subscriber is not None:
                     self._live.reopen(channel, join, opening, subscriber, began, client)
                     return True

@@ -126,7 +126,7 @@ class Handshake(asyncio.Protocol):
 
     def __init__(self, acceptor: Acceptor) -> None:
         self._acceptor = acceptor
-        acceptor.clients.expect()
+        acceptor.clients.unadmitted += 1
         self.use: Account | None = None
         self._transport: asyncio.Transport | None = None
         self._expects_proxy = acceptor.expects_proxy

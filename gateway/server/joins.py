@@ -23,7 +23,7 @@ from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import CommonFacts
 
 _MOST_BYTES: Final = 1 << 22
-_COST: Final = 5_500
+_COST: Final = 6_500
 """Bytes charged for a request in addition to its line and its meaning: its read, and the beginning of its answer."""
 
 
@@ -57,6 +57,8 @@ class Join(Known):
     sse_head: SseHead | None = None
     sse_opening: SseOpening | None = None
     """The beginning of the latest reader's answer, for the next one."""
+    sse_first: tuple[bytes, bytes] = (b"", b"")
+    """Its bytes, before and behind the name of the web origin; all before it if they name none."""
     line: bytes | None = None
     """The request line, once the request is remembered."""
 

@@ -21,6 +21,7 @@ from gateway.config.listener import ListenerConfig, SystemdSockets, UnixAddress
 from gateway.protocol.client_address import Proxies
 from gateway.server.certificates import LoadedCertificates, load
 from gateway.server.clients import Clients
+from gateway.server.connection import Connection
 from gateway.server.handshake import HTTP_1, Acceptor, Connect, Handshake, HandshakeFailure
 from gateway.server.sockets import UnixSocket, accept_queued, adopt, choose_fds, listen_at, passed_sockets, serve_on
 
@@ -224,7 +225,9 @@ class Listeners:
         if config.https_port is not None:
             protocols = {HTTP_1: self._redirect_factory(config.https_port)}
         if config.tls is None and config.proxy_protocol == "off":
-            return partial(protocols[HTTP_1], None, is_secure=False)
+            # Without a call that chooses the kind of connection.
+            plain = partial(Connection, self._clients)
+            return plain if config.https_port is None else partial(protocols[HTTP_1], None, is_secure=False)
         acceptor = Acceptor(
             self._clients,
             protocols,

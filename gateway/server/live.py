@@ -8,29 +8,34 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
+from typing import Final
 
 from multidict import CIMultiDict
 
 from gateway.engine.long_poll_waiter import Waiter, WaitingPoll
 from gateway.engine.sse import Subscription
-from gateway.engine.sse_opening import MOST_BYTES, MOST_HEAD_BYTES, SseOpening
+from gateway.engine.sse_opening import MOST_BYTES, SseOpening
 from gateway.errors import GatewayError
 from gateway.live.subscriber import Subscriber
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import ACCEL_BUFFERING, SSE_TYPE, STREAM_NEXT_OFFSET
-from gateway.server.cors import ANY_ORIGIN, with_origin
+from gateway.server.cors import ANY_ORIGIN, split_at_origin, with_origin
 from gateway.server.head import response_head
 from gateway.server.joins import Join, SseHead
 from gateway.server.observing import Observed
 from gateway.server.poll_group import PollGroup, Rendering
 from gateway.server.request import Channel, Note
 from gateway.server.request_keys import NO_SECTION, Section
-from gateway.telemetry.access_record import AccessLog, CloseReason, LiveCounts, LiveNote, Record
+from gateway.telemetry.access_record import AccessLog, CloseReason, LiveNote, Record
 from gateway.telemetry.tracing import NO_REQUEST, RequestSpan
 
 _log = logging.getLogger("gateway.live")
+
+_MOST_HEAD_BYTES: Final = 2_048
+"""A larger head is not kept for the next reader."""
 
 Client = tuple[str | None, Section]
 """The client of a live request that was not parsed: its address, and its header section."""
@@ -72,19 +77,20 @@ class LiveAnswers:
             except GatewayError:
                 subscription.close()
                 raise
-            if len(head) <= MOST_HEAD_BYTES:
+            if len(head) <= _MOST_HEAD_BYTES:
                 join.sse_head = SseHead(stream.headers, stream.content_type, second, head)
         opening = _Opening(channel, _own(head, join, client))
         subscriber = subscription.start(opening)
-        name = route.config.name
-        note = self._sse_note(channel, subscriber, join, began, observed, client)
-        channel.follow(subscriber, name, began, note, keeps=keeps, is_chunked=is_chunked)
+        note = self._sse_note(subscriber, join, began, observed, client)
+        channel.follow(subscriber, route.name, began, note, keeps=keeps, is_chunked=is_chunked)
         _start(subscriber)
         opening.write_head()
         subscriber.wire = channel
         if known is not None and channel.live_bytes <= MOST_BYTES:
             # The second such reader in this second: others may follow.
-            join.sse_opening = subscription.sse.opening(subscriber, subscription.at, head, second)
+            join.sse_opening = kept = subscription.sse.opening(subscriber, subscription.at, second)
+            if kept is not None:
+                join.sse_first = split_at_origin(head + kept.step.data)
 
     def reopen(
         self,
@@ -98,28 +104,23 @@ class LiveAnswers:
         """Begin an SSE response, for a reader that `Engine.reopen_sse` has let in."""
         note, step = None, opening.step
         if join.facts is not None and client is not None:
-            note = self._access_log.join(join.facts, began, _SseCounts(channel, subscriber), client)
-        channel.follow(subscriber, join.read.route.config.name, began, note, keeps=True, is_chunked=True)
+            note = self._access_log.join(join.facts, began, subscriber, client)
+        channel.follow(subscriber, join.read.route.name, began, note, keeps=True, is_chunked=True)
         subscriber.start_after(step)
-        head = opening.head if join.origin is None else _own(opening.head, join, client)
-        channel.write_head(head, step.data, step.size)
+        first, rest = join.sse_first
+        if join.origin is not None:
+            first += ((client[1].origin if client is not None else None) or join.origin) + rest
+        channel.write_first(first, step.data, step.size)
 
     def _sse_note(
-        self,
-        channel: Channel,
-        subscriber: Subscriber,
-        join: Join,
-        began: float,
-        observed: Observed | None,
-        client: Client | None,
+        self, subscriber: Subscriber, join: Join, began: float, observed: Observed | None, client: Client | None
     ) -> Note | None:
         """Where an SSE answer is recorded."""
         if observed is not None:
-            fill = _SseCounts(channel, subscriber).fill
-            return self.note(observed, Mode.SSE, join.read.route.config.name, began, fill)
+            return self.note(observed, Mode.SSE, join.read.route.name, began, partial(_fill, subscriber))
         if client is None or join.facts is None:
             return None
-        return self._access_log.join(join.facts, began, _SseCounts(channel, subscriber), client)
+        return self._access_log.join(join.facts, began, subscriber, client)
 
     def _sse_head(self, subscription: Subscription, origin: bytes | None, *, keeps: bool, is_chunked: bool) -> bytes:
         headers = CIMultiDict(subscription.stream.headers)
@@ -233,6 +234,14 @@ class _Opening:
         """Empty once it is written."""
 
     @property
+    def live_bytes(self) -> int:
+        return self._channel.live_bytes
+
+    @property
+    def live_first_byte_s(self) -> float:
+        return self._channel.live_first_byte_s
+
+    @property
     def is_full(self) -> bool:
         return self._channel.is_full
 
@@ -258,25 +267,10 @@ class _Opening:
             self._channel.write_head(head)
 
 
-class _SseCounts:
-    """Says what an SSE answer has come to.  An object of two slots: each reader of a logged stream has one."""
-
-    __slots__ = ("_channel", "_subscriber")
-
-    def __init__(self, channel: Channel, subscriber: Subscriber) -> None:
-        self._channel = channel
-        self._subscriber = subscriber
-
-    def __call__(self) -> LiveCounts:
-        channel, subscriber = self._channel, self._subscriber
-        readers = subscriber.topic.readers_now
-        subscribers = len(readers) + (subscriber not in readers)
-        return channel.live_first_byte_s, subscriber.at, channel.live_bytes, subscribers
-
-    def fill(self, into: Record) -> None:
-        """Fill it into a record."""
-        into.status = 200
-        into.first_byte_s, into.next_offset, into.sent_bytes, into.subscribers = self()
+def _fill(subscriber: Subscriber, into: Record) -> None:
+    """Fill into a record what an SSE answer has come to."""
+    into.status = 200
+    into.first_byte_s, into.next_offset, into.sent_bytes, into.subscribers = subscriber.live_counts()
 
 
 def _own(head: bytes, join: Join, client: Client | None) -> bytes:

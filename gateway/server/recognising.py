@@ -10,7 +10,6 @@ import logging
 from abc import abstractmethod
 
 from gateway.protocol.client_address import Proxies
-from gateway.server.clients import Clients, peer_of
 from gateway.server.handling import Handling
 from gateway.server.joins import Join
 from gateway.server.reading import ReadingConnection
@@ -23,28 +22,15 @@ _log = logging.getLogger("gateway.server")
 class RecognisingConnection(ReadingConnection, Handling):
     """The part of a client's connection that looks its requests up."""
 
-    __slots__ = ("_client", "_is_local", "_repeats")
+    __slots__ = ("_repeats", "client", "proxies")
 
+    _repeats: bool
+    """Whether the latest request that was known is, byte for byte, the one that made it known."""
+    client: str | None
+    """The address that the connection comes from, without its port; None if it has none."""
+    proxies: Proxies | None
     scheme: str = "http"
     versions = frozenset({"1.0", "1.1"})
-
-    def __init__(self, clients: Clients, client: str | None, *, is_local: bool) -> None:
-        super().__init__(clients)
-        self._client = client
-        self._is_local = is_local
-        self._repeats = True
-        """Whether the latest request that was known is, byte for byte, the one that made it known."""
-
-    @property
-    def client(self) -> str | None:
-        """The address that the connection comes from, without its port; None if it has none."""
-        if self._client is None and self.transport is not None:
-            self._client = peer_of(self.transport)
-        return self._client
-
-    @property
-    def proxies(self) -> Proxies | None:
-        return self._clients.proxies if not self._is_local else None
 
     @abstractmethod
     def _receive(self, data: bytes) -> None:

@@ -169,6 +169,9 @@ class Channel(Protocol):
     def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
         """Write the head of a live answer, with the first piece of its body as in `send`, if there is one."""
 
+    def write_first(self, joined: bytes, chunk: bytes, size: int) -> None:
+        """Write `joined`, the head of a live answer and the first piece of its body, which is `chunk`, as in `send`."""
+
     def send(self, chunk: bytes, size: int) -> None:
         """Write a piece of a live body, framed as a chunk; `size` is its number of body bytes."""
 

@@ -9,10 +9,11 @@ from typing import Final
 from multidict import CIMultiDict, istr
 
 from gateway.limits.shared_bytes import SharedBytes
+from gateway.protocol.mode import Mode
 from gateway.server.clients import Clients
 from gateway.server.head import JOINED_BYTES, interim_head, response_head, state_length
 from gateway.server.request import LiveAnswer, LiveUse, Note, Request
-from gateway.server.sse_accounting import SseAccounting
+from gateway.server.sse_accounting import end_sse
 from gateway.server.timeouts import Phase, TimedConnection
 from gateway.telemetry.access_record import CloseReason
 
@@ -25,6 +26,7 @@ _MOST_ZEROS: Final = 8
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
 _IDLE, _LIVE, _RELAYED = Phase.IDLE, Phase.LIVE, Phase.RELAYED
+_SSE: Final = Mode.SSE
 
 
 class WritingConnection(TimedConnection, ABC):
@@ -40,11 +42,13 @@ class WritingConnection(TimedConnection, ABC):
         "_live",
         "_now",
         "_room",
-        "_sse",
         "_zeros",
         "live_bytes",
         "live_first_byte_s",
         "live_use",
+        "sse_began",
+        "sse_note",
+        "sse_route",
     )
 
     def __init__(self, clients: Clients) -> None:
@@ -59,8 +63,9 @@ class WritingConnection(TimedConnection, ABC):
         """Whether the connection stays open after the live answer."""
         self._live: LiveAnswer | None = None
         """The answer in progress, if it is given without a task."""
-        self._sse: SseAccounting | None = None
-        """The accounting of the live answer, if it is SSE."""
+        self.sse_route: str | None = None
+        self.sse_note: Note | None = None
+        self.sse_began = 0.0
         self._zeros = 0
         """Leading zeros written as probes."""
         self.live_bytes = 0
@@ -78,7 +83,7 @@ class WritingConnection(TimedConnection, ABC):
         transport, request = self.transport, self._request
         if transport is None:
             return
-        has_head = self._sse is not None if self.phase is _LIVE else request is not None and request.has_begun
+        has_head = self.sse_route is not None if self.phase is _LIVE else request is not None and request.has_begun
         if not has_head and (request is None or request.version != "1.0"):
             # A client may get any number of interim answers (RFC 9110 section 15.2).
             transport.write(interim_head(100, CIMultiDict()))
@@ -235,12 +240,12 @@ class WritingConnection(TimedConnection, ABC):
     ) -> None:
         """Have `live` give an SSE answer, until `over`."""
         self.park(live, keeps=keeps, is_chunked=is_chunked)
-        self._sse = SseAccounting(self._clients, route, began, note)
+        self.sse_route, self.sse_began, self.sse_note = route, began, note
+        self._clients.metrics.subscribers(_SSE, 1, route)
 
     def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
         """Write the head of a live answer, with the first piece of its body as in `send`, if there is one."""
-        assert self._sse is not None
-        self.live_first_byte_s = self._now() - self._sse.began
+        self.live_first_byte_s = self._now() - self.sse_began
         if self.transport is None:
             return
         if not self._is_chunked:
@@ -248,6 +253,14 @@ class WritingConnection(TimedConnection, ABC):
         self.transport.write(head + chunk)
         self.live_bytes += size
         self._clients.sent_bytes += size
+
+    def write_first(self, joined: bytes, chunk: bytes, size: int) -> None:
+        """Write `joined`, the head of a live answer and the first piece of its body, which is `chunk`, as in `send`."""
+        self.live_first_byte_s = self._now() - self.sse_began
+        if self.transport is not None:
+            self.transport.write(joined)
+            self.live_bytes += size
+            self._clients.sent_bytes += size
 
     def send(self, chunk: bytes, size: int) -> None:
         """Write a piece of a live body, framed as a chunk; `size` is its number of body bytes."""
@@ -281,9 +294,8 @@ class WritingConnection(TimedConnection, ABC):
                 self.transport.abort()
             elif self._is_chunked:
                 self.transport.write(_LAST_CHUNK)
-        sse, self._sse = self._sse, None
-        if sse is not None:
-            sse.close(self, reason, in_order=in_order)
+        if (route := self.sse_route) is not None:
+            end_sse(self, self._clients, route, reason, in_order=in_order)
         self.release()
 
     def write_response(self, head: bytes, body: tuple[bytes, ...], body_bytes: int, shared: SharedBytes) -> None:

@@ -138,10 +138,12 @@ class Stream:
         """Keep this record as the record of its key; the caller must call `TapeStore.release`."""
         self.holds += 1
 
-    def count_reads(self, reads: int, hits: int) -> None:
-        """Count reads answered from this record, and how many of them without the origin."""
+    def count_reads(self, reads: int, hits: int, sent: int = 0) -> None:
+        """Count reads answered from this record, how many of them without the origin, and the body bytes handed to
+        their connections if `count_sent` does not count them."""
         self.reads += reads
         self.hits += hits
+        self.sent_bytes += sent
 
     def count_sent(self, size: int) -> None:
         """Count body bytes handed to clients' connections."""

@@ -291,6 +291,13 @@ def note_repeated(
     )
 
 
+class CountedRead(Protocol):
+    """An SSE read."""
+
+    def live_counts(self) -> LiveCounts:
+        """What the read has come to.  The access log asks before writing a line."""
+
+
 class HeaderSection(Protocol):
     """The header section of a request that was not parsed."""
 
@@ -336,9 +343,8 @@ class AccessLog(Protocol):
         """A live read has begun at `began` (monotonic seconds).  The log calls `update` before writing a line, to fill
         the current offsets, bytes since the start and subscribers into a record."""
 
-    def join(self, facts: CommonFacts, began: float, counts: Callable[[], LiveCounts], client: LiveClient) -> LiveNote:
-        """An SSE read of this client has begun, which has these `facts` in common with others.  The log calls `counts`
-        before writing a line."""
+    def join(self, facts: CommonFacts, began: float, read: CountedRead, client: LiveClient) -> LiveNote:
+        """An SSE read of this client has begun, which has these `facts` in common with others."""
 
     def watch(self, began: float, write: Callable[[int], bool]) -> LiveNote | None:
         """Live reads that began together go on: call `write` when their next lines are due, until `drop`.  It writes at
@@ -372,7 +378,7 @@ class NoAccessLog:
     def live(self, record: Record, began: float, update: Callable[[Record], None]) -> LiveNote:
         return self
 
-    def join(self, facts: CommonFacts, began: float, counts: Callable[[], LiveCounts], client: LiveClient) -> LiveNote:
+    def join(self, facts: CommonFacts, began: float, read: CountedRead, client: LiveClient) -> LiveNote:
         return self
 
     def watch(self, began: float, write: Callable[[int], bool]) -> LiveNote | None:

@@ -131,6 +131,8 @@ class EventStream:
     def __init__(self) -> None:
         self.is_full = False
         self.is_slow = False
+        self.live_bytes = 0
+        self.live_first_byte_s = 0.0
         self.said = b""
         self.ended: list[tuple[CloseReason, bool]] = []
 

@@ -1,15 +1,15 @@
 """Open live reads, which get a line every `interval_s` and one at their end.
 
 They are kept in the order in which their next line is due, so one timer serves them all, and the lines of a crowd that
-came at once are spread over several turns.  Ended reads are taken out when they are many.
+came at once are spread over several turns.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from typing import Protocol
 
 from gateway.aio.clock import Clock, Timer
@@ -18,16 +18,14 @@ from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import (
     CloseReason,
     CommonFacts,
+    CountedRead,
     LiveClient,
-    LiveCounts,
     Record,
     RecordedStream,
     Repeated,
 )
 
 LINES_PER_TURN = 256
-_FEW = 256
-"""So many ended reads are not worth taking out."""
 
 
 class Notes(Protocol):
@@ -48,19 +46,15 @@ class Notes(Protocol):
 class _Open:
     """A live read, or several that began together, that may go on until the next line is due."""
 
-    __slots__ = ("_reads", "due_at")
+    __slots__ = ("due_at", "reads")
 
     def __init__(self) -> None:
-        self._reads: LiveReads | None = None
+        self.reads: LiveReads | None = None
+        """Calls `write` when a line is due, which is at `due_at`; None if it does not."""
         self.due_at = 0.0
 
     trace_id = None
     """The access log keeps no trace."""
-
-    @property
-    @abstractmethod
-    def is_over(self) -> bool:
-        """Whether no line is due any more."""
 
     @abstractmethod
     def write(self, most: int) -> bool:
@@ -70,14 +64,10 @@ class _Open:
     def drop(self) -> None:
         """Write no line any more."""
 
-    def attach(self, reads: LiveReads, due_at: float) -> None:
-        """Have `reads` call `write` when a line is due."""
-        self._reads, self.due_at = reads, due_at
-
     def _detach(self) -> None:
-        reads, self._reads = self._reads, None
+        reads, self.reads = self.reads, None
         if reads is not None:
-            reads.ended()
+            reads.ended(self)
 
 
 class LiveRead(_Open):
@@ -95,10 +85,6 @@ class LiveRead(_Open):
         self._sent_bytes = 0
         self._fetched_bytes = 0
         self._origin_requests = 0
-
-    @property
-    def is_over(self) -> bool:
-        return self._look is None
 
     def end(self, outcome: Outcome, reason: CloseReason) -> None:
         """Write the last line."""
@@ -149,46 +135,43 @@ class LiveRead(_Open):
 class JoinedRead(_Open):
     """One SSE read that has its facts in common with others, from its start to its end."""
 
-    __slots__ = ("_address", "_began", "_counts", "_facts", "_notes", "_section", "_sent_bytes")
+    __slots__ = ("_address", "_began", "_facts", "_notes", "_read", "_section", "_sent_bytes")
 
-    def __init__(
-        self, notes: Notes, facts: CommonFacts, began: float, counts: Callable[[], LiveCounts], client: LiveClient
-    ) -> None:
-        super().__init__()
+    def __init__(self, notes: Notes, facts: CommonFacts, began: float, read: CountedRead, client: LiveClient) -> None:
+        # As in `super().__init__`, without the call: many readers come and go.
+        self.reads = None
+        self.due_at = 0.0
         self._notes = notes
         self._facts = facts
         self._began = began
-        self._counts: Callable[[], LiveCounts] | None = counts
+        self._read: CountedRead | None = read
         """None when the read is over."""
         # Not the tuple: it would be kept for each idle reader.
         self._address, self._section = client
         self._sent_bytes = 0
 
-    @property
-    def is_over(self) -> bool:
-        return self._counts is None
-
     def end(self, outcome: Outcome, reason: CloseReason) -> None:
         """Write the last line."""
-        counts = self._counts
-        if counts is not None:
-            self._write(counts, outcome, reason)
-            self.drop()
+        read = self._read
+        if read is not None:
+            self._write(read, outcome, reason)
+            self._read = None
+            self._detach()
 
     def drop(self) -> None:
-        if self._counts is not None:
+        if self._read is not None:
             # It leads to the client's connection.
-            self._counts = None
+            self._read = None
             self._detach()
 
     def write(self, most: int) -> bool:
-        if self._counts is not None:
-            self._write(self._counts, Outcome.FOLLOWED, None)
+        if self._read is not None:
+            self._write(self._read, Outcome.FOLLOWED, None)
         return True
 
-    def _write(self, counts: Callable[[], LiveCounts], outcome: Outcome, reason: CloseReason | None) -> None:
+    def _write(self, read: CountedRead, outcome: Outcome, reason: CloseReason | None) -> None:
         """Write a line with the bytes since the previous line."""
-        first_byte_s, next_offset, sent_bytes, subscribers = counts()
+        first_byte_s, next_offset, sent_bytes, subscribers = read.live_counts()
         line = self._facts.line(outcome, reason, next_offset, sent_bytes - self._sent_bytes)
         self._sent_bytes = sent_bytes
         self._notes.note_join(line, self._began, (self._address, self._section), first_byte_s, subscribers)
@@ -202,10 +185,6 @@ class _Watched(_Open):
     def __init__(self, write: Callable[[int], bool]) -> None:
         super().__init__()
         self._write: Callable[[int], bool] | None = write
-
-    @property
-    def is_over(self) -> bool:
-        return self._write is None
 
     def write(self, most: int) -> bool:
         return self._write is None or self._write(most)
@@ -226,22 +205,21 @@ class LiveReads:
     def __init__(self, clock: Clock, interval_s: float) -> None:
         self._clock = clock
         self._interval_s = interval_s
-        self._open: deque[_Open] = deque()
+        self._open: dict[_Open, None] = {}
         """By the time at which their next lines are due."""
-        self._over = 0
-        """How many of them have ended."""
         self._timer: Timer | None = None
         self._is_closed = False
 
     def __len__(self) -> int:
-        return len(self._open) - self._over
+        return len(self._open)
 
     def add(self, read: _Open, began: float) -> None:
         """A live read has begun at `began`."""
         if self._interval_s:
-            read.attach(self, began + self._interval_s)
-            self._open.append(read)
-            self._arm()
+            read.reads, read.due_at = self, began + self._interval_s
+            self._open[read] = None
+            if self._timer is None:
+                self._arm()
 
     def watch(self, began: float, write: Callable[[int], bool]) -> _Watched | None:
         """Have `write` called when the next lines are due of live reads that have begun at `began`."""
@@ -251,12 +229,9 @@ class LiveReads:
         self.add(watched, began)
         return watched
 
-    def ended(self) -> None:
+    def ended(self, read: _Open) -> None:
         """One of them has ended."""
-        self._over += 1
-        if self._over > _FEW and self._over * 2 > len(self._open):
-            self._open = deque(read for read in self._open if not read.is_over)
-            self._over = 0
+        self._open.pop(read, None)
 
     def close(self) -> None:
         """Write no more interim lines."""
@@ -264,26 +239,20 @@ class LiveReads:
         if self._timer is not None:
             self._timer.cancel()
         self._open.clear()
-        self._over = 0
 
     def _arm(self) -> None:
         if self._timer is None and self._open and not self._is_closed:
-            self._timer = self._clock.call_later(self._open[0].due_at - self._clock.now(), self._write_lines)
+            due_at = next(iter(self._open)).due_at
+            self._timer = self._clock.call_later(due_at - self._clock.now(), self._write_lines)
 
     def _write_lines(self) -> None:
         self._timer = None
         now = self._clock.now()
-        for _ in range(min(LINES_PER_TURN, len(self._open))):
-            read = self._open[0]
-            if read.is_over:
-                self._open.popleft()
-                self._over -= 1
-                continue
-            if read.due_at > now:
-                break
-            if not read.write(LINES_PER_TURN):
-                # It is still the first one, and overdue.
+        for read in list(islice(self._open, LINES_PER_TURN)):
+            # It is still the first one, and overdue, if not all of its lines were written.
+            if read.due_at > now or not read.write(LINES_PER_TURN):
                 break
             read.due_at = now + self._interval_s
-            self._open.rotate(-1)
+            del self._open[read]
+            self._open[read] = None
         self._arm()

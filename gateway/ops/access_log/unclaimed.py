@@ -39,36 +39,37 @@ class Ledger:
 
     def __init__(self, most: int = MOST_PLACES) -> None:
         self._most = most
-        self._sums: OrderedDict[RecordedStream, Unclaimed] = OrderedDict()
+        self.sums: OrderedDict[RecordedStream, Unclaimed] = OrderedDict()
+        """The sums.  Callers look whether there are any, and change nothing."""
 
     def __repr__(self) -> str:
-        return f"<Ledger {len(self._sums)} unclaimed>"
+        return f"<Ledger {len(self.sums)} unclaimed>"
 
     def __len__(self) -> int:
-        return len(self._sums)
+        return len(self.sums)
 
     @property
     def oldest(self) -> float | None:
         """When the oldest sum was begun; None without sums."""
-        first = next(iter(self._sums.values()), None)
+        first = next(iter(self.sums.values()), None)
         return first.since if first is not None else None
 
     def add(self, place: RecordedStream, mode: Mode, requests: int, fetched_bytes: int, now: float) -> Unclaimed | None:
         """Add to the sum of a place.  Returns the oldest sum if there are too many: it needs a line now."""
-        found = self._sums.get(place)
+        found = self.sums.get(place)
         if found is None:
-            found = self._sums[place] = Unclaimed(place, mode, now)
+            found = self.sums[place] = Unclaimed(place, mode, now)
         elif mode in LIVE and found.mode not in LIVE:
             found.mode = mode
         found.requests += requests
         found.fetched_bytes += fetched_bytes
-        return self._sums.popitem(last=False)[1] if len(self._sums) > self._most else None
+        return self.sums.popitem(last=False)[1] if len(self.sums) > self._most else None
 
     def claim(self, place: RecordedStream) -> Unclaimed | None:
         """Remove and return the sum of a place."""
-        return self._sums.pop(place, None)
+        return self.sums.pop(place, None)
 
     def due(self, until: float) -> Iterator[Unclaimed]:
         """Remove and yield the sums begun at `until` or earlier."""
-        while self._sums and next(iter(self._sums.values())).since <= until:
-            yield self._sums.popitem(last=False)[1]
+        while self.sums and next(iter(self.sums.values())).since <= until:
+            yield self.sums.popitem(last=False)[1]

@@ -35,9 +35,9 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import (
     CommonFacts,
+    CountedRead,
     HeaderSection,
     LiveClient,
-    LiveCounts,
     LiveNote,
     PolledBy,
     Record,
@@ -116,6 +116,7 @@ class LogWriter:
         self._live = LiveReads(clock, live_interval_s)
         # Each followed stream has a slot of its own: pushed out again and again, it would cost a line each time.
         self._ledger = Ledger(MOST_PLACES + most_followed)
+        self._unclaimed = self._ledger.sums
         self._unclaimed_s = live_interval_s or _LONGEST_UNCLAIMED_S
         self._ledger_timer: Timer | None = None
 
@@ -142,7 +143,7 @@ class LogWriter:
         record.finalize()
         if (len(self._queue) < self._check_from and self._queued_bytes < self._check_from_bytes) or self._admits():
             cut(record)
-            if self._ledger and record.mode in LIVE:
+            if self._unclaimed and record.mode in LIVE:
                 self._claim(record)
             self._queued_bytes += _weight(record)
             self._queue.append(record)
@@ -159,8 +160,8 @@ class LogWriter:
         self._live.add(note, began)
         return note
 
-    def join(self, facts: CommonFacts, began: float, counts: Callable[[], LiveCounts], client: LiveClient) -> LiveNote:
-        note = JoinedRead(self, facts, began, counts, client)
+    def join(self, facts: CommonFacts, began: float, read: CountedRead, client: LiveClient) -> LiveNote:
+        note = JoinedRead(self, facts, began, read, client)
         self._live.add(note, began)
         return note
 
@@ -320,7 +321,7 @@ class LogWriter:
     def note_join(
         self, line: Repeated, began: float, client: LiveClient, first_byte_s: float, subscribers: int
     ) -> None:
-        if self._ledger:
+        if self._unclaimed:
             record = replace(line.record, first_byte_s=first_byte_s, subscribers=subscribers)
             self.record_of(record, began, *client)
         elif (len(self._queue) < self._check_from and self._queued_bytes < self._check_from_bytes) or self._admits():
@@ -334,7 +335,7 @@ class LogWriter:
         self.note(record, began)
 
     def repeat_live(self, hit: Repeated, ended: float, clients: Sequence[PolledBy]) -> None:
-        if self._ledger:
+        if self._unclaimed:
             record = replace(hit.record)
             self._claim(record)
             if record.origin_requests or record.fetched_bytes:

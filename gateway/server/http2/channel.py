@@ -23,12 +23,13 @@ from gateway.http.http2.streams import Stream
 from gateway.limits.accounts import Account
 from gateway.limits.shared_bytes import Holding, SharedBytes
 from gateway.protocol.client_address import Proxies
+from gateway.protocol.mode import Mode
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
 from gateway.server.handling import Handling
 from gateway.server.head import interim_head, response_head, state_length
 from gateway.server.request import LiveAnswer, LiveUse, Note, Request
-from gateway.server.sse_accounting import SseAccounting
+from gateway.server.sse_accounting import end_sse
 from gateway.server.timer import WheelTimer
 from gateway.telemetry.access_record import CloseReason
 
@@ -96,7 +97,6 @@ class StreamChannel(Handling):
         "_request",
         "_room",
         "_sent_bytes",
-        "_sse",
         "_task",
         "_waiting_to",
         "_write_timer",
@@ -106,6 +106,9 @@ class StreamChannel(Handling):
         "live_use",
         "shared",
         "shared_bytes",
+        "sse_began",
+        "sse_note",
+        "sse_route",
         "stream",
     )
 
@@ -133,8 +136,9 @@ class StreamChannel(Handling):
         """Whether the answer has no body, whatever its head says (RFC 9110 section 6.4.1)."""
         self._live: LiveAnswer | None = None
         """The answer in progress, if it is given without a task."""
-        self._sse: SseAccounting | None = None
-        """The accounting of the live answer, if it is SSE."""
+        self.sse_route: str | None = None
+        self.sse_note: Note | None = None
+        self.sse_began = 0.0
         self.live_bytes = 0
         """Body bytes of the live answer."""
         self.live_first_byte_s = 0.0
@@ -163,7 +167,7 @@ class StreamChannel(Handling):
     @property
     def is_live(self) -> bool:
         """Whether a live read is answered."""
-        return self._sse is not None or self.live_use is not None
+        return self.sse_route is not None or self.live_use is not None
 
     @property
     def is_over(self) -> bool:
@@ -401,7 +405,7 @@ class StreamChannel(Handling):
         if not stream.queued_bytes:
             return
         # A quiet live read is not a slow one: there may have been no more to take.
-        has_taken_all = self._sse is not None and stream.sent_bytes >= self._waiting_to
+        has_taken_all = self.sse_route is not None and stream.sent_bytes >= self._waiting_to
         is_blocked = self._connection.session.is_blocked
         if has_taken_all or is_blocked or self._clients.keeps_up(stream.sent_bytes - self._sent_bytes):
             # If the connection is blocked, its own deadline applies.
@@ -444,16 +448,20 @@ class StreamChannel(Handling):
     ) -> None:
         """Have `live` give an SSE answer, until `over`."""
         self.park(live, keeps=keeps, is_chunked=is_chunked)
-        self._sse = SseAccounting(self._clients, route, began, note)
+        self.sse_route, self.sse_began, self.sse_note = route, began, note
+        self._clients.metrics.subscribers(Mode.SSE, 1, route)
 
     def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
         """Write the head of a live answer, with the first piece of its body as in `send`, if there is one."""
-        assert self._sse is not None
-        self.live_first_byte_s = self._clients.now() - self._sse.began
+        self.live_first_byte_s = self._clients.now() - self.sse_began
         self._connection.session.send_head(self.stream, block_of(head))
         self._connection.wake()
         if chunk:
             self.send(chunk, size)
+
+    def write_first(self, joined: bytes, chunk: bytes, size: int) -> None:
+        """Write `joined`, the head of a live answer and the first piece of its body, which is `chunk`, as in `send`."""
+        self.write_head(joined[: -len(chunk)], chunk, size)
 
     def send(self, chunk: bytes, size: int) -> None:
         """Write a piece of a live body, framed as a chunk; `size` is its number of body bytes."""
@@ -483,9 +491,8 @@ class StreamChannel(Handling):
         else:
             # Only an error shows that the body is truncated.
             self.abort()
-        sse, self._sse = self._sse, None
-        if sse is not None:
-            sse.close(self, reason, in_order=in_order)
+        if (route := self.sse_route) is not None:
+            end_sse(self, self._clients, route, reason, in_order=in_order)
         self.release()
 
     def write_response(self, head: bytes, body: tuple[bytes, ...], body_bytes: int, shared: SharedBytes) -> None:

@@ -80,7 +80,7 @@ class Http2Connection(TimedHttp2Connection):
         continues one that has already been admitted."""
         super().__init__(clients)
         if is_expected:
-            clients.expect()
+            clients.unadmitted += 1
         self.scheme = "https" if is_secure else "http"
         self._unanswered: list[StreamChannel] = []
         """Channels to be answered once the whole input has been read, so that small bodies are whole by then."""

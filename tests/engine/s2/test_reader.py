@@ -50,6 +50,8 @@ class FakeWire:
     def __init__(self) -> None:
         self.is_full = False
         self.fills_up = False
+        self.live_bytes = 0
+        self.live_first_byte_s = 0.0
         self.sent = bytearray()
         self.over_by: CloseReason | None = None
 
