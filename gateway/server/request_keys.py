@@ -81,10 +81,14 @@ def lines_named(names: Sequence[str]) -> re.Pattern[bytes]:
     """
     if not names:
         return re.compile(rb"(?!)")
-    spelled = [
-        "-".join(f"[{part[0].upper()}{part[0]}]{re.escape(part[1:])}" for part in name.split("-")) for name in names
-    ]
-    return re.compile(rb"\r\n(?:" + "|".join(spelled).encode() + rb"):[\t\x20-\x7e]*(?=\r\n)")
+    # One branch for each first letter: most lines that stay are passed after as many comparisons.
+    by_letter: dict[str, list[str]] = {}
+    for name in names:
+        first, *others = name[1:].split("-")
+        parts = [re.escape(first), *(f"[{part[0].upper()}{part[0]}]{re.escape(part[1:])}" for part in others)]
+        by_letter.setdefault(name[0], []).append("-".join(parts))
+    spelled = [f"[{letter.upper()}{letter}](?:{'|'.join(rests)})" for letter, rests in by_letter.items()]
+    return re.compile(rb"\r\n(?:" + "|".join(spelled).encode() + rb"):[\t\x20-\x7e]*+(?=\r\n)")
 
 
 _ORIGIN: Final = lines_named(("origin",))
@@ -249,17 +253,21 @@ class Sections:
     def for_hits(self, section: Section, rules: HeaderRules) -> Meaning:
         """The meaning of a section for whole answers of routes with these rules.  KeyError if there is none."""
         kind = self._kinds[self._numbers[rules]]
-        return kind.meaning(self._read(section, kind)[0])
+        return kind.meaning(self._keys(section, kind)[0])
 
     def for_lives(self, section: Section, rules: HeaderRules) -> Meaning:
         """The same for live answers, in which the Origin header that each client has sent is put in."""
         kind = self._kinds[self._numbers[rules]]
-        return kind.meaning(self._read(section, kind)[-1])
+        return kind.meaning(self._keys(section, kind)[-1])
 
-    def _read(self, section: Section, kind: _Kind) -> tuple[Key, ...]:
+    def _keys(self, section: Section, kind: _Kind) -> tuple[Key, ...]:
         """The keys of a section's meanings for whole and for live answers of a kind of routes."""
         if kind in section.kinds:
             return tuple(key for key in section.keys if key[0] is kind.meanings)
+        return self._read(section, kind)
+
+    def _read(self, section: Section, kind: _Kind) -> tuple[Key, ...]:
+        """The same for a kind for which the section has not been looked through."""
         found = kind.read(section.text)
         section.kinds += (kind,)
         section.keys += found
