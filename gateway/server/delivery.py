@@ -87,10 +87,11 @@ class Delivery:
         request.channel.respond(request, status, headers, body, reason)
         self.first_byte_at = self._now()
         # The channel leaves the body out of these (RFC 9110 section 6.4.1).
-        self._sent(len(body) if request.method != "HEAD" and status not in (204, 304) else 0)
+        self.count_sent(len(body) if request.method != "HEAD" and status not in (204, 304) else 0)
         return Answered(status, headers)
 
-    def _sent(self, size: int) -> None:
+    def count_sent(self, size: int) -> None:
+        """Count body bytes that were handed to the channel."""
         self.sent_bytes += size
         self._metrics.downstream_bytes(size)
 
@@ -132,7 +133,7 @@ class Delivery:
 
     def part(self, piece: bytes) -> None:
         """Send a part of the body, at most `PART_BYTES` long."""
-        self._sent(len(piece))
+        self.count_sent(len(piece))
         self._request.channel.send_part(piece)
 
     def end(self) -> None:

@@ -35,6 +35,7 @@ from gateway.server.admission import Admission
 from gateway.server.clients import Work
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage
 from gateway.server.delivery import Delivery
+from gateway.server.handling import INTERNAL_ERROR
 from gateway.server.joins import Join, Joins
 from gateway.server.live import Client, LiveAnswers
 from gateway.server.observing import Observed, Observers
@@ -134,7 +135,9 @@ class RequestHandler:
     def _give_up(self, context: RequestContext, outcome: Outcome) -> None:
         """Record that the handler ends without an answer of its own: the channel answers with a 500, or is aborted."""
         if context.stage is _HANDLED:
-            context.outcome = outcome
+            context.outcome, request = outcome, context.request
+            if outcome is _FAILED and not request.has_begun and request.method != "HEAD":
+                context.delivery.count_sent(len(INTERNAL_ERROR))
             self._recorder.end(context, None)
 
     def _begin(self, context: RequestContext) -> Answered | Work | None:

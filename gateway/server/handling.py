@@ -35,6 +35,9 @@ REFUSALS: Final = {
 }
 """Status and body for bytes that are not an acceptable request."""
 
+INTERNAL_ERROR: Final = b"Internal error\n"
+"""The body of an answer to a request whose handler fails."""
+
 
 class Handling(ABC):
     """The part of a `gateway.server.request.Channel` that runs handlers."""
@@ -140,7 +143,7 @@ class Handling(ABC):
             self.abort()
             return
         request.keeps_alive = False
-        self.respond(request, 500, plain_text(), b"Internal error\n")
+        self.respond(request, 500, plain_text(), INTERNAL_ERROR)
         self.answered(request)
 
     def begin_again(self, request: bytes | None, at: str, group: GivenUp) -> None:

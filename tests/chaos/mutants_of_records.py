@@ -37,7 +37,7 @@ def refusal_of_head_counts_a_body() -> Patches:
     def sent(self: Delivery, status: int, headers: CIMultiDict[str], body: bytes) -> Answered:
         answered = text(self, status, headers, body)
         if self._request.method == "HEAD":
-            self._sent(len(body))
+            self.count_sent(len(body))
         return answered
 
     return [(Delivery, "text", sent)]

@@ -51,6 +51,22 @@ async def test_each_request_has_one_line_with_its_answer(edge: Edge, log: Path) 
     assert lines[4].get("trace_id") is None
 
 
+async def test_the_bytes_of_an_answer_to_an_unexpected_error_are_logged(
+    edge: Edge, log: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError
+
+    monkeypatch.setattr(edge.gateway.engine, "catch_up", fail)
+    monkeypatch.setattr(edge.gateway.engine, "knows", fail)
+    answers = [await edge.send(method, "/s?offset=-1") for method in ("GET", "HEAD")]
+    lines = await log_lines(edge, log, 2)
+    assert [answer.status for answer in answers] == [line["status"] for line in lines] == [500, 500]
+    assert [len(answer.body) for answer in answers] == [line["sent_bytes"] for line in lines]
+    assert lines[0]["sent_bytes"] > 0
+    assert caplog.text.count("unhandled error") == 2
+
+
 async def test_bytes_of_a_shared_fetch_count_for_its_leader_and_all_sharers_are_marked(
     edge: Edge, log: Path, origin: RunningOrigin
 ) -> None:
