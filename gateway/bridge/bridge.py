@@ -29,13 +29,12 @@ from gateway.errors import GatewayError, UpstreamBroken
 from gateway.protocol.names import LIVE_LONG_POLL, LIVE_SSE
 from gateway.protocol.offsets import NOW
 from gateway.protocol.target import BadTarget, parse_target
-from gateway.upstream.asking import PendingRequest, Requester, answer_to
+from gateway.upstream.asking import PendingRequest, Requester, Upstream, answer_to
 from gateway.upstream.call import Body, OriginCall
 from gateway.upstream.incoming import no_op
 from gateway.upstream.origin_pool import ROUTE_URL, route_url
 from gateway.upstream.reply import Reply
 from gateway.upstream.s2_client import S2Client
-from gateway.upstream.upstream import Upstream
 
 ALLOWED: Final = "GET, HEAD, PUT, POST, DELETE, OPTIONS"
 

@@ -18,12 +18,19 @@ from collections.abc import Callable
 
 from gateway.aio.clock import Clock
 from gateway.engine.answer import Answer, BodyRun, NamedTail, Parts
-from gateway.engine.conditional import is_not_modified, not_modified
 from gateway.engine.confirming import Confirming
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.patience import Patience
 from gateway.engine.read import Read, Uncacheable
-from gateway.engine.response_heads import Said, head_answer, now_answer, origin_error_answer, stream_headers
+from gateway.engine.response_heads import (
+    Said,
+    head_answer,
+    is_not_modified,
+    not_modified,
+    now_answer,
+    origin_error_answer,
+    stream_headers,
+)
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.topic import Topic
 from gateway.live.topics import LiveTopics

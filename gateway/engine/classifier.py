@@ -36,9 +36,9 @@ from gateway.protocol.stream_version import Version
 from gateway.tape.sighting import Sighting
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
+from gateway.upstream.call import Source
 from gateway.upstream.flight import METADATA, Beyond, Flight, NotShareable, OriginError, StreamHead
 from gateway.upstream.reply import Reply
-from gateway.upstream.source import Source
 
 NO_HEAD = frozenset({405, 501})
 """The statuses of an origin that does not implement HEAD."""

@@ -26,8 +26,8 @@ from gateway.engine.live_read import LiveReads
 from gateway.engine.long_poll import LongPoll
 from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.path_changes import Purge
 from gateway.engine.pending_writes import PendingWrites
-from gateway.engine.purge import Purge
 from gateway.engine.read import Drain, Read, Uncacheable
 from gateway.engine.relay import Relay
 from gateway.engine.response_heads import origin_error_answer
@@ -55,6 +55,7 @@ from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.surroundings import Surroundings
 from gateway.telemetry.tracing import NO_TRACER, Tracer
+from gateway.upstream.asking import Upstream
 from gateway.upstream.client import OriginClient
 from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
@@ -62,7 +63,6 @@ from gateway.upstream.keeping import Keeping
 from gateway.upstream.origin_pool import Credentials, Origins
 from gateway.upstream.slots import SlotLimits
 from gateway.upstream.tls_reloader import TlsReloader
-from gateway.upstream.upstream import Upstream
 
 _log = logging.getLogger("gateway.origins")
 

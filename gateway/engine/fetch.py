@@ -60,13 +60,11 @@ from gateway.protocol.sharing import Ground
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.metrics import MetricsRecorder
-from gateway.upstream.asking import PendingRequest
-from gateway.upstream.call import OriginCall
+from gateway.upstream.asking import PendingRequest, Upstream
+from gateway.upstream.call import OriginCall, Source
 from gateway.upstream.flight import CONFIRMATION, METADATA, Flight, NotShareable, OriginError, StreamHead
 from gateway.upstream.incoming import HIGH_WATER_BYTES
 from gateway.upstream.reply import Reply
-from gateway.upstream.source import Source
-from gateway.upstream.upstream import Upstream
 
 _log = logging.getLogger("gateway.engine.fetch")
 

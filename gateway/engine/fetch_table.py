@@ -35,6 +35,8 @@ from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import NO_ACCESS_LOG, RecordedStream, note_fetch
 from gateway.telemetry.surroundings import Surroundings
 from gateway.telemetry.tracing import NO_FLIGHT
+from gateway.upstream.asking import Upstream
+from gateway.upstream.call import Source
 from gateway.upstream.collapse import Collapse, FetchEnd, Follow, Lead
 from gateway.upstream.flight import (
     CHANGES_TOO_FAST,
@@ -46,8 +48,6 @@ from gateway.upstream.flight import (
     StreamHead,
     as_seen_by,
 )
-from gateway.upstream.source import Source
-from gateway.upstream.upstream import Upstream
 
 _KINDS = {METADATA: "metadata", NOW: "tail", CONFIRMATION: "confirmation"}
 

@@ -4,6 +4,11 @@ One such reply stops the sharing of that shape of request: one offset, read live
 `MOST_SHAPES` shapes of one stream like that, all live or all other reads of it are relayed at once.  Such an answer to
 the stream's live request stops the sharing of all its live reads, also when the topic is over.  Both memories are
 bounded in time and number.
+
+Web origins that an origin does not allow to read a stream are remembered too: their reads share as those without an
+Origin header do.  A shared reply without Access-Control-Allow-Origin does not show that, because its request had no
+Origin header.  The reply to a relayed read with that header does, for that web origin and that path: servers may set
+CORS up by path.  The memory is bounded in time and number.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from typing import Final, NamedTuple
 
 from cachetools import TTLCache
 
-from gateway.protocol.stream_key import StreamKey
+from gateway.protocol.stream_key import Group, StreamKey
 from gateway.tape.facts_cost import key_cost, texts_cost
 from gateway.upstream.flight import METADATA
 
@@ -93,3 +98,37 @@ class Unshared:
             return None
         entry = self._reasons.get((key, shape)) or self._reasons.get((key, Shape(shape.is_live, None)))
         return entry.text if entry is not None else None
+
+
+_MOST_DENIED_BYTES: Final = 1 << 20
+"""The memory is charged at most this much: clients may invent web origins, and as long ones as they like."""
+
+
+class DeniedOrigins:
+    """Pairs of a path and a web origin that is not allowed there, each for `remember_s` after its latest proof.
+
+    Owner: a route.  `now` gives monotonic seconds.
+    """
+
+    def __init__(self, remember_s: float, now: Callable[[], float]) -> None:
+        self._costs: TTLCache[tuple[Group, str], int] = TTLCache(_MOST_DENIED_BYTES, max(remember_s, 1e-9), now, int)
+
+    def __len__(self) -> int:
+        return len(self._costs)
+
+    def __repr__(self) -> str:
+        return f"<DeniedOrigins {len(self)} pairs>"
+
+    def has(self, group: Group, web_origin: str) -> bool:
+        """Whether the origin is known not to allow this web origin."""
+        return (group, web_origin) in self._costs
+
+    def add(self, group: Group, web_origin: str) -> None:
+        """Remember that the origin does not allow this web origin."""
+        cost = texts_cost([*group, web_origin])
+        if cost <= _MOST_DENIED_BYTES:
+            self._costs[group, web_origin] = cost
+
+    def discard(self, group: Group, web_origin: str) -> None:
+        """Forget it: the origin allows this web origin."""
+        self._costs.pop((group, web_origin), None)

@@ -28,8 +28,8 @@ from gateway.protocol.sharing import Ground
 from gateway.tape.decide import Ask, Gone, Progress, Question, Send, Wait, decide, outlasts_failure
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Tape
+from gateway.upstream.call import Source
 from gateway.upstream.flight import METADATA, Beyond, Flight, Head, NotShareable, OriginError, StreamHead, as_seen_by
-from gateway.upstream.source import Source
 
 _LITTLE_BYTES = 1 << 16
 """A reader that is behind by no more than this is served at once, in whatever coding."""

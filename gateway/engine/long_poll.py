@@ -11,12 +11,18 @@ from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
 from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.engine.catchup import CatchUp
-from gateway.engine.conditional import is_not_modified, not_modified
 from gateway.engine.incarnations import Incarnations
 from gateway.engine.live_read import TOO_LARGE, LiveReads
 from gateway.engine.long_poll_waiter import PollClient, Waiter, WaitingPoll
 from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
-from gateway.engine.response_heads import Said, origin_error_answer, stream_headers, timed_out
+from gateway.engine.response_heads import (
+    Said,
+    is_not_modified,
+    not_modified,
+    origin_error_answer,
+    stream_headers,
+    timed_out,
+)
 from gateway.errors import TailMovedBack
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome

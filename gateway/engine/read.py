@@ -14,8 +14,8 @@ from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.sharing import allows
 from gateway.protocol.stream_key import StreamKey
 from gateway.tape.stream import Stream
+from gateway.upstream.call import Source
 from gateway.upstream.flight import NotShareable, OriginError
-from gateway.upstream.source import Source
 
 MOST_CHANGES: Final = 8
 """How often a stream may become another, or its bytes be forgotten, while it is read; then the read is relayed."""

@@ -20,10 +20,9 @@ from gateway.protocol.forwarded_headers import joined
 from gateway.protocol.mode import Mode
 from gateway.tape.store import TapeStore
 from gateway.telemetry.metrics import MetricsRecorder
-from gateway.upstream.asking import PendingRequest
+from gateway.upstream.asking import PendingRequest, Upstream
 from gateway.upstream.call import Body, OriginCall
 from gateway.upstream.reply import Reply
-from gateway.upstream.upstream import Upstream
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
 _HEAD, _OTHER, _SSE = Mode.HEAD, Mode.OTHER, Mode.SSE

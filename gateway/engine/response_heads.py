@@ -3,6 +3,10 @@
 `Stream-Up-To-Date` and `Stream-Closed` are arguments here and stored nowhere.  The ETag is the gateway's own,
 `"<incarnation>:<start>:<end>[:c]"`: origins put different things into theirs, and one without an incarnation would
 validate the bytes of another stream.
+
+An answer becomes a 304 where a condition holds (RFC 9110 sections 13.1.2 and 15.4.5).  A client that sends the answer's
+own tag in If-None-Match has the bytes already and gets none.  `gateway.protocol.etag` makes and compares tags;
+`gateway.server.remembered` repeats a 304 like any other answer.
 """
 
 from __future__ import annotations
@@ -13,12 +17,11 @@ from typing import Final, NamedTuple
 from multidict import CIMultiDict, istr
 
 from gateway.engine.answer import Answer, BodyRun
-from gateway.engine.conditional import is_not_modified, not_modified
 from gateway.engine.read import Read
 from gateway.engine.route import Route
 from gateway.errors import Fault, GatewayError
 from gateway.protocol.cache_status import Outcome, cache_status
-from gateway.protocol.etag import mint
+from gateway.protocol.etag import matches, mint
 from gateway.protocol.names import (
     ACCEL_BUFFERING,
     DEFAULT_TYPE,
@@ -182,3 +185,18 @@ def failure_answer(node: str, error: GatewayError) -> Answer:
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
     return Answer(error.status, headers, outcome, body=f"{error}\n".encode())
+
+
+_NOT_MODIFIED_DROPS = ("Content-Type",)
+
+
+def is_not_modified(read: Read, headers: CIMultiDict[str]) -> bool:
+    """Whether the client has what a 200 with these headers would send."""
+    return matches(read.if_none_match, headers["ETag"])
+
+
+def not_modified(headers: CIMultiDict[str]) -> CIMultiDict[str]:
+    """The headers of a 304 in place of a 200 with `headers`."""
+    for name in _NOT_MODIFIED_DROPS:
+        headers.popall(name, None)
+    return headers

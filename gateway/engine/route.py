@@ -15,8 +15,7 @@ from yarl import URL
 
 from gateway.aio.clock import Clock
 from gateway.config.routes import RouteConfig
-from gateway.engine.denied_origins import DeniedOrigins
-from gateway.engine.hit_for_miss import ANY_LIVE, Unshared
+from gateway.engine.hit_for_miss import ANY_LIVE, DeniedOrigins, Unshared
 from gateway.engine.manner import Manners
 from gateway.engine.retry_budget import RetryBudget, RouteRetries
 from gateway.http.outgoing import RenderedHeaders
@@ -25,11 +24,10 @@ from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.sharing import Ground, allows, cure, rules_of
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.protocol.target import Target, check_path, unescaped_delimiters
-from gateway.upstream.call import Bounds
+from gateway.upstream.call import Bounds, Source
 from gateway.upstream.flight import NotShareable
 from gateway.upstream.origin_pool import authority_of, route_url
 from gateway.upstream.reply import Reply
-from gateway.upstream.source import Source
 
 _log = logging.getLogger("gateway.sharing")
 

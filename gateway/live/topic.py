@@ -3,7 +3,7 @@
 A topic has no queues.  The follower stores what it receives on the tape and moves `position`.  Each live reader reads
 the tape from its own offset and waits here when it has read everything.  A slow reader therefore costs the others
 nothing; it simply reads from the tape.  Frames are encoded once for all readers at the same offset
-(`gateway.live.frames`), and readers that wait together share a cursor (`gateway.live.cursors`).
+(`gateway.live.frames`), and readers that wait together share a cursor.
 
 `is_confirmed` means that the follower's live request is open and the origin has said on it that `position` is the tail.
 A reader may be told that it is up to date only then, or as it begins, if the origin has just named the tail to its own
@@ -12,12 +12,18 @@ request.
 A delivery round is the time from the arrival of bytes until every live reader of the stream has been handed them.  It
 starts with the first arrival after the previous round, because arrivals of one turn of the loop go out together.
 Arrivals without readers make no round.
+
+`Cursors` has the cursors of one stream's live readers (section 8.1): those that wait together get the shared one, so
+that they return with one request.  It is above every cursor that a client has shown, unless that is far ahead: such
+clients share a cursor of their own, which no ordinary client is drawn up to.  `gateway.protocol.cursor` has the
+arithmetic; `gateway.engine.live_read` asks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -25,17 +31,68 @@ from typing import Final, NamedTuple
 from gateway.aio.clock import DETACHED
 from gateway.aio.signal import Signal
 from gateway.errors import GatewayError
-from gateway.live.cursors import Cursors
 from gateway.live.frames import EVENT_BYTES, Frames, KeptFrames
 from gateway.live.reader import LargeEvent, LiveReader, LiveStep, chunk, drop_failed
+from gateway.protocol.cursor import interval, next_cursor, parse_cursor, shared_cursor
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.offsets import is_before
 from gateway.protocol.stream_version import Version
 from gateway.tape.sighting import FirstTail, Sighting
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import MetricsRecorder
+from gateway.upstream.call import Source
 from gateway.upstream.flight import Head, NotShareable
-from gateway.upstream.source import Source
+
+_REACH: Final = 1_000
+"""A client's cursor that is more intervals ahead than this does not raise the shared cursor."""
+_HIGH_REACH: Final = 1 << 40
+"""A cursor that is more intervals ahead than this does not raise the cursor of far-ahead clients either.  Events can
+never advance a cursor this far, and it is far below the largest valid cursor."""
+
+
+class Cursors:
+    """The cursors of one stream.  `wall` gives Unix seconds."""
+
+    __slots__ = ("_floor", "_high_floor", "_wall")
+
+    def __init__(self, wall: Callable[[], float]) -> None:
+        self._wall = wall
+        self._floor = 0
+        self._high_floor = 0
+        """The floor for clients whose cursors are far ahead: each answer advances the clients that read on."""
+
+    def __repr__(self) -> str:
+        return f"<Cursors {self.shared()}>"
+
+    def note(self, cursor: str | None, wall: float) -> None:
+        """Record a client's cursor, so that shared frames carry a greater one."""
+        value = parse_cursor(cursor)
+        if value is None:
+            return
+        ahead = value - interval(wall)
+        if ahead <= _REACH:
+            self._floor = max(self._floor, value)
+        elif ahead <= _HIGH_REACH:
+            self._high_floor = max(self._high_floor, value)
+
+    def is_far(self, cursor: int) -> bool:
+        """Whether a client that showed this cursor shares the cursor of the far-ahead clients."""
+        return interval(self._wall()) + _REACH < cursor <= self._high_floor
+
+    def shared(self) -> int:
+        """The cursor that shared frames carry now."""
+        return self._shared_at(self._wall())
+
+    def next_for(self, client: str | None, wall: float, rng: random.Random) -> str:
+        """The cursor of the next frame for a client that showed `client`: the shared one unless its own is higher."""
+        shared = self._shared_at(wall)
+        own = parse_cursor(client)
+        if own is None or own < shared:
+            return str(shared)
+        return str(self._high_floor + 1) if self.is_far(own) else next_cursor(wall, client, rng)
+
+    def _shared_at(self, wall: float) -> int:
+        return shared_cursor(wall, self._floor) if self._floor else interval(wall)
 
 
 class DeliveryTimes:

@@ -21,8 +21,8 @@ from gateway.protocol.offsets import START, is_before
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.surroundings import Surroundings
+from gateway.upstream.asking import Upstream
 from gateway.upstream.flight import StreamHead
-from gateway.upstream.upstream import Upstream
 
 _CONNECTING_S = 0.5
 """How long a read that asks for the tail may wait for a live request that has just been started."""

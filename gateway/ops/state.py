@@ -15,8 +15,7 @@ from gateway.tape.store import RouteUsage
 from gateway.upstream.connection_pool import Connections
 from gateway.upstream.failures import Refusal
 from gateway.upstream.origins import OriginState
-from gateway.upstream.purpose import Purpose
-from gateway.upstream.slots import SlotUse
+from gateway.upstream.slots import Purpose, SlotUse
 
 
 class Unsent(NamedTuple):

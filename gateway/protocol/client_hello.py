@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from gateway.protocol.host import canonical_name
+from gateway.protocol.target import canonical_name
 
 LONGEST_BYTES: Final = 1 << 14
 """The longest ClientHello to parse; post-quantum key shares take some two kilobytes."""

@@ -3,7 +3,7 @@
 A cursor is the count of 20-second intervals since 2024-10-09T00:00:00Z, as a decimal string.  It varies cache keys and
 nothing else: it never changes the answer to a read.  The one rule is that the cursor returned to a client is above the
 one it sent.  Client input is untrusted: anything but a plain decimal number up to 2^53 counts as an absent cursor,
-never as an error.  The live readers of a stream that wait together share a cursor: `gateway.live.cursors`.
+never as an error.  The live readers of a stream that wait together share a cursor: `gateway.live.topic`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ It makes the request handler, the connections and the store of remembered answer
 requests under another configuration, `use_certificates` all later handshakes; requests in progress end under the old
 one, and no connection is closed.  Remembered answers are dropped when the routes change, because the routes decide what
 a request means and which of its header lines matter.
+
+`redirect` makes the handler of a listener that only redirects to https.
 """
 
 from __future__ import annotations
@@ -11,6 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
+from typing import Final
+
+from multidict import CIMultiDict
 
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.core import Engine
@@ -19,6 +25,7 @@ from gateway.limits.rate_limits import RateLimits
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.client_address import Proxies
 from gateway.protocol.mode import Mode
+from gateway.protocol.target import BadHost, host_of, without_authority
 from gateway.server.admission import Admission
 from gateway.server.clients import ClientConnection, Clients, ConnectionRefusal, Handler, Peer, Work
 from gateway.server.connection import Connection, SecureConnection
@@ -28,13 +35,41 @@ from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Joins
 from gateway.server.listeners import Certificates, ListenerRecorder, Listeners
 from gateway.server.observing import Observers
-from gateway.server.redirect import redirect
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
-from gateway.server.request import Request
+from gateway.server.request import Answered, Request
 from gateway.server.request_keys import Section, Sections
 from gateway.telemetry.access_record import AccessLog, Record
 from gateway.telemetry.metrics import MetricsRecorder, Sent
 from gateway.telemetry.tracing import NO_TRACER, Tracer
+
+_TARGET: Final = re.compile(r"/[!-~]*")
+
+
+def redirect(port: int) -> Handler:
+    """A handler that redirects every request to the same URL with https, at `port`.
+
+    308 keeps the method (RFC 9110 section 15.4.9).  A host or a target that cannot be part of a URL gets a 400.
+    """
+    suffix = "" if port == 443 else f":{port}"
+
+    async def answer(request: Request) -> Answered:
+        headers = CIMultiDict({"Cache-Control": "no-store", "Content-Type": "text/plain; charset=utf-8"})
+        hosts = request.headers.getall("Host", ())
+        try:
+            host = host_of(hosts[0]) if len(hosts) == 1 else None
+        except BadHost:
+            host = None
+        target = without_authority(request.target)
+        if host is None or not _TARGET.fullmatch(target):
+            request.keeps_alive = False
+            request.channel.respond(request, 400, headers, b"Bad request\n")
+            return Answered(400, headers)
+        headers["Location"] = f"https://{host}{suffix}{target}"
+        request.channel.respond(request, 308, headers, b"This is served over https\n")
+        return Answered(308, headers)
+
+    return answer
+
 
 _log = logging.getLogger("gateway.listeners")
 

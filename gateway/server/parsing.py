@@ -19,11 +19,10 @@ from gateway.http.known import VARIED
 from gateway.limits.client_net import ClientNet
 from gateway.limits.oldest import evict_oldest
 from gateway.protocol.client_address import Proxies
-from gateway.protocol.host import host_of
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import START, is_well_formed
 from gateway.protocol.sharing import Ground
-from gateway.protocol.target import Target, parse_target
+from gateway.protocol.target import Target, host_of, parse_target
 from gateway.server.context import ParsedRequest, RequestContext
 from gateway.server.header_facts import HeaderFacts
 from gateway.server.request import Request

@@ -20,8 +20,7 @@ from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL, is_json, is_ss
 from gateway.protocol.offsets import START, is_before
 from gateway.protocol.stream_key import StreamKey
 from gateway.protocol.stream_version import FIRST, Version
-from gateway.tape.caching import Caching
-from gateway.tape.confirmed import LEAST_AGE_S, Confirmations
+from gateway.tape.confirmed import LEAST_AGE_S, Caching, Confirmations
 from gateway.tape.expiry import LEAST_TTL_S, Expiry
 from gateway.tape.facts_cost import headers_cost, key_cost, surrogate_keys_cost, texts_cost
 from gateway.tape.sighting import FirstTail, OffsetsBeyond, Sighting

@@ -2,6 +2,8 @@
 
 A `Requester` receives the outcome by plain calls.  Most of the gateway awaits the reply instead: `answer_to` adapts the
 calls to an awaitable.  Relays are requesters themselves, because there is one for each client request.
+
+The engine's interface to the origins.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Protocol, TypeVar
 
 from gateway.errors import GatewayError
 from gateway.http.reply import Interim
+from gateway.upstream.call import OriginCall
 from gateway.upstream.incoming import no_op
 from gateway.upstream.reply import Reply
 
@@ -87,3 +90,17 @@ async def answer_to(
     finally:
         # The raised error refers to this frame, so the frame must not refer to the error.
         del waiter, pending, answer
+
+
+class Upstream(Protocol):
+    """Sends requests to origins: `client.OriginClient`, or an in-memory one in tests."""
+
+    def ask(self, requester: Requester, call: OriginCall) -> PendingRequest:
+        """Send one request.  `requester` is notified of its outcome, possibly before this returns."""
+
+    async def send(self, call: OriginCall, on_sent: Callable[[], object] = no_op) -> Reply:
+        """Send one request and wait for the head of its reply; `on_sent` is called for each attempt.
+
+        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken; CircuitOpen, at once, if no origin may be used;
+        UpstreamCongested if no connection is free in time.
+        """

@@ -9,7 +9,7 @@ translated into those of `errors.py` here.  Bodies are raw: nothing is decompres
 cookie is kept, and a `101` is refused.  A body that ends before its announced end raises; a caller that saw no
 exception holds every byte.
 
-A request whose kept connection turns out to be dead may be sent once more: `gateway.upstream.repeats`.
+A request whose kept connection turns out to be dead may be sent once more: `gateway.upstream.failures`.
 
 The outcome of a request is reported to the origin's state, if the request has one (`OriginRequest`).
 """
@@ -39,7 +39,7 @@ from gateway.telemetry.tracing import NO_TRACER, ExchangeSpan, Tracer
 from gateway.upstream.asking import Requester
 from gateway.upstream.call import OriginCall
 from gateway.upstream.connection_pool import ConnectionPool, Slot
-from gateway.upstream.dialer import Dialer
+from gateway.upstream.dialer import Dialer, Http2Dials
 from gateway.upstream.endpoint import Endpoint, endpoint_of
 from gateway.upstream.failures import (
     ConnectionLost,
@@ -47,15 +47,13 @@ from gateway.upstream.failures import (
     NoSlot,
     NotConnected,
     UploadFailed,
+    is_repeatable,
 )
-from gateway.upstream.http2_dials import Http2Dials
 from gateway.upstream.incoming import Carrier, IncomingReply, ignore, no_op
 from gateway.upstream.origins import OriginRequest
-from gateway.upstream.purpose import Purpose
 from gateway.upstream.reasons import reason_of
-from gateway.upstream.repeats import is_repeatable
 from gateway.upstream.reply import Reply
-from gateway.upstream.slots import Lane
+from gateway.upstream.slots import Lane, Purpose
 from gateway.upstream.upload import Upload
 
 _log = logging.getLogger("gateway.upstream")

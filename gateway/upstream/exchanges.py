@@ -13,17 +13,15 @@ from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.asking import Requester, answer_to
 from gateway.upstream.call import OriginCall
 from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool, Connections
-from gateway.upstream.dialer import Dialer
+from gateway.upstream.dialer import Dialer, Http2Dials
 from gateway.upstream.endpoint import Endpoint, endpoint_of, split_url
 from gateway.upstream.exchange import Exchange
-from gateway.upstream.http2_dials import Http2Dials
 from gateway.upstream.incoming import no_op
 from gateway.upstream.keeping import Keeping
 from gateway.upstream.origins import OriginRequest
-from gateway.upstream.purpose import Purpose
 from gateway.upstream.reply import Reply
 from gateway.upstream.resolver import LookUp
-from gateway.upstream.slots import SlotLimits, SlotUse
+from gateway.upstream.slots import Purpose, SlotLimits, SlotUse
 
 
 class Exchanges:

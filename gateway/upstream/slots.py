@@ -24,6 +24,8 @@ A client may have one more request waiting while it has fewer than a third of th
 alone therefore gets a quarter of the queue, and several crowds always leave room to a client that has nothing waiting.
 
 All decisions are plain functions; there is no I/O and no time here.
+
+`Purpose` is the purpose of a request to an origin.  Each has its share of the connections.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -39,7 +42,17 @@ from gateway.limits.client_net import UNKNOWN
 from gateway.limits.fair_queue import FairQueue
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import Delay, NoSlot, Refusal
-from gateway.upstream.purpose import Purpose
+
+
+class Purpose(StrEnum):
+    """What a request to an origin is for."""
+
+    READ = "read"
+    """A GET or HEAD without a body that is answered at once."""
+    WRITE = "write"
+    """Any other method, and any request with a body."""
+    LIVE = "live"
+    """A live read, which lasts for minutes."""
 
 
 def three_quarters(slots: int) -> int:

@@ -13,9 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import gateway.bridge.messages as messages_module
-from gateway.bridge.content import BadContent, BytesContent, Content, EnvelopeContent, JsonContent
-from gateway.bridge.messages import BadMessages, TooManyContainers, is_message, split_messages
+import gateway.bridge.content as messages_module
+from gateway.bridge.content import (
+    BadContent,
+    BadMessages,
+    BytesContent,
+    Content,
+    EnvelopeContent,
+    JsonContent,
+    TooManyContainers,
+    is_message,
+    split_messages,
+)
 from gateway.bridge.names import MOST_NAME_BYTES, BadName, BadOffset, StreamName, offset_at, parse_name, parse_offset
 from gateway.bridge.page import CLOSE_RECORD, page_of
 from gateway.protocol.json_grammar import is_json

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.aio.clock import ManualClock
-from gateway.bridge.messages import MOST_CONTAINERS
+from gateway.bridge.content import MOST_CONTAINERS
 from gateway.bridge.page import CLOSE_TOKEN
 from gateway.bridge.writes import MOST_BODY_BYTES
 from gateway.origin.s2.calls import Call

@@ -14,10 +14,9 @@ from gateway.engine.comparison import Comparison
 from gateway.engine.relayed_request import SentRequest
 from gateway.engine.response_heads import origin_error_answer
 from gateway.engine.writes import Writes
-from gateway.live.cursors import Cursors
 from gateway.live.frames import Frames
 from gateway.live.subscriber import Subscriber
-from gateway.live.topic import Topic
+from gateway.live.topic import Cursors, Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import interval
 from gateway.protocol.etag import mint

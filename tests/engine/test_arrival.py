@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.engine.arrival import receive
+from gateway.engine.flight_bodies import receive
 from gateway.errors import UpstreamCongested
 from gateway.limits.inflow import Inflow
 from gateway.tape.arriving import Arriving

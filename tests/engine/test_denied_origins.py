@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.aio.clock import ManualClock
-from gateway.engine.denied_origins import DeniedOrigins
+from gateway.engine.hit_for_miss import DeniedOrigins
 from gateway.protocol.stream_key import Group
 
 PATH = Group("http://origin", "/s")

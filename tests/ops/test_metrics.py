@@ -22,8 +22,7 @@ from gateway.tape.store import RouteUsage
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, NoMetrics, Sent
 from gateway.upstream.connection_pool import Connections
 from gateway.upstream.failures import Refusal
-from gateway.upstream.purpose import Purpose
-from gateway.upstream.slots import SlotUse
+from gateway.upstream.slots import Purpose, SlotUse
 
 OPEN_METRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"

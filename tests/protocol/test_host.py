@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.protocol.host import BadHost, host_of
+from gateway.protocol.target import BadHost, host_of
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from gateway.limits.askers import Askers
 from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool, Slot
 from gateway.upstream.endpoint import endpoint_of
 from gateway.upstream.failures import NoSlot, NotConnected, Refusal
-from gateway.upstream.purpose import Purpose
-from gateway.upstream.slots import Lane, SlotLimits, Slots
+from gateway.upstream.slots import Lane, Purpose, SlotLimits, Slots
 from tests.waiting import pass_turns
 
 HOSTS = {name: endpoint_of(f"http://{name}.test") for name in "abc"}

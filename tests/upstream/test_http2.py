@@ -22,10 +22,9 @@ from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.keeping import Keeping
 from gateway.upstream.origins import Origin as Books
-from gateway.upstream.purpose import Purpose
 from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Reply
-from gateway.upstream.slots import SlotLimits
+from gateway.upstream.slots import Purpose, SlotLimits
 from tests.http.http2.peer import OK, data, goaway, reply, reset, setting, window
 from tests.server.test_garbage import collecting
 from tests.upstream.http2_peer import Asked, Http2Peer, good, http2_origin

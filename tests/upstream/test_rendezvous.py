@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.rendezvous import ranked
+from gateway.upstream.origin_pool import ranked
 
 NAMES = st.text("abcdefgh", min_size=1, max_size=3).map("http://{}".format)
 ORIGINS = st.dictionaries(NAMES, st.integers(1, 5), min_size=1, max_size=6)

@@ -11,8 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.upstream.endpoint import Endpoint, endpoint_of
 from gateway.upstream.failures import NoSlot
-from gateway.upstream.purpose import Purpose
-from gateway.upstream.slots import Lane, SlotLimits, Slots, Waiting, three_quarters
+from gateway.upstream.slots import Lane, Purpose, SlotLimits, Slots, Waiting, three_quarters
 from tests.effort import examples
 
 SLOTS, CLIENT_REQUESTS, MOST_WAITING = 8, 3, 24

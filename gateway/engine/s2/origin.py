@@ -18,10 +18,10 @@ from gateway.s2.read_query import ReadQuery, Start
 from gateway.tape.records import Limits
 from gateway.telemetry.access_record import AccessLog, RecordedStream
 from gateway.telemetry.metrics import MetricsRecorder
+from gateway.upstream.asking import Upstream
 from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.reply import Reply
 from gateway.upstream.s2_client import AtTail, S2Client, S2Outcome, S2Refused
-from gateway.upstream.upstream import Upstream
 
 
 @dataclass(frozen=True, slots=True)

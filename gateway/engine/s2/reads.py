@@ -39,8 +39,8 @@ from gateway.s2.records import StreamPosition
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.surroundings import Surroundings
+from gateway.upstream.asking import Upstream
 from gateway.upstream.s2_client import FoundRecords, S2Refused
-from gateway.upstream.upstream import Upstream
 
 _MOST_BEGINNINGS: Final = 3
 """How often a read begins anew because the stream was created again."""

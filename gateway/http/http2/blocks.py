@@ -5,10 +5,13 @@ get is encoded once, and a remembered answer is kept in encoded form.
 
 A client that repeats a request sends the same block again, which consists of indexes and leaves the table unchanged.
 So the meaning of a block is remembered until the table changes.
+
+The rules for fields that requests and replies of HTTP/2 have in common (RFC 9113 section 8.2).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, Generic, TypeVar
@@ -16,7 +19,13 @@ from typing import Final, Generic, TypeVar
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 from hpack.table import HeaderTable
 
-from gateway.http.http2.fields import FORBIDDEN
+is_name: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
+is_value: Final = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?").fullmatch
+"""A field value of HTTP/1.1 (RFC 9110 section 5.5): no control characters, no whitespace at either end."""
+is_length: Final = re.compile(rb"[0-9]{1,18}").fullmatch
+FORBIDDEN: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
+"""Fields that concern a connection of HTTP/1.1; a message with one of them is malformed (section 8.2.2)."""
+
 
 T = TypeVar("T")
 

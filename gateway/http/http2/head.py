@@ -12,8 +12,7 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.http.http2.blocks import FieldList
-from gateway.http.http2.fields import FORBIDDEN, is_length, is_name, is_value
+from gateway.http.http2.blocks import FORBIDDEN, FieldList, is_length, is_name, is_value
 from gateway.http.request import LONGEST_HEAD, LONGEST_LINE, MOST_FIELDS, Fields, Mark, RequestHead
 
 VERSION: Final = "2.0"

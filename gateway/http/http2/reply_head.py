@@ -11,8 +11,7 @@ from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.http.http2.blocks import FieldList
-from gateway.http.http2.fields import FORBIDDEN, is_length, is_name, is_value
+from gateway.http.http2.blocks import FORBIDDEN, FieldList, is_length, is_name, is_value
 from gateway.http.reply import MOST_FIELDS, MOST_HEAD_BYTES, MOST_LINE_BYTES, Head, Interim
 from gateway.http.reply_lines import NAMES
 
