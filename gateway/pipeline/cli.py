@@ -354,7 +354,8 @@ def run(
         steps.ingest(lines)
         is_planned = steps.gold_and_plan(plan, target, policy, min_span_s, rate)
         chosen = plan if is_planned else None
-        write_report(steps.lake, report, title=title, plan=chosen, min_span_s=min_span_s, progress=steps.progress)
+        with steps.over():
+            write_report(steps.lake, report, title=title, plan=chosen, min_span_s=min_span_s, progress=steps.progress)
 
 
 def submitted() -> int:

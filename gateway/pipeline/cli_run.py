@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gateway.pipeline.curve.references import PlacedReads
     from gateway.pipeline.events import Source
     from gateway.pipeline.lake import Lake
+    from gateway.pipeline.planner import Basis
 
 EXTRA: Final = "pip install 'durable-gateway[pipeline]'"
 
@@ -109,6 +110,7 @@ class Steps:
         """
         from gateway.pipeline import tables
         from gateway.pipeline.curve.references import placed_reads
+        from gateway.pipeline.planner import basis_of
         from gateway.pipeline.together import together
 
         gold: list[str] = []
@@ -120,17 +122,30 @@ class Steps:
 
         def make_plan() -> None:
             nonlocal is_planned
+            self.progress("curve: placing offsets")
             with placed_reads(self.spark, self.lake.snapshot(tables.REQUESTS)) as reads:
+                # Before the curve, which keeps all processors busy until it is there.
+                basis = basis_of(self.spark, reads)
                 plan.append(self._measured(rate, reads))
-                try:
-                    plan.append(self._planned(out, target, policy, min_span_s, reads))
-                except NothingToPlan as error:
-                    plan.append(f"plan: none: {error}")
-                    is_planned = False
+            try:
+                plan.append(self._planned(out, target, policy, min_span_s, basis))
+            except NothingToPlan as error:
+                plan.append(f"plan: none: {error}")
+                is_planned = False
 
         together(self.spark, (make_plan, make_gold))
         typer.echo("\n".join([*gold, *plan]))
         return is_planned
+
+    @contextmanager
+    def over(self) -> Iterator[None]:
+        """A block without Spark, which ends meanwhile."""
+        ending = threading.Thread(target=_end, args=(self.spark,), name="end of Spark")
+        ending.start()
+        try:
+            yield
+        finally:
+            ending.join()
 
     def _aggregated(self) -> str:
         from gateway.pipeline.aggregate import aggregate
@@ -142,9 +157,7 @@ class Steps:
 
         return str(measure_curve(self.spark, self.lake, rate=rate, progress=self.progress, reads=reads))
 
-    def _planned(
-        self, out: Path, target: float, policy: str, min_span_s: float, reads: PlacedReads | None = None
-    ) -> str:
+    def _planned(self, out: Path, target: float, policy: str, min_span_s: float, basis: Basis | None = None) -> str:
         from gateway.pipeline.planner import make_plan
 
         made = make_plan(
@@ -154,7 +167,7 @@ class Steps:
             policy=policy,
             min_span_s=min_span_s,
             progress=self.progress,
-            reads=reads,
+            basis=basis,
         )
         # A gateway that reloads sees the old plan or the new one.
         write_whole(out, made.text)
@@ -239,21 +252,29 @@ def working(url: str, master: str | None, conf: list[str] | None, *, is_long: bo
         except (PySparkException, Py4JError) as error:
             raise PipelineFailed(f"Spark failed: {one_line(error)}") from None
         finally:
-            # The same signal may already have stopped Spark's Java.
-            with suppress(Py4JError, OSError):
-                # Otherwise every cancelled task logs an error of its own.
-                spark.sparkContext.setLogLevel("OFF")
-                spark.stop()
+            _end(spark)
         if archive is not None and archive.is_new:
             progress("an archive of Java's classes is written, once: later runs start sooner")
             end_java()
             archive.keep()
 
 
+def _end(spark: SparkSession) -> None:
+    """Stop Spark, unless it has been stopped."""
+    from py4j.protocol import Py4JError
+
+    # The same signal may already have stopped Spark's Java.
+    with suppress(Py4JError, OSError, AttributeError):
+        # Otherwise every cancelled task logs an error of its own.
+        spark.sparkContext.setLogLevel("OFF")
+        spark.stop()
+
+
 def _import_ahead() -> None:
     with suppress(Exception):  # the step that needs the module says what is wrong
         for name in _STEPS:
             import_module(name)
+        import_module("gateway.pipeline.report.drawing").begin()
 
 
 def _start_worker(spark: SparkSession) -> None:

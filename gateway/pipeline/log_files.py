@@ -26,8 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gateway.pipeline.errors import PipelineFailed
@@ -142,7 +142,7 @@ class _Spool:
 
     def add(self, lines: bytes, source: str) -> None:
         """Add whole lines, each with its newline."""
-        texts = pc.split_pattern(pa.array([lines.decode(errors="replace")]), "\n").flatten()[:-1]
+        texts = split_lines(lines)
         self._held.append(pa.table({"line": texts, "source": pa.repeat(source, len(texts))}))
         self._held_bytes += len(lines)
         self.sources[source] = None
@@ -163,6 +163,19 @@ class _Spool:
         for path in self.paths:
             self._store.remove(f"{SPOOL.place}/{path}")
         self.paths, self.sources, self._held, self._held_bytes, self.size = [], {}, [], 0, 0
+
+
+def split_lines(lines: bytes) -> pa.Array:
+    """The texts of whole lines, each with its newline; bytes that are not UTF-8 are replaced."""
+    ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n"))
+    # Where each line ends once the newlines before it are gone.
+    offsets = np.append(0, ends - np.arange(len(ends))).astype(np.int32)
+    texts = pa.StringArray.from_buffers(len(ends), pa.py_buffer(offsets), pa.py_buffer(lines.translate(None, b"\n")))
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        return split_lines(lines.decode(errors="replace").encode())
+    return texts
 
 
 def _copy(file: IO[bytes], begin: int, spool: _Spool, source: str, *, is_over: bool) -> tuple[int, bool]:

@@ -17,7 +17,7 @@ A line is odd wherever the two readers could differ:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from functools import reduce
 from typing import Any, Final
@@ -43,6 +43,8 @@ BOUNDED: Final = tuple(field for field in FIELDS if field.kind in MOST and field
 
 _SLICE: Final = 16_384
 """Lines that are sorted at a time: a few megabytes, which the memory's caches hold."""
+_RECENT: Final = 2
+"""Slices in which a line's copy is looked for, besides its own."""
 _LONGEST: Final = 1_000
 """Bytes of a plain line."""
 _PIECES: Final = 16
@@ -82,16 +84,43 @@ class Sorter:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a row of `WRITTEN` for each file."""
+        recent = Recent()
         with self.bronze.open() as bronze, self.silver.open() as silver, self.odd.open() as odd:
             for batch in batches:
                 for at in range(0, batch.num_rows, _SLICE):
                     lines, source = (batch.column(name).slice(at, _SLICE) for name in ("line", "source"))
                     found = sort_lines(lines, source, self.taken_s, self.oldest)
                     bronze.add(found.bronze)
-                    silver.add(found.silver)
+                    silver.add(found.silver.filter(pa.array(recent.is_new(found.bronze))))
                     odd.add(found.odd)
         for files in (bronze, silver, odd):
             yield from files.told()
+
+
+@dataclass(slots=True)
+class Recent:
+    """The last lines that were sorted.
+
+    A sink that does not know whether a line has arrived writes it again soon.  Such a copy gets no row of silver, so
+    that the files with the line's first copy can stay as they are.
+    """
+
+    _held: list[pa.Table] = field(default_factory=list)
+
+    def is_new(self, came: pa.Table) -> Any:
+        """Whether each of these lines (`id`, `line`) is no copy of a recent one or of one before it."""
+        came = came.select(["id", "line"])
+        known = pa.concat_tables([*self._held, came])
+        ids = known["id"].combine_chunks().dictionary_encode()
+        number = pc.fill_null(ids.indices, len(ids.dictionary)).to_numpy()
+        first = np.empty(len(ids.dictionary) + 1, np.int64)
+        first[number[::-1]] = np.arange(len(number))[::-1]
+        # Lines without an id cannot be copies.
+        is_copy = ids.is_valid().to_numpy(zero_copy_only=False) & (first[number] < np.arange(len(number)))
+        at = np.flatnonzero(is_copy)
+        is_copy[at] = pc.equal(known["line"].take(at), known["line"].take(first[number[at]])).to_numpy()
+        self._held = [*self._held, came][-_RECENT:]
+        return ~is_copy[len(number) - came.num_rows :]
 
 
 def sort_lines(lines: pa.Array, source: pa.Array, taken_s: int, oldest: date | None) -> Sorted:
@@ -157,9 +186,9 @@ def _checked(events: pa.Table, taken_s: int, oldest: date | None) -> pa.Array:
         pc.fill_null(pc.less_equal(events["status"], _INT), True),
     ]
     checks += [pc.is_valid(events[name]) for name in NEEDED]
-    for field in BOUNDED:
-        value = events[field.name]
-        is_within = pc.and_(pc.greater_equal(value, 0), pc.less_equal(value, MOST[field.kind]))
+    for bounded in BOUNDED:
+        value = events[bounded.name]
+        is_within = pc.and_(pc.greater_equal(value, 0), pc.less_equal(value, MOST[bounded.kind]))
         checks.append(pc.fill_null(is_within, True))
     if oldest is not None:
         checks.append(pc.greater_equal(_times(seconds)[1], pa.scalar(oldest)))

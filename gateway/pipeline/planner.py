@@ -20,11 +20,11 @@ one plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+import pyarrow.compute as pc
 from pydantic import TypeAdapter, ValidationError
 from pyspark.sql import SparkSession
 
@@ -89,6 +89,37 @@ class Point:
     error: float
 
 
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """The input of a plan, apart from the curve."""
+
+    version: int
+    """Version of the silver that it is of."""
+    first_us: int
+    last_us: int
+    lines: int
+    nodes: tuple[str, ...]
+    """Gateways that wrote the log."""
+    not_warmed: frozenset[str]
+    """Routes of another protocol than Durable Streams, which is the only one that gateways warm."""
+    traffic: Traffic
+
+
+def basis_of(spark: SparkSession, reads: PlacedReads) -> Basis:
+    """The basis of a plan from placed reads, which needs no curve."""
+    silver = reads.silver
+    seen = silver.read(spark, columns=("node", "route", "protocol")).distinct().collect()
+    return Basis(
+        version=silver.version,
+        first_us=reads.first_us,
+        last_us=reads.last_us,
+        lines=sum(file.rows for file in silver.files()),
+        nodes=tuple(sorted({row.node for row in seen if row.node is not None})),
+        not_warmed=frozenset(row.route for row in seen if row.protocol not in (None, tables.DURABLE_STREAMS)),
+        traffic=traffic_of(reads.figures(), reads.gaps(), reads.first_us, reads.last_us),
+    )
+
+
 def make_plan(
     spark: SparkSession,
     lake: Lake,
@@ -98,54 +129,52 @@ def make_plan(
     min_span_s: float = SHORT_S,
     clock: Clock | None = None,
     progress: Callable[[str], None] = lambda line: None,
-    reads: PlacedReads | None = None,
+    basis: Basis | None = None,
 ) -> CachePlan:
     """Make a plan of the lake's silver and curve, for gateways that run `policy`; short below `min_span_s` seconds.
 
-    `reads` are the curve's reads, with their names, if the caller has placed them.
+    `basis` is that of the curve's lines, if the caller has it.
 
-    It is of the lines that the curve was made from.  Raises PipelineFailed for invalid arguments, NothingToPlan if
-    there is no traffic, or no curve of lines that silver has.
+    The plan is of the lines that the curve was made from.  Raises PipelineFailed for invalid arguments, and
+    NothingToPlan if there is no traffic, or no curve of lines that silver has.
     """
     if policy not in POLICIES:
         raise PipelineFailed(f"policy: {policy} is none of {', '.join(POLICIES)}")
     if not 0 <= target_hit_ratio <= 1:
         raise PipelineFailed(f"target: expected a ratio from 0 to 1, got {target_hit_ratio}")
     silver = silver_of_curve(lake)
-    lines = sum(file.rows for file in silver.files())
-    if not lines:
+    if not sum(file.rows for file in silver.files()):
         raise NothingToPlan(f"{lake.url}: no requests in it, so there is nothing to plan by")
-    seen = silver.read(spark, columns=("node", "route", "protocol")).distinct().collect()
-    nodes = sorted({row.node for row in seen if row.node is not None})
-    # Gateways warm Durable Streams only.
-    not_warmed = {row.route for row in seen if row.protocol not in (None, tables.DURABLE_STREAMS)}
-    curve = lake.read(spark, tables.CURVE)
-    rows = curve.where(curve.policy == policy).orderBy("cache_bytes").collect()
-    points = [Point(one.cache_bytes, 1 - one.miss_ratio, 1 - one.byte_miss_ratio, one.error or 0.0) for one in rows]
+    curve = lake.snapshot(tables.CURVE).arrow(tables.CURVE.names).read_all().sort_by("cache_bytes")
+    rows = curve.filter(pc.equal(curve["policy"], policy)).to_pylist()
+    points = [
+        Point(one["cache_bytes"], 1 - one["miss_ratio"], 1 - one["byte_miss_ratio"], one["error"] or 0.0)
+        for one in rows
+    ]
     if not points:
         why = "compute the curve first, of a log with catch-up reads"
         raise NothingToPlan(f"{lake.url}: no curve of {policy} in it: {why}")
     memory = budget(points, target_hit_ratio, policy)
     if memory.expected_hit_ratio < target_hit_ratio:
         progress(f"plan: no memory reaches {target_hit_ratio:.1%}: {memory.expected_hit_ratio:.1%} is the best")
-    progress("plan: figures of each stream")
-    is_given = reads is not None and reads.silver.version == silver.version
-    with nullcontext(reads) if reads is not None and is_given else placed_reads(spark, silver) as reads:
-        first_us, last_us = reads.first_us, reads.last_us
-        traffic = traffic_of(reads.figures(), first_us, last_us)
+    if basis is None or basis.version != silver.version:
+        progress("plan: figures of each stream")
+        with placed_reads(spark, silver) as reads:
+            basis = basis_of(spark, reads)
+    span_s = (basis.last_us - basis.first_us) / 1e6
     return CachePlan(
         version=1,
         made_at=_moment(int((clock or SystemClock()).wall() * 1_000_000)),
         made_from=MadeFrom(
-            first=_moment(first_us),
-            last=_moment(last_us),
-            lines=lines,
-            nodes=tuple(node for node in nodes if _is(_NODE, node))[:1_000],
-            is_short=covers_too_little((last_us - first_us) / 1e6, min_span_s),
+            first=_moment(basis.first_us),
+            last=_moment(basis.last_us),
+            lines=basis.lines,
+            nodes=tuple(node for node in basis.nodes if _is(_NODE, node))[:1_000],
+            is_short=covers_too_little(span_s, min_span_s),
         ),
         target_hit_ratio=float(target_hit_ratio),
         memory=memory,
-        **decide(traffic, memory.cache_bytes, max(1, len(nodes)), frozenset(not_warmed)),
+        **decide(basis.traffic, memory.cache_bytes, max(1, len(basis.nodes)), basis.not_warmed),
     )
 
 

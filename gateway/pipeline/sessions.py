@@ -92,11 +92,8 @@ def _in_order(requests: DataFrame) -> DataFrame:
             *("day", "route", "protocol", "stream", "partition", "id", "mode", "is_final", "sent_bytes"),
             known("client"),
             known("user_agent"),
-            f.coalesce("start", f.lit(START)).alias("start"),
-            f.coalesce("next_offset", "start", f.lit(START)).alias("reached"),
             f.timestamp_micros(began_us).alias("began"),
             f.col("time").alias("ended"),
-            (is_final & is_live).alias("is_live_read"),
             f.col("start").alias("first_offset"),
             f.col("next_offset").alias("last_offset"),
             f.when(is_live, f.col("close_reason")).alias("close_reason"),
@@ -117,7 +114,7 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """
     last: pa.Table | None = None
     held: pa.Table | None = None
-    for rows in (pa.Table.from_batches([batch]) for batch in batches if batch.num_rows):
+    for rows in (_with_offsets(batch) for batch in batches if batch.num_rows):
         # Nothing goes on with a row of NULLs.
         ahead = pa.Table.from_pylist([{}], rows.schema) if last is None else last
         is_begun, is_connected = _compared(rows, pa.concat_tables([ahead, rows]).slice(0, rows.num_rows))
@@ -126,7 +123,7 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             "session": np.cumsum(is_begun),
             "is_connected": is_connected,
             "reads": _holds(rows["is_final"]),
-            "live_reads": _holds(rows["is_live_read"]),
+            "live_reads": _holds(pc.and_(rows["is_final"], pc.not_equal(rows["mode"], Mode.CATCHUP.value))),
         }
         for name, values in counted.items():
             rows = rows.append_column(name, pa.array(values.astype(np.int64)))
@@ -141,6 +138,13 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held = found.slice(found.num_rows - 1)
     if held is not None:
         yield from _whole(held)
+
+
+def _with_offsets(batch: pa.RecordBatch) -> pa.Table:
+    """Reads with two more columns: `start` and `reached`, the offsets before and after each."""
+    rows = pa.Table.from_batches([batch])
+    start = pc.fill_null(rows["first_offset"], START)
+    return rows.append_column("start", start).append_column("reached", pc.coalesce(rows["last_offset"], start))
 
 
 def _compared(rows: pa.Table, before: pa.Table) -> tuple[Any, Any]:

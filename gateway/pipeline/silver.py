@@ -42,7 +42,7 @@ _MOST_KEYS: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Rows of silver in files that no commit names so far."""
+    """Rows of silver in files that no commit names so far.  A line and its copies have one row at least."""
 
     of: frozenset[str]
     """The files of bronze that all these rows are of, and no others."""
@@ -124,12 +124,14 @@ def _complete(
     """The files of silver with what these files of bronze add to the lines whose days and ids are `stored`."""
     lake = bronze.lake
     came = partial(bronze.read, spark, paths=paths)
-    keys = came(columns=_KEY)
+    others = [path for path in paths if path not in ready.of]
+    keys = lake.read_files(spark, REQUESTS.with_columns(_KEY), [file.path for file in ready.files])
+    if others:
+        keys = keys.unionByName(bronze.read(spark, paths=others, columns=_KEY))
     marks = _doubtful(keys, stored).limit(_MOST_KEYS + 1).toArrow()
     if marks.num_rows > _MOST_KEYS:
         _remove(ready.files, lake)
         return _write(came, stored, lake)
-    others = [path for path in paths if path not in ready.of]
     if not marks.num_rows:
         rest = bronze.read(spark, paths=others, columns=("line",))
         return [*ready.files, *(lake.write(typed(rest), REQUESTS) if others else ())]

@@ -130,6 +130,15 @@ def test_lines_that_come_twice_and_late_lines_count_once_in_their_own_day(
     assert [str(day) for day in lake.snapshot(SESSIONS).days()] == sorted(counted)
 
 
+def test_bytes_that_are_no_text_are_replaced_in_their_lines_only(spark: SparkSession, lake: Lake, log: Path) -> None:
+    log.write_bytes(line(1) + line(2).replace(b'"edge', b'"\xff\xfe\xc3edge') + b"\xe2\x82\n" + line(3))
+    found = take(spark, lake, log)
+    assert (found.lines, dict(found.rejects)) == (3, {"not JSON": 1})
+    assert ids(lake) == [1, 2, 3]
+    assert sum("\ufffd" in text for text in column(lake, LINES, "line")) == 1
+    assert column(lake, REJECTS, "line") == ["\ufffd"]
+
+
 def test_an_id_of_two_days_is_two_lines_in_one_batch_as_in_two(spark: SparkSession, lake: Lake, log: Path) -> None:
     for text in (line(1), line(1, at=NOON + DAY_S) + line(7), line(1) + line(1, at=NOON + DAY_S) + line(8)):
         log.with_name(f"log{len(text)}").write_bytes(text)

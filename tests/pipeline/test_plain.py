@@ -15,7 +15,7 @@ from pyspark.sql import functions as f
 from gateway.pipeline.bronze import classified
 from gateway.pipeline.intake import write_rows
 from gateway.pipeline.lake import Lake
-from gateway.pipeline.plain import sort_lines
+from gateway.pipeline.plain import Recent, sort_lines
 from gateway.pipeline.silver import typed
 from gateway.pipeline.tables import BRONZE, REQUESTS
 from tests.effort import examples
@@ -97,10 +97,31 @@ def test_a_batch_is_the_rows_that_spark_alone_makes_of_its_lines(
     batch = write_rows(spark, lake, frame, taken_us=int(TAKEN) * 1_000_000, oldest=None)
     whole = classified(frame.withColumn("taken", f.timestamp_seconds(f.lit(TAKEN))))
     assert rows(lake.read_files(spark, BRONZE, [file.path for file in batch.bronze])) == rows(whole)
-    plain_lines = lake.read_files(spark, BRONZE, sorted(batch.prepared.of)).select("line")
+    lines = [row.line for row in lake.read_files(spark, BRONZE, sorted(batch.prepared.of)).select("line").collect()]
+    # Copies of a line follow soon, so each line has one row, unless it has no id.
+    once = [*dict.fromkeys(one for one in lines if has_id(one)), *(one for one in lines if not has_id(one))]
     made = lake.read_files(spark, REQUESTS, [file.path for file in batch.prepared.files])
-    assert rows(made) == rows(typed(plain_lines))
+    assert rows(made) == rows(typed(spark.createDataFrame([(one,) for one in once], "line string")))
     assert not lake.store.listed("spool")
+
+
+def has_id(line: str) -> bool:
+    return json.loads(line).get("id") is not None
+
+
+def test_a_copy_of_a_recent_line_is_not_new_unless_it_differs_or_has_no_id() -> None:
+    def is_new(*lines: tuple[str | None, str]) -> list[bool]:
+        schema = pa.schema([("id", pa.string()), ("line", pa.string())])
+        found = recent.is_new(pa.Table.from_pylist([{"id": one, "line": text} for one, text in lines], schema))
+        return [bool(one) for one in found]
+
+    recent = Recent()
+    assert is_new(("1", "a"), ("2", "b"), ("1", "a"), ("2", "c"), (None, "d"), (None, "d")) == [
+        True, True, False, True, True, True,
+    ]  # fmt: skip
+    assert is_new() == []
+    assert is_new(("2", "b"), ("2", "c"), ("3", "e")) == [False, True, True]
+    assert is_new(("3", "e"), ("1", "a")) == [False, True]  # the first is held no longer
 
 
 def rows(frame: DataFrame) -> list[str]:

@@ -39,6 +39,8 @@ _LEAST_TAPES: Final = 32
 """Least number of replayed tapes, however often they were read: the curve of fewer says nothing."""
 _POINTS: Final = 16
 _STRIDE: Final = 4
+_PARTS_STRIDE: Final = 3
+"""The parts of a sample are replayed at each of so many sizes; the error of those between is interpolated."""
 _SMALLEST: Final = 1 << 20
 _PLAYED: Final = pa.schema(
     [
@@ -98,9 +100,9 @@ def measure_curve(
     if unknown := [policy for policy in policies if policy not in POLICIES]:
         raise PipelineFailed(f"policies: {unknown[0]} is none of {', '.join(POLICIES)}")
     if reads is None:
+        progress("curve: placing offsets")
         with placed_reads(spark, lake.snapshot(tables.REQUESTS)) as reads:
             return measure_curve(spark, lake, sizes=sizes, rate=rate, policies=policies, progress=progress, reads=reads)
-    progress("curve: placing offsets")
     rows: list[tuple[object, ...]] = []
     found = reads.placement()
     measured = Measured(found, (), 0, 1.0)
@@ -148,12 +150,16 @@ def _curves(
     # Each task replays some large caches and some small ones, which evict more.
     jobs = [(policy, grid[first::_STRIDE]) for policy in policies for first in range(min(_STRIDE, len(grid)))]
 
+    # The parts take as long as the whole, and how far they scatter changes little from one size to the next.
+    with_parts = {*grid[::_PARTS_STRIDE], grid[-1]}
+
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in (number for batch in batches for number in batch.column(0).to_pylist()):
             policy, sizes = jobs[number]
-            parts = parted(_in_order(shared.value), rate)
+            whole, *parts = parted(_in_order(shared.value), rate)
             for size in sizes:
-                found = [play(policy, size * nodes * share, part, nodes * share) for share, part in parts]
+                played = [whole, *parts] if size in with_parts else [whole]
+                found = [play(policy, size * nodes * share, part, nodes * share) for share, part in played]
                 columns = [[policy], [size], [[one.reads for one in found]], [[one.bytes for one in found]]]
                 yield pa.RecordBatch.from_arrays(list(map(pa.array, columns, _PLAYED.types)), schema=_PLAYED)
 
@@ -166,7 +172,7 @@ def _curves(
     rows: list[tuple[object, ...]] = []
     for policy in policies:
         of_policy = [missed[policy, size] for size in grid]
-        curve = curve_of(of_policy, reads=found.counted, asked_bytes=found.counted_bytes, rate=rate)
+        curve = curve_of(grid, of_policy, reads=found.counted, asked_bytes=found.counted_bytes, rate=rate)
         error = [None] * len(grid) if curve.error is None else curve.error.tolist()
         points = zip(grid, curve.miss_ratio.tolist(), curve.byte_miss_ratio.tolist(), error, strict=True)
         rows += [(policy, *point, found.counted, tapes, rate) for point in points]

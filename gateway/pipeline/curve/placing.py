@@ -7,6 +7,7 @@ Spark nothing to keep: each holds a table, and its kind says which.
     summary  counts of all tapes (`SUMMARY`)
     uses     the uses of some tapes for the curve (`simulate.Read`), sorted by the hash that a sample is chosen by
     figures  what a plan needs to know of each tape (`streams.FIGURES`)
+    gaps     times between uses, by their length (`streams.GAPS`)
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ FOUND: Final = "kind string, payload binary"
 SUMMARY_KIND: Final = "summary"
 USES_KIND: Final = "uses"
 FIGURES_KIND: Final = "figures"
+GAPS_KIND: Final = "gaps"
 
 _COUNTS: Final = ("reads", "counted", "counted_bytes", "loose", "empty", "tapes", "working_bytes")
 USES: Final = pa.schema(
@@ -108,7 +110,9 @@ def placed(batches: Iterable[pa.RecordBatch], first_us: int, last_us: int) -> It
     yield _row(SUMMARY_KIND, _summary(uses, names))
     for some in _by_place(_for_the_curve(uses)):
         yield _row(USES_KIND, some)
-    yield _row(FIGURES_KIND, figures(uses, names, last_us))
+    of_tapes, gaps = figures(uses, names, last_us)
+    yield _row(FIGURES_KIND, of_tapes)
+    yield _row(GAPS_KIND, gaps)
 
 
 def tables_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final
@@ -33,7 +33,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from gateway.pipeline.curve import placing
 from gateway.pipeline.curve.sampling import SPACE
 from gateway.pipeline.curve.scale import Ints
-from gateway.pipeline.curve.streams import FIGURES
+from gateway.pipeline.curve.streams import FIGURES, GAPS
 from gateway.pipeline.lake import Snapshot
 from gateway.pipeline.session import fit, persisted
 from gateway.pipeline.tables import READS
@@ -96,14 +96,18 @@ class PlacedReads:
     last_us: int
     found: DataFrame
     """Rows of `placing.FOUND`."""
+    _small: dict[str, list[pa.Table]] = field(default_factory=dict)
 
     def placement(self) -> Placement:
         """How well the reads could be placed, and their size."""
-        rows = self.found.where(f.col("kind") == placing.SUMMARY_KIND).select("payload").toArrow().to_batches()
-        parts = [part for table in placing.tables_of(rows) for part in table.to_pylist()]
+        parts = self._tables(placing.SUMMARY_KIND, placing.SUMMARY).to_pylist()
         nodes = {node for part in parts for node in part.pop("nodes")}
         counts = {name: sum(part[name] for part in parts) for name in placing.SUMMARY.names if name != "nodes"}
         return Placement(**counts, nodes=len(nodes))
+
+    def gaps(self) -> pa.Table:
+        """Rows of `streams.GAPS`."""
+        return self._tables(placing.GAPS_KIND, GAPS)
 
     def uses(self, kept: int) -> pa.Table:
         """The uses of tapes whose place is below `kept`, as `simulate.Read` has them."""
@@ -140,6 +144,15 @@ class PlacedReads:
 
         is_it = f.col("kind") == placing.FIGURES_KIND
         return self.found.where(is_it).select("payload").mapInArrow(figures, from_arrow_schema(FIGURES))
+
+    def _tables(self, kind: str, schema: pa.Schema) -> pa.Table:
+        """A table of which each worker has found a part of few rows."""
+        if not self._small:
+            self._small.update({placing.SUMMARY_KIND: [], placing.GAPS_KIND: []})
+            rows = self.found.where(f.col("kind").isin(*self._small)).toArrow()
+            for found, table in zip(rows["kind"].to_pylist(), placing.tables_of(rows.to_batches()), strict=True):
+                self._small[found].append(table)
+        return pa.concat_tables([schema.empty_table(), *self._small[kind]])
 
     def _of_uses(self) -> DataFrame:
         return self.found.where(f.col("kind") == placing.USES_KIND).select("payload")

@@ -7,7 +7,8 @@ are kept; a size at which the smaller cache would hold no tape says little, and 
 Popular tapes are few, so the presence of one in the sample distorts it.  So misses are divided by the expected number
 of reads, not by the actual one: the difference counts as hits of the smallest cache (SHARDS-adj, FAST 2015, 3.4).
 
-The sample is replayed as a whole, and again in `REPLICAS` parts, whose scatter shows how far off the whole may be.
+The sample is replayed as a whole and, at some of the sizes, again in `REPLICAS` parts, whose scatter shows how far off
+the whole may be.
 """
 
 from __future__ import annotations
@@ -57,17 +58,21 @@ def parted(reads: list[Read], rate: float) -> list[tuple[float, list[Read]]]:
     return out
 
 
-def curve_of(missed: Sequence[Sequence[Missed]], *, reads: int, asked_bytes: int, rate: float) -> Curve:
-    """The curve estimated from a sample at `rate`, for `reads` that requested `asked_bytes` in all.
+def curve_of(
+    sizes: Sequence[int], missed: Sequence[Sequence[Missed]], *, reads: int, asked_bytes: int, rate: float
+) -> Curve:
+    """The curve at `sizes` estimated from a sample at `rate`, for `reads` that requested `asked_bytes` in all.
 
-    `missed` has a row for each cache size: the misses of everything that `parted` gave, in its order.
+    `missed` has a row for each size: the misses of everything that `parted` gave, in its order, or of the whole sample
+    only.  The error of such a size lies between those of its neighbours, on a line over the logarithm of the size.
     """
-    counts = np.array([[(one.reads, one.bytes) for one in row] for row in missed])
-    whole, of_parts = counts[:, 0], counts[:, 1:, 1]
+    whole = np.array([(row[0].reads, row[0].bytes) for row in missed])
     error = None
     if rate < 1:
-        ratios = _ratio(of_parts, asked_bytes * rate / REPLICAS)
-        error = _STUDENT * ratios.std(axis=1, ddof=1) / np.sqrt(REPLICAS)
+        measured = [(size, [one.bytes for one in row[1:]]) for size, row in zip(sizes, missed, strict=True) if row[1:]]
+        ratios = _ratio(np.array([of_parts for _, of_parts in measured]), asked_bytes * rate / REPLICAS)
+        of_measured = _STUDENT * ratios.std(axis=1, ddof=1) / np.sqrt(REPLICAS)
+        error = np.interp(np.log(sizes), np.log([size for size, _ in measured]), of_measured)
     return Curve(_ratio(whole[:, 0], reads * rate), _ratio(whole[:, 1], asked_bytes * rate), error)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -32,16 +32,17 @@ _BINS_PER_DOUBLING: Final = 8
 _NEVER: Final = np.iinfo(np.int64).max
 NAMES: Final = ("tape", "route", "stream", "node", "is_apart")
 """What a tape is, besides its number: `is_apart` if only some readers of the route share it."""
+_KNOWN: Final = ("tape", "extent", "cost", "asked", "asked_bytes", "live", "fetched", "windows", "again", "returns")
 FIGURES: Final = pa.schema(
     [
-        *((name, pa.int64()) for name in ("tape", "bin", "gap", "extent", "cost", "asked", "asked_bytes", "live")),
-        *((name, pa.int64()) for name in ("fetched", "windows", "again", "returns", "idle", "last")),
-        ("cost_us", pa.float64()),
+        *((name, pa.int64()) for name in (*_KNOWN, "idle", "last")),
         *((name, pa.string()) for name in ("route", "stream", "node")),
         ("is_apart", pa.bool_()),
     ]
 )
-"""Figures of a tape, or, with a `bin`, of the times between uses that are about as long as `gap` (microseconds)."""
+"""Figures of a tape (times in microseconds)."""
+GAPS: Final = pa.schema([*((name, pa.int64()) for name in ("bin", "gap", "cost")), ("cost_us", pa.float64())])
+"""Figures of times between uses that are about as long as `gap` (microseconds)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +95,16 @@ class Traffic:
     """By length."""
 
 
-def traffic_of(found: DataFrame, first_us: int, last_us: int) -> Traffic:
-    """The figures of tapes (`FIGURES`) as those of streams; the log's first and last line are at these microseconds."""
-    gaps = _gaps(found.where("bin is not null"))
-    return Traffic((last_us - first_us) / _SECOND_US, _streams(found.where("bin is null"), last_us), gaps)
+def traffic_of(tapes: DataFrame, gaps: pa.Table, first_us: int, last_us: int) -> Traffic:
+    """The figures of tapes (`FIGURES`) as those of streams, and `gaps` (`GAPS`) of any parts of the tapes.
+
+    The log's first and last line are at these microseconds.
+    """
+    return Traffic((last_us - first_us) / _SECOND_US, _streams(tapes, last_us), _gaps(gaps))
 
 
-def figures(uses: dict[str, Ints], names: pa.Table, last_us: int) -> pa.Table:
-    """A row for each tape among these uses, and one for each bin of the times between them.
+def figures(uses: dict[str, Ints], names: pa.Table, last_us: int) -> tuple[pa.Table, pa.Table]:
+    """A row for each tape among these uses (`FIGURES`), and one for each bin of the times between them (`GAPS`).
 
     `names` has the columns `NAMES` of each tape, in the order of tapes.
     """
@@ -145,7 +148,7 @@ def figures(uses: dict[str, Ints], names: pa.Table, last_us: int) -> pa.Table:
         "cost": np.bincount(at_bin, costs).astype(np.int64),
         "cost_us": np.bincount(at_bin, costs.astype(np.float64) * gap),
     }
-    return pa.concat_tables([_table(of_tapes), _table(of_bins)])
+    return pa.table(of_tapes).select(FIGURES.names).cast(FIGURES), pa.table(of_bins).cast(GAPS)
 
 
 def _shifted(values: Ints) -> Ints:
@@ -155,13 +158,6 @@ def _shifted(values: Ints) -> Ints:
 
 def _known(values: Ints, none: int) -> pa.Array:
     return pa.array(values, mask=values == none)
-
-
-def _table(columns: dict[str, Any]) -> pa.Table:
-    """These columns of `FIGURES`; the others are NULL."""
-    count = len(next(iter(columns.values())))
-    filled = [columns[field.name] if field.name in columns else pa.nulls(count, field.type) for field in FIGURES]
-    return pa.table(filled, schema=FIGURES)
 
 
 def _streams(tapes: DataFrame, last_us: int) -> tuple[StreamFigures, ...]:
@@ -188,9 +184,10 @@ def _streams(tapes: DataFrame, last_us: int) -> tuple[StreamFigures, ...]:
     return tuple(sorted((StreamFigures(*row) for row in rows), key=lambda one: (one.route, one.stream)))
 
 
-def _gaps(bins: DataFrame) -> tuple[Gaps, ...]:
-    rows = bins.groupBy("bin").agg(f.max("gap"), f.sum("cost"), f.sum("cost_us")).orderBy("bin").collect()
-    return tuple(Gaps(row[1] / _SECOND_US, float(row[2]), row[3] / _SECOND_US) for row in rows)
+def _gaps(bins: pa.Table) -> tuple[Gaps, ...]:
+    found = bins.group_by("bin").aggregate([("gap", "max"), ("cost", "sum"), ("cost_us", "sum")]).sort_by("bin")
+    rows = zip(*(found[name].to_pylist() for name in ("gap_max", "cost_sum", "cost_us_sum")), strict=True)
+    return tuple(Gaps(gap / _SECOND_US, float(cost), cost_us / _SECOND_US) for gap, cost, cost_us in rows)
 
 
 def residence_s(gaps: Sequence[Gaps], span_s: float, cache_bytes: float) -> float | None:

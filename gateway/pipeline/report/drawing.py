@@ -28,6 +28,11 @@ _HIDDEN: Final = frozenset({"background", "foreground"})
 _LONG: Final = re.compile(r"(\.\d)\d+")
 
 
+def begin() -> None:
+    """Start the engine that draws, which takes half a second, once."""
+    vl_convert.vegalite_to_svg({"mark": "point", "data": {"values": []}})
+
+
 def figure(chart: Chart, says: str, *, is_wide: bool) -> Html:
     """The chart in every width that its card can have; `says` describes it to a screen reader."""
     drawn = []

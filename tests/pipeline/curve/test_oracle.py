@@ -56,7 +56,7 @@ def sampled(trace: Trace, cache_bytes: Ints, rate: float, policy: str) -> Curve:
     kept = threshold(rate)
     parts = parted([read for read in trace.reads() if read.tape % SPACE < kept], kept / SPACE)
     missed = [[play(policy, size * share, part) for share, part in parts] for size in cache_bytes.tolist()]
-    return curve_of(missed, reads=len(trace), asked_bytes=trace.bytes, rate=kept / SPACE)
+    return curve_of(cache_bytes.tolist(), missed, reads=len(trace), asked_bytes=trace.bytes, rate=kept / SPACE)
 
 
 @pytest.mark.parametrize(("policy", "most"), [("lru", 1e-9), ("sieve", 0.01)])

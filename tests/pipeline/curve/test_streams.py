@@ -38,7 +38,8 @@ def test_figures_of_a_stream_are_those_of_the_uses_of_its_tapes(spark: SparkSess
     uses = {name: np.array(values * TAPES) for name, values in USES.items()}
     uses["tape"] = np.repeat(np.arange(TAPES), 4)
     rows = [{"tape": n, "route": "r", "stream": f"/{n}", "node": "n", "is_apart": n == 0} for n in range(TAPES)]
-    traffic = traffic_of(spark.createDataFrame(figures(uses, pa.Table.from_pylist(rows), HOUR)), 0, HOUR)
+    tapes, gaps = figures(uses, pa.Table.from_pylist(rows), HOUR)
+    traffic = traffic_of(spark.createDataFrame(tapes), pa.concat_tables([gaps, gaps]), 0, HOUR)
     expected = StreamFigures(
         "r", "/1", COST, asked=3, asked_bytes=120, live=1, fetched_again=20, windows=2,
         again_s=0.0, returns=3, idle_s=1_780.0, quiet_s=1_770.0,
@@ -46,4 +47,4 @@ def test_figures_of_a_stream_are_those_of_the_uses_of_its_tapes(spark: SparkSess
     assert traffic.streams[1] == expected
     assert traffic.streams[0] == replace(expected, stream="/0", asked_apart=3)
     assert [round(gap.longest_s, 6) for gap in traffic.gaps] == [9.999995, 30.0, 1_780.0]
-    assert [gap.cost / COST for gap in traffic.gaps] == [6, 6, 12]
+    assert [gap.cost / COST for gap in traffic.gaps] == [12, 12, 24]
