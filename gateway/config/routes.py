@@ -202,7 +202,11 @@ class RouteConfig(Model):
         "timeout.",
     )
     idle_timeout_s: float = Field(
-        default=30, ge=0.01, le=600, description="Longest pause in the middle of a reply's body."
+        default=30,
+        ge=0.01,
+        le=600,
+        description="Longest pause in the middle of a reply's body; in a session with an S2 origin, which sends a "
+        "heartbeat at least every 15 s, it is always 20 s.",
     )
     total_timeout_s: float = Field(
         default=600, ge=0.01, le=86_400, description="Longest time one upstream request may take, SSE excepted."

@@ -21,6 +21,7 @@ from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import failure_answer, origin_error_answer
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.limits.shared_bytes import SharedBytes
+from gateway.live.reader import drop_failed
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import parse_cursor
@@ -77,7 +78,7 @@ class PollClient(Protocol):
         the client has asked for the tail."""
 
     def has_gone(self) -> None:
-        """The client disconnected before it was answered."""
+        """The client disconnected before it was answered, or its answer has failed.  Does nothing after `account`."""
 
 
 class Polls(Protocol):
@@ -136,6 +137,7 @@ class Waiter:
         "_answer_key",
         "_client",
         "_cursor",
+        "_has_left",
         "_has_missed",
         "_has_timed_out",
         "_is_asking",
@@ -158,6 +160,9 @@ class Waiter:
         self._was_confirmed = waiting.topic.is_confirmed
         """Whether the follower has confirmed the stream since the client arrived."""
         self._is_over = False
+        """Whether the clients have their answer, or will get none here."""
+        self._has_left = False
+        """Whether the topic counts the clients no more."""
         self._is_asking = False
         self._has_missed = False
         """Whether the topic changed while the origin was being asked."""
@@ -297,6 +302,12 @@ class Waiter:
 
     def due(self) -> None:
         """The wait has timed out."""
+        try:
+            self._time_out()
+        except Exception:
+            drop_failed(self)
+
+    def _time_out(self) -> None:
         self._has_timed_out = True
         if self._is_over or self._is_asking:
             return
@@ -399,10 +410,10 @@ class Waiter:
         self._client.relay(self.at)
 
     def gone(self) -> None:
-        """The client has disconnected."""
-        if not self._is_over:
+        """The client has disconnected, or its answer has failed: drop the clients that still wait."""
+        if not self._has_left:
             self._leave()
-            self._client.has_gone()
+        self._client.has_gone()
 
     def _finish(self, answer: Answer) -> Rendered:
         waiting = self._waiting
@@ -420,7 +431,7 @@ class Waiter:
             stream.count_reads(0, self.clients)
 
     def _leave(self) -> None:
-        self._is_over = True
+        self._is_over = self._has_left = True
         waiting = self._waiting
         waiting.polls.wheel.drop(self, self._tick)
         self._detach(waiting)

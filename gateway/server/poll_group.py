@@ -186,7 +186,9 @@ class PollGroup:
         """Do nothing: a long-poll has no body before its end."""
 
     def left(self, channel: Channel) -> None:
-        """Remove a client that has left."""
+        """Remove a client that has left.  Does nothing for one that `has_gone` aborts."""
+        if channel not in self._channels:
+            return
         if self._waiter is not None and len(self._channels) == 1:
             self._waiter.gone()
         else:
@@ -270,11 +272,14 @@ class PollGroup:
 
     def has_gone(self) -> None:
         """Abort all connections: no answer will come."""
-        self._end(Outcome.ABORTED, CloseReason.LEFT, None)
-        channels, self._channels = self._channels, {}
-        for channel in channels:
-            channel.abort()
-            channel.release()
+        try:
+            self._end(Outcome.ABORTED, CloseReason.LEFT, None)
+        finally:
+            # Also if they cannot be recorded: they would wait for ever.
+            channels, self._channels = self._channels, {}
+            for channel in channels:
+                channel.abort()
+                channel.release()
 
     def _end(self, outcome: Outcome, reason: CloseReason, rendered: Rendered | None) -> None:
         self._waiter = None

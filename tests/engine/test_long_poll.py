@@ -159,6 +159,25 @@ async def test_a_client_that_has_gone_is_answered_nothing_and_leaves_nothing(sta
     assert repr(bench.engine.live) == "0 topics, 0 followed, 0 readers"
 
 
+@pytest.mark.parametrize("by_time", [False, True], ids=["event", "time-out"])
+@pytest.mark.parametrize("step", ["render", "send", "account"])
+async def test_clients_whose_answer_cannot_be_given_are_dropped_and_leave_nothing(
+    start: Start, monkeypatch: pytest.MonkeyPatch, step: str, by_time: bool
+) -> None:
+    def fail(self: LongPoll, answer: object) -> None:
+        raise RuntimeError(step)
+
+    bench = start(BinaryOrigin(b"ab"), long_poll_timeout_s=20)
+    clients, live = await waiting(bench, 3)
+    monkeypatch.setattr(LongPoll, step, fail)
+    if by_time:
+        bench.clock.advance(21)
+    else:
+        bring(live, b"cd", "0004")
+    await eventually(lambda: all(client.has_left for client in clients), look_s=0)
+    assert repr(bench.engine.live) == "1 topics, 1 followed, 0 readers"
+
+
 async def test_a_drain_sends_those_who_wait_off_one_after_the_other(start: Start) -> None:
     bench = start(BinaryOrigin(b"ab"))
     clients, _ = await waiting(bench, 20)

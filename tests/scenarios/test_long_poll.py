@@ -16,6 +16,7 @@ from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from tests.scenarios.conftest import Edge, bounded
+from tests.scenarios.wire import Dropped
 from tests.waiting import eventually
 
 EPOCH_S, INTERVAL_S = 1_728_432_000, 20
@@ -247,6 +248,31 @@ class TestAtTheLimitOfFollowedStreams:
         await readers_are(edge, 2)
         await edge.post("/a", b"x")
         assert {(await bounded(task)).body for task in (first, second)} == {b"x"}
+
+
+class TestOfSeveralWebOrigins:
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        return {"cors": {"allow_origins": ["https://a.example", "https://b.example"]}}
+
+    async def test_an_answer_that_cannot_be_written_closes_the_connections_and_leaves_no_reader(
+        self, edge: Edge, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(head: bytes, web_origin: bytes) -> bytes:
+            raise RuntimeError
+
+        target = f"/s?offset={(await edge.put('/s', b'0123456789')).next_offset}&live=long-poll"
+        waiting = []
+        for number in range(4):
+            waiting.append(edge.asking(target, {"Origin": f"https://{'ab'[number % 2]}.example"}))
+            await readers_are(edge, len(waiting))
+        with monkeypatch.context() as patched:
+            patched.setattr("gateway.server.poll_group.with_origin", fail)
+            await edge.post("/s", b"more")
+            found = await bounded(asyncio.gather(*waiting, return_exceptions=True))
+        assert [type(one) for one in found] == [Dropped] * 4
+        await readers_are(edge, 0)
+        assert (await edge.get(target, {"Origin": "https://a.example"})).body == b"more"
 
 
 @asynccontextmanager
