@@ -229,8 +229,7 @@ class _Attempt:
 
         Returns the answer if the origin's answer settles it: a refusal, or that the walk has reached the tail.
         """
-        progress = self._progress
-        head = await self._confirming.ask(self._read, self._stream)
+        progress, head = self._progress, await self._confirming.ask(self._read, self._stream)
         self._check()
         progress.is_confirmed = True
         if isinstance(head, NotShareable):

@@ -33,7 +33,7 @@ from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well
 from gateway.protocol.sharing import Ground
 from gateway.protocol.stream_key import Group
 from gateway.protocol.stream_version import Version
-from gateway.tape.sighting import Sighting
+from gateway.tape.confirmed import Sighting
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.upstream.call import Source

@@ -13,10 +13,9 @@ from multidict import CIMultiDict
 
 from gateway.limits.oldest import evict_oldest
 from gateway.protocol.forwarded_headers import Headers, storable_headers
-from gateway.protocol.freshness import Reuse, parse_cache_control, stated_reuse
+from gateway.protocol.freshness import Reuse, parse_cache_control, stated_reuse, surrogate_keys
 from gateway.protocol.names import STREAM_CLOSED, STREAM_UP_TO_DATE, is_true
 from gateway.protocol.sharing import Ground, SharingRules
-from gateway.protocol.surrogate import surrogate_keys
 
 _MOST_MANNERS: Final = 64
 _MOST_CHARACTERS: Final = 2_048

@@ -26,7 +26,7 @@ from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.names import SSE_DATA_ENCODING, is_sse_text
 from gateway.protocol.offsets import NOW
-from gateway.tape.sighting import FirstTail
+from gateway.tape.confirmed import FirstTail
 from gateway.tape.stream import Stream
 
 _LEAST_LIFETIME = 0.8

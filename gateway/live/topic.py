@@ -37,7 +37,7 @@ from gateway.protocol.cursor import interval, next_cursor, parse_cursor, shared_
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.offsets import is_before
 from gateway.protocol.stream_version import Version
-from gateway.tape.sighting import FirstTail, Sighting
+from gateway.tape.confirmed import FirstTail, Sighting
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.call import Source

@@ -2,13 +2,17 @@
 
 Pure header parsing; the module makes no decision about a tape.  Ambiguous headers get the cautious reading: a
 directive that is present in any form forbids.  No header, however malformed, raises.
+
+Surrogate keys are an origin's names for groups of content that are purged together.  Keys are separated by spaces in
+`Surrogate-Key` (Fastly, Varnish's xkey) and by commas in `Cache-Tag` (Cloudflare, Akamai).  They are compared byte for
+byte.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
@@ -16,7 +20,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from multidict import MultiMapping
+from multidict import CIMultiDict, CIMultiDictProxy, MultiMapping
 
 from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL
 
@@ -271,3 +275,24 @@ def date_from_headers(headers: Mapping[str, str]) -> float | None:
         return (date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError, TypeError, IndexError):
         return None
+
+
+SURROGATE_KEY: Final = "Surrogate-Key"
+CACHE_TAG: Final = "Cache-Tag"
+_NO_KEYS: Final[frozenset[str]] = frozenset()
+
+
+def surrogate_keys(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> frozenset[str]:
+    """All keys in a reply's head: both fields, all their lines."""
+    if SURROGATE_KEY not in headers and CACHE_TAG not in headers:
+        return _NO_KEYS
+    return frozenset(_keys(headers))
+
+
+def _keys(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> Iterator[str]:
+    for line in headers.getall(SURROGATE_KEY, ()):
+        yield from line.split()
+    for line in headers.getall(CACHE_TAG, ()):
+        for tag in line.split(","):
+            if tag := tag.strip():
+                yield tag

@@ -3,21 +3,30 @@
 A plain listener has the loop make HTTP connections directly; one with TLS or the PROXY protocol has it make
 `Handshake`s.  The certificates in effect can be replaced at any time, for later handshakes: `load_certificates` reads
 the files, `use_certificates` puts the result into effect.
+
+`CertificateReloader` reloads the listeners' certificates when their files change.  Unusable files change nothing: the
+previous certificates stay in use, and the log has a line with the reason.  Open connections are not affected.
+`gateway.server.certificates` loads, `gateway.config.watched_files` notices changes; a reload of the whole configuration
+loads the certificates as well (`gateway.app`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
+from gateway.aio.clock import Clock
 from gateway.config.addresses import Address
 from gateway.config.errors import ConfigError, Mistakes
 from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import ListenerConfig, SystemdSockets, UnixAddress
+from gateway.config.reader import ConfigReader, ConfigReadTimeout
+from gateway.config.watched_files import Stamp, Watch
 from gateway.protocol.client_address import Proxies
 from gateway.server.certificates import LoadedCertificates, load
 from gateway.server.clients import Clients
@@ -278,3 +287,46 @@ class Listeners:
             for server in listening.servers:
                 await server.wait_closed()
         self._open.clear()
+
+
+_log = logging.getLogger("gateway.server")
+
+
+class CertificateReloader:
+    """Watches the certificate files of the listeners; `configured` returns the configured listeners, as in effect.
+
+    `use` receives the loaded certificates, while `reloading` is held.
+    """
+
+    def __init__(
+        self,
+        configured: Callable[[], Sequence[ListenerConfig]],
+        listeners: Listeners,
+        use: Callable[[Certificates], object],
+        reloading: asyncio.Lock,
+        clock: Clock,
+    ) -> None:
+        self._configured = configured
+        self._listeners = listeners
+        self._use = use
+        self._reloading = reloading
+        self._reader = ConfigReader(self._load, clock)
+        self._watch = Watch(lambda: certificate_files(configured()), self._reload, clock)
+
+    async def run(self, known: Stamp) -> None:
+        """Watch until cancelled; `known` is the stamp of the files taken before they were read."""
+        await self._watch.run(known)
+
+    def _load(self) -> Certificates:
+        """The current listeners' certificates.  Runs in the reader's thread."""
+        return load_certificates(self._configured(), self._listeners.alpn, self._listeners.certificates)
+
+    async def _reload(self) -> None:
+        """Load the files again.  Raises ConfigReadTimeout if they are not read in time."""
+        async with self._reloading:
+            try:
+                self._use(await self._reader.read())
+            except ConfigError as error:
+                _log.warning("certificates are not taken: %s", error)
+                if isinstance(error, ConfigReadTimeout):
+                    raise

@@ -1,4 +1,10 @@
-"""The fields of a relayed reply, as its client gets them."""
+"""The fields of a relayed reply, as its client gets them, and the end of a relayed SSE replay once its reader has
+caught up.
+
+The origin itself replays a stream whose bytes no tape can hold, to each reader separately.  Once such a reader is up to
+date, the gateway ends its connection in order.  The reader comes back at the tail and shares the stream's one live
+request there; otherwise the origin would hold one live connection for each such reader.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +16,8 @@ from gateway.http.passed_fields import PassedFields
 from gateway.http.reply_lines import NOT_ALIKE
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.forwarded_headers import Headers, response_headers_for_client
+from gateway.protocol.names import EVENT_CONTROL
+from gateway.protocol.sse import SseParser, SseTooLarge, parse_control
 from gateway.server.context import RequestContext, ResponseRecorder
 from gateway.server.head import field_lines
 from gateway.upstream.reply import Reply
@@ -59,3 +67,35 @@ def _passed(recorder: ResponseRecorder, context: RequestContext, status: int, he
         said = ", ".join([*earlier, said])
     passed.add(_CACHE_STATUS, said)
     return passed
+
+
+_KEPT_BYTES: Final = 1 << 13
+"""Longer than any control event; the bytes kept from the end of the body.  Data events may be of any size."""
+
+
+class CatchUpEnd:
+    """Finds the first chunk of an SSE body (section 5.8) that ends with a control event marked up to date."""
+
+    __slots__ = ("_kept", "is_reached")
+
+    def __init__(self) -> None:
+        self._kept = b""
+        self.is_reached = False
+
+    def see(self, chunk: bytes) -> None:
+        """Look at the next chunk of the body."""
+        self._kept = (self._kept + chunk)[-_KEPT_BYTES:]
+        self.is_reached = _is_up_to_date(self._kept)
+
+
+def _is_up_to_date(end: bytes) -> bool:
+    lines = end.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if not lines.endswith(b"\n\n"):
+        return False
+    start = lines.rfind(b"\n\n", 0, -2)
+    try:
+        events = SseParser(_KEPT_BYTES).feed(lines[start + 2 if start >= 0 else 0 :])
+        return any(event.name == EVENT_CONTROL and parse_control(event.data).up_to_date for event in events)
+    except (SseTooLarge, ValueError):
+        # The relay does not judge the body: go on until the origin ends it.
+        return False

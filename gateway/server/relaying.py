@@ -38,13 +38,12 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.forwarded_headers import response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.s2.draining import DrainWatch
-from gateway.server.catchup_end import CatchUpEnd
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage
 from gateway.server.delivery import PART_BYTES
 from gateway.server.expectation import Expectation, ask_for_body, is_expecting
 from gateway.server.head import JOINED_BYTES
 from gateway.server.parsing import LIVE
-from gateway.server.relayed_fields import relayed_fields
+from gateway.server.relayed_fields import CatchUpEnd, relayed_fields
 from gateway.server.request import Answered, Channel, LiveUse
 from gateway.telemetry.access_record import AccessLog
 from gateway.upstream.call import Body

@@ -3,6 +3,8 @@
 Each connection has one entry on the wheel, which serves for whichever deadline applies in its phase.  Handlers bound
 their own waits.  This module bounds what no handler waits for: an unfinished head, the pause between two requests, an
 answer without a task that the client leaves unread or reads too slowly, and the last bytes of a closing connection.
+
+`WheelTimer` is a one-shot timer on the wheel, for owners that have several deadlines.
 """
 
 from __future__ import annotations
@@ -10,15 +12,55 @@ from __future__ import annotations
 import asyncio
 import socket
 from abc import abstractmethod
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
-from gateway.aio.wheel import NEVER
+from gateway.aio.wheel import NEVER, Wheel
 from gateway.limits.accounts import Account
 from gateway.limits.shared_bytes import SharedBytes
 from gateway.limits.slow_clients import ReadingWindow
 from gateway.server.clients import Clients
 from gateway.telemetry.access_record import CloseReason
+
+
+class WheelTimer:
+    """Calls `callback` once its time has passed, unless it is cleared or set again before."""
+
+    __slots__ = ("_callback", "_tick", "_wheel")
+
+    def __init__(self, wheel: Wheel, callback: Callable[[], None]) -> None:
+        self._wheel = wheel
+        self._callback = callback
+        self._tick = NEVER
+
+    @property
+    def is_set(self) -> bool:
+        return self._tick != NEVER
+
+    def set(self, delay_s: float) -> None:
+        self.clear()
+        self._tick = self._wheel.add(self, delay_s)
+
+    def clear(self) -> None:
+        if self._tick != NEVER:
+            self._wheel.drop(self, self._tick)
+            self._tick = NEVER
+
+    def end(self) -> None:
+        """Clear it for good, and drop the callback, which refers to the timer's owner."""
+        self.clear()
+        self._callback = _no_op
+
+    def due(self) -> None:
+        """Called by the wheel."""
+        self._tick = NEVER
+        self._callback()
+
+
+def _no_op() -> None:
+    """The callback of a timer whose owner is gone."""
+
 
 PROBE_S: Final = 0.5
 """Seconds until a client that has half-closed, and waits for an answer, is sent something."""

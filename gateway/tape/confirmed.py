@@ -1,4 +1,4 @@
-"""Which bytes of a stream the origin has shown to have, and when.
+"""The bytes of a stream that the origin has shown to have, and when; and the tail that it has named.
 
 An origin removes bytes from the front only.  An origin that has sent the bytes after an offset therefore had the bytes
 after every later offset as well, at that time.  The start sentinel is no such offset: it names the first position that
@@ -11,6 +11,8 @@ includes a later one.  Dropping an entry is always safe: the origin is then aske
 states the tail as well as bytes.  Its `no-cache` is for the tail, which changes: origins say so on every such reply.
 Its lifetime and `must-revalidate` are for the bytes as well, unless a reply that stops short of the tail has stated its
 own.
+
+A `Sighting` is a statement of the origin about where a stream's tail is.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.protocol.freshness import Reuse
-from gateway.protocol.offsets import START
+from gateway.protocol.offsets import START, is_before
+from gateway.protocol.stream_version import Version
 
 MOST_CONFIRMED: Final = 4
 """The most offsets that are kept for one stream: the first, the latest, and some between."""
@@ -126,3 +129,47 @@ class Caching:
             # is in the background, and so must not wait for the bytes either.
             self.fresh_s = lifetime_s + reuse.stale_s if lifetime_s else math.inf
         self.must_revalidate = reuse.forbids_stale and not (up_to_date and not lifetime_s)
+
+
+class Sighting(NamedTuple):
+    """The origin's statement of where the stream's tail is, and how long it may be repeated (monotonic seconds).
+
+    Until `fresh_until` an answer may claim to end at the tail.  Until `stale_until` the bytes up to it may be sent
+    without that claim, while the origin is asked again (RFC 5861 §3).
+    """
+
+    at: str
+    seen_at: float
+    """When the request that reported it was sent, or when the live request was last heard from."""
+    fresh_until: float
+    stale_until: float = -math.inf
+
+
+class FirstTail(NamedTuple):
+    """The tail that the origin has named to a live read before it began."""
+
+    at: str
+    version: Version
+    """The stream's version when the origin was asked."""
+
+
+MAX_BEYOND: Final = 16
+"""The most offsets beyond the tail that are remembered for one stream."""
+
+
+class OffsetsBeyond(dict[str, None]):
+    """Offsets that the origin treats as beyond its tail, until the tail passes them; oldest first, at most
+    `MAX_BEYOND`."""
+
+    __slots__ = ()
+
+    def record(self, offset: str) -> None:
+        """The origin treats `offset` as beyond its tail."""
+        self[offset] = None
+        if len(self) > MAX_BEYOND:
+            del self[next(iter(self))]
+
+    def passed(self, tail: str) -> None:
+        """The tail has moved to `tail`: forget the offsets that are not beyond it any more."""
+        for offset in [offset for offset in self if not is_before(tail, offset)]:
+            del self[offset]

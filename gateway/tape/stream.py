@@ -20,10 +20,9 @@ from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL, is_json, is_ss
 from gateway.protocol.offsets import START, is_before
 from gateway.protocol.stream_key import StreamKey
 from gateway.protocol.stream_version import FIRST, Version
-from gateway.tape.confirmed import LEAST_AGE_S, Caching, Confirmations
+from gateway.tape.confirmed import LEAST_AGE_S, Caching, Confirmations, FirstTail, OffsetsBeyond, Sighting
 from gateway.tape.expiry import LEAST_TTL_S, Expiry
 from gateway.tape.facts_cost import headers_cost, key_cost, surrogate_keys_cost, texts_cost
-from gateway.tape.sighting import FirstTail, OffsetsBeyond, Sighting
 from gateway.tape.tape import Tape
 
 TAIL_READ_BURST = 3

@@ -9,7 +9,7 @@ from types import FrameType
 
 import pytest
 
-from gateway.engine.comparison import MOST_COMPARED, Comparison
+from gateway.engine.flight_bodies import MOST_COMPARED, Comparison
 from gateway.tape.tape import Tape
 
 

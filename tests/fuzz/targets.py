@@ -38,10 +38,10 @@ from gateway.protocol import (
 )
 from gateway.protocol.client_hello import BadServerName, ClientHello, read_client_hello
 from gateway.protocol.forwarded_headers import passed_nodes, request_headers_for_origin, response_headers_for_client
+from gateway.protocol.freshness import surrogate_keys
 from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray, unwrap
 from gateway.protocol.sharing import SharingRules, cure
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, encode_control, encode_data, parse_control
-from gateway.protocol.surrogate import surrogate_keys
 from gateway.protocol.trace_context import trace_id_of
 from tests.fuzz import s2_targets
 from tests.fuzz.invariants import is_bounded, joined, same_in_slices

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.engine.comparison import Comparison
+from gateway.engine.flight_bodies import Comparison
 from gateway.tape.stream import Stream
 from tests.chaos.mutant import never
 from tests.effort import examples

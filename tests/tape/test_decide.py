@@ -9,6 +9,7 @@ import pytest
 
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.offsets import NOW, START
+from gateway.tape.confirmed import Sighting
 from gateway.tape.decide import (
     GONE,
     Ask,
@@ -22,7 +23,6 @@ from gateway.tape.decide import (
     is_another,
     known_tail,
 )
-from gateway.tape.sighting import Sighting
 from gateway.tape.stream import End, Stream
 from tests.tape.test_stream import new_stream
 

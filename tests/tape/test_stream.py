@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.stream_key import Group, Partition, StreamKey
-from gateway.tape.sighting import MAX_BEYOND, Sighting
+from gateway.tape.confirmed import MAX_BEYOND, Sighting
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Tape
 from tests.effort import examples

@@ -30,7 +30,7 @@ from gateway.server.handling import Handling
 from gateway.server.head import interim_head, response_head, state_length
 from gateway.server.request import LiveAnswer, LiveUse, Note, Request
 from gateway.server.sse_accounting import end_sse
-from gateway.server.timer import WheelTimer
+from gateway.server.timeouts import WheelTimer
 from gateway.telemetry.access_record import CloseReason
 
 _log = logging.getLogger("gateway.server")

@@ -20,8 +20,7 @@ from gateway.limits.shared_bytes import Holding
 from gateway.protocol.client_address import Proxies
 from gateway.server.clients import Clients
 from gateway.server.http2.channel import StreamChannel
-from gateway.server.timeouts import CLOSE_NOTIFY, LOOK_S, PROBE_AGAIN_S, is_refused
-from gateway.server.timer import WheelTimer
+from gateway.server.timeouts import CLOSE_NOTIFY, LOOK_S, PROBE_AGAIN_S, WheelTimer, is_refused
 from gateway.telemetry.access_record import CloseReason
 
 _LINGER_S: Final = 1.0
