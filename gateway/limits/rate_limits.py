@@ -170,11 +170,13 @@ class RateLimits:
 
     def _applied(self, account: Account | None, route: str) -> list[tuple[RateLimit, Account]]:
         """The limits that apply to a client's requests of a route, and the accounts of which they take."""
-        limits = self._of_route.get(route)
-        if limits is None:
-            limits = tuple((limit, limit.shared(route)) for limit in self.limits if limit.applies_to(route))
-            self._of_route[route] = limits
+        limits = self._of_route.get(route) or self._find(route)
         return [(limit, one) for limit, shared in limits if (one := shared or account) is not None]
+
+    def _find(self, route: str) -> tuple[tuple[RateLimit, Account | None], ...]:
+        found = tuple((limit, limit.shared(route)) for limit in self.limits if limit.applies_to(route))
+        self._of_route[route] = found
+        return found
 
     def refusal(self, account: Account | None, route: str, now: float, *, is_live: bool) -> RateRefusal | None:
         """The limit for which the request has to wait longest; None if it may be admitted."""
@@ -193,12 +195,14 @@ class RateLimits:
     def take_if_admitted(self, account: Account | None, route: str, now: float, sent_bytes: int) -> bool:
         """Count a request that an answer of `sent_bytes` body bytes answers; False, with nothing counted, if some limit
         refuses it."""
-        applied = self._applied(account, route)
-        for limit, one in applied:
-            if not limit.admits(one, now):
+        # Every hit passes here, so no list of the accounts is made.
+        limits = self._of_route.get(route) or self._find(route)
+        for limit, shared in limits:
+            if (one := shared or account) is not None and not limit.admits(one, now):
                 return False
-        for limit, one in applied:
-            limit.take(one, now, sent_bytes)
+        for limit, shared in limits:
+            if (one := shared or account) is not None:
+                limit.take(one, now, sent_bytes)
         return True
 
     def suspend(self, account: Account, now: float, until: float) -> None:

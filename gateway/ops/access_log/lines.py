@@ -99,17 +99,15 @@ class Lines:
                 continue
             if len(item) == 5:
                 repeated, began, ended, client, ending = item
+                took = int((ended - began) * 1e6 + 0.5)
+                times = durations.get(took) or self._duration_piece(took)
             else:
                 repeated, began, ended, client, ending, first_byte_s, subscribers = item
+                times = _joined_piece(int((ended - began) * 1e6 + 0.5), int(first_byte_s * 1e6 + 0.5), subscribers)
             # Hits within one millisecond share its text: formatting a number costs as much as the rest of the line.
             micros = int((ended + wall_lead_s) * 1e6 + 0.5)
             if (millis := micros // 1_000) != stamped:
                 stamped, stamp = millis, b'{"time":%d.%03d' % divmod(millis, 1_000)
-            took = int((ended - began) * 1e6 + 0.5)
-            if len(item) == 5:
-                times = durations.get(took) or self._duration_piece(took)
-            else:
-                times = _joined_piece(took, int(first_byte_s * 1e6 + 0.5), subscribers)
             common, who = repeated.line or self._prepare(repeated), clients.get(client) or self._client_piece(client)
             add((stamp, _THOUSANDTHS[micros % 1_000], begin, index, times, common, who, ending))
         return b"".join(pieces)
