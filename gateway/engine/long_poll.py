@@ -170,7 +170,7 @@ class LongPoll:
         # The tail is unconfirmed: one fetch finds out whether more follows.
         head = await self._reads.fetches.fresh_head(stream, reading.end, read.route, read.source)
         self._reads.check_ended(stream)
-        if isinstance(head, OriginError) and head.status == 410 and not tape.knows_after(read.start):
+        if isinstance(head, OriginError) and head.status == 410:
             # The origin has trimmed the stream beyond the bytes in memory: ask it for the client's own offset.
             raise TailMovedBack
         if isinstance(head, OriginError) and not self._reads.has_failed(head):

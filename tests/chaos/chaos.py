@@ -16,7 +16,7 @@ from tests.chaos import operators
 from tests.chaos.client import Client
 from tests.chaos.manners import Manners
 from tests.chaos.parties import PARTIES, keepers
-from tests.chaos.readers import CatchUpReader, PollReader, Reader, SseReader
+from tests.chaos.readers import CatchUpReader, Crowd, PollReader, Reader, SseReader
 from tests.chaos.run import Place, Run, Violation, places
 from tests.chaos.system import System
 from tests.chaos.writers import Scribe, Writer
@@ -34,6 +34,9 @@ class Size:
     catch_up: int = 12
     poll: int = 8
     sse: int = 8
+    crowds: int = 4
+    """Crowds of long-polls and of SSE readers in turns, with so many members each:"""
+    members: int = 5
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,8 @@ async def _begin(run: Run, size: Size) -> None:
             is_far, speaks_http_2 = rng.random() < 0.3, run.system.ledger is not None and rng.random() < 0.3
             client = Client(run, parties[number % len(parties)], is_far=is_far, name=name, speaks_http_2=speaks_http_2)
             run.start(kind(run, client, rng).work(), name)
+    for number in range(size.crowds):
+        _gather(run, number, parties[number % len(parties)], size.members)
     work: list[Callable[[Run, Random], Coroutine[Any, Any, None]]] = [
         operators.origin_faults,
         operators.lost_lives,
@@ -134,11 +139,25 @@ async def _begin(run: Run, size: Size) -> None:
         operators.networks,
         operators.purges,
         operators.reloads,
+        operators.drains,
         operators.moods,
         operators.seasons,
     ]
     for one in work:
         run.start(one(run, run.rng(one.__name__)), one.__name__)
+
+
+def _gather(run: Run, number: int, party: str, members: int) -> None:
+    """Begin a crowd."""
+
+    def client(name: str) -> tuple[Run, Client, Random]:
+        rng = run.rng(name)
+        speaks_http_2 = run.system.ledger is not None and rng.random() < 0.3
+        return run, Client(run, party, is_far=False, name=name, speaks_http_2=speaks_http_2), rng
+
+    name, kind = f"Crowd {number}", (PollReader, SseReader)[number % 2]
+    crowd = Crowd(*client(name), [kind(*client(f"{name}.{member}")) for member in range(members)])
+    run.start(crowd.work(), name)
 
 
 async def _write(run: Run, place: Place, party: str, *, leads: bool) -> None:

@@ -98,6 +98,12 @@ def refusal(history: History, asked: Asked, status: int | None, *, is_calm: bool
     return False
 
 
+def stays(answer: Answer, *, is_calm: bool) -> None:
+    """A gateway that does not drain closes no connection behind an answer in order."""
+    if is_calm and answer.status in (200, 204, 304) and answer.headers.get("Connection", "").lower() == "close":
+        raise Wrong("the connection closes although the gateway does not drain")
+
+
 def own(answer: Answer, *, name: str, web_origin: str | None) -> None:
     """Wrong where the answer is for another client: for one of another `name` alone, or for another web origin."""
     shown_to = answer.headers.get(SHOWN_TO)

@@ -24,6 +24,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Ground, SharingRules
 from gateway.protocol.stream_key import Partition
 from gateway.server import request_keys
+from gateway.server.clients import Clients
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request_keys import Sections
 from gateway.tape.stream import End, Stream
@@ -227,6 +228,14 @@ def remembered_answer_outlives_its_stream() -> Patches:
         (RememberedAnswers, "forget", nothing),
         (RememberedAnswer, "is_valid", lambda self, _: self.until > -math.inf),
     ]
+
+
+# -- drains
+
+
+@mutant("a drain that is undone leaves nothing behind")
+def undone_drain_goes_on() -> Patches:
+    return [(Clients, "undo_drain", nothing)]
 
 
 # -- writes

@@ -18,13 +18,17 @@ from gateway.engine.sse_opening import SseOpening
 from gateway.engine.writes import Writes
 from gateway.errors import GatewayError
 from gateway.live.topic import Topic
+from gateway.ops.access_log.live_reads import JoinedRead
+from gateway.protocol.cache_status import Outcome
 from gateway.protocol.stream_version import Version
+from gateway.server.poll_group import PollGroup
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.tape import decide
 from gateway.tape import stream as stream_module
 from gateway.tape.expiry import Expiry
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Tape
+from gateway.telemetry.access_record import CloseReason
 from tests.chaos.mutant import Mutant, Patches, always, never, nothing, registrar
 
 RULED: Final[list[Mutant]] = []
@@ -215,3 +219,24 @@ def answer_of_dropped_bytes_is_remembered() -> Patches:
 @mutant("the first part of an SSE answer is repeated only until the stream changes")
 def sse_opening_outlives_a_change() -> Patches:
     return [(SseOpening, "topic_at", lambda self, _: self._topic())]
+
+
+# -- what the access log says
+
+
+@mutant("a live read that joined others, and that its client leaves, has a line")
+def joined_read_that_was_left_has_no_line() -> Patches:
+    end = JoinedRead.end
+
+    def ended(self: JoinedRead, outcome: Outcome, reason: CloseReason) -> None:
+        if reason is CloseReason.LEFT:
+            self.drop()
+        else:
+            end(self, outcome, reason)
+
+    return [(JoinedRead, "end", ended)]
+
+
+@mutant("a long-poll that leaves its group has a line")
+def poll_that_leaves_its_group_has_no_line() -> Patches:
+    return [(PollGroup, "_record", nothing)]

@@ -126,6 +126,18 @@ async def reloads(run: Run, rng: Random) -> None:
         await run.system.reload(variant)
 
 
+async def drains(run: Run, rng: Random) -> None:
+    """Have the gateway drain, and go on before it has come to its end, while there is a storm."""
+    while True:
+        await pause(rng.expovariate(1))
+        if run.is_stormy:
+            within_s = rng.choice((2.0, 60.0))
+            run.note(f"drain within {within_s:g} s, to be undone")
+            run.system.drain(within_s)
+            await pause(rng.choice((0.0, 0.05, 0.3)))
+            run.system.undo_drain()
+
+
 async def moods(run: Run, rng: Random) -> None:
     """Change whose a stream's answers are, at any time, if the seed has the origin do so."""
     manners = run.system.manners

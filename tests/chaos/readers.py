@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -78,6 +78,7 @@ class Reader(ABC):
 
         def rule() -> list[Life]:
             judge.own(answer, name=self.client.name, web_origin=self.client.web_origin)
+            judge.stays(answer, is_calm=is_calm)
             if asked.method == "HEAD":
                 return judge.head(history, asked, answer, is_calm=is_calm)
             lives = judge.read(history, asked, plain, is_json=place.is_json, is_calm=is_calm)
@@ -102,6 +103,23 @@ class Reader(ABC):
             run.tokens[place.path, self.party].append(answer.end)
         return plain
 
+    async def leave_early(self, place: Place, offset: str | None, live: str | None) -> None:
+        """Send a request and go, before or in the middle of the answer."""
+        asked = self.asked(place, offset=offset, live=live)
+        if asked.live and asked.offset is None:
+            return
+        entry = self.client.entry(asked)
+        try:
+            wire = await self.client.wire()
+            await self.client.send(wire, asked, {}, entry=entry)
+            await pause(self.rng.choice((0, 0.001, 0.01)))
+        except (*LOST, TimeoutError):
+            pass
+        finally:
+            if entry is not None:
+                entry.ended(None, None)
+        self.client.leave()
+
     def _hold(self, place: Place, asked: Asked, plain: Answer, answer: Answer) -> None:
         etag = answer.headers.get("ETag")
         if "fwd=bypass" in answer.headers.get("Cache-Status", "") and asked.offset in (None, "-1"):
@@ -125,7 +143,8 @@ class CatchUpReader(Reader):
         elif choice < 0.17:
             await self.read(place, self.asked(place, offset="now"))
         elif choice < 0.22:
-            await self._leave_early(place)
+            live = self.rng.choice((None, None, "long-poll", "sse"))
+            await self.leave_early(place, self.token(place), live)
         else:
             await self._walk(place, self.token(place), self.rng.randint(1, 6))
 
@@ -140,30 +159,15 @@ class CatchUpReader(Reader):
                 return
             offset = answer.end
 
-    async def _leave_early(self, place: Place) -> None:
-        """Send a request and go, before or in the middle of the answer."""
-        asked = self.asked(place, offset=self.token(place), live=self.rng.choice((None, None, "long-poll", "sse")))
-        if asked.live and asked.offset is None:
-            return
-        entry = self.client.entry(asked)
-        try:
-            wire = await self.client.wire()
-            await self.client.send(wire, asked, {}, entry=entry)
-            await pause(self.rng.choice((0, 0.001, 0.01)))
-        except (*LOST, TimeoutError):
-            pass
-        finally:
-            if entry is not None:
-                entry.ended(None, None)
-        self.client.leave()
-
 
 class PollReader(Reader):
     """Long-polls on, for a while, from where each answer ended."""
 
     async def turn(self, place: Place) -> None:
-        offset: str | None = self.token(place) or "-1"
-        cursor: str | None = self.rng.choice((None, None, "9000000"))
+        await self.go_on(place, self.token(place) or "-1", self.rng.choice((None, None, "9000000")))
+
+    async def go_on(self, place: Place, offset: str | None, cursor: str | None = None) -> None:
+        """Long-poll from this offset on."""
         for _ in range(self.rng.randint(1, 12)):
             held = self.run.held(place.path, self.party, offset) if self.rng.random() < 0.1 else ()
             answer = await self.read(
@@ -178,8 +182,11 @@ class SseReader(Reader):
     """Follows by SSE and comes back from its last offset when the connection ends; some are slow, some stop reading."""
 
     async def turn(self, place: Place) -> None:
-        history = self.run.history(place.path, self.party)
-        at, cursor = self.token(place) or "-1", None
+        await self.go_on(place, self.token(place) or "-1")
+
+    async def go_on(self, place: Place, at: str) -> None:
+        """Follow from this offset on."""
+        history, cursor = self.run.history(place.path, self.party), None
         for _ in range(self.rng.randint(1, 4)):
             asked = self.asked(place, offset=at, live="sse", cursor=cursor)
             try:
@@ -209,7 +216,9 @@ class SseReader(Reader):
                 answer = Answer(status, head.headers, await wire.body())
                 run.judge(asked, answer, history, lambda: self._refused(history, asked, answer, epoch))
                 return None
-            if run.judge(asked, str(head.headers), history, partial(_true, self._check_own, head.headers)) is None:
+            is_calm = run.was_calm(asked, epoch)
+            checked = partial(_true, self._check_own, head.headers, is_calm)
+            if run.judge(asked, str(head.headers), history, checked) is None:
                 return None
             run.counts["sse"] -= 1
             lives = history.showable(asked.since, self.party)
@@ -229,8 +238,10 @@ class SseReader(Reader):
             if wire is not None:
                 await until_gone(wire)
 
-    def _check_own(self, headers: CIMultiDict[str]) -> None:
-        judge.own(Answer(200, headers, b""), name=self.client.name, web_origin=self.client.web_origin)
+    def _check_own(self, headers: CIMultiDict[str], is_calm: bool) -> None:
+        answer = Answer(200, headers, b"")
+        judge.own(answer, name=self.client.name, web_origin=self.client.web_origin)
+        judge.stays(answer, is_calm=is_calm)
 
     def _refused(self, history: History, asked: Asked, answer: Answer, epoch: int) -> list[Life]:
         alive = asked.since.alive
@@ -296,6 +307,35 @@ class SseReader(Reader):
             partial(_true, judge.late, history, following.lives, run.now()),
         )
         run.counts["sse"] -= 1
+
+
+@dataclass
+class Crowd(Reader):
+    """Clients that read a quiet stream live from the same offset, and come back for more in the same moment: one event
+    wakes all of them.  The client of the crowd itself finds where the tail is.  Some come late, when it is known what
+    the first have asked."""
+
+    members: Sequence[PollReader | SseReader] = ()
+
+    async def work(self) -> None:
+        try:
+            await super().work()
+        finally:
+            for member in self.members:
+                member.client.leave()
+
+    async def turn(self, place: Place) -> None:
+        place = self.rng.choice([place for place in self.run.places if place.is_quiet])
+        found = await self.read(place, self.asked(place, offset="now"))
+        if found is not None and found.end is not None and not found.is_closed:
+            await asyncio.gather(*(self._send(member, place, found.end) for member in self.members))
+
+    async def _send(self, member: PollReader | SseReader, place: Place, offset: str) -> None:
+        await pause(self.rng.choice((0, 0, 0.03, 0.1)))
+        if self.rng.random() < 0.2:
+            await member.leave_early(place, offset, "sse" if isinstance(member, SseReader) else "long-poll")
+        else:
+            await member.go_on(place, offset)
 
 
 def _true(rule: Callable[..., None], *about: object) -> bool:

@@ -32,6 +32,8 @@ class Place:
 
     path: str
     content_type: str
+    is_quiet: bool = False
+    """Whether its writers pause for long, so that readers wait at its tail together."""
 
     @property
     def is_json(self) -> bool:
@@ -51,10 +53,11 @@ TYPES: Final = ("application/json", "text/plain", "application/octet-stream")
 
 
 def places(shared: int) -> list[Place]:
-    """So many streams that all parties share, two that each has for itself, and two that each tenant has."""
+    """So many streams that all parties share and a quiet one, two that each has for itself, and two that each tenant
+    has."""
     common = [Place(f"{SHARED}/{number}", TYPES[number % len(TYPES)]) for number in range(shared)]
     own = [Place(f"{prefix}{number}", TYPES[number]) for prefix in (OWN, TENANT) for number in range(2)]
-    return common + own
+    return [*common, Place(f"{SHARED}/quiet", TYPES[0], is_quiet=True), *own]
 
 
 @dataclass(frozen=True)

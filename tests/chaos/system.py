@@ -140,6 +140,15 @@ class System:
 
     # -- what may happen to it
 
+    def drain(self, within_s: float) -> None:
+        """Have the gateway drain; `undo_drain` is owed, or the gateway's end."""
+        if self.gateway is not None:
+            self.gateway.drain(within_s)
+
+    def undo_drain(self) -> None:
+        if self.gateway is not None:
+            self.gateway.undo_drain()
+
     async def restart_gateway(self) -> None:
         """Stop the gateway, in order as far as it goes, and begin another that knows nothing."""
         await self._whole(self._restart_gateway())
@@ -201,7 +210,8 @@ class System:
             await wire.closed()
 
     def end_trouble(self) -> None:
-        """No fault is left, and nothing is held."""
+        """No fault is left, nothing is held, and the gateway does not drain."""
+        self.undo_drain()
         self.origin.faults.clear()
         self.origin_side.calm()
         self.client_side.calm()

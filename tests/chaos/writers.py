@@ -23,6 +23,7 @@ _LARGE = 120
 """Positions after which a stream is deleted rather than appended to."""
 _SHORT_S = (10, 40)
 _PAUSE_S = 0.03
+_QUIET_PAUSE_S = 2.0
 _PAD = "." * 64
 
 
@@ -73,7 +74,7 @@ class Writer:
         try:
             while True:
                 await self._turn()
-                await pause(self.rng.random() * _PAUSE_S)
+                await pause(self.rng.random() * (_QUIET_PAUSE_S if self.place.is_quiet else _PAUSE_S))
         finally:
             self.client.leave()
 

@@ -141,14 +141,14 @@ async def test_readers_that_join_a_crowd_and_leave_with_its_event_have_a_line(ed
             for wire in wires:
                 await ask(wire, target)
             await eventually(lambda: readers(edge) == 4)
-            # One more joins and leaves, and one leaves, with the append that answers the others.
+            # One more joins and leaves, and one that has joined leaves, with the append that answers the others.
             late, writer = await edge.wire(), await edge.wire()
             await ask(late, target, into=unseen)
             await leave(late, "stream")
-            await leave(wires[0], "reset")
+            await leave(wires.pop(), "reset")
             await ask(writer, "/s", "POST")
             tail = (await writer.answer("POST")).next_offset
-            for wire in wires[1:]:
+            for wire in wires:
                 await wire.head()
                 await leave(wire, "stream")
             await eventually(lambda: readers(edge) == 0)

@@ -91,6 +91,22 @@ async def test_a_tape_whose_middle_is_trimmed_begins_again_with_what_the_origin_
         assert held(answer) == [7, 8]
 
 
+@pytest.mark.parametrize("live", ["", "&live=long-poll"])
+async def test_a_trim_and_writes_while_the_tail_is_asked_for_refuse_no_read_from_the_start(
+    edge: Edge, faults: Faults, clock: ManualClock, trim: Trim, live: str
+) -> None:
+    await created(edge, 4)
+    assert held(await edge.get("/s?offset=-1")) == [1, 2, 3, 4]
+    clock.advance(FRESH_S / 2)
+    gate = faults.hold(kind="catchup", times=1)
+    wire = await edge.begin(f"/s?offset=-1{live}")
+    await bounded(gate.waiting(1))
+    offsets = [await numbers(edge, number, number) for number in range(5, 9)]
+    trim(offsets[1])
+    gate.release()
+    assert held(await bounded(wire.answer()))[-2:] == [7, 8]
+
+
 @pytest.mark.parametrize("hides_start", [False, True])
 @pytest.mark.parametrize("is_followed", [False, True])
 async def test_trimmed_bytes_are_served_for_trust_s_at_most(
@@ -496,7 +512,7 @@ async def test_a_live_read_before_a_trimmed_tail_begins_with_what_the_origin_has
         assert json.loads(await bounded(wire.body())) == [7, 8]
 
 
-@pytest.mark.parametrize("live", ["", "&live=long-poll", "&live=sse"])
+@pytest.mark.parametrize("live", ["", "&live=long-poll"])
 async def test_a_start_that_was_resolved_to_a_trimmed_offset_is_asked_for_again(
     edge: Edge, origin: RunningOrigin, trim: Trim, live: str
 ) -> None:
@@ -515,7 +531,7 @@ async def test_a_start_that_was_resolved_to_a_trimmed_offset_is_asked_for_again(
         assert json.loads(await bounded(wire.body())) == [3]
 
 
-@pytest.mark.parametrize("live", ["", "&live=long-poll", "&live=sse"])
+@pytest.mark.parametrize("live", ["", "&live=long-poll"])
 async def test_a_confirmation_of_a_resolved_start_that_is_refused_is_no_answer(
     edge: Edge, clock: ManualClock, trim: Trim, live: str
 ) -> None:
