@@ -147,16 +147,17 @@ def _curves(
     tapes = len(sample["tape"].unique())
     nodes = found.nodes
     shared = spark.sparkContext.broadcast(sample)
-    # Each task replays some large caches and some small ones, which evict more.
-    jobs = [(policy, grid[first::_STRIDE]) for policy in policies for first in range(min(_STRIDE, len(grid)))]
-
+    # Each job replays some large caches and some small ones, which evict more; several of one task are of all policies.
+    jobs = [(policy, grid[first::_STRIDE]) for first in range(min(_STRIDE, len(grid))) for policy in policies]
+    # To put the uses in order takes as long as to replay a few caches, so each task does it once.
+    tasks = min(len(jobs), max(_STRIDE, 2 * spark.sparkContext.defaultParallelism))
     # The parts take as long as the whole, and how far they scatter changes little from one size to the next.
     with_parts = {*grid[::_PARTS_STRIDE], grid[-1]}
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        whole, *parts = parted(_in_order(shared.value), rate)
         for number in (number for batch in batches for number in batch.column(0).to_pylist()):
             policy, sizes = jobs[number]
-            whole, *parts = parted(_in_order(shared.value), rate)
             for size in sizes:
                 played = [whole, *parts] if size in with_parts else [whole]
                 found = [play(policy, size * nodes * share, part, nodes * share) for share, part in played]
@@ -165,7 +166,7 @@ def _curves(
 
     try:
         # As rows, so that the workers of the other queries do it.
-        done = spark.range(0, len(jobs), 1, len(jobs)).mapInArrow(run, from_arrow_schema(_PLAYED)).toArrow()
+        done = spark.range(0, len(jobs), 1, tasks).mapInArrow(run, from_arrow_schema(_PLAYED)).toArrow()
     finally:
         shared.destroy()
     missed = {(one["policy"], one["size"]): list(map(Missed, one["reads"], one["bytes"])) for one in done.to_pylist()}
