@@ -27,9 +27,9 @@ from gateway.errors import TailMovedBack
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.names import ACCEL_BUFFERING, STREAM_CURSOR
-from gateway.protocol.offsets import NOW
-from gateway.protocol.stream_version import Edition
-from gateway.tape.decide import Ask, Gone, Send, Wait, decide
+from gateway.protocol.offsets import NOW, START
+from gateway.protocol.stream_version import FIRST, Edition
+from gateway.tape.decide import Ask, Gone, Progress, Send, Wait, decide
 from gateway.tape.stream import Stream
 from gateway.tape.tape import TapeReading
 from gateway.upstream.flight import Beyond, Head, OriginError, StreamHead
@@ -55,6 +55,9 @@ class LongPoll:
         self.wheel = wheel
         self.code_now = code_now
         self._reads = reads
+        self._polled_read = Progress(START, START, FIRST, 0.0, is_live=True, has_joined=True)
+        """The progress of the read that is looked at now.  Thousands may be in one turn of the loop, and each is looked
+        at in one plain call."""
         self._catch_up = catch_up
         self._incarnations = incarnations
 
@@ -135,9 +138,11 @@ class LongPoll:
         """The answer to a long-poll if it can be given at once.  Raises StreamEnded."""
         self._reads.check_ended(stream)
         reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
-        progress = self._reads.progress(read, stream, reading.end)
-        progress.follower, progress.has_joined, progress.has_bytes = topic, True, reading.size > 0
-        match decide(stream, progress, self.clock.now()):
+        polled = self._polled_read
+        polled.at, polled.has_bytes, polled.follower = reading.end, reading.size > 0, topic
+        step = decide(stream, polled, self.clock.now())
+        polled.follower = None
+        match step:
             case Send(end, is_current, is_closed):
                 if not reading.size:
                     return timed_out(read, stream, end, is_closed, "", Outcome.HIT)
