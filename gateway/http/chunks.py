@@ -1,4 +1,4 @@
-"""Chunks that have arrived whole (RFC 9112 section 7.1).
+"""The framing of bodies (RFC 9112 section 6), and chunks that have arrived whole (section 7.1).
 
 Most chunks of a small body, or of an event, arrive in one piece.  These are read here; llhttp reads all others.
 """
@@ -6,9 +6,18 @@ Most chunks of a small body, or of an event, arrive in one piece.  These are rea
 from __future__ import annotations
 
 import re
+from enum import Enum, auto
 from typing import Final
 
 _SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
+
+
+class Framing(Enum):
+    """How the end of a body is found."""
+
+    LENGTH = auto()
+    CHUNKS = auto()
+    CLOSE = auto()
 
 
 def whole_chunks(data: bytes) -> tuple[bytes, int, bool]:

@@ -32,7 +32,7 @@ from typing import Final, NamedTuple
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from multidict import CIMultiDict, CIMultiDictProxy, istr
 
-from gateway.http.chunks import whole_chunks
+from gateway.http.chunks import Framing, whole_chunks
 from gateway.http.interim_rate import InterimRate
 from gateway.http.reply_lines import NAMES, FieldLine, ReplyShape, keeps_alive, read_lines, status_line_of
 from gateway.http.state import TRANSITIONS, State, Step
@@ -47,8 +47,7 @@ MOST_FRAMING_BYTES: Final = 65_536
 _IDLE, _BODY, _CLOSED = State.IDLE, State.BODY, State.CLOSED
 _BEGUN: Final = TRANSITIONS[_IDLE, Step.BEGUN]
 _HEAD_DONE: Final = TRANSITIONS[_BEGUN, Step.HEAD_DONE]
-_DONE: Final = TRANSITIONS[_HEAD_DONE, Step.DONE]
-_LAST_DONE: Final = TRANSITIONS[_HEAD_DONE, Step.LAST_DONE]
+_DONE, _LAST_DONE = TRANSITIONS[_HEAD_DONE, Step.DONE], TRANSITIONS[_HEAD_DONE, Step.LAST_DONE]
 
 _FIRST: Final = ord("H")
 _HEAD_END: Final = b"\r\n\r\n"
@@ -58,8 +57,7 @@ _VERSIONS: Final = frozenset({"1.1", "1.0"})
 _NO_BODY: Final = frozenset({204, 304})
 _CHUNKED: Final = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 """Stands for a head that llhttp has not seen, before the chunks that it reads."""
-_CONTENT_LENGTH: Final = istr("Content-Length")
-_TRANSFER_ENCODING: Final = istr("Transfer-Encoding")
+_CONTENT_LENGTH, _TRANSFER_ENCODING = istr("Content-Length"), istr("Transfer-Encoding")
 
 
 class ReplyBroken(Exception):
@@ -109,15 +107,7 @@ END: Final = ReplyEnd.END
 Event = Head | bytes | ReplyEnd
 
 
-class _Framing(Enum):
-    """How the end of a body is found."""
-
-    LENGTH = auto()
-    CHUNKS = auto()
-    CLOSE = auto()
-
-
-_LENGTH, _CHUNKS, _CLOSE = _Framing.LENGTH, _Framing.CHUNKS, _Framing.CLOSE
+_LENGTH, _CHUNKS, _CLOSE = Framing.LENGTH, Framing.CHUNKS, Framing.CLOSE
 
 
 class ReplyParser:
@@ -362,7 +352,7 @@ class ReplyParser:
         """Bytes of the longest line of the head, without the parts that all lines share."""
         return max(len(self._reason), max((len(name) + len(value) for name, value in self._head_fields), default=0))
 
-    def _transfer_framing(self, codings: list[str]) -> _Framing:
+    def _transfer_framing(self, codings: list[str]) -> Framing:
         """The framing that Transfer-Encoding states."""
         match [coding.lower() for coding in codings]:
             case ["chunked"]:

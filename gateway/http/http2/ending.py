@@ -23,6 +23,24 @@ _MOST_RESET_IDS: Final = 256
 """Bound on the reset streams that are distinguished from ended ones (RFC 9113 section 5.1)."""
 
 
+class SessionError(Exception):
+    """The connection has to end with an error code."""
+
+    def __init__(self, code: ErrorCode) -> None:
+        self.code = code
+
+
+def unpadded(payload: bytes, flags: int) -> bytes:
+    """The payload of a frame without its padding.  Raises SessionError."""
+    if not flags & frames.PADDED:
+        return payload
+    if not payload:
+        raise SessionError(ErrorCode.FRAME_SIZE_ERROR)
+    if payload[0] >= len(payload):
+        raise SessionError(ErrorCode.PROTOCOL_ERROR)
+    return payload[1 : len(payload) - payload[0]]
+
+
 class Ending(Receiving):
     """The ending half of a session.  Decides which streams are over, and whether the connection is."""
 

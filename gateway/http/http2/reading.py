@@ -15,19 +15,11 @@ from typing import Any, Final, Generic, TypeVar
 from gateway.http.http2 import frames
 from gateway.http.http2.blocks import BlockReader, FieldList, TooLarge, Undecodable
 from gateway.http.http2.counts import SessionCounts
-from gateway.http.http2.ending import Ending
+from gateway.http.http2.ending import Ending, SessionError, unpadded
 from gateway.http.http2.events import BodyEnded, ConnectionEvent, DataReceived, Event, StreamDrained, StreamReset
 from gateway.http.http2.flood_limits import Budget, Kind
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.streams import Stream
-
-
-class SessionError(Exception):
-    """The connection has to end with an error code."""
-
-    def __init__(self, code: ErrorCode) -> None:
-        self.code = code
-
 
 _FRAME_OF_SETTINGS: Final = 192
 """Bytes of settings that count as another frame: regular clients send a tenth."""
@@ -189,7 +181,7 @@ class Reading(Ending, Generic[Head]):
     def _take_headers(self, payload: bytes, flags: int, stream_id: int) -> None:
         if stream_id % 2 == 0:
             raise SessionError(ErrorCode.PROTOCOL_ERROR)
-        payload = _unpadded(payload, flags)
+        payload = unpadded(payload, flags)
         if flags & frames.HAS_PRIORITY:
             if len(payload) < 5:
                 raise SessionError(ErrorCode.FRAME_SIZE_ERROR)
@@ -269,7 +261,7 @@ class Reading(Ending, Generic[Head]):
 
     def _take_data(self, payload: bytes, flags: int, stream_id: int) -> None:
         size = len(payload)
-        data = _unpadded(payload, flags)
+        data = unpadded(payload, flags)
         self._receive_window -= size
         if self._receive_window < 0:
             raise SessionError(ErrorCode.FLOW_CONTROL_ERROR)
@@ -441,16 +433,6 @@ class Reading(Ending, Generic[Head]):
         self._unparsed = b""
         self._consumed = 0
         self._block = None
-
-
-def _unpadded(payload: bytes, flags: int) -> bytes:
-    if not flags & frames.PADDED:
-        return payload
-    if not payload:
-        raise SessionError(ErrorCode.FRAME_SIZE_ERROR)
-    if payload[0] >= len(payload):
-        raise SessionError(ErrorCode.PROTOCOL_ERROR)
-    return payload[1 : len(payload) - payload[0]]
 
 
 _TAKERS: Final[dict[int, Callable[[Reading[Any], bytes, int, int], None]]] = {

@@ -14,11 +14,12 @@ from typing import Final
 
 from gateway.http.http2 import frames
 from gateway.http.http2.counts import SessionCounts
+from gateway.http.http2.ending import SessionError
 from gateway.http.http2.events import RequestReceived, StreamReset
 from gateway.http.http2.flood_limits import Kind
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.head import MOST_LIST_BYTES, Http2Request
-from gateway.http.http2.reading import Reading, SessionError
+from gateway.http.http2.reading import Reading
 from gateway.http.http2.receiving import CONNECTION_WINDOW
 from gateway.http.http2.streams import Stream
 from gateway.http.request import LONGEST_HEAD
