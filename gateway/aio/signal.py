@@ -8,6 +8,7 @@ future each, they block it for 0.04 s.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from gateway.aio.clock import Clock
@@ -60,6 +61,17 @@ class Signal:
             self._waiting = {}
         self._waiting[gate] = None
         return gate
+
+    def gate(self, passed: Callable[[asyncio.Future[bool]], object]) -> asyncio.Future[bool]:
+        """Have `passed` called with the returned future, in a later turn of the loop than the next firing, unless
+        `leave` is called before that firing."""
+        gate = self._enter()
+        gate.add_done_callback(passed)
+        return gate
+
+    def leave(self, gate: asyncio.Future[bool]) -> None:
+        """Stop waiting at a gate."""
+        self._waiting.pop(gate, None)
 
     def fire(self) -> None:
         """Wake every waiter."""

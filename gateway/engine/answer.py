@@ -56,18 +56,13 @@ class _InMemory(NamedTuple):
     """The account of the bytes that are not copied."""
 
 
-class _FlightBody(NamedTuple):
-    """The whole body of a flight."""
-
-    flight: Flight
-    reader: FlightReader
-
-
 class Parts:
     """The body so far, in order: bytes in memory and flights."""
 
+    __slots__ = ("_parts",)
+
     def __init__(self) -> None:
-        self._parts: list[_InMemory | _FlightBody] = []
+        self._parts: list[_InMemory | FlightReader] = []
 
     @property
     def is_empty(self) -> bool:
@@ -109,13 +104,13 @@ class Parts:
 
     def attach(self, flight: Flight) -> None:
         """Attach to a flight: its whole body is the next part."""
-        self._parts.append(_FlightBody(flight, flight.attach()))
+        self._parts.append(flight.attach())
 
     def drop_last(self) -> None:
         """Detach from the flight attached last and drop its part."""
         last = self._parts.pop()
-        assert isinstance(last, _FlightBody)
-        last.reader.leave()
+        assert isinstance(last, FlightReader)
+        last.leave()
 
     def held(self, is_json: bool) -> list[bytes] | None:
         """The whole body if every part is in memory, else None."""
@@ -145,6 +140,19 @@ class Parts:
             body.extend(pieces)
         return [*body, b"]"] if is_json else body
 
+    def small_body(self, is_json: bool, limit: int) -> bytes | None:
+        """The whole body, in one piece, if its last byte has arrived and it has at most `limit` bytes; else None."""
+        if len(self._parts) == 1 and not is_json and isinstance(part := self._parts[0], FlightReader):
+            # The usual answer to a first read.
+            flight = part.flight
+            if not flight.has_landed or flight.base or flight.size > limit:
+                return None
+            return flight.kept[0] if len(flight.kept) == 1 else b"".join(flight.kept)
+        length = self.length(is_json)
+        if length is None or length > limit or (pieces := self.complete_body(is_json)) is None:
+            return None
+        return b"".join(pieces)
+
     def length(self, is_json: bool) -> int | None:
         """The body's length in bytes; None if it includes a flight of unknown length."""
         sizes: list[int] = []
@@ -159,7 +167,7 @@ class Parts:
     def holdings(self) -> Iterator[Holding]:
         """The bytes that the body keeps in memory."""
         for part in self._parts:
-            if isinstance(part, _FlightBody):
+            if isinstance(part, FlightReader):
                 yield from part.flight.holdings()
             else:
                 yield Holding(part.shared, part.size - part.copied)
@@ -178,7 +186,7 @@ class Parts:
                     yield lead + piece if lead else piece
                     lead = b""
             else:
-                async for chunk in part.reader.chunks():
+                async for chunk in part.chunks():
                     yield lead + chunk if lead else chunk
                     lead = b""
                 if lead or not part.flight.size:
@@ -189,8 +197,8 @@ class Parts:
 
     def close(self) -> None:
         for part in self._parts:
-            if isinstance(part, _FlightBody):
-                part.reader.leave()
+            if isinstance(part, FlightReader):
+                part.leave()
         self._parts.clear()
 
 

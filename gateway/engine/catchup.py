@@ -17,9 +17,10 @@ import math
 from collections.abc import Callable
 
 from gateway.aio.clock import Clock
-from gateway.engine.answer import Answer, BodyRun, NamedTail, Parts
+from gateway.engine.answer import Answer, BodyRun, NamedTail
 from gateway.engine.confirming import Confirming
 from gateway.engine.fetch_table import FetchTable
+from gateway.engine.first_read import SMALL_BYTES, FirstRead, is_awaited
 from gateway.engine.patience import Patience
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.response_heads import (
@@ -65,8 +66,10 @@ from gateway.upstream.flight import (
     as_seen_by,
 )
 
-_SMALL_BYTES = 1 << 16
-"""A body up to this size is awaited, so that it is sent whole and with its length."""
+# Enum members are slow to reach in Python 3.11, and every catch-up read passes here.
+_COLLAPSED, _FAILED, _FOLLOWED, _HIT = Outcome.COLLAPSED, Outcome.FAILED, Outcome.FOLLOWED, Outcome.HIT
+_JOINED, _MISS, _REVALIDATED = Outcome.JOINED, Outcome.MISS, Outcome.REVALIDATED
+_STALE_IF_ERROR = Outcome.STALE_IF_ERROR
 
 _FOLLOWER_PATIENCE_S = 1.0
 """How long a follower may lag behind a tail that a HEAD has named before the bytes are fetched."""
@@ -110,23 +113,42 @@ class CatchUp:
             attempt.parts.close()
             raise
 
+    def begin(self, read: Read, stream: Stream) -> FirstRead:
+        """Begin to answer a read of a stream that has been created for it, for which `decide` asks the origin: launch
+        the fetch."""
+        attempt = _Attempt(self, read, stream)
+        attempt.begin(self.fetches.launch(stream, read.start, read.route, read.source))
+        return attempt
+
     async def head(self, read: Read, stream: Stream) -> Answer | None:
         """Answer a HEAD if the tail is known; None if it must be relayed.  Raises like `answer`."""
         return await _Attempt(self, read, stream, NOW).head()
 
 
-class _Attempt:
+class _Attempt(FirstRead):
     """One walk over one incarnation, as a loop over `decide`."""
 
+    __slots__ = (
+        "_clock",
+        "_confirming",
+        "_fetches",
+        "_follow",
+        "_has_joined",
+        "_limit",
+        "_live",
+        "_progress",
+        "_read",
+        "_stored_at",
+    )
+
     def __init__(self, owner: CatchUp, read: Read, stream: Stream, start: str | None = None) -> None:
+        super().__init__(stream)
         self._fetches, self._confirming, self._live = owner.fetches, owner.confirming, owner.live
         self._clock, self._limit, self._follow = owner.clock, owner.max_reply_bytes, owner.follow
         self._read = read
-        self._stream = stream
-        self.parts = Parts()
         route, start = read.route, start or read.start
         self._progress = Progress(
-            start, start, stream.version, route.config.trust_s, read.max_age_s, may_connect=bool(route.heard_s)
+            start, start, stream.version, route.trust_s, read.max_age_s, may_connect=bool(route.heard_s)
         )
         self._stored_at = 0.0
         self._has_joined = False
@@ -135,8 +157,15 @@ class _Attempt:
     def at_once(self) -> Answer | None:
         """The answer, if the tape has it and nothing has to be asked of the origin; None if `run` is needed."""
         self._take_tape()
-        step = decide(self._stream, self._progress, self._clock.now())
+        step = decide(self.stream, self._progress, self._clock.now())
         return self._send(step) if isinstance(step, Send) else None
+
+    async def answer(self) -> Answer:
+        try:
+            return await self._answer_from(self._flight, is_launched=True)
+        except BaseException:
+            self.parts.close()
+            raise
 
     async def run(self) -> Answer:
         """The answer.  Raises like `CatchUp.answer`."""
@@ -144,7 +173,7 @@ class _Attempt:
         while True:
             if progress.start != NOW:
                 self._take_tape()
-            match decide(self._stream, progress, self._clock.now()):
+            match decide(self.stream, progress, self._clock.now()):
                 case Send() as step:
                     return self._send(step)
                 case Wait() as step:
@@ -158,7 +187,7 @@ class _Attempt:
 
     async def head(self) -> Answer | None:
         """The answer to a HEAD; None if it must be relayed."""
-        read, stream, progress = self._read, self._stream, self._progress
+        read, stream, progress = self._read, self.stream, self._progress
         if stream.head_headers is None and known_tail(stream, read.max_age_s, self._clock.now()) is not None:
             await self._fresh(METADATA)
         while True:
@@ -178,13 +207,13 @@ class _Attempt:
         progress, read = self._progress, self._read
         if progress.start == NOW:
             return self._answer_now(step)
-        if step.stale_s is not None and self._fetches.pending(self._stream, step.end) is None:
-            self._fetches.join(self._stream, step.end, read.route, read.source)
-        return self._answer(Outcome.COLLAPSED if self._has_joined else Outcome.HIT, step)
+        if step.stale_s is not None and self._fetches.pending(self.stream, step.end) is None:
+            self._fetches.join(self.stream, step.end, read.route, read.source)
+        return self._answer(_COLLAPSED if self._has_joined else _HIT, step)
 
     async def _wait(self, step: Wait) -> Answer | None:
         """Wait for what a follower brings; None if the read is to go on."""
-        progress, stream, read = self._progress, self._stream, self._read
+        progress, stream, read = self._progress, self.stream, self._read
         if step.awaited is not Awaited.CONNECTION:
             progress.has_waited = True
             return await self._answer_from_follower()
@@ -199,7 +228,7 @@ class _Attempt:
 
     async def _ask(self, step: Ask) -> Answer | None:
         """Ask the origin; None if the read is to go on."""
-        progress, stream, read = self._progress, self._stream, self._read
+        progress, stream, read = self._progress, self.stream, self._read
         match step.question:
             case Question.LIFETIME:
                 progress.is_lifetime_asked = True
@@ -219,7 +248,7 @@ class _Attempt:
 
     async def _fresh(self, start: str) -> Head:
         """What the origin says at `start` now.  Raises Uncacheable."""
-        head = await self._fetches.fresh_head(self._stream, start, self._read.route, self._read.source)
+        head = await self._fetches.fresh_head(self.stream, start, self._read.route, self._read.source)
         if isinstance(head, NotShareable):
             raise Uncacheable(head)
         return head
@@ -229,34 +258,34 @@ class _Attempt:
 
         Returns the answer if the origin's answer settles it: a refusal, or that the walk has reached the tail.
         """
-        progress, head = self._progress, await self._confirming.ask(self._read, self._stream)
+        progress, head = self._progress, await self._confirming.ask(self._read, self.stream)
         self._check()
         progress.is_confirmed = True
         if isinstance(head, NotShareable):
             raise Uncacheable(head)
         if isinstance(head, OriginError) and head.status == 410:
-            return origin_error_answer(self._read.route, head, Outcome.MISS)
+            return origin_error_answer(self._read.route, head, _MISS)
         if isinstance(head, OriginError | GatewayError):
             return self._failed(head)
         if isinstance(head, StreamHead) and head.up_to_date and head.next_offset == progress.at:
-            return self._answer(Outcome.REVALIDATED, Send(progress.at, True, head.is_closed), fwd_status=200)
+            return self._answer(_REVALIDATED, Send(progress.at, True, head.is_closed), fwd_status=200)
         return None
 
     def _check(self) -> None:
         """Raise TailMovedBack if nothing that follows may be joined to what the walk has taken."""
-        if self._stream.ended is not None or is_another(self._stream, self._progress):
+        if self.stream.ended is not None or is_another(self.stream, self._progress):
             raise TailMovedBack
 
     def _take_tape(self) -> None:
         """Add the bytes that the tape holds from here, up to the size bound."""
-        progress, tape, room = self._progress, self._stream.tape, self._limit - self.parts.size
+        progress, tape, room = self._progress, self.stream.tape, self._limit - self.parts.size
         if room <= 0:
             return
         if not tape.knows_after(progress.at):
             progress.at = tape.resolve(progress.at)
             return
         reading = tape.read(progress.at, room)
-        self.parts.add_pieces(reading.pieces, reading.copied, self._stream.shared_bytes())
+        self.parts.add_pieces(reading.pieces, reading.copied, self.stream.shared_bytes())
         progress.at = reading.end
         if reading.size:
             progress.has_bytes = progress.has_held = True
@@ -264,12 +293,12 @@ class _Attempt:
 
     async def _answer_from_follower(self) -> Answer | None:
         """Answer from a followed stream; None if the follower does not bring what is missing."""
-        stream, read = self._stream, self._read
+        stream, read = self.stream, self._read
         topic = self._live.confirmed_at(stream, self._progress.at)
         if topic is None:
             return None
         tail = awaited_tail(stream, self._progress.at, self._clock.now())
-        if tail is not None and (answer := await self._until_brought(topic, tail, Outcome.FOLLOWED)) is not None:
+        if tail is not None and (answer := await self._until_brought(topic, tail, _FOLLOWED)) is not None:
             return answer
         head = await self._fetches.fresh_head(stream, METADATA, read.route, read.source)
         if isinstance(head, GatewayError) or (isinstance(head, OriginError) and head.status >= 500):
@@ -277,7 +306,7 @@ class _Attempt:
             return self._failed(head)
         if not isinstance(head, StreamHead):
             return None
-        answer = await self._until_brought(topic, head.next_offset, Outcome.REVALIDATED, is_asked=True)
+        answer = await self._until_brought(topic, head.next_offset, _REVALIDATED, is_asked=True)
         if answer is None:
             # The follower does not bring existing bytes, so its live request has stalled: restart it.
             self._live.revalidate(stream)
@@ -288,7 +317,7 @@ class _Attempt:
     ) -> Answer | None:
         """The answer once the follower has brought everything before `tail`; None if that takes too long.  `is_asked`
         says that the origin has named the tail to this read, and that a write named it if not."""
-        stream, progress, deadline = self._stream, self._progress, self._clock.now() + _FOLLOWER_PATIENCE_S
+        stream, progress, deadline = self.stream, self._progress, self._clock.now() + _FOLLOWER_PATIENCE_S
         while True:
             self._check()
             self._take_tape()
@@ -300,7 +329,7 @@ class _Attempt:
                 return self._answer(outcome, Send(at, is_named or topic.is_current(at), is_closed))
             if may_end(stream, progress):
                 return self._answer(outcome, Send(at, is_closed, is_closed))
-            outcome = Outcome.FOLLOWED
+            outcome = _FOLLOWED
             left = deadline - self._clock.now()
             if left <= 0 or not await topic.changed.wait_within(self._clock, left):
                 return None
@@ -310,7 +339,7 @@ class _Attempt:
 
         None if a flight already in the air advanced the walk or ended; the walk then continues.
         """
-        stream, read, progress = self._stream, self._read, self._progress
+        stream, read, progress = self.stream, self._read, self._progress
         flight = self._fetches.pending(stream, progress.at)
         if flight is not None and flight.is_sent:
             flight.watch()
@@ -339,37 +368,38 @@ class _Attempt:
 
     async def _answer_from(self, flight: Flight, is_launched: bool) -> Answer:
         """The answer that ends with the flight's bytes."""
-        while (head := flight.head) is None:
+        while is_awaited(flight):
             await flight.changed.wait()
-        head = as_seen_by(head, self._read.source.headers)
-        if isinstance(head, StreamHead) and flight.expected is not None and flight.expected <= _SMALL_BYTES:
-            while not flight.is_over:
-                await flight.changed.wait()
-            head = flight.error or head
+        head = flight.head
+        assert head is not None
+        if not isinstance(head, StreamHead):
+            head = as_seen_by(head, self._read.source.headers)
+        elif flight.error is not None and flight.expected is not None and flight.expected <= SMALL_BYTES:
+            head = flight.error
         if isinstance(head, NotShareable):
             raise Uncacheable(head)
         if isinstance(head, StreamHead | Beyond):
             self._check()
         if isinstance(head, Beyond):
             self.parts.drop_last()
-            outcome = Outcome.MISS if is_launched else Outcome.COLLAPSED
+            outcome = _MISS if is_launched else _COLLAPSED
             return self._answer(outcome, Send(head.tail, head.up_to_date, head.is_closed), fwd_status=200)
         if not isinstance(head, StreamHead):
             self.parts.drop_last()
             return self._failed(head)
         at = self._progress.at
-        if at != self._read.start or self._stream.tape.tail == at:
-            outcome = Outcome.REVALIDATED if head.next_offset == at else Outcome.JOINED
+        if at != self._read.start or self.stream.tape.tail == at:
+            outcome = _REVALIDATED if head.next_offset == at else _JOINED
         else:
-            outcome = Outcome.MISS if is_launched else Outcome.COLLAPSED
+            outcome = _MISS if is_launched else _COLLAPSED
         is_stored = flight.is_kept and not flight.is_passing
         found = Send(head.next_offset, head.up_to_date, head.is_closed)
         return self._answer(outcome, found, fwd_status=200, stored=is_stored)
 
     def _answer_now(self, step: Send) -> Answer:
         """The tail as memory knows it (section 6, `offset=now`)."""
-        read, stream, tail = self._read, self._stream, step.end
-        answer = now_answer(read, stream, tail, Outcome.HIT, is_closed=step.is_closed)
+        read, stream, tail = self._read, self.stream, step.end
+        answer = now_answer(read, stream, tail, _HIT, is_closed=step.is_closed)
         if read.max_age_s is None:
             run = BodyRun(stream, tail, tail, self._progress.version.edition)
             self._allow_repeat(answer, run, is_tail=not step.is_closed)
@@ -381,11 +411,11 @@ class _Attempt:
         if not isinstance(head, StreamHead):
             return self._failed(head)
         tail, is_closed = head.next_offset, head.is_closed
-        return now_answer(self._read, self._stream, tail, Outcome.MISS, is_closed=is_closed, fwd_status=200)
+        return now_answer(self._read, self.stream, tail, _MISS, is_closed=is_closed, fwd_status=200)
 
     def _failed(self, head: Head) -> Answer:
         """The answer after a fetch has failed."""
-        stream, read = self._stream, self._read
+        stream, read = self.stream, self._read
         if isinstance(head, TailMovedBack):
             raise head.anew()
         if self._progress.at != read.start and isinstance(head, OriginError) and head.status == 410:
@@ -395,11 +425,11 @@ class _Attempt:
                 raise Uncacheable(REFUSED_TO_ANOTHER)
             raise TailMovedBack
         if isinstance(head, OriginError) and head.status < 500:
-            return origin_error_answer(read.route, head, Outcome.MISS)
+            return origin_error_answer(read.route, head, _MISS)
         if (answer := self._answer_held()) is not None:
             return answer
         if isinstance(head, OriginError):
-            return origin_error_answer(read.route, head, Outcome.FAILED)
+            return origin_error_answer(read.route, head, _FAILED)
         assert isinstance(head, GatewayError)
         raise head.anew()
 
@@ -413,41 +443,41 @@ class _Attempt:
     def _answer_held(self) -> Answer | None:
         """The bytes of the walk, if they may be given although the origin does not answer."""
         self._progress.failed_at = self._clock.wall()
-        step = decide(self._stream, self._progress, self._clock.now())
+        step = decide(self.stream, self._progress, self._clock.now())
         # Send the immutable bytes without a statement about the tail: the reader continues from their end.
-        return self._answer(Outcome.STALE_IF_ERROR, step) if isinstance(step, Send) else None
+        return self._answer(_STALE_IF_ERROR, step) if isinstance(step, Send) else None
 
     def _answer(self, outcome: Outcome, step: Send, *, fwd_status: int | None = None, stored: bool = False) -> Answer:
-        read, stream, seen = self._read, self._stream, self._stream.sighting
+        read, stream, seen = self._read, self.stream, self.stream.sighting
         end, up_to_date, is_closed, stale_s = step
         # Nothing comes after the end of a closed stream, whatever named it.
         up_to_date |= is_closed
         is_tail = up_to_date and not is_closed
         age_s: float | None = None
-        if outcome is Outcome.HIT and (is_tail or stale_s is not None):
+        if outcome is _HIT and (is_tail or stale_s is not None):
             # A followed tail is as old as the answer; a repeated one is as old as the origin's statement.
             age_s = None if seen is None or stream.is_followed else self._clock.now() - seen.seen_at
-        elif outcome in (Outcome.HIT, Outcome.STALE_IF_ERROR) and self._stored_at:
+        elif outcome in (_HIT, _STALE_IF_ERROR) and self._stored_at:
             # Bytes are as old as the latest answer of the origin that showed it to have them (RFC 9111 §4.2.3).
             since = stream.confirmed_at(read.start)
             age_s = self._clock.now() - (since if since > -math.inf else self._stored_at)
         run = BodyRun(stream, read.start, end, self._progress.version.edition)
-        said = Said(outcome, up_to_date, is_closed, age_s, fwd_status=fwd_status, stored=stored, stale_s=stale_s)
+        said = Said(outcome, up_to_date, is_closed, age_s, None, fwd_status, stored, stale_s)
         headers = stream_headers(read, run, self._tag_size if stream.tape.has_lost_start else 0, said)
         if read.if_none_match is not None and is_not_modified(read, headers):
             self.parts.close()
             answer = Answer(304, not_modified(headers), outcome, run=run)
         else:
             answer = Answer(200, headers, outcome, self.parts, stream.tape.is_json, run=run)
-        if outcome is Outcome.HIT and stale_s is None and read.max_age_s is None:
+        if outcome is _HIT and stale_s is None and read.max_age_s is None:
             self._allow_repeat(answer, run, is_tail=is_tail)
         return answer
 
     @property
     def _tag_size(self) -> int | str:
-        return self.parts.tag_size(self._stream.tape.is_json)
+        return self.parts.tag_size(self.stream.tape.is_json)
 
     def _allow_repeat(self, answer: Answer, run: BodyRun, *, is_tail: bool) -> None:
         """Let the answer be repeated; an answer that states the tail of an open stream only until the tail may move."""
-        answer.stream, answer.run = self._stream, run
-        answer.tail = NamedTail(run.end, self._stream.version) if is_tail else None
+        answer.stream, answer.run = self.stream, run
+        answer.tail = NamedTail(run.end, self.stream.version) if is_tail else None

@@ -274,7 +274,7 @@ class ReplyRecorder:
         tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
         if up_to_date:
             stream.read_up_to_tail(facts.version, offset)
-        if route.config.credentials == "shared":
+        if route.is_shared:
             stream.was_found_by(fetch.source.asker)
         if manner.varies_by_origin:
             route.notice(Ground.ORIGIN, headers)
@@ -370,7 +370,8 @@ def _record_tail(fetch: SentFetch, learned: Learned) -> str | None:
 
 def is_overtaken(stream: Stream, flight: Flight) -> bool:
     """Whether the stream's bytes were forgotten after the flight was sent, so that it may carry those very bytes."""
-    return not flight.version.same_incarnation_as(stream.version)
+    seen, now = flight.version, stream.version
+    return seen is not now and not seen.same_incarnation_as(now)
 
 
 def is_outdated(stream: Stream, flight: Flight) -> bool:
@@ -405,6 +406,6 @@ async def read_error(reply: Reply, route: Route, source: Source) -> OriginError:
         except UpstreamBroken:
             body = b""
     # Under the other policies all readers that share a fetch have the same credentials.
-    is_personal = route.config.credentials == "shared" and reply.status in _ALL_PERSONAL
+    is_personal = route.is_shared and reply.status in _ALL_PERSONAL
     varies = route.varies_by_origin(reply.headers)
     return OriginError(reply.status, headers, body, source.headers if is_personal else None, varies)

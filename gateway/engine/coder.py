@@ -103,7 +103,7 @@ class _Job(NamedTuple):
     coding: Coding
 
 
-class _Wanted(NamedTuple):
+class Wanted(NamedTuple):
     """A run to be coded, with its bytes and their number."""
 
     job: _Job
@@ -167,9 +167,11 @@ class Coder:
 
     async def code(self, read: Read, answer: Answer) -> Answer:
         """Apply the coding that the reader prefers, if any; returns the same object, and `close` is still owed."""
-        wanted = self._wanted(read, answer)
-        if wanted is None:
-            return answer
+        wanted = self.wanted(read, answer)
+        return answer if wanted is None else await self.coded(read, answer, wanted)
+
+    async def coded(self, read: Read, answer: Answer, wanted: Wanted) -> Answer:
+        """The same for an answer of which this is `wanted`."""
         data = await self._make(wanted, read.route.levels[wanted.job.coding])
         if self._find(wanted.job) is None:
             # Plain only for now, or coded bytes that are not kept: the answer must not be remembered either.
@@ -178,12 +180,12 @@ class Coder:
 
     def code_now(self, read: Read, answer: Answer) -> Answer:
         """The same without waiting: a body that would need the thread is sent plain."""
-        wanted = self._wanted(read, answer)
+        wanted = self.wanted(read, answer)
         if wanted is None or wanted.size > INLINE_BYTES:
             return answer
         return self._in_coding(answer, wanted, self._make_here(wanted, read.route.levels[wanted.job.coding]))
 
-    def _wanted(self, read: Read, answer: Answer) -> _Wanted | None:
+    def wanted(self, read: Read, answer: Answer) -> Wanted | None:
         """The run to code for the answer; None if the answer is final, coded or not."""
         if not read.route.codings or "ETag" not in answer.headers or "Content-Encoding" in answer.headers:
             return None
@@ -208,7 +210,7 @@ class Coder:
         size = sum(map(len, pieces))
         if size < self._min_bytes and read.accepted.accepts_identity:
             return None
-        wanted = _Wanted(_Job(run, coding), pieces, size)
+        wanted = Wanted(_Job(run, coding), pieces, size)
         kept = self._find(wanted.job)
         if kept is None:
             return wanted
@@ -228,7 +230,7 @@ class Coder:
 
     # -- making
 
-    async def _make(self, wanted: _Wanted, level: int) -> bytes | None:
+    async def _make(self, wanted: Wanted, level: int) -> bytes | None:
         """Code the run, or wait for the job that does; None to send it plain."""
         job, pieces, size = wanted
         making = self._making.get(job)
@@ -246,7 +248,7 @@ class Coder:
         data: bytes | None = making.result()
         return data
 
-    def _make_here(self, wanted: _Wanted, level: int) -> bytes | None:
+    def _make_here(self, wanted: Wanted, level: int) -> bytes | None:
         job, pieces, size = wanted
         try:
             data = _coded(CODERS[job.coding], level, pieces)
@@ -325,7 +327,7 @@ class Coder:
             del self._kept[stream]
         return True
 
-    def _in_coding(self, answer: Answer, wanted: _Wanted, data: bytes | None) -> Answer:
+    def _in_coding(self, answer: Answer, wanted: Wanted, data: bytes | None) -> Answer:
         """Replace the answer's body by `data`, unless that is None."""
         coding, kept = wanted.job.coding, self._find(wanted.job)
         if data is not None and answer.parts is not None:
@@ -346,10 +348,12 @@ class Coder:
 
     def forget(self, stream: Stream) -> None:
         """Drop everything derived from the stream's bytes; running jobs still answer their waiters."""
-        for slot in list(self._kept.get(stream, ())):
-            self._drop(stream, slot)
-        for job in [job for job in self._making if job.run.stream is stream]:
-            del self._making[job]
+        if stream in self._kept:
+            for slot in list(self._kept[stream]):
+                self._drop(stream, slot)
+        if self._making:
+            for job in [job for job in self._making if job.run.stream is stream]:
+                del self._making[job]
 
     def close(self) -> None:
         """End the thread; queued jobs are cancelled."""

@@ -41,7 +41,7 @@ class Confirming:
         Bytes that the origin does not have are forgotten.  Raises TailMovedBack if those of the read are gone.
         """
         fetches, route, source, start = self._fetches, read.route, read.source, stream.tape.resolve(read.start)
-        due = stream.confirmed_before(self._clock.now(), route.config.trust_s, read.max_age_s)
+        due = stream.confirmed_before(self._clock.now(), route.trust_s, read.max_age_s)
         is_refused = False
         while True:
             await fetches.join_earlier(stream, CONFIRMATION, route, source.client)

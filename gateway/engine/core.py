@@ -20,6 +20,7 @@ from gateway.engine.coder import Coder
 from gateway.engine.cold_read_limit import ColdReadLimit
 from gateway.engine.confirming import Confirming
 from gateway.engine.fetch_table import FetchTable
+from gateway.engine.first_read import FirstRead
 from gateway.engine.hit_for_miss import ANY_LIVE, HEAD
 from gateway.engine.incarnations import Incarnations, is_kept, is_known_kept
 from gateway.engine.live_read import LiveReads
@@ -164,10 +165,23 @@ class Engine:
     def __repr__(self) -> str:
         return f"<Engine {self.store!r} {self.fetches!r} {self.live!r}>"
 
-    async def catch_up(self, read: Read) -> Answer:
-        """Answer a catch-up read; the caller must call `Answer.close`.  Raises Uncacheable or a GatewayError."""
-        asked = _without_codings(read)
-        return await self._coded(read, await self._incarnations.run(asked, self._catch_up.answer))
+    async def catch_up(self, read: Read, first: FirstRead | None = None) -> Answer:
+        """Answer a catch-up read, which may have begun as `first`; the caller must call `Answer.close`.  Raises
+        Uncacheable or a GatewayError."""
+        asked = read if read.if_none_match is None else _without_codings(read)
+        answer = await self._incarnations.run(asked, self._catch_up.answer, first)
+        try:
+            wanted = self.coder.wanted(read, answer)
+            return answer if wanted is None else await self.coder.coded(read, answer, wanted)
+        except BaseException:
+            answer.close()
+            raise
+
+    def begin_catch_up(self, read: Read) -> FirstRead | None:
+        """Begin a catch-up read of a stream of which nothing is in memory; None for other reads.  Raises a
+        GatewayError."""
+        asked = read if read.if_none_match is None else _without_codings(read)
+        return self._incarnations.begin(asked, self._catch_up.begin)
 
     def knows(self, read: Read) -> bool:
         """Whether anything in memory may answer or refuse a HEAD.  If not, it has to be relayed, which is counted."""

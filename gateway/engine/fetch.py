@@ -60,6 +60,7 @@ from gateway.protocol.sharing import Ground
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.metrics import MetricsRecorder
+from gateway.telemetry.tracing import NO_FLIGHT
 from gateway.upstream.asking import PendingRequest, Upstream
 from gateway.upstream.call import OriginCall, Source
 from gateway.upstream.flight import CONFIRMATION, METADATA, Flight, NotShareable, OriginError, StreamHead
@@ -67,6 +68,9 @@ from gateway.upstream.incoming import HIGH_WATER_BYTES
 from gateway.upstream.reply import Reply
 
 _log = logging.getLogger("gateway.engine.fetch")
+
+# Enum members are slow to reach in Python 3.11, and every fetch passes here.
+_CATCHUP, _HEAD = Mode.CATCHUP, Mode.HEAD
 
 _RETRY_DELAY_S: Final = (0.05, 0.15)
 _RETRIED: Final = frozenset({502, 503, 504})
@@ -121,8 +125,8 @@ class Fetch:
         self.flight = flight
         self.route = route
         self.source = source
-        self.mode = Mode.HEAD if flight.start == METADATA else Mode.CATCHUP
-        self._attempts_left = route.config.retry_attempts
+        self.mode = _HEAD if flight.start == METADATA else _CATCHUP
+        self._attempts_left = route.retry_attempts
         self._first_error: GatewayError | None = None
         """Why the latest request failed that was repeated."""
         self._pending: PendingRequest | None = None
@@ -154,7 +158,8 @@ class Fetch:
     def _begin(self) -> None:
         if self._is_over:
             return
-        self.flight.span.enter()
+        if self.flight.span is not NO_FLIGHT:
+            self.flight.span.enter()
         self._context = copy_context()
         is_of_bytes = self.flight.key not in (METADATA, NOW, CONFIRMATION)
         if is_of_bytes and self._pause_s() > 0:
@@ -285,7 +290,7 @@ class Fetch:
 
     def _count_failure(self, error: GatewayError) -> None:
         if not isinstance(error, CircuitOpen | UpstreamCongested):
-            self._work.metrics.upstream_failure(self.mode, type(error).__name__, self.route.config.name)
+            self._work.metrics.upstream_failure(self.mode, type(error).__name__, self.route.name)
 
     @property
     def _is_last(self) -> bool:
@@ -304,7 +309,7 @@ class Fetch:
         self._first_error = error
         self._attempts_left -= 1
         route.retries.retry()
-        self._work.metrics.retry(route.config.name)
+        self._work.metrics.retry(route.name)
         self._go_on(self._send_again())
 
     async def _take(self, reply: Reply) -> None:
@@ -334,11 +339,16 @@ class Fetch:
         Raises TailMovedBack if it belongs to another stream, or another GatewayError.
         """
         work, stream, flight, route = self._work, self.stream, self.flight, self.route
-        work.metrics.upstream_head(self.mode, reply.status, work.clock.now() - self.asked_at, route.config.name)
+        work.metrics.upstream_head(self.mode, reply.status, work.clock.now() - self.asked_at, route.name)
         route.heard()
         if reply.status in _RETRIED and not self._is_last and "Retry-After" not in reply.headers:
             return False
-        meaning = await self._meaning(reply)
+        meaning: Learned | Personal | NotShareable | OriginError
+        learned = classify(flight.start, reply, route, self.facts, work.clock.wall())
+        if type(learned) is Learned and not learned.is_beyond:
+            meaning = learned
+        else:
+            meaning = await self._meaning(learned, reply)
         if isinstance(meaning, OriginError):
             await self._refused(meaning)
         elif isinstance(meaning, Learned):
@@ -360,23 +370,28 @@ class Fetch:
         elif flight.key == CONFIRMATION:
             self._carry_out(await work.bodies.compare(self, head, reply))
         else:
-            await work.bodies.store(self, head, reply)
+            if not reply.has_arrived:
+                await work.bodies.store(self, head, reply)
+            else:
+                if not work.bodies.take(self, head, reply):
+                    await work.bodies.inflow.renewed()
+                work.bodies.keep(self, head, reply)
             if flight.key != NOW:
                 is_up_to_date = head.up_to_date or head.is_closed
                 work.pace.ended(stream, flight.size, work.clock.now(), is_up_to_date=is_up_to_date)
         return True
 
-    async def _meaning(self, reply: Reply) -> Learned | Personal | NotShareable | OriginError:
-        """Classify the reply, and read what its meaning needs of the body.  Raises UpstreamBroken if the protocol does
-        not allow the reply."""
+    async def _meaning(
+        self, learned: Learned | Personal | NotShareable | SharedRefusal, reply: Reply
+    ) -> Learned | Personal | NotShareable | OriginError:
+        """Read what the meaning of a classified reply needs of its body."""
         work, flight, route = self._work, self.flight, self.route
-        learned = classify(flight.start, reply, route, self.facts, work.clock.wall())
         match learned:
             case SharedRefusal():
                 if route.varies_by_origin(reply.headers):
                     work.store.vary_by_origin(self.stream)
                 error = await read_error(reply, route, self.source)
-                work.metrics.upstream_bytes(len(error.body), self.mode, route.config.name)
+                work.metrics.upstream_bytes(len(error.body), self.mode, route.name)
                 flight.fetched += len(error.body)
                 return error
             case Learned(is_beyond=True) if not await is_empty(reply):
@@ -415,7 +430,7 @@ class Fetch:
 
     async def _accepts_requests(self) -> bool:
         """Whether the origin accepts the source's requests at all, so that a refusal must concern the offset."""
-        work, source, route = self._work, self.source, self.route.config.name
+        work, source, route = self._work, self.source, self.route.name
         for method, mode, offset in (("HEAD", Mode.HEAD, None), ("GET", Mode.CATCHUP, START)):
             asked_at = work.clock.now()
             call = OriginCall(method, source.url(offset), source.headers, source.bounds, client=self.flight.askers)
@@ -427,5 +442,5 @@ class Fetch:
         return False
 
     def _count_sent(self, mode: Mode) -> None:
-        self._work.metrics.upstream_request(mode, self.route.config.name)
+        self._work.metrics.upstream_request(mode, self.route.name)
         self.flight.requests += 1

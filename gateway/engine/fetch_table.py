@@ -34,7 +34,7 @@ from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import NO_ACCESS_LOG, RecordedStream, note_fetch
 from gateway.telemetry.surroundings import Surroundings
-from gateway.telemetry.tracing import NO_FLIGHT
+from gateway.telemetry.tracing import NO_FLIGHT, NO_TRACER
 from gateway.upstream.asking import Upstream
 from gateway.upstream.call import Source
 from gateway.upstream.collapse import Collapse, FetchEnd, Follow, Lead
@@ -126,26 +126,31 @@ class FetchTable:
 
         If a flight has been sent and is not over, call `join_earlier` first; this call launches its replacement.
         """
-        joined = self._flights.join(
-            (stream, key or start), source.client, lambda: Flight(start, self.keep_bytes, source.client, key)
-        )
-        flight = joined.fetch
-        if isinstance(joined, Follow):
-            flight.span.joined()
-            note_fetch(flight, leads=False)
-            return joined
+        flight = self._flights.unsent((stream, key or start), source.client)
+        if flight is None:
+            return Lead(self.launch(stream, start, route, source, key))
+        flight.span.joined()
+        note_fetch(flight, leads=False)
+        return Follow(flight)
+
+    def launch(self, stream: Stream, start: str, route: Route, source: Source, key: str | None = None) -> Flight:
+        """Launch a flight, which no other of its key waits to be sent with."""
+        flight = Flight(start, self.keep_bytes, source.client, key)
+        self._flights.add((stream, flight.key), flight)
         flight.inflow = self.inflow
         flight.version = stream.version
         flight.is_passing = self._store.is_not_stored(stream)
-        flight.span = self._tracer.flight(_KINDS.get(flight.key, "bytes"))
-        note_fetch(flight, leads=True)
+        if self._tracer is not NO_TRACER:
+            flight.span = self._tracer.flight(_KINDS.get(flight.key, "bytes"))
+        if self._access_log is not NO_ACCESS_LOG:
+            note_fetch(flight, leads=True)
         stream.hold()
         route.retries.request()
         fetch = Fetch(self._work, stream, flight, route, source)
         flight.on_unused = fetch.cancel
         self._under_way.add(fetch)
         fetch.launch()
-        return joined
+        return flight
 
     def close(self) -> None:
         """Give up all fetches, and begin no more requests."""

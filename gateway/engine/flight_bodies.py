@@ -43,6 +43,9 @@ from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.flight import Flight, StreamHead
 from gateway.upstream.reply import Reply
 
+# Enum members are slow to reach in Python 3.11, and every fetch passes here.
+_CATCHUP: Final = Mode.CATCHUP
+
 MOST_COMPARED: Final = 1 << 16
 """Bytes compared.  A reply with at most as many more is read to its end, so that its connection can be kept."""
 MOST_COUNTED: Final = 1 << 20
@@ -178,18 +181,20 @@ def take_whole(stream: Stream, flight: Flight, head: StreamHead, reply: Reply) -
     """
     is_json = stream.tape.is_json
     flight.announce(head, reply.content_length, is_verbatim=not is_json)
-    pieces: list[bytes] = []
-    while piece := reply.take():
-        pieces.append(piece)
-    body = b"".join(pieces)
-    unwrapper = ArrayUnwrapper() if is_json else None
-    try:
-        for inner in (body,) if unwrapper is None else (unwrapper.feed(body), unwrapper.finish()):
-            if inner:
-                stream.tape.check(flight.start, head.next_offset, has_bytes=True)
-                flight.add(inner)
-    except NotAnArray as error:
-        raise UpstreamBroken from error
+    # All of it, because it has arrived.
+    body = reply.take() or b""
+    if is_json:
+        unwrapper = ArrayUnwrapper()
+        try:
+            inners: tuple[bytes, ...] = (unwrapper.feed(body), unwrapper.finish())
+        except NotAnArray as error:
+            raise UpstreamBroken from error
+    else:
+        inners = (body,)
+    for inner in inners:
+        if inner:
+            stream.tape.check(flight.start, head.next_offset, has_bytes=True)
+            flight.add(inner)
     return len(body)
 
 
@@ -219,7 +224,7 @@ async def receive(
         """Others wait for the connection: read on as long as the cache has room for the body, or give up."""
         flight.spools = flight.charged_bytes > 0 and arriving.has_room
         flight.must_go = not flight.spools
-        flight.room.fire()
+        flight.go_on()
 
     reply.on_reclaim = make_way
     flight.announce(head, reply.content_length, is_verbatim=not is_json)
@@ -278,14 +283,14 @@ class FlightBodies:
         Returns the effect on the stream's live readers.  Raises UpstreamBroken, TailMovedBack or another GatewayError.
         """
         stream, flight, route = fetch.stream, fetch.flight, fetch.route
-        reusable_s, name = stream.reusable_s(route.config.trust_s), route.config.name
+        reusable_s, name = stream.reusable_s(route.trust_s), route.name
         confirmed_at = fetch.asked_at - _counted_age(reply, reusable_s)
         comparison = Comparison(stream.tape, flight.start, head.next_offset, reply.content_length)
         flight.announce(head)
         is_short = (reply.content_length or 0) <= 2 * MOST_COMPARED
         try:
             async for chunk in reply.chunks():
-                self._metrics.upstream_bytes(len(chunk), Mode.CATCHUP, name)
+                self._metrics.upstream_bytes(len(chunk), _CATCHUP, name)
                 flight.fetched += len(chunk)
                 comparison.feed(chunk)
                 if comparison.is_over and (not is_short or flight.fetched > 2 * MOST_COMPARED):
@@ -310,24 +315,30 @@ class FlightBodies:
         return effect
 
     async def store(self, fetch: SentFetch, head: StreamHead, reply: Reply) -> None:
-        """Announce the head of the reply, store its body, and land the flight.  Raises like `compare`."""
-        stream, flight, route = fetch.stream, fetch.flight, fetch.route
-        name = route.config.name
-        if reply.has_arrived:
-            size = take_whole(stream, flight, head, reply)
-            self._metrics.upstream_bytes(size, Mode.CATCHUP, name)
+        """Announce the head of the reply, store its body as it arrives, and land the flight.  Raises like `compare`."""
+        flight, name = fetch.flight, fetch.route.name
+
+        def received(size: int) -> None:
+            self._metrics.upstream_bytes(size, _CATCHUP, name)
             flight.fetched += size
-            if size and not self.inflow.take(size):
-                await self.inflow.renewed()
-        else:
 
-            def received(size: int) -> None:
-                self._metrics.upstream_bytes(size, Mode.CATCHUP, name)
-                flight.fetched += size
+        await receive(fetch.stream, flight, head, reply, self._store, self.inflow, received)
+        if not flight.is_over:
+            self.keep(fetch, head, reply)
 
-            await receive(stream, flight, head, reply, self._store, self.inflow, received)
-            if flight.is_over:
-                return
+    # -- a body that has arrived
+
+    def take(self, fetch: SentFetch, head: StreamHead, reply: Reply) -> bool:
+        """Announce the head, and take the body, which has arrived; returns False if `keep` is to wait until more bytes
+        may be added to memory."""
+        size = take_whole(fetch.stream, fetch.flight, head, reply)
+        self._metrics.upstream_bytes(size, _CATCHUP, fetch.route.name)
+        fetch.flight.fetched += size
+        return not size or self.inflow.take(size)
+
+    def keep(self, fetch: SentFetch, head: StreamHead, reply: Reply) -> None:
+        """Store the body that the flight has taken, and land the flight."""
+        stream, flight, route = fetch.stream, fetch.flight, fetch.route
         start, end = flight.start, head.next_offset
         if start == NOW:
             if flight.size:
@@ -342,7 +353,7 @@ class FlightBodies:
                     # Another fetch has brought the beginning, which the origin may have trimmed in between.
                     tape.has_lost_start = True
                 self._store.store(stream, start, end, flight.kept, self._clock.now())
-                age_s = _counted_age(reply, stream.reusable_s(route.config.trust_s))
+                age_s = _counted_age(reply, stream.reusable_s(route.trust_s))
                 stream.confirm(start, fetch.asked_at - age_s)
                 if tape.knows_after(start):
                     flight.shared = stream.shared_bytes()
@@ -352,4 +363,5 @@ class FlightBodies:
 def _counted_age(reply: Reply, reusable_s: float) -> float:
     """By how many seconds earlier a reply counts for the time it has spent in caches, so that it may still be reused
     for a moment."""
-    return max(0.0, min(age_from_headers(reply.headers), reusable_s - LEAST_GAP_S))
+    age_s = age_from_headers(reply.headers)
+    return max(0.0, min(age_s, reusable_s - LEAST_GAP_S)) if age_s else 0.0

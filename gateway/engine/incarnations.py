@@ -8,16 +8,19 @@ from typing import Protocol, TypeVar
 from gateway.aio.clock import Clock
 from gateway.engine.answer import Answer
 from gateway.engine.cold_read_limit import ColdReadLimit
+from gateway.engine.first_read import FirstRead
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.read import MOST_CHANGES, Read, Uncacheable
 from gateway.engine.response_heads import origin_error_answer
 from gateway.errors import TailMovedBack
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.offsets import START
+from gateway.protocol.offsets import NOW, START
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.upstream.flight import CHANGES_TOO_FAST, METADATA, VARIES_BY_ORIGIN, OriginError
+
+_HIT = Outcome.HIT
 
 
 class Closing(Protocol):
@@ -65,27 +68,56 @@ class Incarnations:
         self._live = live
         self._clock = clock
 
-    async def run(self, read: Read, work: Callable[[Read, Stream], Awaitable[T]]) -> T | Answer:
-        """The result of `work` on the read's stream, or the remembered error of an absent stream.  Raises Uncacheable
-        or a GatewayError."""
-        if (absence := self._absence(read)) is not None:
+    def begin(self, read: Read, work: Callable[[Read, Stream], FirstRead]) -> FirstRead | None:
+        """Begin `work` on the read's stream if nothing of it is in memory, and nothing else is known that could decide
+        the answer; else None.  Raises TooManyAbsent or TooManyRequests."""
+        if read.start == NOW or read.web_origin is not None or self._store.find(read.key) is not None:
+            return None
+        unshared = read.route.unshared
+        if self._absence(read) is not None or (unshared.may_have_any and unshared.reason(read.key, read.shape)):
+            return None
+        self._cold_read_limit.admit(read.route, read.source.client)
+        stream = self._store.create(read.key, self._clock.now())
+        stream.hold()
+        try:
+            return work(read, stream)
+        except BaseException:
+            self._store.release(stream)
+            raise
+
+    async def run(
+        self, read: Read, work: Callable[[Read, Stream], Awaitable[T]], first: FirstRead | None = None
+    ) -> T | Answer:
+        """The result of `work` on the read's stream, or the remembered error of an absent stream.  A read that has
+        begun as `first` goes on with that.  Raises Uncacheable or a GatewayError."""
+        if first is None and (absence := self._absence(read)) is not None:
             if read.web_origin is not None and (absence.varies_by_origin or not read.is_origin_met(absence.headers)):
                 raise Uncacheable(VARIES_BY_ORIGIN)
             return origin_error_answer(read.route, absence, Outcome.HIT)
         # Clients that create and delete the stream in turns cause as many incarnations as they like.
         left = MOST_CHANGES
         while left:
-            stream = self.open(read)
-            stream.hold()
+            if first is None:
+                stream = self.open(read)
+                stream.hold()
+            else:
+                stream = first.stream
             try:
                 if read.web_origin is not None and is_known_kept(read, stream):
                     raise Uncacheable(VARIES_BY_ORIGIN)
-                found = await work(read, stream)
+                found: T | Answer
+                if first is None:
+                    found = await work(read, stream)
+                else:
+                    going, first = first, None
+                    found = await going.answer()
                 if read.web_origin is not None and is_kept(read, stream, found):
                     # A reply that came meanwhile has shown it.
                     found.close()
                     raise Uncacheable(VARIES_BY_ORIGIN)
-                stream.count_reads(1, isinstance(found, Answer) and found.outcome is Outcome.HIT)
+                stream.reads += 1
+                if isinstance(found, Answer) and found.outcome is _HIT:
+                    stream.hits += 1
                 return found
             except TailMovedBack:
                 # A purge says nothing about the stream, and operators may purge as often as they like.

@@ -99,7 +99,7 @@ class LiveReads:
     def progress(self, read: Read, stream: Stream, at: str) -> Progress:
         """The progress of a live read that has come to `at`."""
         return Progress(
-            read.start, at, stream.version, read.route.config.trust_s, read.max_age_s, True, is_lifetime_asked=True
+            read.start, at, stream.version, read.route.trust_s, read.max_age_s, True, is_lifetime_asked=True
         )
 
     def may_give_held(self, read: Read, stream: Stream) -> bool:
@@ -234,12 +234,12 @@ class LiveReads:
             and (topic := self.live.find(stream)) is not None
             and topic.is_confirmed
             and (topic.is_current(at := tape.resolve(start)) or self._has_little_after(read, stream, at))
-            and stream.is_trusted(self.clock.now(), read.route.config.trust_s)
+            and stream.is_trusted(self.clock.now(), read.route.trust_s)
         )
 
     def _has_little_after(self, read: Read, stream: Stream, at: str) -> bool:
         tape = stream.tape
-        trust_s, now = read.route.config.trust_s, self.clock.now()
+        trust_s, now = read.route.trust_s, self.clock.now()
         if not tape.knows_after(at) or stream.is_confirmation_due(read.start, now, trust_s, read.max_age_s):
             return False
         return tape.read(at, self.max_reply_bytes).size <= _LITTLE_BYTES

@@ -190,7 +190,8 @@ class NegativeCache:
 
     def may_ask(self, route: Route, client: str = UNKNOWN) -> bool:
         """Whether the route's origin may be asked for a stream that is not in memory, for the net `client`."""
-        bucket = self._bucket(route)
+        # Without a bucket, the origin has had no stream refused lately.
+        bucket = self._buckets.get((route.authority, route.absent_per_s))
         return bucket is None or bucket.may_ask(self._accounts.find(client), self._now())
 
     def forget(self, group: Group) -> None:
@@ -203,7 +204,7 @@ class NegativeCache:
                 self._remembered.pop((key, offset), None)
 
     def _bucket(self, route: Route) -> _Bucket | None:
-        per_s = route.config.absent_per_s
+        per_s = route.absent_per_s
         if not per_s:
             return None
         # Routes to one origin may have different rates.

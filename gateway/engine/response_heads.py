@@ -61,7 +61,7 @@ def _cache_control(read: Read, stream: Stream, at_tail: bool) -> str:
     if ttl_s is not None and ttl_s < _IMMUTABLE_S + _STALE_WHILE_REVALIDATE_S:
         return f"{scope}, max-age={min(_IMMUTABLE_S, ttl_s)}"
     # Bytes are given for up to `trust_s` after they were confirmed, and caches behind must be able to use them then.
-    fresh_s = max(_IMMUTABLE_S, math.ceil(read.route.config.trust_s))
+    fresh_s = max(_IMMUTABLE_S, math.ceil(read.route.trust_s))
     return f"{scope}, max-age={fresh_s}, stale-while-revalidate={_STALE_WHILE_REVALIDATE_S}"
 
 

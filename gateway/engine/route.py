@@ -85,6 +85,15 @@ class Route:
         """Whether the route's S2 streams are presented as Durable Streams.  An attribute, because those of a pydantic
         model are slow to reach."""
         self.name = config.name
+        self.trust_s = config.trust_s
+        self.retry_attempts = config.retry_attempts
+        self.absent_per_s = config.absent_per_s
+        self.cors = config.cors
+        self.is_cached = config.cache
+        self.is_bypassed = config.credentials == "bypass"
+        """Whether requests with credentials are relayed."""
+        self.is_shared = config.credentials == "shared"
+        """Whether readers with different credentials share answers."""
         self.is_s2 = config.protocol == "s2" and not config.is_bridged
         self._has_s2_names = config.protocol == "s2"
         """Whether clients speak S2."""
@@ -103,9 +112,8 @@ class Route:
         """How long the tail is trusted after the live request was last heard from, in seconds; 0 is never."""
         self.absent_s = 0.0 if is_asked else config.absent_s
         """How long a 404 or 410 of the origin is repeated, in seconds."""
-        self._relayed_offset = re.compile(
-            "|".join(re.escape(pattern).replace(r"\*", ".*") for pattern in config.relayed_offsets) or "(?!)"
-        )
+        relayed = "|".join(re.escape(pattern).replace(r"\*", ".*") for pattern in config.relayed_offsets)
+        self._relayed_offset = re.compile(relayed) if relayed else None
         self.bounds = Bounds(
             config.connect_timeout_s, config.first_byte_timeout_s, config.idle_timeout_s, config.total_timeout_s
         )
@@ -211,15 +219,15 @@ class Route:
 
     def serves(self, host: str, path: str) -> bool:
         """Whether this route serves the host (lower case, no port) and canonical path."""
-        wanted = self._host
-        if wanted == "*":
-            return self.covers(path)
-        if wanted.startswith("*."):
-            if not host.endswith(wanted[1:]):
+        wanted, prefix = self._host, self._prefix
+        if wanted != "*":
+            if wanted.startswith("*."):
+                if not host.endswith(wanted[1:]):
+                    return False
+            elif wanted != host:
                 return False
-        elif wanted != host:
-            return False
-        return self.covers(path)
+        # As `covers`, which every request would call for each route.
+        return not prefix or path == prefix or path.startswith(prefix + "/")
 
     def label(self, host: str) -> str | None:
         """The part of a host, which this route serves, that stands for the `*` of `*.example.org`; None if the route's
@@ -239,7 +247,7 @@ class Route:
 
     def relays(self, offset: str) -> bool:
         """Whether reads from this offset are relayed, because it names no position of a stream."""
-        return bool(self.config.relayed_offsets) and self._relayed_offset.fullmatch(offset) is not None
+        return self._relayed_offset is not None and self._relayed_offset.fullmatch(offset) is not None
 
     def upstream_path(self, path: str) -> str:
         """The path at the origin for a canonical request path.
@@ -251,7 +259,8 @@ class Route:
         """
         below = path if self._is_path_kept else path[len(self._prefix) :] or "/"
         asked = self._base_path + (unescaped_delimiters(below) if self._has_s2_names else below)
-        check_path(asked)
+        if asked.startswith("//"):
+            check_path(asked)
         return asked
 
     def public_location(self, location: str, public: str) -> str:

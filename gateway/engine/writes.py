@@ -105,7 +105,7 @@ class Writes:
         status, route = reply.status, sent.request.route
         if sent.stream is None or status not in _ABSENT:
             return
-        is_alone = sent.request.mode in _GETS or route.config.credentials == "shared"
+        is_alone = sent.request.mode in _GETS or route.is_shared
         if is_alone or route.sharing.varies(reply.headers) or sent.is_outdated:
             # It may be hidden from this client alone, or a GET may concern its offset alone, or a write acknowledged
             # since then found the stream: the next request shows what is true now.
@@ -179,7 +179,7 @@ class Writes:
         stream = self._store.open(request.tape_key, self._clock.now())
         wall, took_s = self._clock.wall(), self._clock.now() - write.asked_at
         stream.expiry.know(lifetime_here(lifetime_from_headers(request.headers), reply.headers, wall - took_s, wall))
-        if request.route.config.credentials == "shared":
+        if request.route.is_shared:
             # Who may see it shows when they ask.
             stream.found_by = SEVERAL
         stream.learn_type(reply.headers["Content-Type"])

@@ -20,6 +20,8 @@ from gateway.protocol.coding import AcceptedCodings, Coding
 _TAG: Final = re.compile(r'(?:W/)?("[\x21\x23-\x7e\x80-\U0010ffff]*")')
 _SEPARATOR: Final = re.compile(r"[ \t]*(?:,[ \t]*)+")
 _UNSAFE: Final = str.maketrans({"%": "%25", '"': "%22", ":": "%3A"})
+_PLAIN: Final = re.compile(r'[^%":]*')
+"""Text that needs no escapes."""
 
 
 LONGEST_LIST: Final = 1_024
@@ -42,7 +44,9 @@ def mint(incarnation: str, start: str, end: str, is_closed: bool) -> str:
     would make two positions look like one, so both are percent-encoded.  Clients compare tags and never parse them.
     """
     mark = ":c" if is_closed else ""
-    return f'"{incarnation.translate(_UNSAFE)}:{start.translate(_UNSAFE)}:{end.translate(_UNSAFE)}{mark}"'
+    if _PLAIN.fullmatch(f"{incarnation}{start}{end}") is None:
+        incarnation, start, end = (part.translate(_UNSAFE) for part in (incarnation, start, end))
+    return f'"{incarnation}:{start}:{end}{mark}"'
 
 
 def names(etag: str, incarnation: str) -> bool:

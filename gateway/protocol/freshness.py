@@ -172,7 +172,8 @@ def stated_reuse(directives: CacheControl) -> Reuse:
 
 def age_from_headers(headers: Mapping[str, str]) -> float:
     """Seconds that a reply has spent in caches, by its Age (RFC 9111 section 5.1); 0 if it does not say."""
-    return _seconds(headers.get("Age"))
+    age = headers.get("Age")
+    return _seconds(age) if age is not None else 0.0
 
 
 def requested_max_age(cache_control: str | None) -> float | None:

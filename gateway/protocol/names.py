@@ -4,6 +4,7 @@ The modules that read the values define their meaning.  Source: Durable Streams 
 headers and the SSE encoding header are from the current protocol text.
 """
 
+from functools import lru_cache
 from typing import Final
 
 STREAM_NEXT_OFFSET: Final = "Stream-Next-Offset"
@@ -56,6 +57,7 @@ def media_type(content_type: str | None) -> str:
     return content_type.partition(";")[0].strip().lower() or DEFAULT_TYPE
 
 
+@lru_cache(maxsize=256)
 def is_json(content_type: str | None) -> bool:
     """Whether streams of this type hold JSON messages (section 7.1)."""
     return media_type(content_type) == JSON_TYPE

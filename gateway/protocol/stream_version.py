@@ -99,8 +99,8 @@ class Version(NamedTuple):
 
     def withdrawn(self) -> Version:
         """Bytes were dropped, or data derived from them must not be used any more."""
-        incarnation, withdrawals = self.edition
-        return Version(Edition(incarnation, withdrawals + 1), *self[1:])
+        (incarnation, withdrawals), tail, acks, doubts, end_doubts, settled = self
+        return Version(Edition(incarnation, withdrawals + 1), tail, acks, doubts, end_doubts, settled)
 
     def incarnated(self, incarnation: str) -> Version:
         """All bytes were forgotten: the origin may send other bytes from now on."""

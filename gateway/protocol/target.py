@@ -119,7 +119,8 @@ def parse_target(raw: str) -> Target:
     path, question_mark, query = raw.partition("?")
     if _PLAIN_PATH.fullmatch(path) is None:
         path = _canonical_path(path)
-    check_path(path)
+    if path.startswith("//"):
+        check_path(path)
     if not question_mark:
         return Target(path, "", None, None, None, authority)
     if (plain := _PLAIN_OFFSET.fullmatch(query)) is not None:

@@ -18,7 +18,7 @@ from gateway.http.request import Event, Mark, RequestHead
 from gateway.http.state import State
 from gateway.limits.shared_bytes import Holding
 from gateway.server.body import RequestBody
-from gateway.server.clients import Clients, peer_of
+from gateway.server.clients import Clients, Work, peer_of
 from gateway.server.handling import REFUSALS, refusal
 from gateway.server.head import response_head
 from gateway.server.http2.connection import Http2Connection
@@ -160,7 +160,8 @@ class Connection(RecognisingConnection):
     def _take_known(self, events: list[Event], data: bytes) -> None:
         """Answer a request that arrived whole and alone, and whose header section has been parsed before."""
         self._is_active = True
-        head = cast("RequestHead", events[0])
+        head = events[0]
+        assert isinstance(head, RequestHead)
         if len(events) == 2:
             self._may_remember(events, data)
             body = None
@@ -310,6 +311,12 @@ class Connection(RecognisingConnection):
         if self._clients.is_draining:
             request.keeps_alive = False
         if (task := self._handle(request)) is not None:
+            self._task = task
+
+    def go_on(self, request: Request, work: Work) -> None:
+        self.phase = _ANSWERING
+        self._live = None
+        if (task := self._go_on(request, work)) is not None:
             self._task = task
 
     def _repeated(self, data: bytes | None) -> Request | None:

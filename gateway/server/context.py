@@ -206,7 +206,7 @@ class ResponseRecorder:
 
     def dress(self, route: Route | None, origin: str | None, headers: CIMultiDict[str]) -> None:
         """The same, for a route and the request's Origin header."""
-        config = route.config.cors if route is not None else None
+        config = route.cors if route is not None else None
         if config is not None:
             cors.apply(config, origin, headers)
         if _VIA not in headers:

@@ -59,18 +59,29 @@ class Delivery:
         self.sent_bytes = 0
         """Body bytes handed to the connection."""
 
-    async def answer(self, answer: Answer) -> Answered:
-        """Send a whole answer.  Raises Aborted if the client or the origin goes away in the middle."""
-        if answer.parts is None:
+    def whole_answer(self, answer: Answer) -> Answered | None:
+        """Send an answer whose body is small, and all here; None if it is not."""
+        parts = answer.parts
+        if parts is None:
             return self.text(answer.status, answer.headers, answer.body)
+        if self._request.method != "GET":
+            return None
+        body = parts.small_body(answer.is_json, _JOINED_BYTES)
+        return self._joined(answer, body) if body is not None else None
+
+    def _joined(self, answer: Answer, body: bytes) -> Answered:
+        if answer.run is not None:
+            answer.run.stream.sent_bytes += len(body)
+        return self.text(answer.status, answer.headers, body)
+
+    async def answer(self, answer: Answer) -> Answered:
+        """Send an answer that `whole_answer` does not.  Raises Aborted if the client or the origin goes away in the
+        middle."""
+        assert answer.parts is not None
         length = answer.parts.length(answer.is_json)
         if length is not None and length <= _JOINED_BYTES and self._request.method == "GET":
             # Nothing has been written yet, so a failure here can still become an error response.
-            held = answer.parts.complete_body(answer.is_json)
-            body = b"".join(held if held is not None else [p async for p in answer.parts.stream(answer.is_json)])
-            if answer.run is not None:
-                answer.run.stream.count_sent(len(body))
-            return self.text(answer.status, answer.headers, body)
+            return self._joined(answer, b"".join([piece async for piece in answer.parts.stream(answer.is_json)]))
         self._request.held = answer
         body_parts = answer.parts.stream(answer.is_json)
         return await self.stream(answer.status, None, answer.headers, length, body_parts, answer.run)

@@ -14,6 +14,7 @@ from multidict import CIMultiDict
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.answer import Answer, BodyRun
 from gateway.engine.core import Engine
+from gateway.engine.first_read import FirstRead
 from gateway.engine.hit_for_miss import HEAD
 from gateway.engine.live_read import TOO_LARGE
 from gateway.engine.long_poll_waiter import WaitingPoll
@@ -48,11 +49,12 @@ from gateway.server.request import Answered, Channel, Request
 from gateway.server.request_keys import Section
 from gateway.server.s2 import S2Answers
 from gateway.server.s2_request import S2Request
+from gateway.server.waiting_read import WaitingRead
 from gateway.telemetry.access_record import CommonFacts, note_request
 from gateway.telemetry.metrics import MetricsRecorder
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
-_HEAD, _LONGPOLL, _SSE = Mode.HEAD, Mode.LONGPOLL, Mode.SSE
+_CATCHUP, _HEAD, _LONGPOLL, _SSE = Mode.CATCHUP, Mode.HEAD, Mode.LONGPOLL, Mode.SSE
 _HANDLED, _LIVE = Stage.HANDLED, Stage.LIVE
 _ABORTED, _FAILED, _HIT, _REFUSED = Outcome.ABORTED, Outcome.FAILED, Outcome.HIT, Outcome.REFUSED
 
@@ -160,6 +162,9 @@ class RequestHandler:
             elif read is not None:
                 if context.mode in LIVE and self._begins_live_at_once(context, read):
                     return None
+                if context.mode is _CATCHUP and (first := self._engine.begin_catch_up(read)) is not None:
+                    self._await(context, parsed, read, first)
+                    return None
                 if context.mode is not _HEAD or self._engine.knows(read):
                     return self._answer_shared(context, parsed, read)
             if request.body is not None and not request.body.is_whole:
@@ -183,7 +188,7 @@ class RequestHandler:
             context.fields = admission.admit(
                 context.request.channel,
                 admission.accounts.of(parsed.client),
-                parsed.route.config.name,
+                parsed.route.name,
                 is_live=is_live,
             )
         except TooManyRequests as error:
@@ -192,14 +197,14 @@ class RequestHandler:
 
     def _preflight(self, context: RequestContext, route: Route) -> Answered | None:
         request = context.request
-        if route.config.cors is None:
+        if route.cors is None:
             return None
         origin = request.headers.get("Origin")
         wanted = request.headers.get("Access-Control-Request-Method")
         if not cors.is_preflight(request.method, origin, wanted):
             return None
         answer = cors.preflight_headers(
-            route.config.cors,
+            route.cors,
             origin,
             wanted,
             request.headers.get("Access-Control-Request-Headers"),
@@ -212,17 +217,22 @@ class RequestHandler:
 
     # -- reads
 
-    async def _answer_shared(self, context: RequestContext, parsed: ParsedRequest, read: Read) -> Answered | None:
-        """Answer a read that may be shared; relay it if it has to go to the origin alone."""
+    async def _answer_shared(
+        self, context: RequestContext, parsed: ParsedRequest, read: Read, first: FirstRead | None = None
+    ) -> Answered | None:
+        """Answer a read that may be shared, and may have begun as `first`; relay it if it has to go to the origin
+        alone."""
         if context.mode is _HEAD:
             answer = await self._engine.head(read)
             if answer is not None:
                 return await self._deliver(context, read, answer)
             context.why_alone = read.route.unshared.reason(read.key, HEAD)
-        elif (why := read.route.unshared.reason(read.key, read.shape)) is not None:
+        elif first is None and (why := read.route.unshared.reason(read.key, read.shape)) is not None:
             context.why_alone = why
         else:
             try:
+                if context.mode is _CATCHUP:
+                    return await self._deliver(context, read, await self._engine.catch_up(read, first))
                 return await self._read(context, read)
             except Uncacheable as error:
                 context.why_alone = error.why.reason
@@ -249,6 +259,21 @@ class RequestHandler:
             await self._relays.until_begun(context, parsed)
             return None
 
+    def _await(self, context: RequestContext, parsed: ParsedRequest, read: Read, first: FirstRead) -> None:
+        """Have a first read wait for its fetch, without a task."""
+        waiting = WaitingRead(context, parsed, read, first, self)
+        context.request.channel.hand_over(waiting)
+        first.wait(waiting.go_on)
+
+    def rest_of(self, context: RequestContext, parsed: ParsedRequest, read: Read, first: FirstRead) -> Work:
+        """The answer to a first read, whose fetch has been awaited."""
+        return self._rest(context, self._answer_shared(context, parsed, read, first))
+
+    def left(self, context: RequestContext, first: FirstRead) -> None:
+        """The client of a waiting read has left."""
+        first.leave(self._engine.store)
+        self._give_up(context, _ABORTED)
+
     async def _read(self, context: RequestContext, read: Read) -> Answered | None:
         if context.mode is _SSE:
             opened = await self._engine.open_sse(read)
@@ -256,14 +281,12 @@ class RequestHandler:
                 self._subscribe(context, opened)
                 return None
             answer: Answer = opened
-        elif context.mode is _LONGPOLL:
+        else:
             polled = await self._engine.long_poll(read)
             if isinstance(polled, WaitingPoll):
                 self._wait(context, polled)
                 return None
             answer = polled
-        else:
-            answer = await self._engine.catch_up(read)
         return await self._deliver(context, read, answer)
 
     def _subscribe(self, context: RequestContext, subscription: Subscription) -> None:
@@ -306,7 +329,7 @@ class RequestHandler:
         observed = context.observed
         record = observed.record if observed is not None else None
         facts = CommonFacts(record.common()) if record is not None else None
-        origin = cors.named_origin(read.route.config.cors, context.request.headers.get("Origin"))
+        origin = cors.named_origin(read.route.cors, context.request.headers.get("Origin"))
         return Join(read, context.mode, origin, facts)
 
     def _remember(self, channel: Channel, join: Join) -> None:
@@ -385,7 +408,7 @@ class RequestHandler:
         if answer.stream is not None and answer.run is not None and self._engine.is_repeatable(read):
             self._remember_hit(context, read, answer, answer.run)
         try:
-            answered = await context.delivery.answer(answer)
+            answered = context.delivery.whole_answer(answer) or await context.delivery.answer(answer)
         finally:
             answer.close()
         context.saved_bytes = answer.saved_bytes
@@ -400,4 +423,4 @@ class RequestHandler:
             repeatable = Repeatable(
                 run, answer.outcome, answer.status, answer.headers, body, answer.saved_bytes, copied, shared
             )
-            learn_hit(context, read.route, repeatable, read.route.config.trust_s, answer.tail)
+            learn_hit(context, read.route, repeatable, read.route.trust_s, answer.tail)

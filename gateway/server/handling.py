@@ -96,8 +96,10 @@ class Handling(ABC):
             else:
                 self.abort()
             return None
-        if work is None:
-            return None
+        return self._go_on(request, work) if work is not None else None
+
+    def _go_on(self, request: Request, work: Work) -> asyncio.Task[None] | None:
+        """Do the rest of an answer as far as possible without waiting; returns the task for what is left, if any."""
         task = begin(self._clients.loop, self._work(request, work))
         if task is not None:
             task.add_done_callback(self._ended)
@@ -145,6 +147,10 @@ class Handling(ABC):
         request.keeps_alive = False
         self.respond(request, 500, plain_text(), INTERNAL_ERROR)
         self.answered(request)
+
+    @abstractmethod
+    def go_on(self, request: Request, work: Work) -> None:
+        """Have `work` do the rest of an answer that a `LiveAnswer` has waited for."""
 
     def begin_again(self, request: bytes | None, at: str, group: GivenUp) -> None:
         """Give up a live answer of which nothing is written, and have the request handled again, to be relayed.

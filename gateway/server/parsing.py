@@ -114,7 +114,7 @@ class RequestParser:
             raise LoopDetected
         sharing = facts.for_route(route)
         key = route.key(target, sharing.partition)
-        config, client = route.config, self._net_of(request.client)
+        client = self._net_of(request.client)
         if route.is_s2:
             basin, is_in_host = named_basin(request, target, route, host)
             named = recorded_stream(target, route, sharing, basin)
@@ -142,7 +142,7 @@ class RequestParser:
                 context.is_session,
                 context.why_alone,
             )
-        shares = config.cache and not (sharing.has_credentials and config.credentials == "bypass")
+        shares = route.is_cached and not (sharing.has_credentials and route.is_bypassed)
         is_read = request.method in ("GET", "HEAD") and request.body is None and mode is not _OTHER
         read: Read | None = None
         if shares and is_read and not route.relays(target.offset or ""):
@@ -153,12 +153,13 @@ class RequestParser:
                 _start(target, mode),
                 target.cursor,
                 facts.if_none_match,
-                is_private=sharing.has_credentials and config.credentials != "shared",
-                accepted=sharing.accepted,
-                is_live=mode in LIVE,
-                web_origin=sharing.web_origin,
+                # By position: names would be collected in a dictionary first.
+                sharing.has_credentials and not route.is_shared,
+                sharing.accepted,
+                mode in LIVE,
+                sharing.web_origin,
                 # Browsers send `no-cache` with every SSE request.
-                max_age_s=sharing.max_age_s if mode not in LIVE else None,
+                sharing.max_age_s if mode not in LIVE else None,
             )
         return ParsedRequest(mode, route, target, key, shares, facts, read, client)
 

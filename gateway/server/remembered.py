@@ -364,8 +364,9 @@ class RememberedAnswers:
 
     def forget(self, stream: Stream) -> None:
         """Drop every answer that contains bytes of `stream`."""
-        for remembered in list(self._by_stream.get(stream, ())):
-            self._drop(remembered)
+        if stream in self._by_stream:
+            for remembered in list(self._by_stream[stream]):
+                self._drop(remembered)
 
     def _drop(self, remembered: RememberedAnswer) -> None:
         assert remembered.key is not None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Coroutine, Iterable
+from typing import Any, NamedTuple, Protocol
 
 from multidict import CIMultiDict
 
@@ -141,6 +141,9 @@ class Channel(Protocol):
     def hand_over(self, answering: LiveAnswer) -> None:
         """Have `answering` give the answer without a task, until `answered`.  It is called when there is room, and when
         the client leaves."""
+
+    def go_on(self, request: Request, work: Coroutine[Any, Any, Answered | None]) -> None:
+        """Have `work` do the rest of an answer that a `LiveAnswer` has waited for."""
 
     def answered(self, request: Request) -> None:
         """The answer is written."""

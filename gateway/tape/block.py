@@ -43,7 +43,7 @@ class Block:
         self._ends: list[int] = []
         self.size = 0
         self.marks: list[tuple[int, str]] = [(0, start)]
-        self.leads: list[str] = []
+        self.leads: tuple[str, ...] = ()
         """Tokens from which bytes inside are read, and at which no reading stops."""
         for piece in pieces:
             self._push(piece)
@@ -84,7 +84,7 @@ class Block:
     def unmark(self, is_dropped: Callable[[str], bool]) -> None:
         """Forget the tokens inside that are dropped."""
         self.marks = [mark for mark in self.marks if not is_dropped(mark[1])]
-        self.leads = [token for token in self.leads if not is_dropped(token)]
+        self.leads = tuple(token for token in self.leads if not is_dropped(token))
 
     def stop_before(self, position: int, limit: int) -> tuple[int, str] | None:
         """The last known token in (`position`, `position + limit`], or None if there is none."""

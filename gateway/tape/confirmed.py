@@ -35,6 +35,11 @@ LEAST_GAP_S: Final = 1.0
 second."""
 
 
+_NONE: Final[list[str]] = []
+_NEVER: Final[list[float]] = []
+"""The offsets and times of a stream that has none yet.  Never changed."""
+
+
 class Confirmations:
     """The offsets from which the origin is known to have had the bytes, with the time (monotonic seconds)."""
 
@@ -47,8 +52,8 @@ class Confirmations:
         """When the origin was last asked for nothing but a confirmation."""
         self.refused_at = -math.inf
         """When the origin last refused one because it had trimmed the offset."""
-        self._offsets: list[str] = []
-        self._at: list[float] = []
+        self._offsets: list[str] = _NONE
+        self._at: list[float] = _NEVER
 
     def __repr__(self) -> str:
         return f"<Confirmations {list(zip(self._offsets, self._at, strict=True))}, start {self.start_at}>"
@@ -59,7 +64,10 @@ class Confirmations:
     def confirm(self, offset: str, at: float) -> None:
         """The origin had the bytes after `offset`, which is not the start sentinel, at this time."""
         offsets, times = self._offsets, self._at
-        if times and offsets[-1] <= offset and at - times[-1] < LEAST_GAP_S:
+        if not times:
+            self._offsets, self._at = [offset], [at]
+            return
+        if offsets[-1] <= offset and at - times[-1] < LEAST_GAP_S:
             return
         place = bisect_right(offsets, offset)
         if place and times[place - 1] >= at:
@@ -93,8 +101,7 @@ class Confirmations:
     def forget(self) -> None:
         """The bytes held from now on are others."""
         self.start_at = self.asked_at = self.refused_at = -math.inf
-        self._offsets.clear()
-        self._at.clear()
+        self._offsets, self._at = _NONE, _NEVER
 
 
 @dataclass(slots=True, eq=False)

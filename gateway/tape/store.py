@@ -190,16 +190,23 @@ class TapeStore:
             self.drop(stream, End.PURGED)
             stream = None
         if stream is None:
-            stream = kind(key, Tape(), Version(Edition(self._mint())), contacted_at=now, used_at=now)
-            stream.facts_cost = key_cost(key)
-            for other in self._paths.add(stream):
-                self.on_forget(other)
-            self._count += 1
-            self._admit(stream, 0)
-            self._charge(stream, stream.cost, tapes=1)
-        else:
-            self._count_use(stream, now)
+            return self._create(key, now, kind)
+        self._count_use(stream, now)
         assert isinstance(stream, kind)
+        return stream
+
+    def create(self, key: StreamKey, now: float) -> Stream:
+        """A stream for `key`, which is not in memory."""
+        return self._create(key, now, Stream)
+
+    def _create(self, key: StreamKey, now: float, kind: type[S]) -> S:
+        stream = kind(key, Tape(), Version(Edition(self._mint())), contacted_at=now, used_at=now)
+        stream.facts_cost = key_cost(key)
+        for other in self._paths.add(stream):
+            self.on_forget(other)
+        self._count += 1
+        self._admit(stream, 0)
+        self._charge(stream, stream.cost, tapes=1)
         return stream
 
     def touch(self, stream: Stream) -> None:
@@ -218,14 +225,15 @@ class TapeStore:
         """Store bytes on the stream's tape and evict what no longer fits.  Does nothing on an ended stream."""
         if stream.ended is not None:
             return
-        tape, before = stream.tape, stream.cost
-        blocks = tape.block_count
+        tape = stream.tape
+        before, blocks = tape.cost, tape.block_count
         tape.store(start, end, pieces, now)
-        self._admit(stream, before)
+        if not stream.is_ranked or self.pinned.is_used:
+            self._admit(stream, before + stream.facts_cost)
         if stream.is_followed:
             # Live readers ask once and are then sent what is stored: each append counts as a use.
             self._count_use(stream, now)
-        self._charge(stream, stream.cost - before, blocks=tape.block_count - blocks)
+        self._charge(stream, tape.cost - before, blocks=tape.block_count - blocks)
 
     def store_records(self, stream: RecordStream, start: int, records: Sequence[Record], now: float) -> None:
         """Store what a read of an S2 stream from `start` was answered with, and evict what no longer fits.
@@ -291,12 +299,14 @@ class TapeStore:
         """Make the stream, charged with `cost` so far, evictable unless it can be pinned."""
         key = stream.key
         if not self.pinned.is_used:
+            stream.is_ranked = True
             self._eviction.admit(key)
         elif key not in self.pinned:
-            if self.pinned.pin(key, cost):
-                self._eviction.forget(key)
-            else:
+            stream.is_ranked = not self.pinned.pin(key, cost)
+            if stream.is_ranked:
                 self._eviction.admit(key)
+            else:
+                self._eviction.forget(key)
 
     def prefer(self, pinned: Iterable[StreamKey], share: float, not_stored: Collection[StreamKey]) -> None:
         """Pin the streams `pinned`, the first of them first, within `share` of the budget, and keep no bytes of the
@@ -318,7 +328,8 @@ class TapeStore:
     def _unpin(self, keys: Iterable[StreamKey]) -> None:
         """Make these streams evictable again."""
         for key in keys:
-            if self._paths.find(key) is not None:
+            if (stream := self._paths.find(key)) is not None:
+                stream.is_ranked = True
                 self._eviction.admit(key)
 
     def _unpin_last(self) -> bool:
@@ -430,13 +441,14 @@ class TapeStore:
         stream.holds -= 1
         if stream.holds or stream.ended is not None:
             return
-        if stream.block_count == 0 and stream.tape.tail is None:
+        if stream.tape.tail is None and stream.block_count == 0:
             self.drop(stream, End.EVICTED)
             return
         if self._not_stored:
             self._drop_unwanted(stream)
-        # While pinned it may have left the eviction order together with its bytes.
-        self._admit(stream, stream.cost)
+        if not stream.is_ranked or self.pinned.is_used:
+            # While pinned it may have left the eviction order together with its bytes.
+            self._admit(stream, stream.cost)
         if self.cost + self.lent > self.budget_bytes:
             self._make_room(stream, may_shorten=True)
         for other in self._paths.released(stream):
@@ -468,9 +480,10 @@ class TapeStore:
 
     def _account(self, stream: Stream, tapes: int, blocks: int, cost: int) -> None:
         """Add to what the stream's route holds; negative values subtract."""
-        holding = self.holdings.get(stream.key.route)
+        route = stream.key.partition.route
+        holding = self.holdings.get(route)
         if holding is None:
-            holding = self.holdings[stream.key.route] = RouteUsage()
+            holding = self.holdings[route] = RouteUsage()
         holding.tapes += tapes
         holding.blocks += blocks
         holding.cost += cost
@@ -490,7 +503,13 @@ class TapeStore:
     def _charge(self, stream: Stream, delta: int, *, tapes: int = 0, blocks: int = 0) -> None:
         """Charge `delta` more bytes for the stream, and evict what no longer fits."""
         self.cost += delta
-        self._account(stream, tapes, blocks, delta)
+        holding = self.holdings.get(stream.key.partition.route)
+        if holding is None or self.pinned.is_used:
+            self._account(stream, tapes, blocks, delta)
+        else:
+            holding.tapes += tapes
+            holding.blocks += blocks
+            holding.cost += delta
         if self.cost + self.lent > self.budget_bytes:
             self._make_room(stream, may_shorten=True)
         else:
@@ -519,6 +538,7 @@ class TapeStore:
                 victim = self._paths.find(key)
                 if victim is None:
                     continue
+                victim.is_ranked = False
                 if victim.holds and not victim.block_count:
                     # Its bytes are on their way.  It has lost none, so it is to return as a new stream.
                     self._eviction.forget(key)

@@ -120,6 +120,8 @@ class Stream:
     """Whether it hears of its path's events at once (`gateway.tape.crowd`)."""
     heard: int = 0
     """How many events of its path it has heard, if it sleeps."""
+    is_ranked: bool = False
+    """Whether it is in the order of eviction; set only by the `TapeStore`."""
     holds: int = 0
     """Holders that need this record to stay the record of its key: live topics, flights."""
     facts_cost: int = 0
@@ -441,9 +443,10 @@ class Stream:
 
     def confirm(self, start: str, at: float) -> None:
         """Record that the origin had the bytes that are held after `start` at this time (monotonic seconds)."""
-        if (resolved := self.tape.resolve(start)) != START:
+        tape = self.tape
+        if (resolved := tape.resolve(start)) != START:
             self.confirmed.confirm(resolved, at)
-        elif (following := self.tape.after(START)) is not None:
+        elif (following := tape.after(START)) is not None:
             self.confirmed.confirm_start(following, at)
 
     def confirmed_at(self, start: str) -> float:

@@ -15,9 +15,8 @@ The tape changes only by plain functions.  It knows no HTTP, no sockets and no c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.protocol.offsets import START, is_before
@@ -48,25 +47,43 @@ class Extent(NamedTuple):
     end: str
 
 
-@dataclass(slots=True)
+_NO_HOPS: Final[dict[str, str]] = {}
+"""The empty steps of a tape that has none, as most have.  Never changed."""
+
+
 class Tape:
     """One incarnation of one stream.  Owner: the `TapeStore`, which makes all changes of size."""
 
-    is_json: bool = False
-    tail: str | None = None
-    """The furthest token that the origin has named as reached; never beyond the true tail."""
-    short_of_tail: str | None = None
-    """The furthest token at which the origin stopped although more bytes followed."""
-    closed_at: str | None = None
-    has_lost_start: bool = False
-    """Whether the bytes after the start sentinel were dropped, so that the sentinel may name another position now."""
-    cost: int = TAPE_COST
-    _blocks: dict[str, Block] = field(default_factory=dict)
-    """Blocks by their first token, in the order they were stored."""
-    _index: dict[str, tuple[Block, int]] = field(default_factory=dict)
-    _ending: dict[str, Block] = field(default_factory=dict)
-    _hops: dict[str, str] = field(default_factory=dict)
-    """Tokens without bytes between them, such as the start sentinel and the first token of an empty stream."""
+    __slots__ = (
+        "_blocks",
+        "_ending",
+        "_hops",
+        "_index",
+        "closed_at",
+        "cost",
+        "has_lost_start",
+        "is_json",
+        "short_of_tail",
+        "tail",
+    )
+
+    def __init__(self, is_json: bool = False) -> None:
+        self.is_json = is_json
+        self.tail: str | None = None
+        """The furthest token that the origin has named as reached; never beyond the true tail."""
+        self.short_of_tail: str | None = None
+        """The furthest token at which the origin stopped although more bytes followed."""
+        self.closed_at: str | None = None
+        self.has_lost_start = False
+        """Whether the bytes after the start sentinel were dropped, so that the sentinel may name another position
+        now."""
+        self.cost = TAPE_COST
+        self._blocks: dict[str, Block] = {}
+        """Blocks by their first token, in the order they were stored."""
+        self._index: dict[str, tuple[Block, int]] = {}
+        self._ending: dict[str, Block] = {}
+        self._hops = _NO_HOPS
+        """Tokens without bytes between them, such as the start sentinel and the first token of an empty stream."""
 
     def __repr__(self) -> str:
         return f"<Tape {self.block_count} blocks, {self.token_count} tokens, tail {self.tail}>"
@@ -95,7 +112,8 @@ class Tape:
 
     def resolve(self, token: str) -> str:
         """The last token with the same position: follows the chain of empty steps from `token`."""
-        while (target := self._hops.get(token)) is not None:
+        hops = self._hops
+        while hops and (target := hops.get(token)) is not None:
             token = target
         return token
 
@@ -181,7 +199,8 @@ class Tape:
 
     def knows_after(self, token: str) -> bool:
         """Whether bytes after `token` are held."""
-        return self.resolve(token) in self._index
+        index = self._index
+        return bool(index) and self.resolve(token) in index
 
     def is_short(self, token: str) -> bool:
         """Whether the origin itself stopped at or after `token` although more bytes followed."""
@@ -219,6 +238,8 @@ class Tape:
         start = self.resolve(start)
         if not size:
             if start != end and start not in self._index and start != self.resolve(end):
+                if self._hops is _NO_HOPS:
+                    self._hops = {}
                 self._hops[start] = end
                 self.cost += token_cost(start)
             return
@@ -274,7 +295,7 @@ class Tape:
             return False
         # It may be an offset of the client's own, which the origin takes for the last position before it: to be read
         # from, as it was asked for, and named to no other client.
-        block.leads.append(start)
+        block.leads = (*block.leads, start)
         self._learn(start, block, position)
         return True
 
@@ -357,7 +378,7 @@ class Tape:
             else:
                 self._index[known] = (rest, max(0, at - shift))
                 if is_lead:
-                    rest.leads.append(known)
+                    rest.leads = (*rest.leads, known)
         self.cost -= shift
 
     def drop_all(self) -> int:
@@ -376,5 +397,5 @@ class Tape:
         self._blocks.clear()
         self._index.clear()
         self._ending.clear()
-        self._hops.clear()
+        self._hops = _NO_HOPS
         self.cost = TAPE_COST

@@ -113,12 +113,23 @@ class Collapse(Generic[K, F]):
 
         If there is none, `begin` makes one, even if an earlier one is under way; `leave` must follow.
         """
-        fetch = self._fetches.get(key)
-        if fetch is not None and not fetch.is_sent and not fetch.is_over:
-            fetch.askers.join(client)
+        if (fetch := self.unsent(key, client)) is not None:
             return Follow(fetch)
         fetch = self._fetches[key] = begin()
         return Lead(fetch)
+
+    def unsent(self, key: K, client: str) -> F | None:
+        """The fetch of this key that has not been sent, which a reader of the net `client` joins; None if there is
+        none."""
+        fetch = self._fetches.get(key)
+        if fetch is None or fetch.is_sent or fetch.is_over:
+            return None
+        fetch.askers.join(client)
+        return fetch
+
+    def add(self, key: K, fetch: F) -> None:
+        """Add a fetch that its reader has begun; `leave` must follow."""
+        self._fetches[key] = fetch
 
     def leave(self, key: K, fetch: F) -> None:
         """The work of the fetch has ended, which gives it up if it is not over."""

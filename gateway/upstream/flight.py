@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
 
@@ -37,8 +37,7 @@ METADATA: Final = "?metadata"
 """The `start` of a flight that fetches a stream's metadata without its bytes; no valid offset looks like it."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamHead:
+class StreamHead(NamedTuple):
     """The head of a reply with a part of a stream."""
 
     next_offset: str
@@ -108,19 +107,19 @@ def as_seen_by(head: Head, headers: CIMultiDict[str]) -> Head:
 
 
 class FlightReader:
-    """One reader of a flight.  `leave` must be called in all cases."""
+    """One reader of a flight, whose body is the flight's.  `leave` must be called in all cases."""
 
-    __slots__ = ("_flight", "index", "is_dropped", "position")
+    __slots__ = ("flight", "index", "is_dropped", "position")
 
     def __init__(self, flight: Flight) -> None:
-        self._flight = flight
+        self.flight = flight
         self.index = 0
         self.position = 0
         self.is_dropped = False
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body from its beginning, as it arrives.  Raises the error that the flight failed with."""
-        flight = self._flight
+        flight = self.flight
         while True:
             if self.is_dropped:
                 raise UpstreamBroken("Reader fell too far behind")
@@ -142,7 +141,7 @@ class FlightReader:
                 await flight.changed.wait()
 
     def leave(self) -> None:
-        self._flight.leave(self)
+        self.flight.leave(self)
 
 
 class Flight(SharedFetch):
@@ -150,6 +149,7 @@ class Flight(SharedFetch):
 
     __slots__ = (
         "_readers",
+        "_room",
         "_watchers",
         "accounted",
         "accounted_requests",
@@ -173,7 +173,6 @@ class Flight(SharedFetch):
         "must_go",
         "on_unused",
         "requests",
-        "room",
         "sent_at",
         "shared",
         "sharers",
@@ -210,8 +209,8 @@ class Flight(SharedFetch):
         """Whether it is given up for these others."""
         self.inflow = _UNBOUNDED
         """How many bytes its arrival, and each of its readers, may add to memory."""
-        self.shared = SharedBytes(0)
-        """The account of its bytes, for its readers, and for the tape once it has them."""
+        self.shared: SharedBytes | None = None
+        """The account of its bytes, for its readers, and for the tape once it has them; None if none has asked."""
         self.is_kept = True
         self.is_detached = False
         """Whether it goes on without readers, as long as its body may be kept."""
@@ -221,7 +220,8 @@ class Flight(SharedFetch):
         """The body's length in bytes, if it is known before the end."""
         self.expected: int | None = None
         """The length that the origin announced, before brackets are stripped."""
-        self.room = Signal()
+        self._room: Signal | None = None
+        """Fires when the body may go on; None if nothing has waited for that."""
         self.on_unused: Callable[[], object] | None = None
         """Cancels the fetch; None once that is over."""
         self.span: FlightSpan = NO_FLIGHT
@@ -242,6 +242,8 @@ class Flight(SharedFetch):
     def holdings(self) -> tuple[Holding]:
         """The part of the body that it keeps in memory."""
         size = self.size - self.dropped_bytes - self.charged_bytes
+        if self.shared is None:
+            self.shared = SharedBytes(0)
         if not self.shared.in_cache:
             self.shared.size = size
         return (Holding(self.shared, size),)
@@ -267,6 +269,8 @@ class Flight(SharedFetch):
         self.expected = expected
         self.length = expected if is_verbatim else None
         match head:
+            case StreamHead():
+                self.changed.fire()
             case GatewayError():
                 super().fail(head)
             case OriginError():
@@ -275,8 +279,6 @@ class Flight(SharedFetch):
                 super().land(FetchEnd.FOREIGN)
             case Beyond():
                 super().land()
-            case _:
-                self.changed.fire()
 
     def add(self, chunk: bytes) -> None:
         """A part of the body has arrived."""
@@ -316,8 +318,15 @@ class Flight(SharedFetch):
 
     async def until_wanted(self) -> None:
         """Wait while the fastest reader is more than a window behind, unless others wait for the connection."""
+        if self._room is None:
+            self._room = Signal()
         while not (self.is_wanted or self.spools or self.must_go):
-            await self.room.wait()
+            await self._room.wait()
+
+    def go_on(self) -> None:
+        """Have the body look again whether it is to go on."""
+        if self._room is not None:
+            self._room.fire()
 
     # -- the readers' side
 
@@ -326,7 +335,8 @@ class Flight(SharedFetch):
         assert self.base == 0, "a flight that lets go of its chunks takes no more readers"
         reader = FlightReader(self)
         self._readers.add(reader)
-        self.room.fire()
+        if self._room is not None:
+            self._room.fire()
         return reader
 
     def leave(self, reader: FlightReader) -> None:
@@ -340,14 +350,14 @@ class Flight(SharedFetch):
     def watch(self) -> None:
         """Join without reading the body, to wait for the head or the end."""
         self._watchers += 1
-        self.room.fire()
+        self.go_on()
 
     def unwatch(self) -> None:
         self._watchers -= 1
         self._cancel_if_unused()
 
     def _cancel_if_unused(self) -> None:
-        self.room.fire()
+        self.go_on()
         is_independent = self.is_detached and self.is_kept
         if not self.readers and not self.is_over and not is_independent and (cancel := self.on_unused) is not None:
             # The flight is over now: no reader may attach to a cancelled fetch.
@@ -358,7 +368,7 @@ class Flight(SharedFetch):
         """A reader has read a chunk."""
         if not self.is_kept:
             self._drop_read_chunks()
-        self.room.fire()
+        self.go_on()
 
     def _drop_read_chunks(self) -> None:
         if self.is_kept:

@@ -45,6 +45,17 @@ async def test_a_single_firing_wakes_the_first_waiter() -> None:
     assert len(signal) == 0
 
 
+async def test_a_gate_calls_back_in_a_later_turn_unless_it_was_left() -> None:
+    signal, passed = Signal(), list[asyncio.Future[bool]]()
+    left, kept = signal.gate(passed.append), signal.gate(passed.append)
+    signal.leave(left)
+    assert len(signal) == 1
+    signal.fire()
+    assert passed == []
+    await pass_turns(1)
+    assert passed == [kept]
+
+
 async def test_a_cancelled_waiter_does_not_affect_the_others() -> None:
     signal, clock = Signal(), ManualClock()
     leaves, stays = asyncio.create_task(signal.wait()), asyncio.create_task(signal.wait_within(clock, 10))

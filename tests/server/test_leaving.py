@@ -16,6 +16,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import start_origin
 from gateway.server.clients import Work
 from gateway.server.connection import Connection
+from gateway.server.http2.channel import StreamChannel
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.request import Answered, Request
 from tests.ops.log_reading import lines_of
@@ -67,7 +68,7 @@ def _lose(gateway: RunningGateway) -> None:
 @pytest.mark.parametrize("query", ["offset=now&live=sse", "offset=now&live=long-poll", "offset=-1"])
 @pytest.mark.parametrize("is_logged", [False, True])
 async def test_a_reader_that_leaves_in_the_turn_in_which_its_request_goes_on_is_gone_and_has_a_line(
-    version: str, query: str, is_logged: bool, tmp_path: Path
+    version: str, query: str, is_logged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     origin = await start_origin()
     path = tmp_path / "access.log"
@@ -95,6 +96,13 @@ async def test_a_reader_that_leaves_in_the_turn_in_which_its_request_goes_on_is_
     def handle(request: Request) -> Work | None:
         work = handler(request)
         return _interrupted(to_its_end(work), at, lose) if work is not None and request.method == "GET" else work
+
+    for kind in (Connection, StreamChannel):
+
+        def go_on(channel: Any, request: Request, work: Work, going: Callable[..., None] = kind.go_on) -> None:
+            going(channel, request, _interrupted(to_its_end(work), at, lose))
+
+        monkeypatch.setattr(kind, "go_on", go_on)
 
     def left_over() -> list[object]:
         reads = clients.accounts.live_reads("127.0.0.1")

@@ -53,7 +53,7 @@ LINES = st.sampled_from(
 
 class FakeRoute:
     def __init__(self, cors: CorsConfig | None) -> None:
-        self.config = SimpleNamespace(cors=cors)
+        self.cors = cors
 
     def public_location(self, location: str, public: str) -> str:
         return f"{public} {location}"

@@ -25,7 +25,7 @@ from gateway.limits.shared_bytes import Holding, SharedBytes
 from gateway.protocol.client_address import Proxies
 from gateway.protocol.mode import Mode
 from gateway.server.body import RequestBody
-from gateway.server.clients import Clients
+from gateway.server.clients import Clients, Work
 from gateway.server.handling import Handling
 from gateway.server.head import interim_head, response_head, state_length
 from gateway.server.request import LiveAnswer, LiveUse, Note, Request
@@ -219,6 +219,11 @@ class StreamChannel(Handling):
     def _begin_handling(self, request: Request) -> None:
         self._live, self._request = None, request
         if (task := self._handle(request)) is not None:
+            self._task = task
+
+    def go_on(self, request: Request, work: Work) -> None:
+        self._live = None
+        if (task := self._go_on(request, work)) is not None:
             self._task = task
 
     def _repeated(self, data: bytes | None) -> Request | None:
