@@ -297,14 +297,7 @@ class ReplyParser:
         found = read_lines(lines)
         if found is None:
             return False
-        shape, own = found
-        headers, length = shape.headers.copy(), None
-        for line in own:
-            headers.add(line.name, line.value)
-            if line.length is not None:
-                if length is not None or shape.is_chunked:
-                    return False
-                length = line.length
+        shape, own, headers, length = found
         self._keeps_alive = shape.keeps_alive
         if shape.is_chunked:
             self._framing, self._framing_bytes = _CHUNKS, 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from multidict import CIMultiDict, CIMultiDictProxy, istr
 
@@ -163,8 +163,19 @@ _shapes: Final[dict[tuple[FieldLine | None, ...], ReplyShape]] = {}
 """The shapes of the latest heads, by their remembered lines, with None for each line that is not remembered."""
 
 
-def read_lines(lines: list[bytes]) -> tuple[ReplyShape, list[FieldLine]] | None:
-    """The shape of a head with these field lines, and the lines of its own; None if a line is not valid or unusual."""
+class ReadLines(NamedTuple):
+    """The fields of a head."""
+
+    shape: ReplyShape
+    own: list[FieldLine]
+    """The lines that are not the shape's."""
+    headers: CIMultiDict[str]
+    length: int | None
+    """The value of Content-Length."""
+
+
+def read_lines(lines: list[bytes]) -> ReadLines | None:
+    """Read the field lines of a head; None if one is not valid or unusual."""
     shape = _shapes.get(tuple(map(_lines.get, lines)))
     if shape is None:
         return _learn(lines)
@@ -174,10 +185,21 @@ def read_lines(lines: list[bytes]) -> tuple[ReplyShape, list[FieldLine]] | None:
         if line is None or line.kinds > HAS_LENGTH or line.name in shape.headers:
             return _learn(lines)
         own.append(line)
-    return shape, own
+    return _together(shape, own)
 
 
-def _learn(lines: list[bytes]) -> tuple[ReplyShape, list[FieldLine]] | None:
+def _together(shape: ReplyShape, own: list[FieldLine]) -> ReadLines | None:
+    headers, length = shape.headers.copy(), None
+    for line in own:
+        headers.add(line.name, line.value)
+        if line.length is not None:
+            if length is not None or shape.is_chunked:
+                return None
+            length = line.length
+    return ReadLines(shape, own, headers, length)
+
+
+def _learn(lines: list[bytes]) -> ReadLines | None:
     """The same for a head whose shape is not known; it is now."""
     parsed: list[FieldLine] = []
     for raw in lines:
@@ -202,7 +224,7 @@ def _learn(lines: list[bytes]) -> tuple[ReplyShape, list[FieldLine]] | None:
             _remember(raw, line)
     own = [parsed[at] for at in shape.own_at]
     # The order of lines with one name matters (RFC 9110 section 5.3), and own lines come last.
-    return None if any(line.name in shape.headers for line in own) else (shape, own)
+    return None if any(line.name in shape.headers for line in own) else _together(shape, own)
 
 
 def _remember(raw: bytes, line: FieldLine) -> None:

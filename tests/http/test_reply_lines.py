@@ -10,7 +10,7 @@ _MOST = 256
 def shape_of(*lines: bytes) -> ReplyShape:
     found = read_lines(list(lines))
     assert found is not None
-    return found[0]
+    return found.shape
 
 
 def test_shapes_are_forgotten_beyond_a_number() -> None:

@@ -31,7 +31,7 @@ from gateway.http.http2.receiving import CONNECTION_WINDOW
 from gateway.http.http2.streams import Stream
 from gateway.http.interim_rate import InterimRate
 from gateway.http.reply import MOST_FIELDS, MOST_HEAD_BYTES, MOST_LINE_BYTES, Head, Interim
-from gateway.http.reply_lines import NAMES
+from gateway.http.reply_lines import NAMES, read_lines
 
 MOST_LIST_BYTES: Final = MOST_HEAD_BYTES + 32 * (MOST_FIELDS + 8)
 """Decoded bytes of a reply's field list (sizes as in RFC 9113 section 6.5.2)."""
@@ -72,7 +72,10 @@ def _status_of(fields: FieldList) -> int | None:
 
 def _head_of(status: int, fields: FieldList) -> Head | None:
     """The head of a final reply; None if its Content-Length is repeated or is not a number."""
-    length: int | None = None
+    if (found := read_lines([b"%b: %b" % field for field in fields[1:]])) is not None:
+        shape, own, known, length = found
+        return Head(status, responses.get(status, ""), CIMultiDictProxy(known), length, True, shape, own)
+    length = None
     for name, value in fields:
         if name == b"content-length":
             if length is not None or not is_length(value):
