@@ -24,6 +24,10 @@ from gateway.limits.client_net import UNKNOWN, ClientNet
 
 MOST_UNUSED: Final = 16_384
 """Accounts that are kept although nothing of them is in use."""
+NO_TIMES: Final[dict[Hashable, float]] = {}
+NO_COUNTS: Final[dict[Hashable, int]] = {}
+"""In place of the dictionaries of an account that no rate limit has counted: behind a proxy an account may come and go
+with each live read."""
 _LOOKED_AT: Final = 8
 """Accounts that are looked at for one to be forgotten."""
 
@@ -51,10 +55,12 @@ class Account:
         self.live_reads = 0
         self.followed = 0
         """Live requests at origins that the network has caused."""
-        self.full_at: dict[Hashable, float] = {}
-        """When the bucket of each rate of which something was taken is full again; `Rate` alone changes it."""
-        self.live: dict[Hashable, int] = {}
-        """The live reads that each rate limit counts; only numbers above 0."""
+        self.full_at: dict[Hashable, float] = NO_TIMES
+        """When the bucket of each rate of which something was taken is full again; `Rate` alone changes it, and puts a
+        dictionary of its own in place of `NO_TIMES` first."""
+        self.live: dict[Hashable, int] = NO_COUNTS
+        """The live reads that each rate limit counts; only numbers above 0.  `RateLimits` alone changes it, and
+        replaces `NO_COUNTS` first."""
         self.banned_until = 0.0
         """When the latest ban ends, in monotonic seconds; 0 if there was none.  `Bans` alone changes it."""
         self.ban_s = 0.0
@@ -84,8 +90,9 @@ class Account:
     def end_live(self, sent_bytes: int) -> None:
         """One live read has ended, after `sent_bytes` body bytes, which this count does not depend on."""
         self.live_reads -= 1
-        if not self.live_reads and not self.connections:
-            self.leave()
+        # As `leave`, without two calls: a client behind a proxy often has one live read and nothing else.
+        if not (self.live_reads or self.connections or self.followed or self.live) and self._owner is not None:
+            self._owner.forget_if_settled(self)
 
     def leave(self) -> None:
         """Something of it is no longer in use: forget the account if nothing of it matters any more."""
@@ -121,7 +128,7 @@ class Accounts:
         """The account of a network; None for `UNKNOWN`, which no limit per client bounds."""
         account = self._all.get(net)
         if account is None and net != UNKNOWN:
-            if self._is_full:
+            if len(self._all) >= MOST_UNUSED + self.open_connections:
                 self._make_room()
             account = self._all[net] = Account(net, self)
         return account
@@ -163,10 +170,6 @@ class Accounts:
                     # Connections come and go one by one, so the next smaller number has a network, or there is none.
                     self.most_connections = new
 
-    @property
-    def _is_full(self) -> bool:
-        return len(self._all) >= MOST_UNUSED + self.open_connections
-
     def _make_room(self) -> None:
         """Look at the oldest accounts for some to forget."""
         now = self._now()
@@ -180,5 +183,5 @@ class Accounts:
                 del self._all[account.net]
             else:
                 owing.append((settled_at, account.net))
-        if owing and self._is_full:
+        if owing and len(self._all) >= MOST_UNUSED + self.open_connections:
             del self._all[min(owing)[1]]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gateway.config.rate_limits import RateLimitConfig
-from gateway.limits.accounts import Account
+from gateway.limits.accounts import NO_COUNTS, Account
 from gateway.limits.rates import Rate
 from gateway.limits.retry_after import UNKNOWN_WAIT_S
 
@@ -134,6 +134,8 @@ class LimitedLive:
         self._applied = applied
         self._now = now
         for limit, counted in applied:
+            if counted.live is NO_COUNTS:
+                counted.live = {}
             counted.live[limit] = counted.live.get(limit, 0) + 1
 
     def end_live(self, sent_bytes: int) -> None:

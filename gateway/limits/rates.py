@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.limits.accounts import Account
+from gateway.limits.accounts import NO_TIMES, Account
 
 _ROUNDING_S: Final = 1e-9
 """Tokens count as there this much earlier: times are sums of fractions."""
@@ -45,6 +45,8 @@ class Rate:
     def take_one(self, account: Account, now: float) -> None:
         """Take a token, whether or not it is there."""
         full_at = account.full_at.get(self)
+        if account.full_at is NO_TIMES:
+            account.full_at = {}
         account.full_at[self] = (now if full_at is None or full_at < now else full_at) + self._one_s
 
     def wait_s(self, account: Account, now: float, cost: float = 1.0) -> float:
@@ -55,6 +57,8 @@ class Rate:
 
     def take(self, account: Account, now: float, cost: float = 1.0) -> None:
         """Take `cost` tokens, whether or not they are there."""
+        if account.full_at is NO_TIMES:
+            account.full_at = {}
         account.full_at[self] = max(now, account.full_at.get(self, now)) + cost / self.per_s
 
     def take_left(self, account: Account, now: float, cost: float = 1.0) -> None:

@@ -202,6 +202,9 @@ class Clients:
         the request was read (monotonic seconds), if hits are logged or traced one by one."""
         self.proxies: Proxies | None = None
         """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
+        self.repeats = True
+        """Whether the latest known request that was looked up by its section was, byte for byte, the one that made it
+        known.  New connections expect the same."""
         self.is_draining = False
         """Whether each answer over HTTP/1.1 says that its connection closes, and HTTP/2 connections get a GOAWAY."""
         self._is_closing = False

@@ -48,7 +48,7 @@ class Connection(RecognisingConnection):
         itself even if its address is a trusted proxy's."""
         super().__init__(clients)
         clients.unadmitted += 1
-        self._repeats = True
+        self._repeats = clients.repeats
         self.client = client
         self.proxies = None if is_local else clients.proxies
         self._task: asyncio.Task[None] | None = None

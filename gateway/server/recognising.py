@@ -58,9 +58,10 @@ class RecognisingConnection(ReadingConnection, Handling):
         else:
             known, section = found
             if type(known) is not RememberedAnswer:
-                self._repeats = False
+                self._repeats = clients.repeats = False
                 return isinstance(known, Join) and self._joins(known, section)
-            answer, self._repeats = known, known.request == data
+            answer = known
+            self._repeats = clients.repeats = known.request == data
         began = self._now()
         if (
             began >= answer.until or answer.version is not answer.stream.version or clients.refusals

@@ -156,7 +156,10 @@ class JoinedRead(_Open):
         if read is not None:
             self._write(read, outcome, reason)
             self._read = None
-            self._detach()
+            # As `_detach`, without the call.
+            if (reads := self.reads) is not None:
+                self.reads = None
+                reads.ended(self)
 
     def drop(self) -> None:
         if self._read is not None:
