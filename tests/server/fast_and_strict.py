@@ -218,16 +218,22 @@ class FastAndStrict(RuleBasedStateMachine):
         pair=st.sampled_from(PAIRS[:4]),
         first=st.sampled_from(SETTINGS[:5]),
         more=st.none() | st.sampled_from(SETTINGS),
+        live=st.sampled_from(["", "&live=sse"]),
     )
-    def follow_across_a_change(
-        self, path: str, pair: tuple[list[str], list[str]], first: dict[str, Any], more: dict[str, Any] | None
+    def read_across_a_change(
+        self,
+        path: str,
+        pair: tuple[list[str], list[str]],
+        first: dict[str, Any],
+        more: dict[str, Any] | None,
+        live: str,
     ) -> None:
-        """An SSE reader waits for the origin while the configuration changes, or comes while the gateway drains; others
-        come after it."""
+        """A reader waits for the origin while the configuration changes, or comes while the gateway drains; others come
+        after it."""
         self.reload(first)
-        target, variants = f"{path}?n={next(self.numbers)}&offset=-1&live=sse", [pair[0], pair[0], pair[1], pair[0]]
+        target, variants = f"{path}?n={next(self.numbers)}&offset=-1{live}", [pair[0], pair[0], pair[1], pair[0]]
         versions = self.next_versions(variants)
-        self.on_both(lambda side: side.follow_across(versions, target, variants, more), settles=True)
+        self.on_both(lambda side: side.read_across(versions, target, variants, more), settles=True)
 
     @rule(
         path=st.sampled_from(sorted(PATHS)),

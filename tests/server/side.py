@@ -246,11 +246,12 @@ class Side:
                 wire.reset()
         return found
 
-    async def follow_across(
+    async def read_across(
         self, versions: Sequence[str], target: str, variants: Sequence[Sequence[str]], more: dict[str, Any] | None
     ) -> list[Essence]:
-        """The same, each on a connection of its own.  The first one waits for the origin while `more` is put into
-        effect; without `more`, it comes during a drain that is undone after it."""
+        """The answers to equal reads, each on a connection of its own; those of SSE until they are up to date.  The
+        first one waits for the origin while `more` is put into effect; without `more`, it comes during a drain that is
+        undone after it."""
         gate = self.origin.origin.faults.hold(kind="catchup", times=1)
         if more is None:
             # A connection that is open as the drain begins is sent a GOAWAY.
@@ -266,7 +267,7 @@ class Side:
                 if more is not None:
                     await self.reload(more)
                 gate.release()
-            found.append(await self.answer(exchange, _UP_TO_DATE))
+            found.append(await self.answer(exchange, _UP_TO_DATE if "live=" in target else None))
             if number == 0 and more is None:
                 self.gateway.undo_drain()
             wire.reset()
