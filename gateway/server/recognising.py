@@ -25,7 +25,7 @@ class RecognisingConnection(ReadingConnection, Handling):
     __slots__ = ("_repeats", "client", "proxies")
 
     _repeats: bool
-    """Whether the latest request that was known is, byte for byte, the one that made it known."""
+    """Whether the latest request that was known is, byte for byte, the alias of its answer."""
     client: str | None
     """The address that the connection comes from, without its port; None if it has none."""
     proxies: Proxies | None
@@ -61,7 +61,7 @@ class RecognisingConnection(ReadingConnection, Handling):
                 self._repeats = clients.repeats = False
                 return isinstance(known, Join) and self._joins(known, section)
             answer = known
-            self._repeats = clients.repeats = known.request == data
+            self._repeats = clients.repeats = known.alias == data
         began = self._now()
         if (
             began >= answer.until or answer.version is not answer.stream.version or clients.refusals

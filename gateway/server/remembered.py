@@ -68,6 +68,7 @@ class RememberedAnswer(Known):
         "_head",
         "_is_own",
         "_start",
+        "alias",
         "body_bytes",
         "copied",
         "cost",
@@ -141,6 +142,8 @@ class RememberedAnswer(Known):
         """The request line, and the meaning of the header section."""
         self.request = b""
         """The request that it was made for."""
+        self.alias = b""
+        """The request by whose bytes it is looked up in `RememberedAnswers.exact`."""
         self.cost = 0
         """Bytes of the cache's budget lent for the answer."""
 
@@ -150,7 +153,7 @@ class RememberedAnswer(Known):
 
     def cost_under(self, line: bytes, meaning: Meaning, request: bytes) -> int:
         """Bytes charged for the answer to this request, with this line and this meaning."""
-        return ANSWER_COST + 2 * len(self._head) + self.copied + len(line) + len(meaning.text) + 2 * len(request)
+        return ANSWER_COST + 2 * len(self._head) + self.copied + len(line) + len(meaning.text) + 3 * len(request)
 
     def dropped(self) -> None:
         """The answer is not remembered any more: bytes of its own belong to the clients that have not taken them."""
@@ -240,8 +243,8 @@ class RememberedAnswers:
         self._sections = sections
         self._has_refusals = has_refusals
         self.exact: dict[bytes, tuple[RememberedAnswer, Section]] = {}
-        """Answers by the requests that they were made for, each with its header section: most clients that send the
-        same send these bytes."""
+        """Answers by the requests that rendered them last, each with its header section: clients that all send the same
+        are answered by these bytes."""
         self._by_stream: dict[Stream, set[RememberedAnswer]] = {}
         self._all: OrderedDict[RememberedAnswer, None] = OrderedDict()
         self._uncounted: set[RememberedAnswer] = set()
@@ -293,7 +296,7 @@ class RememberedAnswers:
             remembered.version is remembered.stream.version or remembered.is_unchanged()
         ):
             return True
-        return self._renew(remembered)
+        return self._renew(remembered, request)
 
     def _charge(self, remembered: RememberedAnswer, cost: int) -> None:
         """Record `cost` bytes lent for the answer; a negative number is given back."""
@@ -302,14 +305,26 @@ class RememberedAnswers:
         if cost < 0:
             self._store.take_back(-cost)
 
-    def _renew(self, remembered: RememberedAnswer) -> bool:
+    def _renew(self, remembered: RememberedAnswer, request: bytes) -> bool:
         self._count(remembered)
         if not remembered.render(self._clock.now(), self._clock.wall()):
             return False
         # Touch the stream at most once a second, whatever its number of hits.
         self._touch(remembered.stream)
         self._uncounted.add(remembered)
+        if request != remembered.alias:
+            self._move_alias(remembered, request)
         return True
+
+    def _move_alias(self, remembered: RememberedAnswer, request: bytes) -> None:
+        """Have the answer looked up by the bytes of this request, if there is room without dropping another."""
+        cost = 2 * (len(request) - len(remembered.alias))
+        if request in self.exact or (split := self._sections.split(request)) is None:
+            return
+        if cost <= 0 or (self.cost + cost <= self.budget_bytes and self._store.lend(cost, remembered.stream)):
+            self._charge(remembered, cost)
+            del self.exact[remembered.alias]
+            self.exact[request], remembered.alias = (remembered, split[1]), request
 
     # -- counting
 
@@ -351,12 +366,14 @@ class RememberedAnswers:
             return
         if isinstance(old := meaning.known.get(line), RememberedAnswer):
             self._drop(old)
+        if (found := self.exact.get(request)) is not None:
+            self._drop(found[0])
         while self.cost + cost > self.budget_bytes:
             self._drop(next(iter(self._all)))
         if not self._store.lend(cost, remembered.stream):
             return
         self._charge(remembered, cost)
-        remembered.key, remembered.request = (line, meaning), request
+        remembered.key, remembered.request, remembered.alias = (line, meaning), request, request
         meaning.learn(line, remembered)
         self._all[remembered] = None
         self.exact[request] = (remembered, section)
@@ -374,7 +391,7 @@ class RememberedAnswers:
         self._uncounted.discard(remembered)
         line, meaning = remembered.key
         meaning.forget(line, remembered)
-        del self.exact[remembered.request], self._all[remembered]
+        del self.exact[remembered.alias], self._all[remembered]
         remembered.dropped()
         self._charge(remembered, -remembered.cost)
         siblings = self._by_stream[remembered.stream]

@@ -199,9 +199,9 @@ def exact_request_outlives_its_answer() -> Patches:
     drop = RememberedAnswers._drop
 
     def dropped(self: RememberedAnswers, answer: RememberedAnswer) -> None:
-        kept = self.exact[answer.request]
+        kept = self.exact[answer.alias]
         drop(self, answer)
-        self.exact[answer.request] = kept
+        self.exact[answer.alias] = kept
 
     return [(RememberedAnswers, "_drop", dropped)]
 

@@ -91,7 +91,7 @@ def held_beside(remembered: RememberedAnswer) -> int:
     pieces = {id(piece): len(piece) for piece in (*remembered.pieces, remembered.joined or b"") if id(piece) not in own}
     assert remembered.key is not None
     line, meaning = remembered.key
-    return sum(pieces.values()) + len(line) + len(meaning.text) + len(remembered.request)
+    return sum(pieces.values()) + len(line) + len(meaning.text) + len(remembered.request) + len(remembered.alias)
 
 
 class LentBudget(RuleBasedStateMachine):
@@ -214,6 +214,21 @@ def test_a_large_body_costs_only_bytes_not_shared_with_the_tape() -> None:
     assert cost < 3_000
     cost, held = cost_of(from_inside_a_piece)
     assert 80_000 < held <= cost < 84_000
+
+
+def test_an_answer_is_looked_up_by_the_bytes_of_the_request_that_renewed_it() -> None:
+    kept = Kept(10 << 20)
+    stream = kept.stream("s")
+    kept.append(stream, b"body")
+    first, other = request("s", "-1"), request("s", "-1", 3_900)
+    kept.remember(first, *kept.read(stream, "-1", 1 << 20))
+    before = kept.store.lent
+    for sent in (other, first):
+        kept.bench.clock.advance(1.0)
+        answer = kept.answers.find(sent)
+        assert answer is not None
+        assert [(sent, answer)] == [(alias, found) for alias, (found, _) in kept.answers.exact.items()]
+    assert kept.store.lent == before
 
 
 def test_an_answer_read_before_a_forget_is_not_remembered_after_it() -> None:
