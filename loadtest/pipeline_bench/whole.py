@@ -35,6 +35,8 @@ def measure_run(log: Path, folder: Path, master: str) -> Whole:
     command = [sys.executable, "-m", "gateway", "pipeline", "run", str(log), "--master", master]
     for flag, name in (("--lake", "lake"), ("--plan", "plan.json"), ("--report", "report.html")):
         command += [flag, str(folder / name)]
+    # Time of processes that an earlier command has left would be counted, too.
+    _wait_for_all()
     spent = Spent()
     is_over = threading.Event()
     looking = threading.Thread(target=spent.watch, args=(is_over,))
@@ -43,13 +45,18 @@ def measure_run(log: Path, folder: Path, master: str) -> Whole:
         load, began = os.getloadavg()[0], time.perf_counter()
         subprocess.run(command, check=True, timeout=_BOUND_S, capture_output=True)
         wall_s = time.perf_counter() - began
-        with suppress(ChildProcessError):
-            while True:
-                os.wait()
+        _wait_for_all()
     finally:
         is_over.set()
         looking.join()
     return Whole(wall_s, spent.total_s, load)
+
+
+def _wait_for_all() -> None:
+    """Wait until all children of this process have ended."""
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
 
 
 @dataclass(slots=True)
