@@ -53,7 +53,9 @@ SHARED: Final[Kinds] = 16
 NOT_ALIKE: Final[Kinds] = 32
 """Replies with it are not passed on alike: Location depends on the request, and Connection may name any other field."""
 _KINDS: Final = {
-    **dict.fromkeys((*HOP_BY_HOP, "cache-status", "content-type", "server", "vary", "via"), SHARED),
+    **dict.fromkeys(
+        (*HOP_BY_HOP, "cache-status", "content-type", "server", "vary", "via", "x-accel-buffering"), SHARED
+    ),
     "connection": FOR_CONNECTION | SHARED,
     "location": NOT_ALIKE | SHARED,
     "transfer-encoding": UNUSUAL,
@@ -69,12 +71,8 @@ _PLAIN_NAMES: Final = {
     if name.lower() not in _READ_NAMES and not name.lower().startswith(_CORS)
 }
 """Names of fields from which nothing is derived."""
-_OWN_NAMES: Final = frozenset(
-    spelling
-    for name in ("Content-Length", "Date", "ETag", "Producer-Seq", "Stream-Cursor", "Stream-Next-Offset")
-    for spelling in (name, name.lower(), name.title())
-)
-"""Names of fields whose values differ from reply to reply: their lines are not remembered."""
+_OWN_NAMES: Final = frozenset({"content-length", "date", "etag", "producer-seq", "stream-cursor", "stream-next-offset"})
+"""Names of fields whose values differ from reply to reply, in lower case: their lines are not remembered."""
 
 
 @lru_cache(64)
@@ -212,15 +210,21 @@ def _learn(lines: list[bytes]) -> ReadLines | None:
     for raw, line in zip(lines, parsed, strict=True):
         if line.kinds & SHARED:
             _remember(raw, line)
-    # Other lines that are new belong to shapes once they have come again, because they may differ each time.
-    key = tuple([line if _lines.get(raw) is line else None for raw, line in zip(lines, parsed, strict=True)])
+    # Other lines that are new belong to shapes once they have come again, because they may differ each time.  A shared
+    # line always belongs to the shape, even if a later line of this head has just displaced it.
+    key = tuple(
+        [
+            line if line.kinds & SHARED or _lines.get(raw) is line else None
+            for raw, line in zip(lines, parsed, strict=True)
+        ]
+    )
     shape = _shapes.get(key)
     if shape is None:
         if len(_shapes) >= _MOST_SHAPES:
             del _shapes[next(iter(_shapes))]
         shape = _shapes[key] = ReplyShape(key)
     for raw, line in zip(lines, parsed, strict=True):
-        if len(raw) <= _MOST_REMEMBERED_BYTES and line.name not in _OWN_NAMES:
+        if len(raw) <= _MOST_REMEMBERED_BYTES and line.name.lower() not in _OWN_NAMES:
             _remember(raw, line)
     own = [parsed[at] for at in shape.own_at]
     # The order of lines with one name matters (RFC 9110 section 5.3), and own lines come last.

@@ -19,6 +19,7 @@ from gateway.protocol.forwarded_headers import Headers, response_headers_for_cli
 from gateway.protocol.names import EVENT_CONTROL
 from gateway.protocol.sse import SseParser, SseTooLarge, parse_control
 from gateway.server.context import RequestContext, ResponseRecorder
+from gateway.server.cors import named_origin
 from gateway.server.head import field_lines
 from gateway.upstream.reply import Reply
 
@@ -48,7 +49,9 @@ def relayed_fields(recorder: ResponseRecorder, context: RequestContext, reply: R
             headers[_LOCATION] = route.public_location(location, f"{request.scheme}://{request.host}")
         recorder.dress(route, web_origin, headers)
         return headers
-    key = recorder, route, reply.status, context.why_alone, request.method == "GET", web_origin
+    # Not the client's Origin as it is: clients choose it, and most answers do not depend on it.
+    named = named_origin(route.cors, web_origin) if route is not None else None
+    key = recorder, route, reply.status, context.why_alone, request.method == "GET", named
     shared: _Shared | None = shape.fact(key)
     if shared is None:
         fields = _passed(recorder, context, reply.status, shape.headers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gateway.http.reply_lines import ReplyShape, read_lines
 
 _MOST = 256
@@ -39,3 +41,23 @@ def test_lines_of_one_name_stay_in_their_order() -> None:
 def test_a_line_that_differs_each_time_belongs_to_no_shape() -> None:
     shapes = [shape_of(b"Vary: accept", b"X-Ray: %d" % number) for number in range(3)]
     assert shapes[0] is shapes[1] is shapes[2]
+
+
+@pytest.mark.parametrize("name", [b"Content-length", b"CONTENT-LENGTH", b"content-length"])
+def test_a_length_in_any_spelling_is_read_each_time_it_comes(name: bytes) -> None:
+    line = name + b": 5"
+    for _ in range(3):
+        found = read_lines([b"Vary: length", line])
+        assert found is not None
+        assert found.length == 5
+        assert read_lines([line, line]) is None
+        assert read_lines([b"Transfer-Encoding: chunked", line]) is None
+
+
+def test_a_line_of_framing_belongs_to_the_shape_while_later_lines_displace_it() -> None:
+    for number in range(5_000):
+        found = read_lines([b"Transfer-Encoding: chunked", b"Connection: close", b"Content-Type: x/%d" % number])
+        assert found is not None
+        assert found.shape.is_chunked
+        assert not found.shape.keeps_alive
+        assert found.own == []

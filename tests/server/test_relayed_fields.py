@@ -102,3 +102,21 @@ def test_replies_that_differ_in_lines_of_their_own_have_one_shape() -> None:
     assert heads[2].shape is heads[3].shape is not None
     assert heads[3].headers.getall("Date") == ["3"]
     assert heads[3].headers.getall("X-Request-Number") == ["3"]
+
+
+def test_an_event_stream_that_may_be_buffered_keeps_the_origins_word_for_it() -> None:
+    for _ in range(2):
+        head = head_of([b"Content-Type: text/event-stream", b"X-Accel-Buffering: yes"])
+        lines = [line for line in passed(head, None, ROUTES[0]) if line.startswith(b"X-Accel-Buffering")]
+        assert lines == [b"X-Accel-Buffering: yes"]
+
+
+def test_origins_that_an_answer_does_not_name_do_not_crowd_out_its_fields() -> None:
+    for route in ROUTES:
+        head = head_of([b"Vary: crowd"])
+        assert head.shape is not None
+        passed(head, "https://0.example", route)
+        head.shape.derived("kept", True)
+        for number in range(20):
+            passed(head, f"https://{number}.example", route)
+        assert head.shape.fact("kept")
