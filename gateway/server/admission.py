@@ -115,7 +115,9 @@ class Admission:
     def joined(self, account: Account | None, route: str) -> None:
         """Count the request of a live read that has joined."""
         if self.rates.limits:
-            self.rates.take(account, route, self._now())
+            # It may be over already, and its account forgotten: what is taken of another object counts for nothing.
+            current = self.accounts.of(account.net) if account is not None else None
+            self.rates.take(current, route, self._now())
 
     def charge(self, net: str, route: str, sent_bytes: int) -> None:
         """Count the body bytes of an answer that is not live."""

@@ -85,10 +85,16 @@ def lines_named(names: Sequence[str]) -> re.Pattern[bytes]:
     by_letter: dict[str, list[str]] = {}
     for name in names:
         first, *others = name[1:].split("-")
-        parts = [re.escape(first), *(f"[{part[0].upper()}{part[0]}]{re.escape(part[1:])}" for part in others)]
-        by_letter.setdefault(name[0], []).append("-".join(parts))
-    spelled = [f"[{letter.upper()}{letter}](?:{'|'.join(rests)})" for letter, rests in by_letter.items()]
+        rest = "-".join([re.escape(first), *(_either_case(part[:1]) + re.escape(part[1:]) for part in others)])
+        by_letter.setdefault(name[0], []).append(rest)
+    spelled = [f"{_either_case(letter)}(?:{'|'.join(rests)})" for letter, rests in by_letter.items()]
     return re.compile(rb"\r\n(?:" + "|".join(spelled).encode() + rb"):[\t\x20-\x7e]*+(?=\r\n)")
+
+
+def _either_case(character: str) -> str:
+    """A pattern for a character of a header name in both cases.  Many of those that are not letters, such as `^`, have
+    a meaning in patterns."""
+    return f"[{character.upper()}{character}]" if character.isalpha() else re.escape(character)
 
 
 _ORIGIN: Final = lines_named(("origin",))

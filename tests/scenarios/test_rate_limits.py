@@ -77,6 +77,20 @@ async def test_joins_by_bytes_take_tokens_as_well(origin: RunningOrigin, start: 
     assert (await edge.get(target, MINE)).status == 429
 
 
+async def test_joins_that_are_answered_at_once_take_tokens_as_well(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, **one(requests_per_s=0.001, burst=3))
+    created = await edge.put("/s", b"x")
+    target = f"/s?offset={created.next_offset}&live=long-poll"
+    waiting = await edge.begin(target, OTHERS)
+    await eventually(lambda: any(topic.is_confirmed for topic in edge.gateway.engine.live.topics()))
+    appended = await edge.post("/s", b"y")
+    assert (await waiting.answer("GET")).body == b"y"
+    # Keeps the stream followed.
+    await edge.begin(f"/s?offset={appended.next_offset}&live=long-poll", OTHERS)
+    await eventually(lambda: edge.gateway.clients.accounts.live_reads("192.0.2.2") == 1)
+    assert [(await edge.get(target, MINE)).status for _ in range(5)] == [200, 200, 200, 429, 429]
+
+
 async def test_bytes_are_charged_after_the_answer(origin: RunningOrigin, start: Start) -> None:
     edge = await start(origin.url, **one(bytes_per_s=1_000))
     assert (await edge.put("/s", b"x" * 2_500)).status == 201

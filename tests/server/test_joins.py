@@ -83,6 +83,14 @@ def test_credentials_leave_the_key_only_on_routes_whose_readers_share() -> None:
     assert sections.for_hits(section, decisive).text == text
 
 
+@pytest.mark.parametrize(("name", "other"), [("x--a", "x-b-a"), ("x-", "x-b"), ("x-^a", "x-ba")])
+def test_a_credential_of_an_unusual_name_takes_no_other_line_out_of_the_key(name: str, other: str) -> None:
+    rules = HeaderRules(personal=frozenset({name}))
+    section = (sections := Sections([rules])).of(f"\r\n{name}: 1\r\n{other}: 2\r\n\r\n".encode())
+    assert section is not None
+    assert sections.for_hits(section, rules).text == f"\r\n{other}: 2\r\n\r\n".encode()
+
+
 ALLOWED = HeaderRules(web_origins=frozenset({"https://a.example", "https://b.example"}))
 
 
