@@ -156,6 +156,14 @@ class Accounts:
         if not (account.full_at or account.banned_until) or account.settled_at <= self._now():
             self._all.pop(account.net, None)
 
+    def forget_full(self) -> None:
+        """Forget the full buckets of all accounts: those of rates that are no longer in effect would stay as long as
+        their clients do."""
+        now = self._now()
+        for account in self._all.values():
+            owed = {rate: full_at for rate, full_at in account.full_at.items() if full_at > now}
+            account.full_at = owed or NO_TIMES
+
     def _resize(self, account: Account, by: int) -> None:
         sizes, old = self._sizes, account.connections
         account.connections = new = old + by

@@ -52,6 +52,7 @@ class Admission:
         """Use these limits from now on."""
         self.most_live_reads = limits.most_client_live_reads
         self._bans.configure(limits.client_refusals_per_s, self.accounts)
+        self.accounts.forget_full()
 
     def admit(self, channel: Channel, account: Account | None, route: str, *, is_live: bool) -> RateLimitFields | None:
         """Count the request, and the live read until the channel's `live_use` ends.

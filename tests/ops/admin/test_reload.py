@@ -376,3 +376,17 @@ async def test_rate_limits_change_in_place(bench: Bench, file: File) -> None:
     file.write(limits="max_connections = 9")
     assert (await bench.post("/api/reload", {}))["changed"] == ["rate_limit.all"]
     await bench.warm("/s?offset=-1")
+
+
+async def test_a_client_that_stays_keeps_nothing_of_limits_that_reloads_have_replaced(bench: Bench, file: File) -> None:
+    await bench.put("/s", is_closed=True)
+    kept = []
+    for rate in range(1, 5):
+        file.write(more=f'[[rate_limit]]\nname = "each"\nrequests_per_s = {rate}')
+        await bench.post("/api/reload", {})
+        assert (await bench.read("/s?offset=-1"))[0] == 200
+        account = bench.gateway.clients.accounts.find("127.0.0.1")
+        assert account is not None
+        kept.append(len(account.full_at))
+        bench.clock.advance(60)
+    assert kept == [kept[0]] * 4
