@@ -320,6 +320,18 @@ class Side:
             for wire in wires:
                 await wire.closed()
 
+    async def rest(self) -> None:
+        """Wait until no request of the gateway's own waits for an answer of the origin; nothing that lingers ends."""
+        engine = self.gateway.engine
+
+        def is_at_rest() -> bool:
+            return not engine.fetches and all(
+                topic.is_confirmed or topic.failure is not None or topic.stream.tape.closed_at is not None
+                for topic in engine.live.topics()
+            )
+
+        await eventually(is_at_rest, state=lambda: (engine.fetches, list(engine.live.topics())))
+
     async def settle(self, clock: ManualClock) -> None:
         """End what lingers, and wait until nothing goes on by itself; no time goes by."""
         engine = self.gateway.engine

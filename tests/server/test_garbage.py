@@ -15,6 +15,7 @@ from types import TracebackType
 import pytest
 from hyperframe.frame import RstStreamFrame, WindowUpdateFrame
 
+from gateway.aio.clock import Clock, ManualClock
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import start_origin
@@ -197,14 +198,17 @@ async def _answer_never(asked: Asked, writer: asyncio.StreamWriter) -> None:
 
 
 @asynccontextmanager
-async def _gateway(script: Script, **settings: object) -> AsyncIterator[tuple[RunningGateway, int, HostileOrigin]]:
+async def _gateway(
+    script: Script, clock: Clock | None = None, **settings: object
+) -> AsyncIterator[tuple[RunningGateway, int, HostileOrigin]]:
     """A gateway before an origin that does what `script` says, and the gateway's port."""
     origin = HostileOrigin(script, takes_head=True)
     await origin.start()
     gateway = await start_gateway(
         GatewayConfig.for_origin(
             origin.url, listen="127.0.0.1:0", admin="127.0.0.1:0", retry_attempts=0, live_linger_s=0, **settings
-        )
+        ),
+        clock=clock,
     )
     try:
         yield gateway, int(gateway.gateway_url.rpartition(":")[2]), origin
@@ -268,7 +272,9 @@ async def test_a_client_that_leaves_while_held_bytes_wait_for_the_origin_leaves_
             await _answer_never(asked, writer)
         writer.write(part_of_stream(b"held", "0001"))
 
-    async with _gateway(script, trust_s=0, follow_above_per_s=0, shutdown_timeout_s=1) as (gateway, port, origin):
+    # No time goes by: a read whose origin is silent for too long would be given the held bytes.
+    async with _gateway(script, ManualClock(), trust_s=0, follow_above_per_s=0, shutdown_timeout_s=1) as running:
+        gateway, port, origin = running
 
         async def use() -> None:
             count = len(origin.asked)
