@@ -172,7 +172,10 @@ class _Attempt(FirstRead):
         progress = self._progress
         while True:
             if progress.start != NOW:
+                at = progress.at
                 self._take_tape()
+                if progress.at != at:
+                    self._may_wait_again()
             match decide(self.stream, progress, self._clock.now()):
                 case Send() as step:
                     return self._send(step)
@@ -243,8 +246,12 @@ class _Attempt(FirstRead):
                 fetched = await self._fetch_tail()
                 if fetched is not None:
                     return await self._answer_from(*fetched)
-                progress.has_waited = False
+                self._may_wait_again()
         return None
+
+    def _may_wait_again(self) -> None:
+        """Let the read wait for its follower once more: it has come further since, or its fetch was another read's."""
+        self._progress.may_connect, self._progress.has_waited = bool(self._read.route.heard_s), False
 
     async def _fresh(self, start: str) -> Head:
         """What the origin says at `start` now.  Raises Uncacheable."""

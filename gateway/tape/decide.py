@@ -121,9 +121,10 @@ class Progress:
     is_confirmed: bool = False
     """Whether the origin has been asked for the bytes in memory by this read."""
     may_connect: bool = False
-    """Whether a follower may name the tail: replies of the route may be followed, and the read has not waited."""
+    """Whether a follower may name the tail: replies of the route may be followed, and the read has not waited for the
+    connection since it last came further."""
     has_waited: bool = False
-    """Whether the read has waited for what the follower brings."""
+    """Whether the read has waited for what the follower brings since it last came further."""
     failed_at: float | None = None
     """When the origin failed to answer the read (Unix seconds); None if it has not failed."""
 

@@ -102,6 +102,10 @@ def request(data: bytes) -> None:
     is_bounded(sum(len(event) for event in events if isinstance(event, bytes)), data, 1, 0)
 
 
+def _name(field: tuple[str, str]) -> str:
+    return field[0].lower()
+
+
 def _reply(data: bytes, *, is_head: bool) -> None:
     def run(pieces: list[bytes]) -> tuple[list[Any], bool]:
         parser, events, is_broken = ReplyParser(), [], False
@@ -116,8 +120,11 @@ def _reply(data: bytes, *, is_head: bool) -> None:
         except ReplyBroken:
             is_broken = True
         parser.close()
+        # Lines that replies share precede the reply's own; only fields of one name have an order (RFC 9110 §5.3).
         shown = [
-            (one.status, one.reason, list(one.headers.items()), one.content_length) if isinstance(one, Head) else one
+            (one.status, one.reason, sorted(one.headers.items(), key=_name), one.content_length)
+            if isinstance(one, Head)
+            else one
             for one in events
         ]
         # How much of a body comes before an error depends on where its pieces end.
