@@ -177,5 +177,5 @@ def benchmarks() -> list[Benchmark]:
             )
             for name, title, unit, peer, measure in kinds
         ),
-        Benchmark("production-memory", (memory_row,), (GATEWAY, NOTHING, NCHAN), _memory, most_rounds=1),
+        Benchmark("production-memory", (memory_row,), (GATEWAY, NOTHING, NCHAN), _memory),
     ]
