@@ -19,7 +19,7 @@ from aiohttp import web
 
 from gateway.aio.clock import Clock, SystemClock
 from gateway.aio.tasks import Tasks
-from gateway.aio.wheel import TICK_S
+from gateway.aio.timers import TICK_S
 from gateway.config.addresses import Address
 from gateway.config.cache_plan import CachePlan
 from gateway.config.change import Change

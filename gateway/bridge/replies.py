@@ -14,12 +14,12 @@ from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.aio.timers import Deadline
 from gateway.bridge.names import offset_at
 from gateway.http.reply import Head
 from gateway.protocol.names import STREAM_CLOSED, STREAM_NEXT_OFFSET, STREAM_UP_TO_DATE
 from gateway.s2.errors import Other, parse_error
 from gateway.upstream.call import Bounds
-from gateway.upstream.deadline import Deadline
 from gateway.upstream.reply import Reply
 from gateway.upstream.s2_client import S2Refused
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
 
-from gateway.limits.shared_bytes import Holding, SharedBytes
+from gateway.limits.memory import Holding, SharedBytes
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.stream_version import Edition, Version
 from gateway.tape.stream import Stream

@@ -37,7 +37,7 @@ from zlib_ng import zlib_ng
 from gateway.aio.clock import Clock, wait_until
 from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.engine.read import Read
-from gateway.limits.shared_bytes import SharedBytes
+from gateway.limits.memory import SharedBytes
 from gateway.protocol.coding import Coding, is_compressible
 from gateway.protocol.etag import matched_coding, of_coding
 from gateway.protocol.freshness import parse_cache_control

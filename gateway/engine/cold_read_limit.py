@@ -15,8 +15,7 @@ from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.route import Route
 from gateway.errors import TooManyAbsent, TooManyRequests
 from gateway.limits.accounts import Account, Accounts
-from gateway.limits.rates import Rate
-from gateway.limits.retry_after import retry_after_s
+from gateway.limits.rate_limits import Rate, retry_after_s
 from gateway.telemetry.metrics import MetricsRecorder
 
 _BURST_S: Final = 2.0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
-from gateway.aio.wheel import Wheel
+from gateway.aio.timers import Wheel
 from gateway.bridge.bridge import Bridge
 from gateway.config.gateway import GatewayConfig
 from gateway.config.limits import LimitsConfig
@@ -39,8 +39,7 @@ from gateway.engine.sse import Sse, Subscription
 from gateway.engine.sse_opening import SseOpening
 from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
-from gateway.limits.accounts import Account, Accounts
-from gateway.limits.client_net import client_nets
+from gateway.limits.accounts import Account, Accounts, client_nets
 from gateway.live.subscriber import Subscriber, Wire
 from gateway.live.table import LiveTable
 from gateway.live.topics import LiveTopics

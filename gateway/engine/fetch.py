@@ -21,8 +21,7 @@ from typing import Any, Final, assert_never
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock, pause
-from gateway.aio.eager import begin
-from gateway.aio.tasks import Tasks
+from gateway.aio.tasks import Tasks, begin
 from gateway.engine.classifier import (
     BEYOND_TAIL,
     NO_HEAD,

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.aio.clock import Clock
-from gateway.aio.eager import in_task
+from gateway.aio.tasks import in_task
 from gateway.engine.classifier import Effect, SentFetch, is_overtaken
 from gateway.errors import UpstreamBroken, UpstreamCongested
 from gateway.limits.inflow import Inflow

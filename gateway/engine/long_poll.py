@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.aio.tasks import Tasks
-from gateway.aio.wheel import Wheel
+from gateway.aio.timers import Wheel
 from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.engine.catchup import CatchUp
 from gateway.engine.incarnations import Incarnations

@@ -13,14 +13,14 @@ from typing import NamedTuple, Protocol
 
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
-from gateway.aio.wheel import TICK_S, Wheel
+from gateway.aio.timers import TICK_S, Wheel
 from gateway.engine.answer import Answer
 from gateway.engine.classifier import BEYOND_TAIL
 from gateway.engine.live_read import TOO_LARGE
 from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import failure_answer, origin_error_answer
 from gateway.errors import GatewayError, TailMovedBack
-from gateway.limits.shared_bytes import SharedBytes
+from gateway.limits.memory import SharedBytes
 from gateway.live.reader import drop_failed
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome

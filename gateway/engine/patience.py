@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from gateway.aio.clock import Clock, Timer
-from gateway.aio.eager import in_task
+from gateway.aio.tasks import in_task
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.read import Read
 from gateway.tape.stream import Stream

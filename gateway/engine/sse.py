@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.aio.tasks import Tasks
-from gateway.aio.wheel import Wheel
+from gateway.aio.timers import Wheel
 from gateway.engine.answer import Answer
 from gateway.engine.incarnations import Incarnations
 from gateway.engine.live_read import LiveReads

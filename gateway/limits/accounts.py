@@ -1,8 +1,11 @@
-"""Accounts: what each client network uses now, what it has taken of its allowances, and for how long it is banned.
+"""Accounts of client networks: what each uses now, what it has taken of its allowances, and for how long it is banned.
+
+The network of a client is its address, with the host part of an IPv6 address cut off (`client_nets`).  An IPv6 host has
+at least a /64 of addresses and may use a new one for every request (RFC 8981), so a limit per address would be none.
 
 Every limit of a client reads and changes this one record: connections, live reads, followed streams, the token buckets
-of rates (`gateway.limits.rates`), the live reads that each rate limit counts, and the ban.  `Accounts` owns the records
-and defines the network of an address.  An account exists while something of it is in use, taken or banned.
+of rates, the live reads that each rate limit counts, and the ban.  `Accounts` owns the records.  An account exists
+while something of it is in use, taken or banned.
 
 Accounts that are in use are bounded by the connections.  Of the others about `MOST_UNUSED` are kept: beyond that, each
 new account takes the place of one of the oldest.  Accounts whose buckets are full are forgotten without loss, else the
@@ -15,12 +18,43 @@ shares need it at once.
 
 from __future__ import annotations
 
+import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
+from functools import lru_cache
 from itertools import islice
 from typing import Final
 
-from gateway.limits.client_net import UNKNOWN, ClientNet
+UNKNOWN: Final = ""
+"""The net of clients without an address: those on a Unix socket, and the gateway itself."""
+
+ClientNet = Callable[[str | None], str]
+"""Gives the net of an address."""
+
+
+def client_nets(v4_bits: int, v6_bits: int) -> ClientNet:
+    """A function that gives the net of an address (None: unknown) as text, such as `192.0.2.7` or `2001:db8::/64`.
+
+    `v4_bits` and `v6_bits` are the lengths of the prefixes that are kept.
+    """
+
+    @lru_cache(16_384)
+    def client_net(address: str | None) -> str:
+        if address is None:
+            return UNKNOWN
+        try:
+            plain = ipaddress.ip_address(address.partition("%")[0])
+        except ValueError:
+            return UNKNOWN
+        if isinstance(plain, ipaddress.IPv6Address) and plain.ipv4_mapped is not None:
+            plain = plain.ipv4_mapped
+        bits = v4_bits if plain.version == 4 else v6_bits
+        if bits == plain.max_prefixlen:
+            return str(plain)
+        return str(ipaddress.ip_network((plain, bits), strict=False))
+
+    return client_net
+
 
 MOST_UNUSED: Final = 16_384
 """Accounts that are kept although nothing of them is in use."""

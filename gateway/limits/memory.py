@@ -1,14 +1,23 @@
-"""When a process comes close to its memory limit: what to give up, in which order, and when to stop.
+"""Bounds on memory: the measures of a process close to its limit, and the clients that are charged for shared bytes.
 
-The order is that of Envoy's overload manager: first the cache, which costs no client an answer, then the clients that
-hold most, then new connections.  Above each mark one more measure is taken.  A measure ends only once memory is clearly
-below its mark, so that it is not switched on and off.  The cache's budget is always what fits below the first mark.
-Pure: the owner looks from time to time and acts on the answer.
+`MemoryGuard` decides which memory is given up close to the limit, in which order, and when to stop.  The order is that
+of Envoy's overload manager: first the cache, which costs no client an answer, then the clients that hold most, then new
+connections.  Above each mark one more measure is taken.  A measure ends only once memory is clearly below its mark, so
+that it is not switched on and off.  The cache's budget is always what fits below the first mark. Pure: the owner looks
+from time to time and acts on the answer.
+
+`charged` divides bytes that several clients hold at once.  A body that many clients are sent is in memory once.  While
+the cache holds it too, its budget is charged for it, and no client is.  Once the cache has dropped it, it belongs to
+the clients that have not taken it yet, in proportion to what they hold: evicting a tape or an answer frees nothing as
+long as a connection refers to its bytes.
+
+Nothing is counted where bytes are written.  `gateway.server.shedding` looks from time to time at what connections
+refer to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple, TypeVar
@@ -121,3 +130,47 @@ def victims(costs: Iterable[tuple[int, T]], excess: int, cost_now: Callable[[T],
         found[one] = -minus_cost
         excess += minus_cost
     return found
+
+
+class SharedBytes:
+    """Bytes in memory that several holders refer to."""
+
+    __slots__ = ("in_cache", "size")
+
+    def __init__(self, size: int, *, in_cache: bool = False) -> None:
+        self.size = size
+        """How many bytes there are, at most."""
+        self.in_cache = in_cache
+        """Whether the cache's budget is charged for them."""
+
+    def __repr__(self) -> str:
+        return f"<SharedBytes {self.size}{' in the cache' * self.in_cache}>"
+
+
+class Holding(NamedTuple):
+    """A holder's part of shared bytes."""
+
+    shared: SharedBytes
+    size: int
+    """How many of them it refers to."""
+
+
+NOTHING: tuple[Holding, ...] = ()
+
+
+def charged(holdings: Iterable[tuple[int, Holding]], holders: int) -> Iterator[int]:
+    """The bytes that each of `holders` is charged for, in their order.
+
+    `holdings` are the bytes that they refer to, by the holder's number.  Bytes that several refer to are divided among
+    them by how many each refers to.
+    """
+    charges = [0] * holders
+    by_shared: dict[SharedBytes, list[tuple[int, int]]] = {}
+    for number, (shared, size) in holdings:
+        if size and not shared.in_cache:
+            by_shared.setdefault(shared, []).append((number, size))
+    for shared, parts in by_shared.items():
+        total = sum(size for _, size in parts)
+        for number, size in parts:
+            charges[number] += size if total <= shared.size else size * shared.size // total
+    yield from charges

@@ -1,5 +1,18 @@
-"""The limits of the configuration's `[[rate_limit]]` tables: requests and bytes a second, and live reads at once.
+"""Limits on rates: token buckets, the bans of clients that heed no refusal, and the configured rate limits.
 
+A `Rate` is a token bucket, kept as one number (the generic cell rate algorithm, ITU-T I.371).  A bucket that refills at
+`per_s` and holds `burst` tokens is described by the time at which it will be full again.  The account of its client
+keeps that time.  A bucket that is full has nothing to remember.
+
+`Bans` closes out client nets that go on sending refused requests.  A refusal costs the gateway almost as much as an
+answer, so a client that does not heed it can still take the processor from others.  A net that is refused more than
+`per_s` times a second for long is banned: its connections close, and new ones close at once, which costs a tenth.  It
+may be refused ten seconds' worth at once, and a quarter of that again after a ban.
+
+The first ban lasts for `BAN_S`.  One that begins before the net has been good for as long as its previous ban lasted is
+twice as long as that, up to `LONGEST_S`, so repeat offenders are admitted less and less often.
+
+`RateLimits` are the configuration's `[[rate_limit]]` tables: requests and bytes a second, and live reads at once.
 A request is admitted if every limit that applies to it admits it, and takes a token of each.  Bytes are charged when an
 answer has been sent: its length may not be known before, and a part of it would be useless.  A limit on bytes thus goes
 into debt, and refuses requests until the debt is paid.
@@ -14,13 +27,133 @@ is not known, is not bounded by a limit per client.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
 
 from gateway.config.rate_limits import RateLimitConfig
-from gateway.limits.accounts import NO_COUNTS, Account
-from gateway.limits.rates import Rate
-from gateway.limits.retry_after import UNKNOWN_WAIT_S
+from gateway.limits.accounts import NO_COUNTS, NO_TIMES, Account
+
+_ROUNDING_S: Final = 1e-9
+"""Tokens count as there this much earlier: times are sums of fractions."""
+
+
+class Rate:
+    """A token bucket for each account.  `per_s` tokens come a second, and at most `burst` are kept.
+
+    `now` is monotonic seconds in all methods.
+    """
+
+    __slots__ = ("_may_miss_s", "_one_s", "burst", "per_s")
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        self.per_s = per_s
+        self.burst = burst
+        self._one_s = 1 / per_s
+        self._may_miss_s = (burst - 1) / per_s + _ROUNDING_S
+        """A bucket that will be full this much later has one token."""
+
+    def __repr__(self) -> str:
+        return f"<Rate {self.per_s:g} a second, {self.burst:g} at once>"
+
+    def left(self, account: Account, now: float) -> float:
+        """Tokens in the bucket; negative if more were taken than it held."""
+        full_at = account.full_at.get(self)
+        return self.burst if full_at is None or full_at <= now else self.burst - (full_at - now) * self.per_s
+
+    def has_one(self, account: Account, now: float) -> bool:
+        """Whether there is a token."""
+        full_at = account.full_at.get(self)
+        return full_at is None or full_at - now <= self._may_miss_s
+
+    def take_one(self, account: Account, now: float) -> None:
+        """Take a token, whether or not it is there."""
+        full_at = account.full_at.get(self)
+        if account.full_at is NO_TIMES:
+            account.full_at = {}
+        account.full_at[self] = (now if full_at is None or full_at < now else full_at) + self._one_s
+
+    def wait_s(self, account: Account, now: float, cost: float = 1.0) -> float:
+        """Seconds until `cost` tokens are there; 0 if they are.  A cost above `burst` counts as `burst`."""
+        missing = min(cost, self.burst) - self.left(account, now)
+        wait_s = missing / self.per_s
+        return wait_s if wait_s > _ROUNDING_S else 0.0
+
+    def take(self, account: Account, now: float, cost: float = 1.0) -> None:
+        """Take `cost` tokens, whether or not they are there."""
+        if account.full_at is NO_TIMES:
+            account.full_at = {}
+        account.full_at[self] = max(now, account.full_at.get(self, now)) + cost / self.per_s
+
+    def take_left(self, account: Account, now: float, cost: float = 1.0) -> None:
+        """Take `cost` tokens, or as many as there are."""
+        self.take(account, now, max(0.0, min(cost, self.left(account, now))))
+
+    def keep_empty(self, account: Account, now: float, until: float) -> None:
+        """Take the tokens that are there, and those that come before `until`."""
+        self.take(account, now, max(0.0, self.left(account, now) + (until - now) * self.per_s))
+
+
+UNKNOWN_WAIT_S: Final = 5.0
+"""The wait for a place whose holder may leave at any time."""
+_LONGEST_WAIT_S: Final = 86_400.0
+"""A longer wait, which may be infinite, is stated as this one."""
+
+
+def retry_after_s(wait_s: float, rng: random.Random) -> int:
+    """Whole seconds for Retry-After, for a client that has to wait `wait_s`.
+
+    It is later than needed by up to as much again, and a second at least, so that clients that were refused together do
+    not come back together.
+    """
+    wait_s = min(wait_s, _LONGEST_WAIT_S)
+    return math.ceil(wait_s + rng.uniform(0, max(1.0, wait_s)))
+
+
+BAN_S: Final = 10.0
+"""The length of a first ban in seconds."""
+LONGEST_S: Final = 320.0
+"""The length of the longest ban in seconds."""
+_BURST_S: Final = 10.0
+"""Refusals of this many seconds may come at once."""
+_LEFT_AFTER_BAN: Final = 0.25
+"""The share of the burst that a net has after a ban."""
+
+
+class Bans:
+    """The rule by which nets are banned; their accounts have the bans.  `now` is monotonic seconds in all methods."""
+
+    def __init__(self, per_s: float) -> None:
+        self._refusals: Rate | None = None
+        self.configure(per_s)
+
+    def __repr__(self) -> str:
+        return f"<Bans {self._refusals}>"
+
+    def configure(self, per_s: float, accounts: Iterable[Account] = ()) -> None:
+        """Ban nets that are refused more than `per_s` times a second from now on; 0 bans none and ends all bans."""
+        if not per_s:
+            self._refusals = None
+            for account in accounts:
+                account.banned_until = account.ban_s = 0.0
+        elif self._refusals is None or self._refusals.per_s != per_s:
+            self._refusals = Rate(per_s, max(1.0, per_s * _BURST_S))
+
+    def refused(self, account: Account, now: float) -> float:
+        """A request of the net was refused.  The length of the ban that this begins; 0 if it begins none."""
+        refusals = self._refusals
+        if refusals is None or account.is_banned(now):
+            return 0.0
+        if not refusals.wait_s(account, now):
+            refusals.take(account, now)
+            return 0.0
+        length_s = account.ban_s
+        is_again = length_s and now < account.banned_until + length_s
+        length_s = min(2 * length_s, LONGEST_S) if is_again else BAN_S
+        account.banned_until, account.ban_s = now + length_s, length_s
+        # The tokens that come during the ban are taken, but for a rest.
+        refusals.take(account, now, length_s * refusals.per_s - _LEFT_AFTER_BAN * refusals.burst)
+        return length_s
 
 
 class RateRefusal(NamedTuple):

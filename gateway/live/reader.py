@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from gateway.limits.shared_bytes import SharedBytes
+from gateway.limits.memory import SharedBytes
 from gateway.protocol.sse import HEARTBEAT
 
 _log = logging.getLogger("gateway.live")

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from gateway.aio.clock import Clock
-from gateway.aio.wheel import TICK_S, Wheel
-from gateway.limits.shared_bytes import NOTHING, Holding
+from gateway.aio.timers import TICK_S, Wheel
+from gateway.limits.memory import NOTHING, Holding
 from gateway.live.reader import HEARTBEAT_BYTES, HEARTBEAT_CHUNK, LargeEvent, LiveStep
 from gateway.live.topic import BEATS, Topic
 from gateway.tape.confirmed import FirstTail

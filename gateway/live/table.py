@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol
 from gateway.aio.clock import Clock, Timer, pause
 from gateway.errors import CircuitOpen, GatewayError, ShortOfMemory, TooManyFollowed, TooManyRequests
 from gateway.limits.accounts import Accounts
-from gateway.limits.retry_after import UNKNOWN_WAIT_S, retry_after_s
+from gateway.limits.rate_limits import UNKNOWN_WAIT_S, retry_after_s
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import detach_record

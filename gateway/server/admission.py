@@ -14,9 +14,7 @@ from collections.abc import Callable
 from gateway.config.limits import LimitsConfig
 from gateway.errors import TooManyRequests
 from gateway.limits.accounts import Account, Accounts
-from gateway.limits.bans import Bans
-from gateway.limits.rate_limits import RateLimitFields, RateLimits
-from gateway.limits.retry_after import UNKNOWN_WAIT_S, retry_after_s
+from gateway.limits.rate_limits import UNKNOWN_WAIT_S, Bans, RateLimitFields, RateLimits, retry_after_s
 from gateway.server.request import Channel
 from gateway.telemetry.metrics import MetricsRecorder
 

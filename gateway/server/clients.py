@@ -20,16 +20,14 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from gateway.aio.clock import DETACHED, Clock, SystemClock
-from gateway.aio.pace import Pace
 from gateway.aio.signal import Signal
-from gateway.aio.wheel import Wheel
+from gateway.aio.timers import Pace, Wheel
 from gateway.config.limits import LimitsConfig
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.known import HeaderCache
 from gateway.http.request import RequestParser
-from gateway.limits.accounts import Account, Accounts
-from gateway.limits.client_net import client_nets
-from gateway.limits.shared_bytes import Holding
+from gateway.limits.accounts import Account, Accounts, client_nets
+from gateway.limits.memory import Holding
 from gateway.limits.slow_clients import keeps_up
 from gateway.protocol.client_address import Proxies
 from gateway.server.joins import Join, Joins

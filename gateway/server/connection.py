@@ -16,7 +16,7 @@ from gateway.errors import BadRequest
 from gateway.http.http2 import frames
 from gateway.http.request import Event, Mark, RequestHead
 from gateway.http.state import State
-from gateway.limits.shared_bytes import Holding
+from gateway.limits.memory import Holding
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients, Work, peer_of
 from gateway.server.handling import REFUSALS, refusal

@@ -14,7 +14,7 @@ from gateway.engine.relayed_request import RelayedRequest
 from gateway.engine.response_heads import failure_answer
 from gateway.engine.route import Route
 from gateway.errors import GatewayError
-from gateway.limits.client_net import UNKNOWN
+from gateway.limits.accounts import UNKNOWN
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import StreamKey

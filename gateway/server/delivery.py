@@ -13,7 +13,7 @@ from multidict import CIMultiDict
 
 from gateway.engine.answer import Answer, BodyRun
 from gateway.errors import GatewayError
-from gateway.limits.shared_bytes import Holding, SharedBytes
+from gateway.limits.memory import Holding, SharedBytes
 from gateway.server.request import Answered, Request
 from gateway.telemetry.metrics import MetricsRecorder
 

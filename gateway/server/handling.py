@@ -14,11 +14,11 @@ from urllib.parse import quote, unquote
 
 from multidict import CIMultiDict
 
-from gateway.aio.eager import begin
+from gateway.aio.tasks import begin
 from gateway.engine.route import HeaderRules
 from gateway.http.request import Mark
 from gateway.limits.accounts import Account
-from gateway.limits.shared_bytes import NOTHING, Holding
+from gateway.limits.memory import NOTHING, Holding
 from gateway.protocol.offsets import NOW
 from gateway.s2 import json_format
 from gateway.s2.errors import S2ErrorCode, error_body

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, cast
 
-from gateway.aio.wheel import NEVER
+from gateway.aio.timers import NEVER
 from gateway.limits.accounts import Account
-from gateway.limits.shared_bytes import NOTHING, Holding
+from gateway.limits.memory import NOTHING, Holding
 from gateway.protocol.client_address import Proxies
 from gateway.protocol.client_hello import BadServerName, ClientHello, read_client_hello
 from gateway.protocol.proxy_protocol import BadProxyHeader, read_proxy_header

@@ -16,7 +16,7 @@ from gateway.engine.route import Route
 from gateway.engine.s2.request import is_session
 from gateway.errors import BadRequest, LoopDetected, MethodRefused, NoRoute, VersionNotSupported
 from gateway.http.known import VARIED
-from gateway.limits.client_net import ClientNet
+from gateway.limits.accounts import ClientNet
 from gateway.limits.oldest import evict_oldest
 from gateway.protocol.client_address import Proxies
 from gateway.protocol.mode import Mode

@@ -19,7 +19,7 @@ from gateway.engine.read import Drain
 from gateway.engine.response_heads import failure_answer
 from gateway.engine.route import Route
 from gateway.errors import GatewayError
-from gateway.limits.shared_bytes import NOTHING, Holding, SharedBytes
+from gateway.limits.memory import NOTHING, Holding, SharedBytes
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import applied

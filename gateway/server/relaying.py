@@ -32,7 +32,7 @@ from gateway.engine.s2.acks import S2Acknowledgements
 from gateway.engine.s2.request import BASIN_HEADER
 from gateway.errors import BodyTooLarge, GatewayError, UpstreamBroken, UpstreamCongested
 from gateway.http.reply import Interim
-from gateway.limits.shared_bytes import NOTHING, Holding, SharedBytes
+from gateway.limits.memory import NOTHING, Holding, SharedBytes
 from gateway.live.table import RelayedLive
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.forwarded_headers import response_headers_for_client

@@ -28,7 +28,7 @@ from gateway.aio.clock import Clock
 from gateway.engine.answer import BodyRun, NamedTail
 from gateway.engine.route import HeaderRules
 from gateway.http.http2.blocks import block_of
-from gateway.limits.shared_bytes import SharedBytes
+from gateway.limits.memory import SharedBytes
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import StreamKey

@@ -10,7 +10,7 @@ from multidict import CIMultiDict
 from gateway.engine.route import HeaderRules
 from gateway.http.request import RequestHead
 from gateway.limits.accounts import Account
-from gateway.limits.shared_bytes import Holding, SharedBytes
+from gateway.limits.memory import Holding, SharedBytes
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.client_address import Proxies
 from gateway.server.body import RequestBody

@@ -2,7 +2,7 @@
 
 The sum is sampled, not kept: nothing is counted where bytes arrive and leave.  One look goes over all connections in
 slices, with turns of the loop between them, so that ten thousand connections delay no answer.  Bytes that several
-connections hold are divided among them, unless the cache holds them too (`gateway.limits.shared_bytes`).
+connections hold are divided among them, unless the cache holds them too (`gateway.limits.memory`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
-from gateway.limits.memory import victims
-from gateway.limits.shared_bytes import Holding, charged
+from gateway.limits.memory import Holding, charged, victims
 from gateway.server.clients import ClientConnection, Clients
 
 _SLICE: Final = 64

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
-from gateway.aio.wheel import NEVER, Wheel
+from gateway.aio.timers import NEVER, Wheel
 from gateway.limits.accounts import Account
-from gateway.limits.shared_bytes import SharedBytes
+from gateway.limits.memory import SharedBytes
 from gateway.limits.slow_clients import ReadingWindow
 from gateway.server.clients import Clients
 from gateway.telemetry.access_record import CloseReason

@@ -2,7 +2,7 @@
 
 Whatever a turn of the loop does, every client waits for.  A turn that has already lasted for `LATE_S` begins no further
 request: those wait in a queue, and each later turn begins as many of them as `SHARE_S` allows, fairly by what their
-clients cost (`gateway.limits.flows`).  So a flood delays the requests of its own client, and others by a
+clients cost (`gateway.limits.queues`).  So a flood delays the requests of its own client, and others by a
 millisecond or two, while the loop is never idle as long as anything waits.
 
 Beginning a request is all that it does before it waits: a read of bytes in memory is over then, and of a miss the fetch
@@ -30,7 +30,7 @@ from typing import Final, Protocol
 
 from gateway.aio.clock import SystemClock
 from gateway.limits.accounts import Account
-from gateway.limits.flows import Flows
+from gateway.limits.queues import Flows
 
 _log = logging.getLogger("gateway.server")
 

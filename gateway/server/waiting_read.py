@@ -6,7 +6,7 @@ from typing import Protocol
 
 from gateway.engine.first_read import FirstRead
 from gateway.engine.read import Read
-from gateway.limits.shared_bytes import NOTHING, Holding
+from gateway.limits.memory import NOTHING, Holding
 from gateway.server.clients import Work
 from gateway.server.context import ParsedRequest, RequestContext
 from gateway.server.request import Channel

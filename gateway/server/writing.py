@@ -8,7 +8,7 @@ from typing import Final
 
 from multidict import CIMultiDict, istr
 
-from gateway.limits.shared_bytes import SharedBytes
+from gateway.limits.memory import SharedBytes
 from gateway.protocol.mode import Mode
 from gateway.server.clients import Clients
 from gateway.server.head import JOINED_BYTES, interim_head, response_head, state_length

@@ -13,7 +13,7 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.limits.shared_bytes import SharedBytes
+from gateway.limits.memory import SharedBytes
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL, is_json, is_sse_text

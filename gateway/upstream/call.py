@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from multidict import CIMultiDict
 
-from gateway.limits.askers import Askers
+from gateway.limits.queues import Askers
 from gateway.protocol.target import Target, upstream_query
 
 Body: TypeAlias = AsyncIterator[bytes] | bytes | None

@@ -16,7 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from gateway.aio.signal import Signal
 from gateway.errors import GatewayError, UpstreamUnreachable, bare
-from gateway.limits.askers import Askers
+from gateway.limits.queues import Askers
 
 
 class FetchEnd(StrEnum):

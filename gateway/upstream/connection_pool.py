@@ -23,7 +23,7 @@ from functools import partial
 from math import inf
 from typing import Final, NamedTuple
 
-from gateway.limits.askers import Askers, ignore
+from gateway.limits.queues import Askers, ignore
 from gateway.upstream.connection import Connection
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectionLost, Delay, NoSlot, NotConnected, Refusal

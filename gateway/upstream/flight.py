@@ -23,7 +23,7 @@ from multidict import CIMultiDict
 from gateway.aio.signal import Signal
 from gateway.errors import GatewayError, UpstreamBroken
 from gateway.limits.inflow import Inflow
-from gateway.limits.shared_bytes import Holding, SharedBytes
+from gateway.limits.memory import Holding, SharedBytes
 from gateway.protocol.sharing import Ground
 from gateway.protocol.stream_version import FIRST
 from gateway.telemetry.tracing import NO_FLIGHT, FlightSpan

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, Protocol, cast
 
+from gateway.aio.timers import Deadline
 from gateway.http.http2.client_session import ClientSession
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.events import (
@@ -34,7 +35,6 @@ from gateway.http.http2.events import (
 )
 from gateway.http.http2.streams import Stream
 from gateway.http.reply import ReplyBroken
-from gateway.upstream.deadline import Deadline
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectionLost, NoHttp2, NotConnected
 from gateway.upstream.http2_stream import Http2Stream

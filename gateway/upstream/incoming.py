@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Final, Protocol
 
+from gateway.aio.timers import Deadline
 from gateway.errors import bare
 from gateway.http.reply import END, Event, Head, Interim
-from gateway.upstream.deadline import Deadline
 from gateway.upstream.endpoint import Endpoint
 
 HIGH_WATER_BYTES: Final = 1 << 18

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from multidict import CIMultiDict
 
 from gateway.errors import UpstreamBroken
-from gateway.limits.askers import Askers
+from gateway.limits.queues import Askers
 from gateway.s2 import protobuf, session
 from gateway.s2.draining import says_draining
 from gateway.s2.errors import Other, S2ErrorCode, Unwritten, parse_error

@@ -38,8 +38,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from gateway.limits.client_net import UNKNOWN
-from gateway.limits.fair_queue import FairQueue
+from gateway.limits.accounts import UNKNOWN
+from gateway.limits.queues import FairQueue
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import Delay, NoSlot, Refusal
 

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 import pytest
 
 from gateway.aio.clock import Clock, ManualClock, SystemClock, Timer
-from gateway.aio.wheel import TICK_S, TURN_S, Wheel
+from gateway.aio.timers import TICK_S, TURN_S, Wheel
 
 context_name: ContextVar[str] = ContextVar("context_name", default="detached")
 

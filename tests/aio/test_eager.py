@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from gateway.aio.eager import begin, in_task
+from gateway.aio.tasks import begin, in_task
 
 _place: ContextVar[str] = ContextVar("place", default="outside")
 

@@ -21,7 +21,7 @@ from gateway.engine.relayed_request import RelayedRequest
 from gateway.engine.route import Route
 from gateway.engine.sse import Subscription
 from gateway.errors import GatewayError
-from gateway.limits.shared_bytes import SharedBytes
+from gateway.limits.memory import SharedBytes
 from gateway.live.reader import chunk
 from gateway.live.subscriber import Subscriber
 from gateway.protocol.mode import Mode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.engine.answer import Parts
-from gateway.limits.shared_bytes import SharedBytes
+from gateway.limits.memory import SharedBytes
 
 
 @pytest.mark.parametrize(("is_json", "body"), [(True, b"[1,2,3,4,5]"), (False, b"1,2,345")])

@@ -13,8 +13,7 @@ from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.relayed_request import RelayedRequest, SentRequest
 from gateway.engine.route import Route
-from gateway.limits.accounts import Accounts
-from gateway.limits.client_net import client_nets
+from gateway.limits.accounts import Accounts, client_nets
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.upstream.flight import OriginError

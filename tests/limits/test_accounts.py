@@ -5,10 +5,8 @@ from collections import Counter
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.limits.accounts import MOST_UNUSED, Account, Accounts
-from gateway.limits.bans import Bans
-from gateway.limits.client_net import UNKNOWN, client_nets
-from gateway.limits.rates import Rate
+from gateway.limits.accounts import MOST_UNUSED, UNKNOWN, Account, Accounts, client_nets
+from gateway.limits.rate_limits import Bans, Rate
 
 NETS = st.sampled_from(["192.0.2.1", "192.0.2.2", "2001:db8::/64"])
 RATE = Rate(1, 10)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.limits.askers import Askers
+from gateway.limits.queues import Askers
 
 
 def test_each_client_joins_once() -> None:

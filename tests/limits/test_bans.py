@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.limits.accounts import Account
-from gateway.limits.bans import BAN_S, Bans
+from gateway.limits.rate_limits import BAN_S, Bans
 
 RATES = st.floats(0.1, 100)
 PAUSES = st.lists(st.one_of(st.just(0.0), st.floats(0, 3)), max_size=200)

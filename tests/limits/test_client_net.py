@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits.client_net import UNKNOWN, client_nets
+from gateway.limits.accounts import UNKNOWN, client_nets
 
 DEFAULT = client_nets(32, 64)
 

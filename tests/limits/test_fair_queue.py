@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.limits.fair_queue import FairQueue
+from gateway.limits.queues import FairQueue
 from tests.effort import examples
 
 CLIENTS = st.integers(0, 4)

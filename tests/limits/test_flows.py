@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits.flows import Flows
+from gateway.limits.queues import Flows
 
 CLIENTS = st.integers(0, 5)
 STEPS = st.lists(st.one_of(CLIENTS, st.none()), max_size=200)

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.rate_limits import RateLimitConfig
-from gateway.limits.accounts import Accounts
-from gateway.limits.client_net import client_nets
+from gateway.limits.accounts import Accounts, client_nets
 from gateway.limits.rate_limits import RateLimits
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.limits.accounts import Account
-from gateway.limits.rates import Rate
+from gateway.limits.rate_limits import Rate
 
 RATES = st.floats(0.01, 1_000)
 BURSTS = st.integers(1, 50)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.limits.shared_bytes import Holding, SharedBytes, charged
+from gateway.limits.memory import Holding, SharedBytes, charged
 
 
 def test_bytes_in_the_cache_are_charged_to_none() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.aio.eager import begin
+from gateway.aio.tasks import begin
 from gateway.config.limits import LimitsConfig
 from gateway.errors import RequestTimeout
 from gateway.server import body as body_module

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.limits.askers import Askers
+from gateway.limits.queues import Askers
 from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool, Slot
 from gateway.upstream.endpoint import endpoint_of
 from gateway.upstream.failures import NoSlot, NotConnected, Refusal

@@ -9,7 +9,7 @@ from math import inf
 from typing import cast
 
 from gateway.aio.clock import ManualClock, Timer
-from gateway.upstream.deadline import Deadline
+from gateway.aio.timers import Deadline
 
 
 class Loop:

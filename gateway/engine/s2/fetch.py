@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from gateway.aio.tasks import Tasks
 from gateway.errors import GatewayError
-from gateway.limits.askers import Askers
+from gateway.limits.queues import Askers
 from gateway.s2.read_query import FromSeqNum, Start
 from gateway.tape.records import Limits
 from gateway.upstream.collapse import Collapse, FetchEnd, Lead, SharedFetch

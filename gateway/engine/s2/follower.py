@@ -26,7 +26,7 @@ from gateway.errors import (
     UpstreamUnreachable,
     bare,
 )
-from gateway.limits.askers import Askers
+from gateway.limits.queues import Askers
 from gateway.live.table import pause_before_reconnect
 from gateway.protocol.mode import Mode
 from gateway.s2 import protobuf

@@ -12,7 +12,7 @@ from gateway.engine.classifier import PERSONAL
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.route import Route
 from gateway.errors import CircuitOpen, GatewayError, UpstreamCongested
-from gateway.limits.askers import Askers
+from gateway.limits.queues import Askers
 from gateway.protocol.mode import Mode
 from gateway.s2.read_query import ReadQuery, Start
 from gateway.tape.records import Limits

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.aio.wheel import Wheel
+from gateway.aio.timers import Wheel
 from gateway.engine.cold_read_limit import ColdReadLimit
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.s2.origin import S2Origin

@@ -26,7 +26,7 @@ from gateway.engine.s2.fetch import S2Fetch, S2Fetched, S2Fetches, S2Question
 from gateway.engine.s2.origin import S2Origin, S2Source
 from gateway.engine.s2.topic import S2Batch, S2Topic
 from gateway.errors import ShortOfMemory, TailMovedBack
-from gateway.limits.askers import Askers
+from gateway.limits.queues import Askers
 from gateway.s2.read_query import FromSeqNum, Start
 from gateway.s2.records import ReadBatch, Record, StreamPosition, metered_bytes, total_metered_bytes
 from gateway.tape.record_stream import RecordStream

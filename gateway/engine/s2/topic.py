@@ -21,7 +21,7 @@ from math import inf
 from typing import Final, Protocol
 
 from gateway.aio.signal import Signal
-from gateway.limits.shared_bytes import SharedBytes
+from gateway.limits.memory import SharedBytes
 from gateway.live.reader import chunk, drop_failed
 from gateway.s2 import protobuf
 from gateway.s2.json_format import Format, encode_read_batch

@@ -21,7 +21,7 @@ from gateway.http.http2.head import VERSION, Http2Request
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
 from gateway.limits.accounts import Account
-from gateway.limits.shared_bytes import Holding, SharedBytes
+from gateway.limits.memory import Holding, SharedBytes
 from gateway.protocol.client_address import Proxies
 from gateway.protocol.mode import Mode
 from gateway.server.body import RequestBody

@@ -26,7 +26,7 @@ from gateway.http.http2.events import (
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import Http2Request
 from gateway.http.http2.streams import Stream
-from gateway.limits.shared_bytes import Holding
+from gateway.limits.memory import Holding
 from gateway.protocol.client_address import Proxies
 from gateway.server.clients import ClientConnection, Clients, peer_of
 from gateway.server.handling import REFUSALS, refusal

@@ -16,7 +16,7 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
 from gateway.limits.accounts import Account
-from gateway.limits.shared_bytes import Holding
+from gateway.limits.memory import Holding
 from gateway.protocol.client_address import Proxies
 from gateway.server.clients import Clients
 from gateway.server.http2.channel import StreamChannel

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.aio.tasks import Tasks
 from gateway.engine.s2.fetch import S2Fetches, S2Question
 from gateway.errors import UpstreamTimeout, UpstreamUnreachable
-from gateway.limits.askers import Askers
+from gateway.limits.queues import Askers
 from gateway.s2.records import StreamPosition
 from gateway.upstream.s2_client import AtTail, S2Outcome
 from tests.waiting import pass_turns

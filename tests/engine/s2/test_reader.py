@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
-from gateway.aio.wheel import Wheel
+from gateway.aio.timers import Wheel
 from gateway.commands.s2_events import EventReader
 from gateway.engine.s2.fetch import S2Fetched
 from gateway.engine.s2.follower import LOST

@@ -13,7 +13,7 @@ from gateway.aio.tasks import Tasks
 from gateway.engine.s2.fetch import S2Fetched
 from gateway.engine.s2.origin import S2Origin, S2Source
 from gateway.engine.s2.stream import VERIFIED_S, S2Shared, S2Stream
-from gateway.limits.askers import Askers
+from gateway.limits.queues import Askers
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.s2.read_query import FromSeqNum, Start
 from gateway.s2.records import Record

@@ -19,9 +19,8 @@ from gateway.engine.route import Route
 from gateway.engine.s2.origin import S2Origin, S2Source
 from gateway.engine.s2.streams import S2Streams
 from gateway.errors import CircuitOpen, GatewayError, UpstreamCongested, UpstreamTimeout, UpstreamUnreachable
-from gateway.limits.accounts import Accounts
-from gateway.limits.askers import Askers
-from gateway.limits.client_net import client_nets
+from gateway.limits.accounts import Accounts, client_nets
+from gateway.limits.queues import Askers
 from gateway.live.table import LiveTable
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import Group, Partition, StreamKey

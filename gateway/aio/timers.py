@@ -1,0 +1,192 @@
+"""Timers that cost little: a wheel for many deadlines, a deadline that moves, and a pace for simultaneous work.
+
+A `Wheel` keeps many coarse deadlines behind one event-loop timer.  A loop timer costs about half a kilobyte, and some
+microseconds to set and to cancel.  Ten thousand mostly idle connections would pay that for deadlines that rarely
+expire.  Here a deadline is an entry in the set of its tick, and the tick number finds it again.  It fires at most one
+tick late and never early.
+
+Clients that arrive together have their deadlines together, and ending a connection takes some time.  A turn of the
+event loop therefore fires entries for `TURN_S` at most, and later turns the rest.
+
+A `Pace` spreads the work that many timers begin at the same time, such as the ends of requests that were begun
+together. Such work goes on in later turns of the event loop, so a bound on the calls of one turn is not enough.
+
+A `Deadline` moves with every exchange and rarely passes.  It keeps its timer when it
+moves to a later time and sets it again when it fires too early.  A busy connection sets one every few seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Callable
+from math import ceil, floor, inf
+from typing import Final, Protocol
+
+from gateway.aio.clock import DETACHED, Clock, SystemClock, Timer, pause
+
+_log = logging.getLogger("gateway.aio.timers")
+
+TICK_S: Final = 1 / 16
+
+_HAIR: Final = 5e-7
+
+TURN_S: Final = 0.001
+"""Entries are fired for this long in one turn of the loop."""
+
+NEVER: Final = -1
+"""The tick of an entry that is on no wheel."""
+
+
+class Entry(Protocol):
+    """An object with a deadline."""
+
+    def due(self) -> None:
+        """The deadline has passed; the entry is no longer on the wheel."""
+
+
+class Wheel:
+    """Entries by tick.  Owner of one loop timer, which runs while there are entries."""
+
+    def __init__(self, clock: Clock, spent: Callable[[], float] = SystemClock.now) -> None:
+        """`spent` measures how long entries have been fired."""
+        self._clock = clock
+        self._spent = spent
+        self._entries: dict[int, set[Entry]] = {}
+        self._ticks: list[int] = []
+        self._timer: Timer | None = None
+        self._armed = NEVER
+
+    def __len__(self) -> int:
+        return sum(map(len, self._entries.values()))
+
+    def __repr__(self) -> str:
+        return f"<Wheel {len(self)} entries>"
+
+    def add(self, entry: Entry, delay_s: float, now: float | None = None) -> int:
+        """Call `entry.due` after `delay_s`; return the tick, which `drop` takes.  `now` is the time by the wheel's
+        clock, if the caller knows it."""
+        if now is None:
+            now = self._clock.now()
+        # Rounded up, but not for a hair: 1000.1 + 0.15 is a hair above 1000.25.
+        tick = ceil((now + delay_s) / TICK_S - _HAIR)
+        entries = self._entries.get(tick)
+        if entries is None:
+            entries = self._entries[tick] = set()
+            heapq.heappush(self._ticks, tick)
+            if self._timer is None or tick < self._armed:
+                self._arm()
+        entries.add(entry)
+        return tick
+
+    def drop(self, entry: Entry, tick: int) -> None:
+        """Remove the entry if it is still on the wheel."""
+        entries = self._entries.get(tick)
+        if entries is not None:
+            entries.discard(entry)
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed = self._ticks[0]
+        self._timer = self._clock.call_later(self._armed * TICK_S - self._clock.now(), self._fire_due)
+
+    def _fire_due(self) -> None:
+        self._timer = None
+        reached, until = floor(round(self._clock.now() / TICK_S, 6)), self._spent() + TURN_S
+        while self._ticks and self._ticks[0] <= reached:
+            # An entry that waits for a later turn can still be dropped.
+            entries = self._entries[self._ticks[0]]
+            while entries:
+                try:
+                    entries.pop().due()
+                except Exception:
+                    # An error in one entry must not keep the others from firing.
+                    _log.exception("a deadline failed")
+                if self._spent() > until:
+                    self._arm()
+                    return
+            del self._entries[heapq.heappop(self._ticks)]
+        while self._ticks and not self._entries[self._ticks[0]]:
+            # All entries of this tick have been dropped: skip it instead of waking up for nothing.
+            del self._entries[heapq.heappop(self._ticks)]
+        if self._ticks:
+            self._arm()
+
+
+class Pace:
+    """Turns that are `every_s` seconds apart.  No wait is longer than `most_s` seconds, however many wait."""
+
+    def __init__(self, clock: Clock, every_s: float, most_s: float) -> None:
+        self._clock = clock
+        self._every_s = every_s
+        self._most_s = most_s
+        self._free_at = -most_s
+        """When the next turn may be."""
+
+    def __repr__(self) -> str:
+        return f"<Pace busy for {max(0.0, self._free_at - self._clock.now()):g} s>"
+
+    async def turn(self) -> None:
+        """Wait for the next turn; not at all if the last one is long enough ago."""
+        now = self._clock.now()
+        at = min(max(now, self._free_at), now + self._most_s)
+        self._free_at = at + self._every_s
+        if at > now:
+            await pause(self._clock, at - now)
+
+
+_RESOLUTION_S = 0.001
+"""Timers may fire this much early: uvloop counts in whole milliseconds."""
+
+
+class Deadline:
+    """One deadline on the running loop's clock.  `close` must be called, because it refers to its owner."""
+
+    __slots__ = ("_armed_for", "_loop", "_on_due", "_timer", "at")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_due: Callable[[], object]) -> None:
+        self.at = inf
+        self._loop = loop
+        self._on_due = on_due
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_for = inf
+
+    def move(self, at: float) -> None:
+        """Call `on_due` at this time of the loop's clock instead of at the previous one; `inf` means never."""
+        self.at = at
+        if at < self._armed_for:
+            self._arm()
+
+    def clear(self) -> None:
+        """Cancel the deadline and its timer."""
+        self.at = inf
+        self._armed_for = inf
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def close(self) -> None:
+        """Cancel the deadline for good and release the owner."""
+        self.clear()
+        self._on_due = _nothing
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed_for = self.at
+        self._timer = self._loop.call_at(self.at, self._fired, context=DETACHED)
+
+    def _fired(self) -> None:
+        self._timer = None
+        self._armed_for = inf
+        if self.at <= self._loop.time() + _RESOLUTION_S:
+            self.at = inf
+            self._on_due()
+        elif self.at < inf:
+            self._arm()
+
+
+def _nothing() -> None:
+    """The callback after `close`."""
