@@ -12,7 +12,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.engine.route import Route
-from gateway.engine.s2.reader import S2Session, S2SessionReader
+from gateway.engine.s2.reader import S2Session
 from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.request import S2CheckTail, S2ReadRecords, S2ReplyKind
 from gateway.engine.s2.unary import S2Answer, S2Read
@@ -99,12 +99,12 @@ class S2Answers:
         except GatewayError:
             reads.close(session)
             raise
-        reader = reads.begin(read, session, channel)
+        reader, start = reads.begin(read, session, channel), session.read.at
 
         def fill(into: Record) -> None:
             topic = reader.topic
             into.status, into.first_byte_s = 200, channel.live_first_byte_s
-            into.start = into.start or fixed_width(session.start)
+            into.start = into.start or fixed_width(start)
             into.next_offset, into.sent_bytes = fixed_width(reader.at), channel.live_bytes
             into.subscribers = len(topic.readers_now) if topic is not None else 1
 
@@ -113,7 +113,12 @@ class S2Answers:
         channel.follow(reader, name, context.began, note, keeps=keeps, is_chunked=is_chunked)
         channel.write_head(head)
         context.stage = Stage.LIVE
-        _start(reader, session)
+        try:
+            reader.pump()
+        except Exception:
+            # The session has the connection by now, so an error cannot become a response.
+            reader.gone()
+            raise
 
     def _head(self, request: Request, route: Route, session: S2Session, *, keeps: bool, is_chunked: bool) -> bytes:
         is_sse = session.form.reply is S2ReplyKind.SSE
@@ -125,12 +130,3 @@ class S2Answers:
             headers["Transfer-Encoding"] = "chunked"
         self._recorder.dress(route, request.headers.get("Origin"), headers)
         return response_head(200, headers, self._reads.clock.wall(), keeps=keeps)
-
-
-def _start(reader: S2SessionReader, session: S2Session) -> None:
-    try:
-        reader.start()
-    except Exception:
-        # The session has the connection by now, so an error cannot become a response.
-        reader.gone()
-        raise

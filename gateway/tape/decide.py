@@ -1,7 +1,8 @@
-"""Decides how a read of a Durable Stream goes on: may it be answered from memory, and as of when?
+"""Decides how a read goes on: may it be answered from memory, and as of when?
 
-`decide` is total and pure.  Each way of reading is a loop over it: the loop takes what memory holds, has `decide` name
-the next step, takes that step, and records in the read's `Progress` what came of it.
+`decide` does so for Durable Streams and `decide_records` for S2 streams.  Both are total and pure.  Each way of reading
+is a loop over one of them: the loop takes what memory holds, has the function name the next step, takes that step, and
+records in the read's progress what came of it.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from gateway.protocol.offsets import NOW, START, is_before
 from gateway.protocol.stream_version import Version
+from gateway.s2.records import StreamPosition
 from gateway.tape.confirmed import LEAST_AGE_S
+from gateway.tape.record_stream import RecordStream
+from gateway.tape.records import Limits
 from gateway.tape.stream import Stream
 
 
@@ -330,3 +334,107 @@ def _stale_s(stream: Stream, read: Progress, now: float) -> float | None:
         return None
     may_repeat = stream.tape.resolve(seen.at) == at and stream.holds_acknowledged(at)
     return now - seen.fresh_until if may_repeat and stream.may_answer_alone(now, read.trust_s) else None
+
+
+# -- S2
+
+
+class RecordAnswer(StrEnum):
+    """How a read of an S2 stream ends."""
+
+    RECORDS = "records"
+    """With what it has taken: a batch, or a session that ends in order."""
+    UNWRITTEN = "unwritten"
+    """With the tail: no record is at the start or after it."""
+    GONE = "gone"
+    """Nothing that it has taken may be joined with what comes."""
+
+
+class RecordTopic(Protocol):
+    """The topic of an S2 stream, as far as it decides a read."""
+
+    position: int
+    """The sequence number before which everything has been stored."""
+
+
+@dataclass(slots=True, eq=False)
+class RecordProgress:
+    """How far a read of an S2 stream has come.  Owner: the loop of the read."""
+
+    at: int
+    """The sequence number before which the read has everything."""
+    left: Limits
+    """What is left of its limits."""
+    may_wait: bool = False
+    """Whether it waits at the tail."""
+    may_be_empty: bool = False
+    """Whether it may end at the tail without a record."""
+    tail: StreamPosition | None = None
+    """The tail as of some moment since the request arrived, or as a follower has named it lately; None if it is not
+    known, or if the read has come further since."""
+    topic: RecordTopic | None = None
+    """The stream's topic, once the read has joined it."""
+    has_records: bool = False
+    """Whether records are taken that are not sent yet."""
+    is_confirmed: bool = True
+    """Whether the origin has confirmed the records held, if they were in doubt when the read began."""
+    is_complete: bool = False
+    """Whether a limit has stopped it, or the origin has nothing more within its limits."""
+
+    def came_to(self, at: int) -> None:
+        """Record that everything before `at` has been taken."""
+        if at > self.at:
+            self.at = at
+            self.trust(self.tail)
+
+    def trust(self, tail: StreamPosition | None) -> None:
+        """Use this tail, which may be older than the request, unless the read is beyond it."""
+        self.tail = tail if tail is not None and tail.seq_num >= self.at else None
+
+    def found_tail(self, tail: StreamPosition, *, is_clamped: bool = False) -> None:
+        """Record that no record lies between the read and the tail; a clamped read goes back to it."""
+        self.tail = tail
+        self.is_complete = self.has_records
+        if not self.has_records:
+            self.at = tail.seq_num if is_clamped else max(self.at, tail.seq_num)
+
+
+def decide_records(stream: RecordStream, read: RecordProgress) -> Question | Literal[Awaited.CHANGE] | RecordAnswer:
+    """The next step of a read of an S2 stream.  Changes nothing and never raises.
+
+    The first row that applies decides.
+
+    | state                                                                  | step         |
+    |------------------------------------------------------------------------|--------------|
+    | The stream has ended.                                                  | GONE         |
+    | Its records are in doubt, and the read has not had them confirmed.     | CONFIRMATION |
+    | The read is complete.                                                  | RECORDS      |
+    | It has joined the topic, and has records.                              | RECORDS      |
+    | It has joined the topic, and has everything that the topic has.        | CHANGE       |
+    | It is at the tail, and has records.                                    | RECORDS      |
+    | It is beyond the tail.                                                 | UNWRITTEN    |
+    | It is at the tail, and may wait.                                       | CHANGE       |
+    | It is at the tail, and may end without records.                        | RECORDS      |
+    | It is at the tail.                                                     | UNWRITTEN    |
+    | Records are missing.  A read that waits asks for them or for the tail. | TAIL         |
+    | Records are missing.                                                   | BYTES        |
+    """
+    if stream.ended is not None:
+        return RecordAnswer.GONE
+    if not read.is_confirmed and (stream.is_doubted or stream.needs_revalidation):
+        return Question.CONFIRMATION
+    if read.is_complete:
+        return RecordAnswer.RECORDS
+    if (topic := read.topic) is not None:
+        if read.has_records:
+            return RecordAnswer.RECORDS
+        return Awaited.CHANGE if read.at >= topic.position else Question.BYTES
+    if (tail := read.tail) is not None and read.at >= tail.seq_num:
+        if read.has_records:
+            return RecordAnswer.RECORDS
+        if read.at > tail.seq_num:
+            return RecordAnswer.UNWRITTEN
+        if read.may_wait:
+            return Awaited.CHANGE
+        return RecordAnswer.RECORDS if read.may_be_empty else RecordAnswer.UNWRITTEN
+    return Question.TAIL if read.may_wait and not read.has_records else Question.BYTES

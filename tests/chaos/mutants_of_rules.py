@@ -25,7 +25,9 @@ from gateway.server.poll_group import PollGroup
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.tape import decide
 from gateway.tape import stream as stream_module
+from gateway.tape.decide import RecordProgress
 from gateway.tape.expiry import Expiry
+from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Tape
 from gateway.telemetry.access_record import CloseReason
@@ -133,6 +135,29 @@ def lost_follower_confirms_the_tail() -> Patches:
         self.wake()
 
     return [(Topic, "lost", lost)]
+
+
+# -- S2 streams
+
+
+@mutant("records in doubt are confirmed before they are read")
+def doubted_records_are_read() -> Patches:
+    return [(RecordStream, "is_doubted", property(never))]
+
+
+@mutant("a tail says nothing of a read that has passed it")
+def passed_tail_ends_a_read() -> Patches:
+    return [(RecordProgress, "trust", lambda self, tail: setattr(self, "tail", tail))]
+
+
+@mutant("only a read that its limits have stopped ends without the origin")
+def every_read_is_complete() -> Patches:
+    return [(RecordProgress, "is_complete", property(always, nothing))]
+
+
+@mutant("a session waits only once it has been sent what the topic has")
+def joined_read_waits_behind_the_topic() -> Patches:
+    return [(RecordProgress, "at", property(lambda self: 1 << 40, nothing))]
 
 
 # -- fetches under way

@@ -28,9 +28,10 @@ from gateway.s2 import protobuf, sse
 from gateway.s2.errors import S2ErrorCode
 from gateway.s2.records import ReadBatch, StreamPosition
 from gateway.s2.session import encode_message, encode_terminal
+from gateway.tape.decide import Awaited, RecordAnswer, RecordProgress, decide_records
 from gateway.tape.records import UNARY, Limits, cut
 from gateway.telemetry.access_record import CloseReason
-from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
+from gateway.upstream.s2_client import FoundRecords, S2Refused
 
 DRAINING: Final = refusal(S2ErrorCode.SERVER_DRAINING, "the gateway is shutting down")
 
@@ -72,12 +73,9 @@ class S2Session:
 
     stream: S2Stream
     form: S2Form
-    start: int
-    limits: Limits
+    read: RecordProgress
     longest_wait_s: float | None
     """How long the session waits at the tail; None is for ever, 0 not at all."""
-    tail: StreamPosition | None = None
-    """The tail, if it was asked for since the request arrived."""
 
 
 class S2SessionReader:
@@ -93,32 +91,28 @@ class S2SessionReader:
         "_is_over",
         "_large",
         "_large_sent",
-        "_left",
         "_longest_wait_s",
         "_owes_beat",
         "_quiet_beats",
         "_size",
-        "_tail",
         "_tick",
         "_wire",
-        "at",
         "is_sse",
+        "read",
         "stream",
         "topic",
     )
 
     def __init__(self, session: S2Session, wire: Wire, context: S2ReaderContext) -> None:
         self.stream = session.stream
-        self.at = session.start
-        """The sequence number that the client is sent next."""
+        self.read = session.read
+        """How far its client is, and what is left of its limits."""
         self.topic: S2Topic | None = None
         """The topic, once the client has been at the tail."""
         self._form = session.form
         self.is_sse = session.form.reply is S2ReplyKind.SSE
-        self._left = session.limits
-        self._is_limited = session.limits != Limits()
+        self._is_limited = session.read.left != Limits()
         self._longest_wait_s = session.longest_wait_s
-        self._tail = session.tail
         self._wire = wire
         self._context = context
         self._count = 0
@@ -141,14 +135,14 @@ class S2SessionReader:
         return f"<S2SessionReader at {self.at}, {state}>"
 
     @property
-    def wanted(self) -> Limits:
-        """What the next batch may hold."""
-        return self._left.within(UNARY.count or 0, UNARY.bytes or 0)
+    def at(self) -> int:
+        """The sequence number that the client is sent next."""
+        return self.read.at
 
     @property
-    def may_wait(self) -> bool:
-        """Whether the session goes on at the tail."""
-        return self._longest_wait_s != 0
+    def wanted(self) -> Limits:
+        """What the next batch may hold."""
+        return self.read.left.within(UNARY.count or 0, UNARY.bytes or 0)
 
     @property
     def _latest_tail(self) -> StreamPosition | None:
@@ -156,14 +150,7 @@ class S2SessionReader:
 
         What the session at the origin said last may be older, until the client has been at a tail that is not.
         """
-        return self._tail if self.topic is None else self.topic.tail
-
-    def start(self) -> None:
-        """Write what there is."""
-        if self._tail is not None and self._tail.seq_num == self.at:
-            self._reached(self._tail)
-        else:
-            self.pump()
+        return self.read.tail if self.topic is None else self.topic.tail
 
     # -- what the client has room for
 
@@ -173,32 +160,42 @@ class S2SessionReader:
             if self._large is not None:
                 self._send_parts()
                 continue
-            if self.topic is not None and self.at >= self.topic.position:
-                self.beat(is_due=False)
-                return
-            if self.stream.stream.ended is not None:
-                self.lost(REPLACED)
-                return
-            wanted = self.wanted
-            batch, is_closed = self.stream.batch(
-                self.at, wanted.within(UNARY.count or 0, REPLAY_BYTES), self._latest_tail
-            )
-            if is_closed and not batch.count:
-                # One record may be larger.
-                batch, is_closed = self.stream.batch(self.at, wanted, self._latest_tail)
-            if batch.count:
-                self._send(batch)
-            elif is_closed:
-                self._finish(CloseReason.CLOSED)
-            else:
-                self._is_fetching = True
-                self._context.fetch(self)
+            match decide_records(self.stream.stream, self.read):
+                case Awaited.CHANGE if self.topic is not None:
+                    self.beat(is_due=False)
+                    return
+                case Awaited.CHANGE:
+                    self._follow()
+                case RecordAnswer.RECORDS:
+                    self._finish(CloseReason.CLOSED)
+                case RecordAnswer.UNWRITTEN:
+                    # The client has more than there is.
+                    self.lost(LOST)
+                case RecordAnswer.GONE:
+                    self.lost(REPLACED)
+                case _:
+                    if not self._take():
+                        self._is_fetching = True
+                        self._context.fetch(self)
+
+    def _take(self) -> bool:
+        """Send what memory holds next; return False if it holds nothing there."""
+        read, wanted = self.read, self.wanted
+        batch, is_closed = self.stream.batch(read.at, wanted.within(UNARY.count or 0, REPLAY_BYTES), self._latest_tail)
+        if is_closed and not batch.count:
+            # One record may be larger.
+            batch, is_closed = self.stream.batch(read.at, wanted, self._latest_tail)
+        if batch.count:
+            self._send(batch)
+        else:
+            read.is_complete = is_closed
+        return is_closed or batch.count > 0
 
     def deliver(self, batch: S2Batch) -> None:
         """These records have just come, and the client is to have them next, unless it is behind."""
         if self._is_over or self._is_fetching or self._wire.is_full or self._is_midway:
             return
-        if self.at != batch.start:
+        if self.read.at != batch.start:
             self.pump()
         elif not self._is_limited:
             self._send(batch)
@@ -210,14 +207,14 @@ class S2SessionReader:
             self.pump()
 
     def _send(self, batch: S2Batch) -> None:
-        self.at = batch.end
+        self.read.came_to(batch.end)
         self._quiet_beats = 0
         if batch.batch.tail is not None:
             self._owes_beat = False
         self._count += batch.count
         self._size += batch.size
         if self._is_limited:
-            self._left = self._left.after(batch.count, batch.size)
+            self.read.left = self.read.left.after(batch.count, batch.size)
         if self.is_sse:
             format_ = self._form.format_
             if batch.is_large(format_):
@@ -237,7 +234,7 @@ class S2SessionReader:
 
     def _batch_is_out(self) -> None:
         """A batch is written whole."""
-        if self._left.is_exhausted:
+        if self.read.left.is_exhausted:
             self._finish(CloseReason.CLOSED)
         elif self._ends_by is not None:
             self.lost(self._ends_by)
@@ -285,49 +282,32 @@ class S2SessionReader:
         outcome = fetched.outcome
         if isinstance(outcome, S2Refused):
             self.lost(outcome)
-        elif isinstance(outcome, FoundRecords):
-            self._found(outcome, fetched)
-        elif not fetched.is_fresh:
-            self.pump()
-        else:
-            self._at_tail(outcome)
-
-    def _found(self, found: FoundRecords, fetched: S2Fetched) -> None:
-        # The records are sent as they came: the tape may have had no room for them.
-        end = found.records[-1].seq_num + 1 if found.records else self.at
-        part = cut(found.records, self.at, end, self.wanted)
-        if part.records:
-            self._send(S2Batch.of(self.at, part, self._latest_tail))
-        elif part.is_closed or (fetched.is_all and not found.records):
-            self._finish(CloseReason.CLOSED)
-        self.pump()
-
-    def _at_tail(self, found: AtTail) -> None:
-        if found.tail.seq_num < self.at:
-            # The client has more than there is.
-            self.lost(LOST)
-        else:
-            # The records up to there have been removed.
-            self.at = found.tail.seq_num
-            self._reached(found.tail)
-
-    def _reached(self, tail: StreamPosition) -> None:
-        """The client is at the tail: follow the stream from now on, or end if it does not wait."""
-        if not self.may_wait:
-            self._finish(CloseReason.CLOSED)
             return
-        if self.topic is None:
-            self.topic = self._context.follow(self, tail)
-            if self.topic is None:
-                self.lost(LOST)
-                return
-            self.topic.join(self)
-        self._owes_beat = True
-        if self._tick == NEVER:
-            self._wait()
-        if tail.seq_num == self.at and not self._wire.is_full:
-            self._heartbeat(tail)
+        if isinstance(outcome, FoundRecords):
+            # The records are sent as they came: the tape may have had no room for them.
+            end = outcome.records[-1].seq_num + 1 if outcome.records else self.at
+            part = cut(outcome.records, self.at, end, self.wanted)
+            if part.records:
+                self._send(S2Batch.of(self.at, part, self._latest_tail))
+            else:
+                self.read.is_complete = part.is_closed or (fetched.is_all and not outcome.records)
+        elif fetched.is_fresh:
+            # The records up to there have been removed.
+            self.read.found_tail(outcome.tail)
+            self._owes_beat = True
         self.pump()
+
+    def _follow(self) -> None:
+        """The client is at the tail: follow the stream from now on."""
+        tail = self.read.tail
+        assert tail is not None
+        topic = self.read.topic = self.topic = self._context.follow(self, tail)
+        if topic is None:
+            self.lost(LOST)
+            return
+        topic.join(self)
+        self._wait()
+        self._heartbeat(tail)
 
     def failed(self, error: S2Refused = LOST) -> None:
         """The fetch that was asked for has failed."""

@@ -21,12 +21,10 @@ from gateway.engine.s2.unary import (
     S2Answer,
     S2Read,
     S2UnaryRead,
+    begin,
     held_answer,
-    if_at,
     json_answer,
-    limits_of,
     refused_answer,
-    start_of,
     unwritten_answer,
 )
 from gateway.errors import GatewayError, TailMovedBack
@@ -36,6 +34,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.s2 import json_format
 from gateway.s2.read_query import FromSeqNum
 from gateway.s2.records import StreamPosition
+from gateway.tape.decide import Question, RecordAnswer, decide_records
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.surroundings import Surroundings
@@ -159,31 +158,34 @@ class S2Reads:
         raise TailMovedBack
 
     async def _open(self, stream: S2Stream, read: S2Read, asked: S2ReadRecords) -> S2Session | S2Answer:
-        query, limits = asked.query, limits_of(asked.query)
-        if (refused := await stream.confirmed(read.client)) is not None:
-            return refused_answer(refused, read)
-        start = await start_of(stream, query, read)
-        if isinstance(start, S2Refused):
-            return refused_answer(start, read)
-        at, tail = start.at, start.tail if start.is_at_tail else if_at(start.at, stream.trusted_tail(read.trust_s))
-        while tail is None and not stream.tape.covers(at):
-            fetched = await stream.fetch(FromSeqNum(at), limits, read.client)
-            if isinstance(fetched.outcome, S2Refused):
-                return refused_answer(fetched.outcome, read)
-            if isinstance(fetched.outcome, FoundRecords):
-                break
-            if fetched.is_fresh:
-                tail = fetched.outcome.tail
-        if tail is not None:
-            if at > tail.seq_num and not query.is_clamped:
-                return unwritten_answer(tail)
-            at = min(at, tail.seq_num)
-            if at == tail.seq_num and not query.may_start_at_tail:
-                return unwritten_answer(tail)
-        return S2Session(stream, asked.form, at, limits, query.longest_wait_s, start.tail if tail is None else tail)
+        query = asked.query
+        begun = await begin(stream, query, read)
+        if isinstance(begun, S2Refused):
+            return refused_answer(begun, read)
+        progress, _ = begun
+        while not stream.tape.covers(progress.at):
+            match decide_records(stream.stream, progress):
+                case Question():
+                    fetched = await stream.fetch(FromSeqNum(progress.at), progress.left, read.client)
+                    if isinstance(fetched.outcome, S2Refused):
+                        return refused_answer(fetched.outcome, read)
+                    if isinstance(fetched.outcome, FoundRecords):
+                        break
+                    if fetched.is_fresh:
+                        progress.found_tail(fetched.outcome.tail, is_clamped=query.is_clamped)
+                case RecordAnswer.UNWRITTEN:
+                    assert progress.tail is not None
+                    return unwritten_answer(progress.tail)
+                case RecordAnswer.GONE:
+                    raise TailMovedBack
+                case _:
+                    break
+        # A session that has begun may end at the tail.
+        progress.may_be_empty = True
+        return S2Session(stream, asked.form, progress, query.longest_wait_s)
 
     def begin(self, read: S2Read, session: S2Session, wire: Wire) -> S2SessionReader:
-        """Begin a session over `wire`, whose head has been written; `S2SessionReader.start` must be called."""
+        """Begin a session over `wire`, whose head has been written; `S2SessionReader.pump` must be called."""
         reader = S2SessionReader(session, wire, self)
         self._sessions[reader] = read
         if self._drained_at is not None:
@@ -202,7 +204,7 @@ class S2Reads:
 
     async def _fetch(self, reader: S2SessionReader, read: S2Read) -> None:
         try:
-            fetch = reader.stream.fetch_or_tail if reader.may_wait else reader.stream.fetch
+            fetch = reader.stream.fetch_or_tail if reader.read.may_wait else reader.stream.fetch
             fetched = await fetch(FromSeqNum(reader.at), reader.wanted, read.client)
         except GatewayError:
             reader.failed()

@@ -20,73 +20,67 @@ from gateway.engine.s2.request import S2Form, S2ReadRecords, S2ReplyKind
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
 from gateway.engine.s2.topic import S2Batch, S2Topic
-from gateway.errors import UpstreamBroken
+from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.stream_key import StreamKey
 from gateway.s2 import json_format, protobuf
 from gateway.s2.errors import unwritten_body
 from gateway.s2.read_query import FromSeqNum, FromTailOffset, FromTimestamp, ReadQuery
 from gateway.s2.records import Record, StreamPosition
+from gateway.tape.decide import Awaited, Question, RecordAnswer, RecordProgress, decide_records
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.records import Limits, Part, cut
 from gateway.tape.stream import Stream
 from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
 
 
-@dataclass(frozen=True, slots=True)
-class S2Start:
-    """The sequence number at which a read starts."""
-
-    at: int
-    tail: StreamPosition | None = None
-    """The tail, if it was asked for since the request arrived."""
-    outcome: Outcome = Outcome.HIT
-    """How it was found."""
-
-    @property
-    def is_at_tail(self) -> bool:
-        """Whether this is known to be the tail, or beyond it."""
-        return self.tail is not None and self.at >= self.tail.seq_num
-
-
-def if_at(at: int, tail: StreamPosition | None) -> StreamPosition | None:
-    """The tail, if it is here."""
-    return tail if tail is not None and tail.seq_num == at else None
-
-
-async def start_of(stream: S2Stream, query: ReadQuery, read: S2Read) -> S2Start | S2Refused:
-    """Where a read starts.  Raises a GatewayError."""
+async def begin(stream: S2Stream, query: ReadQuery, read: S2Read) -> tuple[RecordProgress, Outcome] | S2Refused:
+    """A read where its query starts, and how the start was found.  Raises a GatewayError."""
+    if (refused := await stream.confirmed(read.client)) is not None:
+        return refused
+    outcome = Outcome.HIT
+    trusted = stream.trusted_tail(read.trust_s)
+    progress = RecordProgress(0, limits_of(query), query.longest_wait_s != 0, query.may_start_at_tail)
     match query.start:
         case FromSeqNum(seq_num):
-            return S2Start(seq_num)
+            progress.at = seq_num
+            progress.trust(trusted)
         case FromTailOffset(tail_offset):
-            trusted = stream.trusted_tail(read.trust_s)
-            tail = trusted or await stream.tail(read.client)
+            tail: StreamPosition | S2Refused | None = trusted
+            if tail is None:
+                outcome, tail = Outcome.REVALIDATED, await stream.tail(read.client)
             if isinstance(tail, S2Refused):
                 return tail
-            outcome = Outcome.REVALIDATED if trusted is None else Outcome.HIT
-            return S2Start(max(0, tail.seq_num - tail_offset), tail, outcome)
+            progress.at, progress.tail = max(0, tail.seq_num - tail_offset), tail
         case FromTimestamp(timestamp):
-            return await _start_at(stream, query, timestamp, read.client)
+            start = await _start_at(stream, query, timestamp, read.client)
+            if isinstance(start, S2Refused):
+                return start
+            progress.at, progress.tail, outcome = start
+            if progress.tail is None:
+                progress.trust(trusted)
+    return progress, outcome
 
 
-async def _start_at(stream: S2Stream, query: ReadQuery, timestamp: int, client: str) -> S2Start | S2Refused:
+async def _start_at(
+    stream: S2Stream, query: ReadQuery, timestamp: int, client: str
+) -> tuple[int, StreamPosition | None, Outcome] | S2Refused:
     outcome = Outcome.HIT
     while True:
         at = stream.tape.at_timestamp(timestamp)
         if at is not None:
-            return S2Start(at, outcome=outcome)
+            return at, None, outcome
         fetched = await stream.fetch_or_tail(FromTimestamp(timestamp), Limits(query.count), client)
         outcome = Outcome.MISS if fetched.is_fresh else Outcome.COLLAPSED
         match fetched.outcome:
             case S2Refused() as refused:
                 return refused
             case FoundRecords(records) if records:
-                return S2Start(records[0].seq_num, outcome=outcome)
+                return records[0].seq_num, None, outcome
             case AtTail(tail) if fetched.is_fresh:
                 # A timestamp after the tail's is like a number after it; else no record that late is left.
                 beyond = timestamp > tail.timestamp and not query.is_clamped
-                return S2Start(tail.seq_num + 1 if beyond else tail.seq_num, tail, Outcome.REVALIDATED)
+                return tail.seq_num + 1 if beyond else tail.seq_num, tail, Outcome.REVALIDATED
             case FoundRecords() if fetched.is_fresh:
                 raise UpstreamBroken("Origin answered a read with neither records nor the tail")
             case _:
@@ -164,13 +158,12 @@ def held_answer(stream: Stream, asked: S2ReadRecords) -> S2Answer | None:
     It depends on the tail in nothing, so it is true for as long as the records are those of the stream.
     """
     start = asked.query.start
-    if not isinstance(stream, RecordStream) or stream.needs_revalidation or stream.is_doubted:
-        return None
-    if not isinstance(start, FromSeqNum):
+    if not isinstance(stream, RecordStream) or not isinstance(start, FromSeqNum):
         return None
     edition = stream.version.edition
     part = stream.records.read(start.seq_num, limits_of(asked.query))
-    if not part.is_closed:
+    read = RecordProgress(part.end, Limits(), is_confirmed=False, is_complete=part.is_closed)
+    if decide_records(stream, read) is not RecordAnswer.RECORDS:
         return None
     answer = batch_answer(S2Batch.of(start.seq_num, part, None), asked.form, Outcome.HIT)
     return replace(answer, run=BodyRun(stream, str(start.seq_num), str(part.end), edition))
@@ -201,97 +194,91 @@ class S2UnaryRead:
         self._read = read
         self._form = asked.form
         self._query = asked.query
-        self._left = limits_of(asked.query)
-        self._at = 0
         self._found: list[Record] = []
         self._size = 0
-        self._start = 0
-        self._outcome = Outcome.HIT
+        self._topic: S2Topic | None = None
 
     async def answer(self) -> S2Answer:
         """Answer the read.  Raises a GatewayError."""
-        query = self._query
-        if (refused := await self._stream.confirmed(self._read.client)) is not None:
-            return refused_answer(refused, self._read)
-        start = await start_of(self._stream, query, self._read)
-        if isinstance(start, S2Refused):
-            return refused_answer(start, self._read)
-        self._at = self._start = start.at
-        self._outcome = start.outcome
-        if start.tail is not None and start.is_at_tail:
-            return await self._at_tail(start.tail)
-        while True:
-            if self._take(self._stream.tape.read(self._at, self._left)):
-                return self._batch()
-            if (trusted := if_at(self._at, self._stream.trusted_tail(self._read.trust_s))) is not None:
-                return self._batch() if self._found else await self._at_tail(trusted)
-            may_wait = query.longest_wait_s and not self._found
-            fetch = self._stream.fetch_or_tail if may_wait else self._stream.fetch
-            fetched = await fetch(FromSeqNum(self._at), self._left, self._read.client)
-            self._outcome = Outcome.JOINED if self._found else Outcome.MISS if fetched.is_fresh else Outcome.COLLAPSED
-            match fetched.outcome:
-                case S2Refused() as refused:
-                    return refused_answer(refused, self._read)
-                case FoundRecords(records):
-                    end = records[-1].seq_num + 1 if records else self._at
-                    if self._take(cut(records, self._at, end, self._left)) or fetched.is_all:
-                        return self._batch()
-                case AtTail(tail):
-                    if fetched.is_fresh:
-                        return self._batch() if self._found else await self._at_tail(tail)
+        begun = await begin(self._stream, self._query, self._read)
+        if isinstance(begun, S2Refused):
+            return refused_answer(begun, self._read)
+        self._progress, self._outcome = begun
+        try:
+            return await self._walk(self._progress)
+        finally:
+            if self._topic is not None:
+                self._reads.streams.detach(self._topic, self._read.linger_s)
 
-    def _take(self, part: Part) -> bool:
-        """Take records; returns whether the read is complete."""
+    async def _walk(self, progress: RecordProgress) -> S2Answer:
+        stream = self._stream
+        refused: S2Refused | None = None
+        while refused is None:
+            self._take(stream.tape.read(progress.at, progress.left))
+            if progress.tail is None and progress.topic is None:
+                progress.trust(stream.trusted_tail(self._read.trust_s))
+            match decide_records(stream.stream, progress):
+                case RecordAnswer.RECORDS:
+                    return self._batch()
+                case RecordAnswer.UNWRITTEN:
+                    assert progress.tail is not None
+                    return unwritten_answer(progress.tail)
+                case RecordAnswer.GONE:
+                    raise TailMovedBack
+                case Awaited.CHANGE:
+                    refused = await self._wait(progress)
+                case question:
+                    refused = await self._ask(question, progress)
+        return refused_answer(refused, self._read)
+
+    def _take(self, part: Part) -> None:
+        """Take records."""
+        progress = self._progress
+        if not self._found:
+            self._start = progress.at
         self._found += part.records
         self._size += part.size
-        self._at = part.end
-        self._left = self._left.after(len(part.records), part.size)
-        return part.is_closed
+        progress.came_to(part.end)
+        progress.left = progress.left.after(len(part.records), part.size)
+        progress.has_records |= bool(part.records)
+        progress.is_complete |= part.is_closed
 
-    async def _at_tail(self, tail: StreamPosition) -> S2Answer:
-        """The read has found nothing, and this is the tail."""
-        if self._at > tail.seq_num and not self._query.is_clamped:
-            return unwritten_answer(tail)
-        self._at = self._start = tail.seq_num
-        wait_s = self._query.longest_wait_s
-        if not wait_s:
-            return unwritten_answer(tail)
-        streams = self._reads.streams
-        topic = streams.attach(self._stream, tail, self._read.client)
-        try:
-            return await self._wait(topic, wait_s)
-        finally:
-            streams.detach(topic, self._read.linger_s)
+    async def _ask(self, question: Question, progress: RecordProgress) -> S2Refused | None:
+        """Ask the origin for what follows, and take it; returns its error if it refuses."""
+        fetch = self._stream.fetch_or_tail if question is Question.TAIL else self._stream.fetch
+        fetched = await fetch(FromSeqNum(progress.at), progress.left, self._read.client)
+        if progress.topic is None:
+            self._outcome = Outcome.JOINED if self._found else Outcome.MISS if fetched.is_fresh else Outcome.COLLAPSED
+        match fetched.outcome:
+            case S2Refused() as refused:
+                return refused
+            case FoundRecords(records):
+                end = records[-1].seq_num + 1 if records else progress.at
+                self._take(cut(records, progress.at, end, progress.left))
+                progress.is_complete |= fetched.is_all
+            case AtTail(tail):
+                if fetched.is_fresh:
+                    progress.found_tail(tail, is_clamped=self._query.is_clamped)
+        return None
 
-    async def _wait(self, topic: S2Topic, wait_s: float) -> S2Answer:
-        """Wait for records at the topic."""
-        clock = self._reads.clock
-        self._outcome = Outcome.FOLLOWED
-        until = clock.now() + wait_s
-        while True:
-            self._stream.check()
-            if self._take(self._stream.tape.read(self._at, self._left)) or self._found:
-                return self._batch(topic.tail)
-            if topic.error is not None or self._reads.is_draining:
-                return refused_answer(topic.error or DRAINING, self._read)
-            if topic.position > self._at:
-                # What has come was evicted before this read could take it.
-                fetched = await self._stream.fetch(FromSeqNum(self._at), self._left, self._read.client)
-                match fetched.outcome:
-                    case S2Refused() as refused:
-                        return refused_answer(refused, self._read)
-                    case FoundRecords(records):
-                        end = records[-1].seq_num + 1 if records else self._at
-                        self._take(cut(records, self._at, end, self._left))
-                        return self._batch()
-                    case AtTail(tail) if fetched.is_fresh:
-                        # It has been trimmed.
-                        self._at = self._start = max(self._at, tail.seq_num)
-                continue
-            left_s = until - clock.now()
-            if left_s <= 0 or not await topic.changed.wait_within(clock, left_s):
-                return self._batch(topic.tail)
+    async def _wait(self, progress: RecordProgress) -> S2Refused | None:
+        """Wait at the tail for records; returns an error if none can come."""
+        clock, topic = self._reads.clock, self._topic
+        if topic is None:
+            assert progress.tail is not None
+            self._until = clock.now() + (self._query.longest_wait_s or 0)
+            self._outcome = Outcome.FOLLOWED
+            topic = self._topic = progress.topic = self._reads.streams.attach(
+                self._stream, progress.tail, self._read.client
+            )
+        elif topic.error is not None or self._reads.is_draining:
+            return topic.error or DRAINING
+        else:
+            left_s = self._until - clock.now()
+            progress.is_complete = left_s <= 0 or not await topic.changed.wait_within(clock, left_s)
+        return None
 
-    def _batch(self, tail: StreamPosition | None = None) -> S2Answer:
-        part = Part(tuple(self._found), self._size, self._at, is_closed=True)
+    def _batch(self) -> S2Answer:
+        part = Part(tuple(self._found), self._size, self._progress.at, is_closed=True)
+        tail = self._topic.tail if self._topic is not None else None
         return batch_answer(S2Batch.of(self._start, part, tail), self._form, self._outcome)

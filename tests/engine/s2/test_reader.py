@@ -33,6 +33,7 @@ from gateway.s2.json_format import Format
 from gateway.s2.records import ReadBatch, Record, StreamPosition
 from gateway.s2.session import FrameReader, Message, Terminal
 from gateway.s2.sse import BatchEvent, Done, Event, Failure, Ping
+from gateway.tape.decide import RecordProgress
 from gateway.tape.eviction import POLICIES
 from gateway.tape.records import Limits, cut
 from gateway.tape.store import TapeStore
@@ -153,9 +154,10 @@ class SessionAgainstModel(RuleBasedStateMachine):
         self.longest_wait_s = WAIT_S if waits else None if limits == Limits() else 0.0
         # A session that may not wait is not begun at a tail that is known.
         tail = self.tail if has_asked and (start < held or self.longest_wait_s != 0) else None
-        session = S2Session(self.stream, form, start, limits, self.longest_wait_s, tail)
+        read = RecordProgress(start, limits, self.longest_wait_s != 0, may_be_empty=True, tail=tail)
+        session = S2Session(self.stream, form, read, self.longest_wait_s)
         self.reader = S2SessionReader(session, self.wire, self)
-        self.reader.start()
+        self.reader.pump()
 
     # -- what a session asks of its surroundings
 
