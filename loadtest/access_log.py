@@ -25,7 +25,7 @@ from gateway.ops.access_log.writer import LogWriter
 from gateway.ops.partition_ids import PartitionIds
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from gateway.protocol.stream_key import Partition
+from gateway.protocol.sharing import Partition
 from gateway.telemetry.access_record import AccessLog, NoAccessLog, Record, Repeated
 from gateway.telemetry.metrics import NoMetrics
 

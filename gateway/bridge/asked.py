@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.aio.clock import Clock
-from gateway.bridge.content import Content
+from gateway.bridge.content import Content, Page
 from gateway.bridge.names import parse_offset
 from gateway.bridge.origin import Call
-from gateway.bridge.page import Page
 from gateway.protocol.cursor import next_cursor
-from gateway.protocol.offsets import START
+from gateway.protocol.names import START
 
 
 @dataclass(frozen=True, slots=True)

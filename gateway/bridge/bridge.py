@@ -26,8 +26,7 @@ from gateway.bridge.replies import Made, text
 from gateway.bridge.sightings import S2Sightings
 from gateway.config.routes import RouteConfig
 from gateway.errors import GatewayError, UpstreamBroken
-from gateway.protocol.names import LIVE_LONG_POLL, LIVE_SSE
-from gateway.protocol.offsets import NOW
+from gateway.protocol.names import LIVE_LONG_POLL, LIVE_SSE, NOW
 from gateway.protocol.target import BadTarget, parse_target
 from gateway.upstream.asking import PendingRequest, Requester, Upstream, answer_to
 from gateway.upstream.call import Body, OriginCall

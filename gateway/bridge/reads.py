@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.bridge.asked import Asked
+from gateway.bridge.content import is_close, page_of, trimmed_by
 from gateway.bridge.names import offset_at
-from gateway.bridge.page import is_close, page_of, trimmed_by
 from gateway.bridge.replies import NO_STORE, Made, position_headers, refusal, text
 from gateway.errors import UpstreamBroken
-from gateway.protocol.names import STREAM_CURSOR, STREAM_UP_TO_DATE
-from gateway.protocol.offsets import START
+from gateway.protocol.names import START, STREAM_CURSOR, STREAM_UP_TO_DATE
 from gateway.s2.read_query import FromSeqNum, ReadQuery
 from gateway.s2.records import Record, is_command, total_metered_bytes
 from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.bridge.page import is_close
+from gateway.bridge.content import is_close
 from gateway.limits.oldest import evict_oldest
 from gateway.s2.records import AppendAck, Record, StreamPosition
 

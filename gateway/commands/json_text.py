@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from json import JSONDecoder
 from typing import Final
 
-from gateway.protocol.json_grammar import is_json
+from gateway.protocol.json_body import is_json
 
 MAX_VALUE_BYTES: Final = 64 * 1024 * 1024
 """The gateway's default bound on a request body; it would reject a longer message."""

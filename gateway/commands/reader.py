@@ -24,7 +24,7 @@ from gateway.commands.exchange import origin_error, request
 from gateway.commands.failure import CommandFailed
 from gateway.commands.following import Batch, Follow, Following
 from gateway.commands.target import with_query
-from gateway.protocol import names, offsets
+from gateway.protocol import names
 from gateway.protocol.sse import SseParser, SseTooLarge, parse_control
 
 _MAX_EVENT_BYTES: Final = 256 * 1024 * 1024
@@ -129,7 +129,7 @@ class StreamReader(Following):
             raise CommandFailed(f"{self._url}: the stream was deleted, or no longer keeps offset {self.offset}")
         if response.status not in (200, 204):
             raise await origin_error(response)
-        if needs_offset and not offsets.is_well_formed(response.headers.get(names.STREAM_NEXT_OFFSET, "")):
+        if needs_offset and not names.is_well_formed(response.headers.get(names.STREAM_NEXT_OFFSET, "")):
             raise CommandFailed(f"{self._url}: not a durable stream: no {names.STREAM_NEXT_OFFSET} in the answer")
         self._answered()
 
@@ -139,7 +139,7 @@ class StreamReader(Following):
 
     def _advance(self, pieces: list[bytes], next_offset: str) -> None:
         """Deliver `pieces` and move the position to `next_offset`.  No other method moves it."""
-        if self.offset != offsets.NOW and offsets.is_before(next_offset, self.offset):
+        if self.offset != names.NOW and names.is_before(next_offset, self.offset):
             raise CommandFailed(
                 f"{self._url}: its tail is before {self.offset}: it was re-created, or never reached this offset"
             )

@@ -23,8 +23,7 @@ from gateway.commands.failure import CommandFailed
 from gateway.commands.following import Batch, Follow, Following
 from gateway.commands.s2_events import BadEvent, EventReader
 from gateway.commands.s2_exchange import body_error, event_error, s2_error, tail_in
-from gateway.protocol.names import SSE_TYPE, media_type
-from gateway.protocol.offsets import NOW, START
+from gateway.protocol.names import NOW, SSE_TYPE, START, media_type
 from gateway.s2 import json_format, protobuf, sse
 from gateway.s2.json_format import FORMAT_HEADER, Format
 from gateway.s2.records import Record, StreamPosition, is_command

@@ -17,7 +17,7 @@ from gateway.commands.failure import CommandFailed
 from gateway.commands.output import abandon_stdout, watching_reader
 from gateway.commands.run import run
 from gateway.commands.target import Headers, Target, stream_target
-from gateway.protocol import offsets
+from gateway.protocol import names
 from gateway.s2.records import parse_u64
 
 
@@ -58,11 +58,11 @@ def tail(
     """
     if sse and long_poll:
         raise typer.BadParameter("use only one of them", param_hint="'--sse' / '--long-poll'")
-    offset = {"start": offsets.START, "now": offsets.NOW}.get(start, start)
+    offset = {"start": names.START, "now": names.NOW}.get(start, start)
     target = stream_target(url, header, os.environ)
-    if target.is_s2 and offset not in (offsets.START, offsets.NOW) and parse_u64(offset) is None:
+    if target.is_s2 and offset not in (names.START, names.NOW) and parse_u64(offset) is None:
         raise typer.BadParameter(f"expected a sequence number, now or start, got {start!r}", param_hint="'--from'")
-    if not offsets.is_well_formed(offset):
+    if not names.is_well_formed(offset):
         raise typer.BadParameter(f"expected an offset, now or start, got {start!r}", param_hint="'--from'")
     if as_json and not target.is_s2:
         raise typer.BadParameter("is for S2 streams: JSON streams are printed as JSON anyway", param_hint="'--json'")

@@ -36,7 +36,7 @@ from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.topic import Topic
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.offsets import NOW, is_before
+from gateway.protocol.names import NOW, is_before
 from gateway.tape.decide import (
     Ask,
     Awaited,

@@ -28,10 +28,8 @@ from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.protocol.etag import stream_identity
 from gateway.protocol.forwarded_headers import Headers, response_headers_for_client
 from gateway.protocol.freshness import Lifetime, freshness_from_headers, lifetime_from_headers, lifetime_here
-from gateway.protocol.names import DEFAULT_TYPE
-from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
-from gateway.protocol.sharing import Ground
-from gateway.protocol.stream_key import Group
+from gateway.protocol.names import DEFAULT_TYPE, NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
+from gateway.protocol.sharing import Ground, Group
 from gateway.protocol.stream_version import Version
 from gateway.tape.confirmed import Sighting
 from gateway.tape.store import TapeStore

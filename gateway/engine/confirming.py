@@ -21,7 +21,7 @@ from gateway.aio.clock import Clock
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.read import Read
 from gateway.errors import TailMovedBack
-from gateway.protocol.offsets import START, is_before
+from gateway.protocol.names import START, is_before
 from gateway.tape.stream import Stream
 from gateway.upstream.collapse import Lead
 from gateway.upstream.flight import CONFIRMATION, Head, OriginError, as_seen_by

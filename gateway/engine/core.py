@@ -45,8 +45,7 @@ from gateway.live.table import LiveTable
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import without_codings
-from gateway.protocol.sharing import allows
-from gateway.protocol.stream_key import Group
+from gateway.protocol.sharing import Group, allows
 from gateway.tape.eviction import POLICIES
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore

@@ -54,7 +54,7 @@ from gateway.http.reply import Interim
 from gateway.live.topics import LiveTopics
 from gateway.live.walk_pace import WalkPace
 from gateway.protocol.mode import Mode
-from gateway.protocol.offsets import NOW, START
+from gateway.protocol.names import NOW, START
 from gateway.protocol.sharing import Ground
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream

@@ -28,7 +28,7 @@ from gateway.errors import (
 from gateway.live.topics import LiveTopics
 from gateway.live.walk_pace import WalkPace
 from gateway.protocol.mode import Mode
-from gateway.protocol.offsets import NOW
+from gateway.protocol.names import NOW
 from gateway.tape.costs import BODY_SHARE
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream

@@ -31,9 +31,9 @@ from gateway.engine.classifier import Effect, SentFetch, is_overtaken
 from gateway.errors import UpstreamBroken, UpstreamCongested
 from gateway.limits.inflow import Inflow
 from gateway.protocol.freshness import age_from_headers
-from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray
+from gateway.protocol.json_body import ArrayUnwrapper, NotAnArray
 from gateway.protocol.mode import Mode
-from gateway.protocol.offsets import NOW, START, is_before
+from gateway.protocol.names import NOW, START, is_before
 from gateway.tape.arriving import Arriving
 from gateway.tape.confirmed import LEAST_GAP_S
 from gateway.tape.store import TapeStore

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from cachetools import TTLCache
 
-from gateway.protocol.stream_key import Group, StreamKey
+from gateway.protocol.sharing import Group, StreamKey
 from gateway.tape.facts_cost import key_cost, texts_cost
 from gateway.upstream.flight import METADATA
 

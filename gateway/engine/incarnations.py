@@ -15,7 +15,7 @@ from gateway.engine.response_heads import origin_error_answer
 from gateway.errors import TailMovedBack
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.offsets import NOW, START
+from gateway.protocol.names import NOW, START
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.upstream.flight import CHANGES_TOO_FAST, METADATA, VARIES_BY_ORIGIN, OriginError

@@ -23,7 +23,7 @@ from gateway.live.topic import LiveTimes, OriginAccess, Topic
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.forwarded_headers import Headers
-from gateway.protocol.offsets import NOW, START, is_before
+from gateway.protocol.names import NOW, START, is_before
 from gateway.protocol.sharing import Ground
 from gateway.tape.decide import Ask, Gone, Progress, Question, Send, Wait, decide, outlasts_failure
 from gateway.tape.stream import End, Stream

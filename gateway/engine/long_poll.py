@@ -26,8 +26,7 @@ from gateway.engine.response_heads import (
 from gateway.errors import TailMovedBack
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.names import ACCEL_BUFFERING, STREAM_CURSOR
-from gateway.protocol.offsets import NOW, START
+from gateway.protocol.names import ACCEL_BUFFERING, NOW, START, STREAM_CURSOR
 from gateway.protocol.stream_version import FIRST, Edition
 from gateway.tape.decide import Ask, Gone, Progress, Send, Wait, decide
 from gateway.tape.stream import Stream

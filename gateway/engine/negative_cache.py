@@ -25,7 +25,7 @@ from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.route import Route
 from gateway.limits.accounts import UNKNOWN, Account, Accounts
 from gateway.limits.rate_limits import Rate
-from gateway.protocol.stream_key import Group, StreamKey
+from gateway.protocol.sharing import Group, StreamKey
 from gateway.tape.facts_cost import headers_cost, key_cost, texts_cost
 from gateway.upstream.flight import METADATA, OriginError
 

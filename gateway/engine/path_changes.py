@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from gateway.live.topics import LiveTopics
-from gateway.protocol.stream_key import Partition
+from gateway.protocol.sharing import Partition
 from gateway.tape.crowd import PathEvent
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.engine.relayed_request import APPENDS, DELETES, NO_CHANGE, Change, SentRequest
-from gateway.protocol.stream_key import Group
+from gateway.protocol.sharing import Group
 from gateway.tape.facts_cost import texts_cost
 
 _MOST_BYTES: Final = 1 << 20

@@ -11,8 +11,7 @@ from gateway.engine.hit_for_miss import Shape
 from gateway.engine.route import Route
 from gateway.protocol.coding import PLAIN, AcceptedCodings
 from gateway.protocol.forwarded_headers import Headers
-from gateway.protocol.sharing import allows
-from gateway.protocol.stream_key import StreamKey
+from gateway.protocol.sharing import StreamKey, allows
 from gateway.tape.stream import Stream
 from gateway.upstream.call import Source
 from gateway.upstream.flight import NotShareable, OriginError

@@ -10,7 +10,7 @@ from multidict import CIMultiDict
 from gateway.engine.route import Route
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.mode import Mode
-from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.stream import Stream
 from gateway.upstream.call import Body
 

@@ -25,12 +25,12 @@ from gateway.protocol.etag import matches, mint
 from gateway.protocol.names import (
     ACCEL_BUFFERING,
     DEFAULT_TYPE,
+    START,
     STREAM_CLOSED,
     STREAM_CURSOR,
     STREAM_NEXT_OFFSET,
     STREAM_UP_TO_DATE,
 )
-from gateway.protocol.offsets import START
 from gateway.tape.stream import Stream
 from gateway.upstream.flight import OriginError
 

@@ -21,8 +21,7 @@ from gateway.engine.retry_budget import RetryBudget, RouteRetries
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import Coding
 from gateway.protocol.forwarded_headers import Headers
-from gateway.protocol.sharing import Ground, allows, cure, rules_of
-from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.sharing import Ground, Group, Partition, StreamKey, allows, cure, rules_of
 from gateway.protocol.target import Target, check_path, unescaped_delimiters
 from gateway.upstream.call import Bounds, Source
 from gateway.upstream.flight import NotShareable

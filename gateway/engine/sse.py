@@ -24,8 +24,7 @@ from gateway.errors import GatewayError, Stopping
 from gateway.live.subscriber import SHORTEST_S, Subscriber, Wire
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.names import SSE_DATA_ENCODING, is_sse_text
-from gateway.protocol.offsets import NOW
+from gateway.protocol.names import NOW, SSE_DATA_ENCODING, is_sse_text
 from gateway.tape.confirmed import FirstTail
 from gateway.tape.stream import Stream
 

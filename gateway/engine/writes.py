@@ -28,10 +28,15 @@ from gateway.live.topics import LiveTopics
 from gateway.protocol.forwarded_headers import Headers, storable_headers
 from gateway.protocol.freshness import lifetime_from_headers, lifetime_here, surrogate_keys
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, STREAM_NEXT_OFFSET, is_true
-from gateway.protocol.offsets import SENTINELS, is_well_formed
-from gateway.protocol.sharing import ALLOW_ORIGIN
-from gateway.protocol.stream_key import Group
+from gateway.protocol.names import (
+    SENTINELS,
+    STREAM_CLOSED,
+    STREAM_FORKED_FROM,
+    STREAM_NEXT_OFFSET,
+    is_true,
+    is_well_formed,
+)
+from gateway.protocol.sharing import ALLOW_ORIGIN, Group
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import SEVERAL, End, Stream
 from gateway.upstream.call import Body

@@ -1,17 +1,24 @@
-"""Serialisation of request heads for origins.
+"""Heads on their way out: requests to origins, and the fields of replies to clients.
 
-A head must not contain bytes that an origin could read as another line or another request.  The complete head is
-therefore checked once, after it is built, whatever the source of its parts (RFC 9112 section 11.1).  The framing fields
-follow from the body; the caller cannot set them.
+The head of a request must not contain bytes that an origin could read as another line or another request.  The complete
+head is therefore checked once, after it is built, whatever the source of its parts (RFC 9112 section 11.1).  The
+framing fields follow from the body; the caller cannot set them.
+
+`PassedFields` are a reply's fields with their lines.  To render many fields takes longer than to parse them.  So the
+lines that many replies have in common are rendered once (`gateway.http.reply_lines.ReplyShape`), and a reply's own
+lines are added to their end.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any, Final
 
 from multidict import CIMultiDict, CIMultiDictProxy, istr
+
+from gateway.http.reply_lines import FieldLine
 
 _HEAD: Final = re.compile(
     r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+ [^\x00-\x20\x7f]+ HTTP/1\.1\r\n"
@@ -128,3 +135,65 @@ def request_head(
     if not is_known_valid and (_HEAD.fullmatch(text) is None or text.count("\n") != len(lines) - 1):
         raise InvalidRequest("a request that could be read as another one")
     return text.encode("utf-8", "surrogateescape")
+
+
+_CHANGES: Final = (
+    "__delitem__",
+    "__setitem__",
+    "clear",
+    "extend",
+    "pop",
+    "popall",
+    "popitem",
+    "popone",
+    "setdefault",
+    "update",
+)
+"""The changes, other than `add`, that a `CIMultiDict` has."""
+
+
+class PassedFields(CIMultiDict[str]):
+    """Fields of which all lines are known in bytes, until one of them is changed."""
+
+    __slots__ = ("lines",)
+
+    lines: bytes | None
+    """The field lines, each with its line end; None if they must be rendered and checked."""
+
+    @classmethod
+    def of(cls, shared: CIMultiDict[str], lines: bytes, own: Iterable[FieldLine]) -> PassedFields:
+        """Fields whose valid lines are `lines`, with more of them."""
+        passed = cls(shared)
+        for line in own:
+            CIMultiDict.add(passed, line.name, line.value)
+            lines += line.rendered
+        passed.lines = lines
+        return passed
+
+    def add(self, key: str, value: str) -> None:
+        """Add a field behind the others."""
+        super().add(key, value)
+        if self.lines is not None:
+            line = _line(key, value)
+            self.lines = None if line is None else self.lines + line
+
+
+def _forgetting(name: str) -> Callable[..., Any]:
+    change = getattr(CIMultiDict, name)
+
+    def changed(self: PassedFields, *args: Any, **kwargs: Any) -> Any:
+        self.lines = None
+        return change(self, *args, **kwargs)
+
+    return changed
+
+
+for _name in _CHANGES:
+    setattr(PassedFields, _name, _forgetting(_name))
+
+
+@lru_cache(256)
+def _line(name: str, value: str) -> bytes | None:
+    """A field line; None if it would not be one line."""
+    line = f"{name}: {value}"
+    return None if "\n" in line or "\r" in line else f"{line}\r\n".encode("utf-8", "surrogateescape")

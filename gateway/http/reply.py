@@ -32,10 +32,8 @@ from typing import Final, NamedTuple
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from multidict import CIMultiDict, CIMultiDictProxy, istr
 
-from gateway.http.chunks import Framing, whole_chunks
-from gateway.http.interim_rate import InterimRate
+from gateway.http.framing import TRANSITIONS, Framing, InterimRate, State, Step, whole_chunks
 from gateway.http.reply_lines import NAMES, FieldLine, ReplyShape, keeps_alive, read_lines, status_line_of
-from gateway.http.state import TRANSITIONS, State, Step
 
 MOST_LINE_BYTES: Final = 16_384
 """Bytes of a status line, or of a field's name and value together."""

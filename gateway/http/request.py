@@ -17,7 +17,7 @@ from typing import Any, Final
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from multidict import CIMultiDict
 
-from gateway.http.state import TRANSITIONS, State, Step
+from gateway.http.framing import TRANSITIONS, State, Step
 
 MOST_FIELDS: Final = 128
 """Fields in a head, and again in a trailer section."""

@@ -41,6 +41,7 @@ from gateway.protocol.names import (
     LIVE_SSE,
     SSE_DATA_ENCODING,
     SSE_TYPE,
+    START,
     STREAM_CLOSED,
     STREAM_UP_TO_DATE,
     is_json,
@@ -48,7 +49,6 @@ from gateway.protocol.names import (
     is_true,
     media_type,
 )
-from gateway.protocol.offsets import START
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, parse_control
 from gateway.tape.arriving import Arriving
 from gateway.tape.store import TapeStore

@@ -7,8 +7,8 @@ import binascii
 
 from gateway.errors import UpstreamBroken
 from gateway.protocol.forwarded_headers import Headers
-from gateway.protocol.json_array import NotAnArray, unwrap
-from gateway.protocol.offsets import is_sentinel, is_well_formed, stated_offset
+from gateway.protocol.json_body import NotAnArray, unwrap
+from gateway.protocol.names import is_sentinel, is_well_formed, stated_offset
 
 
 def end_of(headers: Headers) -> str:

@@ -35,7 +35,7 @@ from gateway.live.frames import EVENT_BYTES, Frames, KeptFrames
 from gateway.live.reader import LargeEvent, LiveReader, LiveStep, chunk, drop_failed
 from gateway.protocol.cursor import interval, next_cursor, parse_cursor, shared_cursor
 from gateway.protocol.forwarded_headers import Headers
-from gateway.protocol.offsets import is_before
+from gateway.protocol.names import is_before
 from gateway.protocol.stream_version import Version
 from gateway.tape.confirmed import FirstTail, Sighting
 from gateway.tape.stream import End, Stream

@@ -17,7 +17,7 @@ from gateway.live.follower import Follower
 from gateway.live.frames import KeptFrames
 from gateway.live.table import LiveTable
 from gateway.live.topic import BEATS, DeliveryTimes, LiveTimes, OriginAccess, Topic
-from gateway.protocol.offsets import START, is_before
+from gateway.protocol.names import START, is_before
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.surroundings import Surroundings

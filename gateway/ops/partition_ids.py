@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 
-from gateway.protocol.stream_key import Partition
+from gateway.protocol.sharing import Partition
 
 _KEY_BYTES = 32
 _ID_BYTES = 8

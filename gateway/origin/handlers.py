@@ -31,7 +31,7 @@ from gateway.origin.requests import (
 )
 from gateway.origin.store import Accepted, AppendParams, Store
 from gateway.origin.streams import Slice, Stream
-from gateway.protocol import names, offsets
+from gateway.protocol import names
 
 _log = logging.getLogger("gateway.origin")
 
@@ -191,7 +191,7 @@ class Handlers:
             "Content-Type": stream.content_type,
             names.STREAM_NEXT_OFFSET: stream.tail.token,
             "Cache-Control": CACHE_NEVER,
-            "ETag": self._etag(stream, offsets.START, stream.tail.token, is_closed=stream.is_closed),
+            "ETag": self._etag(stream, names.START, stream.tail.token, is_closed=stream.is_closed),
         }
         if stream.is_closed:
             headers[names.STREAM_CLOSED] = "true"

@@ -20,7 +20,7 @@ from gateway.origin.producers import Claim
 from gateway.origin.refusals import BadOffset, BadRequest
 from gateway.origin.store import CreateParams, ForkParams
 from gateway.origin.streams import Lifetime
-from gateway.protocol import names, offsets
+from gateway.protocol import names
 
 MAX_SAFE_INTEGER: Final = 2**53 - 1
 """The largest producer number, for JavaScript's sake (section 5.2.1), and the largest TTL."""
@@ -75,7 +75,7 @@ class ReadParams:
 
     @property
     def is_now(self) -> bool:
-        return self.offset == offsets.NOW
+        return self.offset == names.NOW
 
 
 def parse_read(query: MultiMapping[str], kind: Kind) -> ReadParams:
@@ -85,11 +85,11 @@ def parse_read(query: MultiMapping[str], kind: Kind) -> ReadParams:
         raise BadRequest("Multiple offset parameters not allowed")
     if not found and kind is not Kind.CATCHUP:
         raise BadRequest(f"{'SSE' if kind is Kind.SSE else 'Long-poll'} requires offset parameter")
-    offset = found[0] if found else offsets.START
+    offset = found[0] if found else names.START
     if not offset:
         raise BadRequest("Empty offset parameter")
     start = None
-    if not offsets.is_sentinel(offset):
+    if not names.is_sentinel(offset):
         start = parse_token(offset)
         if start is None:
             raise BadOffset

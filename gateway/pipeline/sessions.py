@@ -31,7 +31,7 @@ from gateway.pipeline.parquet import WRITTEN
 from gateway.pipeline.session import fit
 from gateway.pipeline.tables import READS, REQUESTS, SESSIONS
 from gateway.protocol.mode import Mode
-from gateway.protocol.offsets import NOW, START
+from gateway.protocol.names import NOW, START
 
 GAP_S: Final = 300
 """Longest time between the end of a read and the start of the next one in a session, in seconds.  A page in the

@@ -20,7 +20,7 @@ from multidict import CIMultiDict
 from gateway.config.cache import CachePlanConfig
 from gateway.config.cache_plan import CachePlan, Entry, Lifetime
 from gateway.engine.route import Route
-from gateway.protocol.stream_key import StreamKey
+from gateway.protocol.sharing import StreamKey
 from gateway.protocol.target import BadTarget, Target, parse_target
 
 E = TypeVar("E", bound=Entry)

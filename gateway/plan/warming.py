@@ -24,7 +24,7 @@ from gateway.config.cache_plan import Entry
 from gateway.engine.fetch_table import FetchTable
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.plan.entries import KeyedEntry
-from gateway.protocol.offsets import START
+from gateway.protocol.names import START
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape

@@ -1,4 +1,4 @@
-"""Which of an origin's replies may be shared between readers, and why others may not: one judgement for all read modes.
+"""The readers that share a tape, and the origin's replies that may be shared: one judgement for all read modes.
 
 A reply to a catch-up read is stored, so it may be shared only if a shared cache may store it (RFC 9111 section 3).  A
 reply that is passed on to several readers and not stored (live, `offset=now`, HEAD) may say `no-store`; all other
@@ -11,7 +11,8 @@ whatever its Vary: common middleware adds both only to replies to requests with 
 relayed read of that web origin shows whether it allows any.
 
 These are the grounds in a reply's fields.  `gateway.engine.classifier` adds those of form (status, length, coding,
-offset).  Which readers share at all, by their credentials, is decided by `gateway.protocol.stream_key`.
+offset).  A tape's key (`StreamKey`) has the stream at its origin, the query, and the partition of readers by their
+credentials.
 """
 
 from __future__ import annotations
@@ -23,6 +24,52 @@ from typing import Final, NamedTuple
 from gateway.config.routes import RouteConfig
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.freshness import forbids_storing, parse_cache_control
+
+
+class Group(NamedTuple):
+    """Everything that a write to one URL path of an origin affects: all queries and partitions, across all routes."""
+
+    origin: str
+    path: str
+    """The path as it is requested from the origin."""
+
+
+class Partition(NamedTuple):
+    """The readers that share a tape: same route, same credentials, same chain of gateways."""
+
+    route: str
+    """The route's name."""
+    generation: int = 0
+    """Increases when a new configuration changes who may share the route's tapes, so that the old ones are not used."""
+    readers: str = ""
+    """A digest of the credentials and gateways; empty if the readers have neither."""
+
+    @property
+    def public(self) -> Partition:
+        """The route's partition for readers without credentials."""
+        return self if not self.readers else Partition(self.route, self.generation)
+
+    def __str__(self) -> str:
+        generation = f" ~{self.generation}" if self.generation else ""
+        return f"{self.route}{generation} {self.readers}".rstrip()
+
+
+class StreamKey(NamedTuple):
+    """Identifies one tape.
+
+    Two requests share a tape only if the origin must answer both alike: same origin and path, same query, same
+    partition.
+    """
+
+    group: Group
+    query: str
+    partition: Partition
+
+    @property
+    def route(self) -> str:
+        """The name of the route."""
+        return self.partition.route
+
 
 ALLOW_ORIGIN: Final = "Access-Control-Allow-Origin"
 

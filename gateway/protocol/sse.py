@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from gateway.protocol import offsets
+from gateway.protocol import names
 from gateway.protocol.names import EVENT_CONTROL, EVENT_DATA
 
 HEARTBEAT: Final = b": heartbeat\n\n"
@@ -183,7 +183,7 @@ def parse_control(data: bytes) -> Control:
     next_offset = fields.get("streamNextOffset")
     if not isinstance(next_offset, str):
         raise ValueError("control event has no streamNextOffset string")
-    if offsets.is_sentinel(next_offset) or not offsets.is_well_formed(next_offset):
+    if names.is_sentinel(next_offset) or not names.is_well_formed(next_offset):
         raise ValueError("control event has a streamNextOffset that is not an offset")
     cursor = fields.get("streamCursor")
     if cursor is not None and not isinstance(cursor, str):

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Final, cast
 
 from gateway.errors import BadRequest
+from gateway.http.framing import State
 from gateway.http.http2 import frames
 from gateway.http.request import Event, Mark, RequestHead
-from gateway.http.state import State
 from gateway.limits.memory import Holding
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients, Work, peer_of

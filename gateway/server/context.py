@@ -17,7 +17,7 @@ from gateway.errors import GatewayError
 from gateway.limits.accounts import UNKNOWN
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from gateway.protocol.stream_key import StreamKey
+from gateway.protocol.sharing import StreamKey
 from gateway.protocol.target import Target
 from gateway.s2 import json_format
 from gateway.s2.errors import S2ErrorCode, error_body

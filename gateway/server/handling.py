@@ -19,7 +19,7 @@ from gateway.engine.route import HeaderRules
 from gateway.http.request import Mark
 from gateway.limits.accounts import Account
 from gateway.limits.memory import NOTHING, Holding
-from gateway.protocol.offsets import NOW
+from gateway.protocol.names import NOW
 from gateway.s2 import json_format
 from gateway.s2.errors import S2ErrorCode, error_body
 from gateway.server.clients import Clients, Work

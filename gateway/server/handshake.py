@@ -16,9 +16,8 @@ from typing import Final, Protocol, cast
 from gateway.aio.timers import NEVER
 from gateway.limits.accounts import Account
 from gateway.limits.memory import NOTHING, Holding
-from gateway.protocol.client_address import Proxies
+from gateway.protocol.client_address import BadProxyHeader, Proxies, read_proxy_header
 from gateway.protocol.client_hello import BadServerName, ClientHello, read_client_hello
-from gateway.protocol.proxy_protocol import BadProxyHeader, read_proxy_header
 from gateway.server.certificates import LoadedCertificates
 from gateway.server.clients import Clients, ConnectionRefusal, peer_of
 from gateway.server.tls import SLICE_BYTES, TlsTransport

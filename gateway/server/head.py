@@ -10,7 +10,7 @@ from typing import Final
 from multidict import CIMultiDict, istr
 
 from gateway.errors import UpstreamBroken
-from gateway.http.passed_fields import PassedFields
+from gateway.http.outgoing import PassedFields
 
 _CONTENT_LENGTH: Final = istr("Content-Length")
 _DATE: Final = istr("Date")

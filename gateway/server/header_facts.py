@@ -16,7 +16,7 @@ from gateway.protocol.coding import AcceptedCodings, negotiate
 from gateway.protocol.etag import readable
 from gateway.protocol.forwarded_headers import is_looping, joined, passed_nodes, request_headers_for_origin
 from gateway.protocol.freshness import requested_max_age
-from gateway.protocol.stream_key import Partition
+from gateway.protocol.sharing import Partition
 from gateway.protocol.target import BadHost, host_of
 from gateway.server.request import Request
 

@@ -12,10 +12,10 @@ from contextvars import Token
 from gateway.aio.clock import Clock
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import applied
+from gateway.protocol.forwarded_headers import trace_id_of
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_NEXT_OFFSET
 from gateway.protocol.target import without_authority
-from gateway.protocol.trace_context import trace_id_of
 from gateway.server.request import Answered, Request
 from gateway.telemetry.access_record import AccessLog, Record, record_now
 from gateway.telemetry.metrics import Sent

@@ -20,7 +20,7 @@ from gateway.limits.accounts import ClientNet
 from gateway.limits.oldest import evict_oldest
 from gateway.protocol.client_address import Proxies
 from gateway.protocol.mode import Mode
-from gateway.protocol.offsets import START, is_well_formed
+from gateway.protocol.names import START, is_well_formed
 from gateway.protocol.sharing import Ground
 from gateway.protocol.target import Target, host_of, parse_target
 from gateway.server.context import ParsedRequest, RequestContext

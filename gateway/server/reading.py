@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.errors import BadRequest
+from gateway.http.framing import State
 from gateway.http.request import Event, Mark, RequestHead, RequestParser
-from gateway.http.state import State
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
 from gateway.server.request_keys import MAX_REQUEST_BYTES

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from multidict import CIMultiDict, istr
 
-from gateway.http.passed_fields import PassedFields
+from gateway.http.outgoing import PassedFields
 from gateway.http.reply_lines import NOT_ALIKE
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.forwarded_headers import Headers, response_headers_for_client

@@ -37,7 +37,7 @@ from gateway.live.table import RelayedLive
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.forwarded_headers import response_headers_for_client
 from gateway.protocol.mode import Mode
-from gateway.s2.draining import DrainWatch
+from gateway.s2.errors import DrainWatch
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage
 from gateway.server.delivery import PART_BYTES
 from gateway.server.expectation import Expectation, ask_for_body, is_expecting

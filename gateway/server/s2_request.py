@@ -23,8 +23,8 @@ from gateway.engine.s2.request import (
 from gateway.engine.s2.unary import S2Read
 from gateway.errors import BadRequest
 from gateway.protocol.mode import Mode
-from gateway.protocol.offsets import NOW
-from gateway.protocol.stream_key import Group, StreamKey
+from gateway.protocol.names import NOW
+from gateway.protocol.sharing import Group, StreamKey
 from gateway.protocol.target import Target, unescaped_delimiters
 from gateway.s2 import sse
 from gateway.s2.read_query import FromSeqNum, FromTailOffset

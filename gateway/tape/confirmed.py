@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from gateway.protocol.freshness import Reuse
-from gateway.protocol.offsets import START, is_before
+from gateway.protocol.names import START, is_before
 from gateway.protocol.stream_version import Version
 
 MOST_CONFIRMED: Final = 4

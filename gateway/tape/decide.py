@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple, Protocol
 
-from gateway.protocol.offsets import NOW, START, is_before
+from gateway.protocol.names import NOW, START, is_before
 from gateway.protocol.stream_version import Version
 from gateway.s2.records import StreamPosition
 from gateway.tape.confirmed import LEAST_AGE_S

@@ -10,7 +10,7 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.protocol.stream_key import StreamKey
+from gateway.protocol.sharing import StreamKey
 from gateway.tape.costs import STREAM_COST
 
 _HEADER_COST: Final = 170

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from gateway.protocol.stream_key import Group, StreamKey
+from gateway.protocol.sharing import Group, StreamKey
 from gateway.tape.crowd import MOST_AWAKE, Crowd, PathEvent
 from gateway.tape.stream import Stream
 

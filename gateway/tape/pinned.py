@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Iterable
 from typing import Final
 
-from gateway.protocol.stream_key import StreamKey
+from gateway.protocol.sharing import StreamKey
 
 _NONE: Final[tuple[StreamKey, ...]] = ()
 

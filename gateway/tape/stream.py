@@ -16,9 +16,8 @@ from multidict import CIMultiDict
 from gateway.limits.memory import SharedBytes
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.freshness import Lifetime
-from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL, is_json, is_sse_text
-from gateway.protocol.offsets import START, is_before
-from gateway.protocol.stream_key import StreamKey
+from gateway.protocol.names import START, STREAM_EXPIRES_AT, STREAM_TTL, is_before, is_json, is_sse_text
+from gateway.protocol.sharing import StreamKey
 from gateway.protocol.stream_version import FIRST, Version
 from gateway.tape.confirmed import LEAST_AGE_S, Caching, Confirmations, FirstTail, OffsetsBeyond, Sighting
 from gateway.tape.expiry import LEAST_TTL_S, Expiry

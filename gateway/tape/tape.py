@@ -19,7 +19,7 @@ from itertools import chain, repeat
 from typing import Final, NamedTuple
 
 from gateway.errors import TailMovedBack, UpstreamBroken
-from gateway.protocol.offsets import START, is_before
+from gateway.protocol.names import START, is_before
 from gateway.tape.block import Block
 from gateway.tape.costs import BLOCK_COST, TAPE_COST, TOKEN_COST
 

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple, Protocol
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
-from gateway.protocol.stream_key import Partition
+from gateway.protocol.sharing import Partition
 from gateway.protocol.target import Target
 
 

@@ -27,8 +27,8 @@ from multidict import istr
 
 from gateway.aio.timers import Deadline
 from gateway.errors import bare
+from gateway.http.framing import State
 from gateway.http.reply import ReplyBroken, ReplyParser
-from gateway.http.state import State
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectionLost, UploadFailed
 from gateway.upstream.incoming import IncomingReply

@@ -23,17 +23,17 @@ from typing import Final, Protocol, cast
 from gateway.aio.timers import Deadline
 from gateway.http.http2.client_session import ClientSession
 from gateway.http.http2.counts import SessionCounts
-from gateway.http.http2.events import (
+from gateway.http.http2.streams import (
     BodyEnded,
     ConnectionEvent,
     DataReceived,
     Event,
     InterimReceived,
     ReplyReceived,
+    Stream,
     StreamDrained,
     StreamReset,
 )
-from gateway.http.http2.streams import Stream
 from gateway.http.reply import ReplyBroken
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectionLost, NoHttp2, NotConnected

@@ -16,11 +16,11 @@ from math import inf
 from typing import Protocol
 
 from gateway.aio.timers import Deadline
+from gateway.http.framing import MOST_INTERIM
 from gateway.http.http2.blocks import request_block
 from gateway.http.http2.client_session import ClientSession
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.streams import Stream
-from gateway.http.interim_rate import MOST_INTERIM
 from gateway.http.reply import END, Event, Interim, ReplyBroken, TooManyInterim
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectionLost, RequestReset, Unprocessed, UploadFailed

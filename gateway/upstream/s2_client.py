@@ -15,8 +15,7 @@ from multidict import CIMultiDict
 from gateway.errors import UpstreamBroken
 from gateway.limits.queues import Askers
 from gateway.s2 import protobuf, session
-from gateway.s2.draining import says_draining
-from gateway.s2.errors import Other, S2ErrorCode, Unwritten, parse_error
+from gateway.s2.errors import Other, S2ErrorCode, Unwritten, parse_error, says_draining
 from gateway.s2.json_format import CONTENT_TYPE, BadJson, decode_tail
 from gateway.s2.read_query import FromSeqNum, FromTailOffset, ReadQuery, encode_read_query
 from gateway.s2.records import Record, StreamPosition

@@ -12,7 +12,7 @@ import pytest
 from durable_streams import astream
 
 from gateway.aio.clock import Clock, SystemClock
-from gateway.bridge.page import CLOSE_TOKEN
+from gateway.bridge.content import CLOSE_TOKEN
 from gateway.origin.s2.calls import Call
 from gateway.s2.records import Fence, Trim
 from tests.bridge.clients import STREAM, Bridged

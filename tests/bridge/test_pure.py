@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import gateway.bridge.content as messages_module
 from gateway.bridge.content import (
+    CLOSE_RECORD,
     BadContent,
     BadMessages,
     BytesContent,
@@ -23,12 +24,12 @@ from gateway.bridge.content import (
     JsonContent,
     TooManyContainers,
     is_message,
+    page_of,
     split_messages,
 )
 from gateway.bridge.names import MOST_NAME_BYTES, BadName, BadOffset, StreamName, offset_at, parse_name, parse_offset
-from gateway.bridge.page import CLOSE_RECORD, page_of
-from gateway.protocol.json_grammar import is_json
-from gateway.protocol.offsets import is_sentinel, is_well_formed
+from gateway.protocol.json_body import is_json
+from gateway.protocol.names import is_sentinel, is_well_formed
 from gateway.s2.records import (
     MAX_U64,
     AppendRecord,

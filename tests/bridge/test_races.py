@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.bridge.page import CLOSE_TOKEN
+from gateway.bridge.content import CLOSE_TOKEN
 from gateway.origin.faults import When
 from gateway.origin.s2.calls import Call
 from gateway.s2.errors import S2ErrorCode

@@ -8,7 +8,7 @@ import json
 import pytest
 from yarl import URL
 
-from gateway.bridge.page import CLOSE_TOKEN
+from gateway.bridge.content import CLOSE_TOKEN
 from gateway.origin.s2.calls import Call
 from gateway.s2.records import Fence, Trim
 from tests.bridge.clients import Bridged

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.bridge.page import CLOSE_TOKEN
+from gateway.bridge.content import CLOSE_TOKEN
 from gateway.bridge.reads import MOST_ANSWER_PAGES
 from gateway.origin.s2.calls import Call
 from gateway.s2 import protobuf, session

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from gateway.aio.clock import ManualClock
-from gateway.bridge.content import MOST_CONTAINERS
-from gateway.bridge.page import CLOSE_TOKEN
+from gateway.bridge.content import CLOSE_TOKEN, MOST_CONTAINERS
 from gateway.bridge.writes import MOST_BODY_BYTES
 from gateway.origin.s2.calls import Call
 from gateway.s2.errors import S2ErrorCode

@@ -21,8 +21,7 @@ from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.mode import Mode
-from gateway.protocol.sharing import Ground, SharingRules
-from gateway.protocol.stream_key import Partition
+from gateway.protocol.sharing import Ground, Partition, SharingRules
 from gateway.server import request_keys
 from gateway.server.clients import Clients
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers

@@ -18,7 +18,7 @@ from gateway.engine.read import Read
 from gateway.engine.route import Route
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import negotiate
-from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.protocol.target import parse_target
 from gateway.tape.eviction import LeastRecentlyUsed
 from gateway.tape.store import TapeStore

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.engine.relayed_request import RelayedRequest
 from gateway.protocol.mode import Mode
-from gateway.protocol.stream_key import Partition, StreamKey
+from gateway.protocol.sharing import Partition, StreamKey
 from gateway.tape import crowd, paths
 from gateway.tape.stream import Stream
 from gateway.upstream.reply import Reply

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.aio.clock import ManualClock
 from gateway.engine.hit_for_miss import DeniedOrigins
-from gateway.protocol.stream_key import Group
+from gateway.protocol.sharing import Group
 
 PATH = Group("http://origin", "/s")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.aio.clock import ManualClock
 from gateway.engine.hit_for_miss import MOST_SHAPES, Shape, Unshared
-from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.sharing import Group, Partition, StreamKey
 
 KEY = StreamKey(Group("http://origin", "/s"), "", Partition("route"))
 OTHER = StreamKey(Group("http://origin", "/t"), "", Partition("route"))

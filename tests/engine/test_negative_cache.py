@@ -15,7 +15,7 @@ from gateway.engine.relayed_request import RelayedRequest, SentRequest
 from gateway.engine.route import Route
 from gateway.limits.accounts import Accounts, client_nets
 from gateway.protocol.mode import Mode
-from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.upstream.flight import OriginError
 
 GROUP = Group("http://origin", "/s")

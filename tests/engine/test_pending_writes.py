@@ -12,7 +12,7 @@ from gateway.engine.pending_writes import _MOST_BYTES, PendingWrites
 from gateway.engine.relayed_request import RelayedRequest, SentRequest
 from gateway.engine.route import Route
 from gateway.protocol.mode import Mode
-from gateway.protocol.stream_key import Group
+from gateway.protocol.sharing import Group
 
 
 def test_memory_of_many_short_paths_is_bounded() -> None:

@@ -23,7 +23,7 @@ from gateway.engine.classifier import (
 from gateway.engine.route import Route
 from gateway.errors import TailMovedBack
 from gateway.protocol.freshness import Lifetime
-from gateway.protocol.offsets import START
+from gateway.protocol.names import START
 from gateway.protocol.target import parse_target
 from gateway.tape.eviction import POLICIES
 from gateway.tape.store import TapeStore

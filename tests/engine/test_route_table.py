@@ -10,7 +10,7 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.config.routes import RouteConfig
 from gateway.engine.route import RouteTable
-from gateway.protocol.stream_key import Partition
+from gateway.protocol.sharing import Partition
 from gateway.protocol.target import parse_target
 
 TARGET = parse_target("/stream")

@@ -20,9 +20,9 @@ from gateway.errors import LoopDetected
 from gateway.http.http2.blocks import request_block
 from gateway.http.http2.client_session import ClientSession
 from gateway.http.http2.counts import SessionCounts
-from gateway.http.http2.events import BodyEnded, DataReceived, ReplyReceived, RequestReceived, StreamReset
 from gateway.http.http2.frames import PREFACE, settings
 from gateway.http.http2.session import Session
+from gateway.http.http2.streams import BodyEnded, DataReceived, ReplyReceived, RequestReceived, StreamReset
 from gateway.http.reply import MOST_FRAMING_BYTES, Head, ReplyBroken, ReplyParser
 from gateway.http.request import Mark, RequestHead, RequestParser
 from gateway.protocol import (
@@ -32,17 +32,20 @@ from gateway.protocol import (
     cursor,
     etag,
     freshness,
-    offsets,
-    proxy_protocol,
+    names,
     target,
 )
 from gateway.protocol.client_hello import BadServerName, ClientHello, read_client_hello
-from gateway.protocol.forwarded_headers import passed_nodes, request_headers_for_origin, response_headers_for_client
+from gateway.protocol.forwarded_headers import (
+    passed_nodes,
+    request_headers_for_origin,
+    response_headers_for_client,
+    trace_id_of,
+)
 from gateway.protocol.freshness import surrogate_keys
-from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray, unwrap
+from gateway.protocol.json_body import ArrayUnwrapper, NotAnArray, unwrap
 from gateway.protocol.sharing import SharingRules, cure
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, encode_control, encode_data, parse_control
-from gateway.protocol.trace_context import trace_id_of
 from tests.fuzz import s2_targets
 from tests.fuzz.invariants import is_bounded, joined, same_in_slices
 
@@ -258,7 +261,7 @@ def control(data: bytes) -> None:
 
 @_target
 def json_array(data: bytes) -> None:
-    """`protocol/json_array.py`: a valid array keeps its elements; joining two gives both."""
+    """`protocol/json_body.py`: a valid array keeps its elements; joining two gives both."""
 
     def run(pieces: list[bytes]) -> bytes | None:
         unwrapper, found = ArrayUnwrapper(), b""
@@ -325,13 +328,13 @@ def etags(data: bytes) -> None:
 
 @_target
 def offset(data: bytes) -> None:
-    """`protocol/offsets.py` and `protocol/cursor.py`."""
+    """`protocol/names.py` and `protocol/cursor.py`."""
     text = _text(data)
-    if offsets.is_well_formed(text):
-        assert len(text) <= offsets.MAX_OFFSET_CHARS
+    if names.is_well_formed(text):
+        assert len(text) <= names.MAX_OFFSET_CHARS
         assert text.isascii()
         assert not set(text) & set(",&=?/ \r\n")
-        assert offsets.is_before(offsets.START, text) is (text != offsets.START)
+        assert names.is_before(names.START, text) is (text != names.START)
     found = cursor.parse_cursor(text)
     assert found is None or 0 <= found <= 2**53
 
@@ -396,16 +399,16 @@ def forwarded(data: bytes) -> None:
 
 @_target
 def proxy(data: bytes) -> None:
-    """`protocol/proxy_protocol.py`: incomplete input stays undecided, and more of it decides the same."""
+    """`protocol/client_address.py`: incomplete input stays undecided, and more of it decides the same."""
 
     def first(data: bytes) -> object:
         try:
-            return proxy_protocol.read_proxy_header(data)
-        except proxy_protocol.BadProxyHeader:
+            return client_address.read_proxy_header(data)
+        except client_address.BadProxyHeader:
             return "bad"
 
     found = first(data)
-    if isinstance(found, proxy_protocol.ProxyHeader):
+    if isinstance(found, client_address.ProxyHeader):
         assert found.size <= len(data)
         assert found == first(data[: found.size])
         assert all(first(data[:size]) is None for size in range(min(found.size, 256)))

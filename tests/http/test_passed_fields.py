@@ -8,7 +8,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import UpstreamBroken
-from gateway.http.passed_fields import PassedFields
+from gateway.http.outgoing import PassedFields
 from gateway.http.reply_lines import FieldLine
 from gateway.server.head import field_lines
 

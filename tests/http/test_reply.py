@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.http.interim_rate import MOST_INTERIM
+from gateway.http.framing import MOST_INTERIM, State
 from gateway.http.reply import (
     END,
     MOST_FIELDS,
@@ -22,7 +22,6 @@ from gateway.http.reply import (
     ReplyParser,
     TooManyInterim,
 )
-from gateway.http.state import State
 
 OK = b"HTTP/1.1 200 OK\r\n"
 TWO = OK + b"Content-Length: 2\r\n"

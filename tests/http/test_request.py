@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.http.framing import State
 from gateway.http.request import LONGEST_HEAD, LONGEST_LINE, MOST_FIELDS, Event, Mark, RequestHead, RequestParser
-from gateway.http.state import State
 
 GET = b"GET /s HTTP/1.1\r\nHost: h\r\n"
 POST = b"POST /s HTTP/1.1\r\nHost: h\r\n"

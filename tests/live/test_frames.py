@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.live.frames import Frames, KeptFrames
-from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.live.walk_pace import LITTLE_BURST, LITTLE_BYTES, LITTLE_PER_S, LONGEST_PAUSE_S, WalkPace
-from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
 

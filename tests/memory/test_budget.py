@@ -11,7 +11,7 @@ from multidict import CIMultiDict
 
 from gateway.protocol.forwarded_headers import storable_headers
 from gateway.protocol.freshness import Lifetime, stated_reuse
-from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.eviction import S3Fifo
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream

@@ -14,7 +14,7 @@ from gateway.limits.inflow import Inflow
 from gateway.limits.memory import MARKS, Pressure, victims
 from gateway.ops.memory_watch import MemoryLimits, MemoryWatch
 from gateway.ops.metrics import Metrics
-from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.eviction import S3Fifo
 from gateway.tape.store import TapeStore
 from tests.waiting import pass_turns

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.protocol import offsets
+from gateway.protocol import names
 from gateway.protocol.coding import AcceptedCodings, Coding, negotiate
 from gateway.protocol.etag import matched_coding, matches, mint, of_coding, stream_identity, without_codings
 
 well_formed = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20).filter(
-    offsets.is_well_formed
+    names.is_well_formed
 )
 
 

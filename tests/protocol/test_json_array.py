@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray, unwrap
+from gateway.protocol.json_body import ArrayUnwrapper, NotAnArray, unwrap
 
 json_values = st.recursive(
     st.one_of(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.protocol.proxy_protocol import LONGEST_BYTES, BadProxyHeader, ProxyHeader, read_proxy_header
+from gateway.protocol.client_address import LONGEST_BYTES, BadProxyHeader, ProxyHeader, read_proxy_header
 
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 V4 = bytes([192, 0, 2, 7, 198, 51, 100, 1]) + b"\x12\x34\x01\xbb"

@@ -13,7 +13,7 @@ from hyperframe.frame import GoAwayFrame, PingFrame, RstStreamFrame, SettingsFra
 
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
-from gateway.http.http2.receiving import MOST_UNREAD_BYTES
+from gateway.http.http2.flow_control import MOST_UNREAD_BYTES
 from gateway.origin.requests import Kind
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from gateway.protocol.freshness import Lifetime
-from gateway.protocol.offsets import NOW, START
+from gateway.protocol.names import NOW, START
 from gateway.tape.confirmed import Sighting
 from gateway.tape.decide import (
     GONE,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2.records import Record, StreamPosition
 from gateway.tape.decide import Awaited, Question, RecordAnswer, RecordProgress, decide_records
 from gateway.tape.record_stream import RecordStream

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
-from gateway.protocol.stream_key import StreamKey
+from gateway.protocol.sharing import StreamKey
 from gateway.tape import block as block_module
 from gateway.tape.costs import TAPE_COST
 from gateway.tape.eviction import POLICIES

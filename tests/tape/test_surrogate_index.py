@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.costs import TAPE_COST
 from gateway.tape.eviction import LeastRecentlyUsed
 from gateway.tape.store import MAX_TAGS, TapeStore

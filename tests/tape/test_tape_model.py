@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from gateway.errors import GatewayError
-from gateway.protocol.offsets import START
+from gateway.protocol.names import START
 from gateway.tape import block as block_module
 from gateway.tape.costs import BLOCK_COST, TAPE_COST
 from gateway.tape.tape import Tape, TapeReading, token_cost

@@ -10,9 +10,9 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from gateway.http.framing import MOST_INTERIM
 from gateway.http.http2 import frames
 from gateway.http.http2.frames import ErrorCode, Setting
-from gateway.http.interim_rate import MOST_INTERIM
 from gateway.upstream import http2_connection
 from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from gateway.engine.s2.request import plain
-from gateway.protocol.stream_key import Group
+from gateway.protocol.sharing import Group
 from gateway.s2 import protobuf, session
 from gateway.s2.json_format import BadJson, decode_append_ack
 from gateway.s2.records import AppendAck

@@ -24,7 +24,7 @@ from gateway.engine.s2.stream import S2Shared, S2Stream
 from gateway.engine.s2.topic import S2Topic
 from gateway.errors import GatewayError
 from gateway.live.table import LiveTable
-from gateway.protocol.stream_key import Group, StreamKey
+from gateway.protocol.sharing import Group, StreamKey
 from gateway.s2.records import StreamPosition
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream

@@ -22,7 +22,7 @@ from gateway.engine.s2.streams import S2Streams
 from gateway.engine.s2.topic import S2Batch, S2Topic
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.stream_key import StreamKey
+from gateway.protocol.sharing import StreamKey
 from gateway.s2 import json_format, protobuf
 from gateway.s2.errors import unwritten_body
 from gateway.s2.read_query import FromSeqNum, FromTailOffset, FromTimestamp, ReadQuery

@@ -31,7 +31,7 @@ from gateway.engine.s2.request import (
     parse_path,
 )
 from gateway.protocol.mode import Mode
-from gateway.protocol.stream_key import Group, StreamKey
+from gateway.protocol.sharing import Group, StreamKey
 from gateway.tape.crowd import PathEvent
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore

@@ -20,16 +20,15 @@ from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.http.framing import InterimRate
 from gateway.http.http2 import frames
 from gateway.http.http2.blocks import FORBIDDEN, FieldList, is_length, is_name, is_value
 from gateway.http.http2.counts import SessionCounts
-from gateway.http.http2.events import InterimReceived, ReplyReceived, StreamReset
 from gateway.http.http2.flood_limits import Kind
+from gateway.http.http2.flow_control import CONNECTION_WINDOW
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.reading import Reading
-from gateway.http.http2.receiving import CONNECTION_WINDOW
-from gateway.http.http2.streams import Stream
-from gateway.http.interim_rate import InterimRate
+from gateway.http.http2.streams import InterimReceived, ReplyReceived, Stream, StreamReset
 from gateway.http.reply import MOST_FIELDS, MOST_HEAD_BYTES, MOST_LINE_BYTES, Head, Interim
 from gateway.http.reply_lines import NAMES, read_lines
 

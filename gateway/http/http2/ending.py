@@ -11,8 +11,8 @@ from typing import Final
 
 from gateway.http.http2 import frames
 from gateway.http.http2.counts import SessionCounts
+from gateway.http.http2.flow_control import Receiving
 from gateway.http.http2.frames import ErrorCode
-from gateway.http.http2.receiving import Receiving
 from gateway.http.http2.streams import Stream
 
 _UNNEEDED: Final = (ErrorCode.NO_ERROR, ErrorCode.CANCEL)

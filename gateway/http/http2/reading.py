@@ -16,10 +16,17 @@ from gateway.http.http2 import frames
 from gateway.http.http2.blocks import BlockReader, FieldList, TooLarge, Undecodable
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.ending import Ending, SessionError, unpadded
-from gateway.http.http2.events import BodyEnded, ConnectionEvent, DataReceived, Event, StreamDrained, StreamReset
 from gateway.http.http2.flood_limits import Budget, Kind
 from gateway.http.http2.frames import ErrorCode, Setting
-from gateway.http.http2.streams import Stream
+from gateway.http.http2.streams import (
+    BodyEnded,
+    ConnectionEvent,
+    DataReceived,
+    Event,
+    Stream,
+    StreamDrained,
+    StreamReset,
+)
 
 _FRAME_OF_SETTINGS: Final = 192
 """Bytes of settings that count as another frame: regular clients send a tenth."""

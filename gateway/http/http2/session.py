@@ -1,7 +1,7 @@
 """One HTTP/2 connection on the server's side (RFC 9113): requests in, answers out.
 
-`reading` parses and checks the client's frames.  `sending` writes the output to `out`, in order.  The owner of the
-transport takes it from there, and sets `is_blocked` while no more DATA may be written.  `receiving` bounds the unread
+`reading` parses and checks the client's frames.  `Sending` writes the output to `out`, in order.  The owner of the
+transport takes it from there, and sets `is_blocked` while no more DATA may be written.  `Receiving` bounds the unread
 bytes of request bodies.
 
 An orderly end takes two GOAWAY frames: the first tells the client to begin no more requests, the second names the last
@@ -15,13 +15,12 @@ from typing import Final
 from gateway.http.http2 import frames
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.ending import SessionError
-from gateway.http.http2.events import RequestReceived, StreamReset
 from gateway.http.http2.flood_limits import Kind
+from gateway.http.http2.flow_control import CONNECTION_WINDOW
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.head import MOST_LIST_BYTES, Http2Request
 from gateway.http.http2.reading import Reading
-from gateway.http.http2.receiving import CONNECTION_WINDOW
-from gateway.http.http2.streams import Stream
+from gateway.http.http2.streams import RequestReceived, Stream, StreamReset
 from gateway.http.request import LONGEST_HEAD
 
 SETTLED_S: Final = 1.0

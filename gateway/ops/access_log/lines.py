@@ -17,7 +17,7 @@ import orjson
 
 from gateway.ops.access_log.fields import S2, STREAM_CHARS, VERSION
 from gateway.ops.partition_ids import PartitionIds
-from gateway.protocol.trace_context import TRACEPARENT
+from gateway.protocol.forwarded_headers import TRACEPARENT
 from gateway.telemetry.access_record import Record, Repeated
 
 Masking = Literal["full", "masked", "none"]

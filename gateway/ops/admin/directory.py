@@ -21,7 +21,7 @@ from pydantic import Field
 from gateway.engine.core import Engine
 from gateway.ops.admin.endpoint import Refused
 from gateway.ops.partition_ids import PartitionIds
-from gateway.protocol.stream_key import Group
+from gateway.protocol.sharing import Group
 from gateway.protocol.target import BadTarget, parse_target, unescaped_delimiters
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import Stream

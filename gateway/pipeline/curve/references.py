@@ -39,7 +39,7 @@ from gateway.pipeline.session import fit, persisted
 from gateway.pipeline.tables import READS
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from gateway.protocol.offsets import NOW, START
+from gateway.protocol.names import NOW, START
 
 FROM_TAPE: Final = (
     Outcome.HIT,

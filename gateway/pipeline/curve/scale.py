@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gateway.protocol.offsets import NOW, START
+from gateway.protocol.names import NOW, START
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

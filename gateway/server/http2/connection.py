@@ -14,18 +14,18 @@ from collections.abc import Iterator
 from typing import Final, cast
 
 from gateway.http.http2.blocks import block_of
-from gateway.http.http2.events import (
+from gateway.http.http2.frames import ErrorCode
+from gateway.http.http2.head import Http2Request
+from gateway.http.http2.streams import (
     BodyEnded,
     ConnectionEvent,
     DataReceived,
     Event,
     RequestReceived,
+    Stream,
     StreamDrained,
     StreamReset,
 )
-from gateway.http.http2.frames import ErrorCode
-from gateway.http.http2.head import Http2Request
-from gateway.http.http2.streams import Stream
 from gateway.limits.memory import Holding
 from gateway.protocol.client_address import Proxies
 from gateway.server.clients import ClientConnection, Clients, peer_of

@@ -11,7 +11,7 @@ from gateway.aio.tasks import Tasks
 from gateway.engine.s2.origin import S2Origin, S2Source
 from gateway.engine.s2.stream import S2Shared, S2Stream
 from gateway.engine.s2.streams import EVERY_S, S2Confirmations
-from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.eviction import POLICIES
 from gateway.tape.store import TapeStore
 from gateway.telemetry.metrics import NoMetrics

@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 from gateway.engine.relayed_request import RelayedRequest
 from gateway.engine.s2.writes import S2Writes
 from gateway.protocol.mode import Mode
-from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2.records import Record
 from gateway.tape import crowd, paths
 from gateway.tape.eviction import POLICIES

@@ -27,7 +27,7 @@ from gateway.engine.s2.request import S2Form, S2ReplyKind
 from gateway.engine.s2.stream import S2Shared, S2Stream
 from gateway.engine.s2.topic import S2Topic
 from gateway.live.reader import chunk
-from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2 import protobuf
 from gateway.s2.json_format import Format
 from gateway.s2.records import ReadBatch, Record, StreamPosition

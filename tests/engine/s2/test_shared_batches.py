@@ -9,7 +9,7 @@ from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
 from gateway.engine.s2.origin import S2Origin, S2Source
 from gateway.engine.s2.stream import S2Shared, S2Stream
-from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2.records import Record
 from gateway.tape.eviction import POLICIES
 from gateway.tape.records import UNARY, Limits

@@ -14,7 +14,7 @@ from gateway.engine.s2.fetch import S2Fetched
 from gateway.engine.s2.origin import S2Origin, S2Source
 from gateway.engine.s2.stream import VERIFIED_S, S2Shared, S2Stream
 from gateway.limits.queues import Askers
-from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2.read_query import FromSeqNum, Start
 from gateway.s2.records import Record
 from gateway.tape.eviction import POLICIES

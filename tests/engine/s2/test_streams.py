@@ -23,7 +23,7 @@ from gateway.limits.accounts import Accounts, client_nets
 from gateway.limits.queues import Askers
 from gateway.live.table import LiveTable
 from gateway.protocol.mode import Mode
-from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2.records import StreamPosition
 from gateway.tape.eviction import POLICIES
 from gateway.tape.store import TapeStore

@@ -8,10 +8,9 @@ from gateway.http.http2 import frames
 from gateway.http.http2.blocks import request_block
 from gateway.http.http2.client_session import ClientSession
 from gateway.http.http2.counts import SessionCounts
-from gateway.http.http2.events import Event, RequestReceived
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.session import Session
-from gateway.http.http2.streams import Stream
+from gateway.http.http2.streams import Event, RequestReceived, Stream
 
 GET = [(":method", "GET"), (":scheme", "http"), (":authority", "edge"), (":path", "/s")]
 POST = [(":method", "POST"), *GET[1:]]

@@ -14,8 +14,8 @@ from gateway.http.http2 import frames
 from gateway.http.http2.blocks import request_block
 from gateway.http.http2.client_session import ClientSession
 from gateway.http.http2.counts import SessionCounts
-from gateway.http.http2.events import BodyEnded, DataReceived, ReplyReceived
 from gateway.http.http2.frames import ErrorCode
+from gateway.http.http2.streams import BodyEnded, DataReceived, ReplyReceived
 from tests.effort import examples
 from tests.http.http2.exchange import EITHER_SIDES, IDS, PATTERN, Exchange, any_frame, begun, check_refusals
 from tests.http.http2.peer import NO_SETTINGS, OK, REQUEST_HEAD, Client, block, goaway, reply, window

@@ -7,10 +7,13 @@ from collections.abc import Callable
 import pytest
 from hpack import Decoder
 
+from gateway.http.framing import MOST_INTERIM
 from gateway.http.http2 import frames
 from gateway.http.http2.blocks import request_block
 from gateway.http.http2.client_session import MOST_STREAMS, REPLY_WINDOW
-from gateway.http.http2.events import (
+from gateway.http.http2.flow_control import MOST_UNREAD_BYTES
+from gateway.http.http2.frames import ErrorCode, Setting
+from gateway.http.http2.streams import (
     BodyEnded,
     DataReceived,
     InterimReceived,
@@ -18,9 +21,6 @@ from gateway.http.http2.events import (
     StreamDrained,
     StreamReset,
 )
-from gateway.http.http2.frames import ErrorCode, Setting
-from gateway.http.http2.receiving import MOST_UNREAD_BYTES
-from gateway.http.interim_rate import MOST_INTERIM
 from gateway.http.reply import MOST_FIELDS, MOST_HEAD_BYTES, MOST_LINE_BYTES
 from tests.http.http2.errors import CALM, CLOSED, FLOW, OF_THE_CONNECTION, PROTOCOL, SIZE
 from tests.http.http2.peer import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.http.http2 import frames
-from gateway.http.http2.events import RequestReceived, StreamReset
 from gateway.http.http2.frames import ErrorCode
+from gateway.http.http2.streams import RequestReceived, StreamReset
 from tests.http.http2.errors import CALM, CLOSED, FLOW, OF_THE_CONNECTION, PROTOCOL
 from tests.http.http2.peer import (
     GET,

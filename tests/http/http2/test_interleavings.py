@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gateway.http.http2 import frames
 from gateway.http.http2.counts import SessionCounts
-from gateway.http.http2.events import BodyEnded, DataReceived, RequestReceived
 from gateway.http.http2.session import Session
+from gateway.http.http2.streams import BodyEnded, DataReceived, RequestReceived
 from tests.effort import examples
 from tests.http.http2.exchange import EITHER_SIDES, IDS, PATTERN, Exchange, any_frame, begun, check_refusals
 from tests.http.http2.peer import GET, NO_SETTINGS, POST, Server, block, request

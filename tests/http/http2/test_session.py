@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.http.http2 import frames
-from gateway.http.http2.events import (
+from gateway.http.http2.flow_control import MOST_UNREAD_BYTES, STREAM_UNREAD_BYTES
+from gateway.http.http2.frames import ErrorCode, Setting
+from gateway.http.http2.streams import (
     BodyEnded,
     ConnectionEvent,
     DataReceived,
@@ -13,8 +15,6 @@ from gateway.http.http2.events import (
     StreamDrained,
     StreamReset,
 )
-from gateway.http.http2.frames import ErrorCode, Setting
-from gateway.http.http2.receiving import MOST_UNREAD_BYTES, STREAM_UNREAD_BYTES
 from tests.http.http2.peer import (
     GET,
     NO_SETTINGS,

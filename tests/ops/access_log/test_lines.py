@@ -17,9 +17,9 @@ from gateway.ops.access_log.lines import Hit, Lines
 from gateway.ops.partition_ids import PartitionIds
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
+from gateway.protocol.forwarded_headers import trace_id_of
 from gateway.protocol.mode import Mode
-from gateway.protocol.stream_key import Partition
-from gateway.protocol.trace_context import trace_id_of
+from gateway.protocol.sharing import Partition
 from gateway.telemetry.access_record import CloseReason, CommonFacts, Record, Repeated
 from gateway.upstream.flight import Flight
 

@@ -25,7 +25,7 @@ from gateway.ops.partition_ids import PartitionIds
 from gateway.origin.app import RunningOrigin, start_origin
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from gateway.protocol.stream_key import Partition
+from gateway.protocol.sharing import Partition
 from gateway.telemetry.access_record import CloseReason, Record, Repeated
 from gateway.telemetry.metrics import NoMetrics
 from tests.ops.log_reading import BOUND_S, lines_of, messages

@@ -8,7 +8,7 @@ from typing import Any
 from gateway.ops.admin.directory import Directory, in_turns
 from gateway.ops.partition_ids import PartitionIds
 from gateway.origin.app import RunningOrigin
-from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.stream import End
 from tests.ops.admin.conftest import Bench, Start
 from tests.scenarios.hostile import Asked, HostileOrigin, part_of_stream

@@ -11,8 +11,8 @@ import pytest
 
 from gateway.pipeline.curve.simulate import USE_US, Missed, Read, play
 from gateway.protocol.freshness import Lifetime
-from gateway.protocol.offsets import START
-from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.names import START
+from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.costs import BLOCK_COST, EMPTY_COST, TOKEN_COST
 from gateway.tape.eviction import POLICIES
 from gateway.tape.store import TapeStore

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.pipeline.curve.scale import UNKNOWN, places
-from gateway.protocol.offsets import NOW, START
+from gateway.protocol.names import NOW, START
 
 
 class Step(NamedTuple):

@@ -1,9 +1,15 @@
-"""Streaming removal of a JSON array's outer brackets, so that arrays can be joined (section 7.1).
+r"""JSON in bodies, without a change to its bytes: one text checked by the grammar, and arrays without their brackets.
 
-A JSON stream's tape holds the elements' text without brackets; a reply is `[` + text + `]`.  `ArrayUnwrapper` takes an
-origin's array in pieces and returns the elements' text in pieces.  It never parses or re-serialises: number formats and
-spacing belong to the writer.  It holds back the trailing run of whitespace, commas and `]`, because only the end of the
-body tells whether the last `]` is the outer one.
+`is_json` decides whether bytes are one JSON text, by the grammar of RFC 8259 alone.  A parser also has to represent the
+values, and refuses texts that the grammar allows: `"\ud83d"`, which is half of a surrogate pair (section 7), and
+`1e400`, for which there is no double (section 6).  Origins store both.  A command or a bridge that only copies messages
+must pass them on.
+
+`ArrayUnwrapper` removes an array's outer brackets as it streams, so that arrays can be joined (section 7.1).  A JSON
+stream's tape holds the elements' text without brackets; a reply is `[` + text + `]`.  It takes an origin's array in
+pieces and returns the elements' text in pieces.  It never parses or re-serialises: number formats and spacing belong to
+the writer.  It holds back the trailing run of whitespace, commas and `]`, because only the end of the body tells
+whether the last `]` is the outer one.
 
 It checks both ends and not the middle: a body with a broken middle passes through unchanged.  A comma before the last
 bracket is dropped (the spec's own SSE example has one).
@@ -11,7 +17,36 @@ bracket is dropped (the spec's own SSE example has one).
 
 from __future__ import annotations
 
-from typing import Final
+import json
+from typing import Final, Never
+
+import orjson
+
+
+def is_json(data: bytes) -> bool:
+    """Whether `data` is one JSON text in UTF-8, nested at most some 1,000 deep (RFC 8259 section 9 allows a limit)."""
+    try:
+        orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return _follows_grammar(data)
+    return True
+
+
+def _follows_grammar(data: bytes) -> bool:
+    try:
+        _DECODER.decode(data.decode())
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(name: str) -> Never:
+    raise ValueError(name)
+
+
+_DECODER: Final = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=_refuse)
+"""Makes no value of a number: a long one takes quadratic time to convert."""
+
 
 _SPACE: Final = b" \t\r\n"
 _TRAILING: Final = b" \t\r\n,]"
