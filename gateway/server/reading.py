@@ -122,7 +122,7 @@ class ReadingConnection(WritingConnection):
         first slice is not asked about."""
         data = self._unparsed
         while data and not self._pending and not self._is_waiting:
-            if not has_turn and self._clients.turns.must_wait(self):
+            if not has_turn and self._clients.turns.must_wait(self, is_request=self._body is None):
                 self._is_waiting = True
                 break
             has_turn = False

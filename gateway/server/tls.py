@@ -212,7 +212,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
     def _must_wait(self) -> bool:
         """Whether the rest of the input has to wait for its turn; nothing is read from below meanwhile."""
-        if self._turns is None or not self._turns.must_wait(self):
+        if self._turns is None or not self._turns.must_wait(self, is_request=False):
             return False
         self._is_waiting = True
         self._raw.pause_reading()

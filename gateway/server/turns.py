@@ -15,8 +15,10 @@ spent on that and on all else since it last began requests that had waited count
 is to be done for requests that have begun, the fewer are begun.  They get a quarter of that time at least, up to the
 whole share: what does not wait, such as a flood of hits, must not starve them.
 
-Input that is no request, such as bodies and frames, is read in small parts, and a late turn reads no further one.
-Otherwise the tiny chunks, frames or TLS records of one read of a socket would keep the loop busy for a second.
+Input that is no request, such as bodies and frames, is read in small parts, and a turn that has lasted for `PARTS_S`
+reads no further one.  Otherwise the tiny chunks, frames or TLS records of one read of a socket would keep the loop busy
+for a second.  A read of the origin takes six turns of the loop, so it notices what each of them lasts.  Parts get less
+time than requests, because short turns cost an upload little: it goes on in the next turn at once.
 
 A request that waits has been parsed; its connection keeps it, and reads on up to the usual bound.  Remembered answers
 and joins take less than queueing would, and do not wait.
@@ -38,6 +40,8 @@ LATE_S: Final = 0.0015
 """A turn begins requests at once for this long."""
 SHARE_S: Final = 0.0015
 """Requests that have waited are begun for this long in each turn, less what the loop has done besides."""
+PARTS_S: Final = 0.0001
+"""Input that is no request is read for this long in each turn, after its first part."""
 _LEAST: Final = 0.25
 """What they get at least, as a part of what the loop has done besides."""
 _QUANTUM_S: Final = 0.0002
@@ -45,7 +49,7 @@ _QUANTUM_S: Final = 0.0002
 
 
 class TurnTaker(Protocol):
-    """A connection with requests that wait for their turn."""
+    """A connection with requests or other input that wait for their turn."""
 
     use: Account | None
     """Where the connection is counted; None if it belongs to no net."""
@@ -54,11 +58,11 @@ class TurnTaker(Protocol):
         """By identity."""
 
     def take_turn(self) -> None:
-        """Begin the next request, if there is still one, and ask about each further one."""
+        """Begin the next request or read the next part, if there is still one, and ask about each further one."""
 
 
 class Turns:
-    """Owner of the queue of connections whose requests wait."""
+    """Owner of the queues of connections whose requests, or other input, wait."""
 
     def __init__(
         self, call_soon: Callable[[Callable[[], None]], object], now: Callable[[], float] = SystemClock.now
@@ -66,7 +70,8 @@ class Turns:
         """`call_soon` calls in the loop's next turn."""
         self._call_soon = call_soon
         self._now = now
-        self._flows: Flows[Hashable, TurnTaker] = Flows(_QUANTUM_S)
+        self._requests: Flows[Hashable, TurnTaker] = Flows(_QUANTUM_S)
+        self._parts: Flows[Hashable, TurnTaker] = Flows(_QUANTUM_S)
         self.has_begun = False
         """Whether a request has been asked about in this turn, or any waits; `_next` follows in the next one."""
         self._began = 0.0
@@ -74,19 +79,19 @@ class Turns:
         self._is_running = False
         """Whether requests that have waited are being begun."""
         self.waited = 0
-        """Requests that have had to wait, so far."""
+        """Requests and parts that have had to wait, so far."""
 
     def __repr__(self) -> str:
-        return f"<Turns {len(self._flows)} waiting, {self.waited} so far>"
+        return f"<Turns {len(self)} waiting, {self.waited} so far>"
 
     def __len__(self) -> int:
-        return len(self._flows)
+        return self._requests.waiting + self._parts.waiting
 
-    def must_wait(self, taker: TurnTaker) -> bool:
-        """Whether the connection's next request has to wait; its `take_turn` is called then."""
-        flows = self._flows
+    def must_wait(self, taker: TurnTaker, *, is_request: bool = True) -> bool:
+        """Whether the next request, or part of other input, has to wait; the `take_turn` of `taker` is called then."""
+        flows = self._requests if is_request else self._parts
         if not self._is_running:
-            is_late = self._is_late()
+            is_late = self._is_late(LATE_S if is_request else PARTS_S)
             if not is_late and not (flows.waiting and flows.has(taker.use or taker)):
                 return False
         flows.push(taker.use or taker, taker)
@@ -100,34 +105,37 @@ class Turns:
             # The loop has no number for its turns, and updates its time within them.
             self._call_soon(self._next)
 
-    def _is_late(self) -> bool:
-        """Whether this turn has begun requests for long enough."""
+    def _is_late(self, late_s: float) -> bool:
+        """Whether this turn has begun requests, and read parts, for this long."""
         if self.has_begun:
-            return self._now() - self._began > LATE_S
+            return self._now() - self._began > late_s
         self.begin()
         return False
 
     def _next(self) -> None:
-        """The next turn: begin waiting requests, as many as may be begun."""
+        """The next turn: begin waiting requests, and read waiting parts, as many as may be."""
         self.has_begun = False
-        flows, now = self._flows, self._now
-        if not flows.waiting:
+        if not (self._requests.waiting or self._parts.waiting):
             return
-        at = now()
+        at = self._now()
         besides = at - self._began
-        until = at + min(SHARE_S, max(SHARE_S - besides, besides * _LEAST))
         self._is_running = True
-        while flows.waiting:
+        at = self._take(self._requests, at, min(SHARE_S, max(SHARE_S - besides, besides * _LEAST)))
+        at = self._take(self._parts, at, PARTS_S)
+        self._is_running = False
+        if (self._requests.waiting or self._parts.waiting) and not self.has_begun:
+            self.has_begun, self._began = True, at
+            self._call_soon(self._next)
+
+    def _take(self, flows: Flows[Hashable, TurnTaker], at: float, share_s: float) -> float:
+        """Give connections of this queue their turns until `share_s` seconds after `at`.  Returns the time after it."""
+        until = at + share_s
+        while flows.waiting and at <= until:
             client, taker = flows.pop()
             try:
                 taker.take_turn()
             except Exception:
                 _log.exception("unhandled error")
-            before, at = at, now()
+            before, at = at, self._now()
             flows.charge(client, at - before)
-            if at > until:
-                break
-        self._is_running = False
-        if flows.waiting and not self.has_begun:
-            self.has_begun, self._began = True, at
-            self._call_soon(self._next)
+        return at

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Mapping
@@ -46,7 +48,7 @@ class Wire:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.bind((source, 0))
-            await asyncio.get_running_loop().sock_connect(sock, (HOST, port))
+            await _connect(sock, port)
             reader, writer = await asyncio.open_connection(sock=sock, limit=receive_bytes or _LIMIT)
         except OSError as error:
             sock.close()
@@ -127,6 +129,26 @@ class Wire:
         if resets:
             self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
         self._writer.transport.abort()
+
+
+async def _connect(sock: socket.socket, port: int) -> None:
+    """Connect.  The loop's own way looks the address up in a thread, which waits for all other work on the machine."""
+    if sock.connect_ex((HOST, port)) not in (0, errno.EINPROGRESS):
+        raise OSError("not connected")
+    loop = asyncio.get_running_loop()
+    is_made = loop.create_future()
+    loop.add_writer(sock, _settle, is_made)
+    try:
+        await is_made
+    finally:
+        loop.remove_writer(sock)
+    if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        raise OSError(error, os.strerror(error))
+
+
+def _settle(is_made: asyncio.Future[None]) -> None:
+    if not is_made.done():
+        is_made.set_result(None)
 
 
 def request(method: str, target: str, headers: Mapping[str, str] = {}, body: bytes | None = None) -> bytes:

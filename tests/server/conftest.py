@@ -69,8 +69,8 @@ def always_late(loop: asyncio.AbstractEventLoop) -> Turns:
 class _AlwaysLate(Turns):
     """Late from a turn's first request on."""
 
-    def _is_late(self) -> bool:
-        super()._is_late()
+    def _is_late(self, late_s: float) -> bool:
+        super()._is_late(late_s)
         return True
 
 
@@ -81,7 +81,7 @@ class Held(Turns):
         super().__init__(lambda _: None, lambda: 0.0)
         self.takers: list[TurnTaker] = []
 
-    def must_wait(self, taker: TurnTaker) -> bool:
+    def must_wait(self, taker: TurnTaker, *, is_request: bool = True) -> bool:
         self.takers.append(taker)
         return True
 

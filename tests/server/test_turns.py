@@ -10,7 +10,7 @@ from hyperframe.frame import GoAwayFrame
 
 from gateway.app import RunningGateway
 from gateway.limits.accounts import Account
-from gateway.server.turns import LATE_S, SHARE_S, Turns
+from gateway.server.turns import LATE_S, PARTS_S, SHARE_S, Turns
 from tests.scenarios.http2_wire import Call, Http2Wire
 from tests.server.conftest import BOUND_S, Held, Pair, always_late, ask, connect, get, read_response, write
 from tests.waiting import eventually
@@ -36,21 +36,29 @@ class Loop:
 class Client:
     """A connection that begins a request of `cost_s` in each of its turns, as long as it has any."""
 
+    is_request = True
+
     def __init__(self, loop: Loop, name: str, use: Account | None, cost_s: float = SHARE_S / 4.1) -> None:
         self.loop, self.name, self.use, self.cost_s = loop, name, use, cost_s
         self.left = 0
 
     def ask(self, requests: int = 1) -> None:
         self.left = requests
-        if not self.loop.turns.must_wait(self):
+        if not self.loop.turns.must_wait(self, is_request=self.is_request):
             self.take_turn()
 
     def take_turn(self) -> None:
         self.left -= 1
         self.loop.begun.append(self.name)
         self.loop.now += self.cost_s
-        if self.left and not self.loop.turns.must_wait(self):
+        if self.left and not self.loop.turns.must_wait(self, is_request=self.is_request):
             self.take_turn()
+
+
+class Upload(Client):
+    """A connection that reads a part of a body, or another frame, in each of its turns."""
+
+    is_request = False
 
 
 @pytest.fixture
@@ -107,6 +115,30 @@ def test_what_the_loop_does_besides_is_taken_from_the_share(loop: Loop) -> None:
         begun.append(len(loop.begun) - before)
     # A quarter of what it does besides is left at least, and never more than the share.
     assert begun == [5, 3, 2, 3, 5, 5]
+
+
+def test_input_that_is_no_request_takes_little_of_each_turn(loop: Loop) -> None:
+    upload = Upload(loop, "part", Account("upload"), PARTS_S / 4)
+    began = loop.now
+    upload.ask(100)
+    assert loop.now - began <= PARTS_S * 1.5
+    while upload.left:
+        began = loop.now
+        loop.next()
+        assert 0 < loop.now - began <= PARTS_S * 1.5
+
+
+def test_input_that_is_no_request_delays_no_request(loop: Loop) -> None:
+    Upload(loop, "part", Account("upload"), PARTS_S / 4).ask(100)
+    # They would wait in a turn that is as late as this for parts.
+    Client(loop, "request", Account("reader"), SHARE_S / 10).ask(5)
+    assert loop.begun[-5:] == ["request"] * 5
+    loop.turns.must_wait(Client(loop, "", Account("net")))
+    loop.now += 2 * LATE_S
+    Client(loop, "waited", Account("other"), SHARE_S / 10).ask(5)
+    loop.next()
+    assert loop.begun[-10:].count("waited") == 5
+    assert loop.begun[-1] == "part", "and the upload goes on in each turn"
 
 
 def test_a_client_that_asks_for_little_does_not_wait_behind_a_flood(loop: Loop) -> None:

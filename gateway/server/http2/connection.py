@@ -183,7 +183,8 @@ class Http2Connection(TimedHttp2Connection):
         """Read what is left of the input as long as the turn is not late, and no more from the transport meanwhile."""
         session, clients = self.session, self.clients
         while session.has_more and not self._is_waiting:
-            if clients.turns.must_wait(self):
+            # The requests among the input ask for themselves.
+            if clients.turns.must_wait(self, is_request=False):
                 self._is_waiting = True
                 break
             self._receive(b"", self._heads)
