@@ -80,9 +80,11 @@ class Held(Turns):
     def __init__(self) -> None:
         super().__init__(lambda _: None, lambda: 0.0)
         self.takers: list[TurnTaker] = []
+        self.are_requests: list[bool] = []
 
     def must_wait(self, taker: TurnTaker, *, is_request: bool = True) -> bool:
         self.takers.append(taker)
+        self.are_requests.append(is_request)
         return True
 
 

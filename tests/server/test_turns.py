@@ -306,6 +306,32 @@ async def test_a_flood_over_http_2_is_read_a_part_at_a_time(pair: Pair) -> None:
     wire.writer.close()
 
 
+async def test_an_upload_in_tiny_frames_over_http_2_does_not_wait_among_requests(pair: Pair) -> None:
+    gateway = pair.strict
+    await write(gateway, "PUT", "/s", b"", Content_Type="text/plain")
+    wire = Gathering(*await connect(gateway))
+    await wire.greet()
+    wire.gathered = b""
+    await wire.ask("/s", {"content-type": "text/plain"}, "POST", ends=False)
+    for _ in range(1_000):
+        await wire.part(b"x")
+    await wire.part(b"", ends=True)
+    flood, wire.gathered = wire.gathered, None
+    turns = gateway.clients.turns
+    waiting = gateway.clients.turns = Held()
+    wire.writer.write(flood)
+    await eventually(lambda: bool(waiting.takers))
+    for taker in waiting.takers:
+        taker.take_turn()
+    # Its head comes with the first frames, and it is answered behind the last ones.
+    assert waiting.are_requests.count(True) <= 2
+    assert waiting.are_requests.count(False) >= 1_000 // 64 - 1
+    gateway.clients.turns = turns
+    async with asyncio.timeout(BOUND_S):
+        assert (await wire.answer_of(wire.call)).status == 204
+    wire.writer.close()
+
+
 async def test_requests_over_http_2_that_are_taken_back_at_once_begin_a_turn(pair: Pair) -> None:
     gateway = pair.strict
     wire = Gathering(*await connect(gateway))

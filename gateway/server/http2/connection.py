@@ -179,12 +179,17 @@ class Http2Connection(TimedHttp2Connection):
             self._take(event)
         self._heads = self._next_heads or self._heads
 
+    @property
+    def _has_requests(self) -> bool:
+        """Whether what waits is requests.  Input that is left is read before a request is answered, and if the last
+        part of it had none, neither will the next one."""
+        return self._next_heads > 0 or not self.session.has_more
+
     def _read_on(self) -> None:
         """Read what is left of the input as long as the turn is not late, and no more from the transport meanwhile."""
         session, clients = self.session, self.clients
         while session.has_more and not self._is_waiting:
-            # The requests among the input ask for themselves.
-            if clients.turns.must_wait(self, is_request=False):
+            if clients.turns.must_wait(self, is_request=self._has_requests):
                 self._is_waiting = True
                 break
             self._receive(b"", self._heads)
@@ -211,7 +216,7 @@ class Http2Connection(TimedHttp2Connection):
             channel = unanswered[0]
             if channel.stream.reset_code is not None or self.session.has_failed:
                 del unanswered[0]
-            elif not is_turn and turns.must_wait(self):
+            elif not is_turn and turns.must_wait(self, is_request=self._has_requests):
                 self._is_waiting = True
             else:
                 is_turn = False
