@@ -8,7 +8,8 @@ millisecond or two, while the loop is never idle as long as anything waits.
 Beginning a request is all that it does before it waits: a read of bytes in memory is over then, and of a miss the fetch
 comes next.  That takes some 50 to 150 us.  The share is about a dozen of these, because a turn that begins fewer costs
 more for each: the loop asks the kernel once a turn, and requests that take the same steps one after the other are
-quicker.
+quicker.  Behind a flood turns are short, too: its requests are late in any case, and what is under way for
+others takes several turns.
 
 What follows from a request, such as its fetch and the parts of its answer, is not queued.  The time that the loop has
 spent on that and on all else since it last began requests that had waited counts against the share, so the more there
@@ -40,6 +41,10 @@ LATE_S: Final = 0.0015
 """A turn begins requests at once for this long."""
 SHARE_S: Final = 0.0015
 """Requests that have waited are begun for this long in each turn, less what the loop has done besides."""
+_FLOOD: Final = 64
+"""Above this number of waiting requests they are a flood."""
+FLOOD_S: Final = 0.0005
+"""A turn begins requests for this long during a flood, in place of `LATE_S` and `SHARE_S`."""
 PARTS_S: Final = 0.0001
 """Input that is no request is read for this long in each turn, after its first part."""
 _LEAST: Final = 0.25
@@ -91,7 +96,7 @@ class Turns:
         """Whether the next request, or part of other input, has to wait; the `take_turn` of `taker` is called then."""
         flows = self._requests if is_request else self._parts
         if not self._is_running:
-            is_late = self._is_late(LATE_S if is_request else PARTS_S)
+            is_late = self._is_late(self._share_s(LATE_S) if is_request else PARTS_S)
             if not is_late and not (flows.waiting and flows.has(taker.use or taker)):
                 return False
         flows.push(taker.use or taker, taker)
@@ -112,6 +117,9 @@ class Turns:
         self.begin()
         return False
 
+    def _share_s(self, share_s: float) -> float:
+        return share_s if self._requests.waiting <= _FLOOD else FLOOD_S
+
     def _next(self) -> None:
         """The next turn: begin waiting requests, and read waiting parts, as many as may be."""
         self.has_begun = False
@@ -120,7 +128,8 @@ class Turns:
         at = self._now()
         besides = at - self._began
         self._is_running = True
-        at = self._take(self._requests, at, min(SHARE_S, max(SHARE_S - besides, besides * _LEAST)))
+        share_s = self._share_s(SHARE_S)
+        at = self._take(self._requests, at, min(share_s, max(share_s - besides, besides * _LEAST)))
         at = self._take(self._parts, at, PARTS_S)
         self._is_running = False
         if (self._requests.waiting or self._parts.waiting) and not self.has_begun:

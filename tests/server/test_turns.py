@@ -10,7 +10,7 @@ from hyperframe.frame import GoAwayFrame
 
 from gateway.app import RunningGateway
 from gateway.limits.accounts import Account
-from gateway.server.turns import LATE_S, PARTS_S, SHARE_S, Turns
+from gateway.server.turns import FLOOD_S, LATE_S, PARTS_S, SHARE_S, Turns
 from tests.scenarios.http2_wire import Call, Http2Wire
 from tests.server.conftest import BOUND_S, Held, Pair, always_late, ask, connect, get, read_response, write
 from tests.waiting import eventually
@@ -98,6 +98,23 @@ def test_each_turn_begins_what_its_share_allows(loop: Loop) -> None:
         loop.next()
         # The one that passes the share is begun, and no further one.
         assert 4 * turn <= len(loop.begun) <= 5 * turn
+
+
+def test_turns_are_short_while_a_flood_waits(loop: Loop) -> None:
+    use = Account("net")
+    loop.turns.must_wait(Client(loop, "", use))
+    loop.now += 2 * LATE_S
+    for _ in range(70):
+        Client(loop, "a", use, FLOOD_S / 4.1).ask()
+    loop.next()
+    del loop.begun[:]
+    loop.next()
+    assert len(loop.begun) == 5
+    while len(loop.turns) > 60:
+        loop.next()
+    del loop.begun[:]
+    loop.next()
+    assert len(loop.begun) >= 12, "what is left is no flood"
 
 
 def test_what_the_loop_does_besides_is_taken_from_the_share(loop: Loop) -> None:
