@@ -172,10 +172,6 @@ class RememberedAnswer(Known):
             self._block = block_of(joined[: len(joined) - self.body_bytes] if joined is not None else self.pieces[0])
         return self._block
 
-    def is_valid(self, now: float) -> bool:
-        """Whether the answer is valid at `now` as rendered."""
-        return now < self.until and self.is_unchanged()
-
     def is_unchanged(self) -> bool:
         """Whether nothing that the answer depends on has changed since it was rendered, besides the time."""
         seen, now = self.version, self.stream.version

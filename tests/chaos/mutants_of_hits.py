@@ -217,7 +217,7 @@ def hit_overtakes_the_request_before_it() -> Patches:
 
     def data_received(self: Connection, data: bytes) -> None:
         found = _found(self, data)
-        if found is None or not found[0].is_valid(self._now()):
+        if found is None or self._now() >= found[0].until or not found[0].is_unchanged():
             received(self, data)
         else:
             _send(self, found[0], data, found[1])

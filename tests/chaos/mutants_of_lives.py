@@ -24,7 +24,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Ground, Partition, SharingRules
 from gateway.server import request_keys
 from gateway.server.clients import Clients
-from gateway.server.remembered import RememberedAnswer, RememberedAnswers
+from gateway.server.remembered import RememberedAnswers
 from gateway.server.request_keys import Sections
 from gateway.tape.stream import End, Stream
 from gateway.upstream.call import OriginCall
@@ -225,7 +225,7 @@ def absence_outlives_a_write() -> Patches:
 def remembered_answer_outlives_its_stream() -> Patches:
     return [
         (RememberedAnswers, "forget", nothing),
-        (RememberedAnswer, "is_valid", lambda self, _: self.until > -math.inf),
+        (RememberedAnswers, "is_current", lambda _, answer, __: answer.until > -math.inf),
     ]
 
 

@@ -9,9 +9,12 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
 from gateway.config.routes import RouteConfig
+from gateway.engine.read import Read
 from gateway.engine.route import RouteTable
 from gateway.protocol.sharing import Partition
 from gateway.protocol.target import parse_target
+from gateway.tape.stream import Stream
+from gateway.tape.tape import Tape
 
 TARGET = parse_target("/stream")
 
@@ -154,3 +157,36 @@ def test_a_location_at_any_origin_is_rewritten_to_the_public_url() -> None:
         assert own.public_location(f"http://{host}/v1/s?x", "https://edge") == "https://edge/p/s?x"
     assert own.public_location("http://a/v2/s", "https://edge") == "http://a/v2/s"
     assert own.url + own.upstream_path("/p/s") == "route://default/v1/s"
+
+
+def test_readers_share_a_partition_only_with_equal_credentials() -> None:
+    routes = table(route())
+    mine, yours, none = partition(routes, authorization="a"), partition(routes, authorization="b"), partition(routes)
+    assert len({mine, yours, none, partition(routes, cookie="a")}) == 4
+    assert mine == partition(routes, AUTHORIZATION="a")
+    assert {one.public for one in (mine, yours)} == {none}
+    shared = table(route(credentials="shared"))
+    assert partition(shared, authorization="a") == partition(shared, authorization="b") == partition(shared)
+
+
+@pytest.mark.parametrize(
+    ("web_origin", "allowed", "is_kept"),
+    [
+        (None, None, False),
+        (None, "https://a.example", False),
+        ("https://a.example", None, True),
+        ("https://a.example", "https://b.example", True),
+        ("https://a.example", "https://a.example", False),
+        ("https://a.example", "*", False),
+    ],
+)
+def test_a_browser_is_kept_from_answers_that_do_not_allow_its_web_origin(
+    web_origin: str | None, allowed: str | None, is_kept: bool
+) -> None:
+    one = table(route()).routes[0]
+    key = one.key(TARGET, one.public)
+    stream = Stream(key, Tape(), headers=CIMultiDict({"Access-Control-Allow-Origin": allowed} if allowed else {}))
+    read = Read(one, key, one.source(TARGET, one.source_headers(CIMultiDict())), "-1", web_origin=web_origin)
+    assert read.is_kept_from(stream) is is_kept
+    stream.varies_by_origin = True
+    assert read.is_kept_from(stream) is (web_origin is not None)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from multidict import CIMultiDict
 
-from gateway.engine.answer import Answer, BodyRun, Parts
+from gateway.engine.answer import Answer, BodyRun, NamedTail, Parts
 from gateway.engine.route import HeaderRules
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.mode import Mode
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers, Repeatable
 from gateway.server.request_keys import Sections
+from gateway.tape.confirmed import Sighting
 from gateway.tape.eviction import USE_S
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import TapeReading
@@ -240,3 +242,98 @@ def test_an_answer_read_before_a_forget_is_not_remembered_after_it() -> None:
     kept.remember(request("s", "-1"), *old)
     assert kept.answers.find(request("s", "-1")) is None
     assert kept.store.lent == 0
+
+
+def hit(kept: Kept, stream: Stream, *, names_tail: bool) -> RememberedAnswer:
+    """An answer with all bytes of the stream, rendered now."""
+    reading, run = kept.read(stream, "-1", 1 << 20)
+    tail = NamedTail(reading.end, stream.version) if names_tail else None
+    body = Repeatable(run, Outcome.HIT, 200, CIMultiDict(), reading.pieces, copied=reading.copied)
+    answer = RememberedAnswer(body, 60, tail, Mode.CATCHUP, "route", None)
+    kept.answers.remember(request("s", "-1"), answer, HeaderRules())
+    clock = kept.bench.clock
+    assert answer.render(clock.now(), clock.wall())
+    return answer
+
+
+def at_its_tail(kept: Kept) -> Stream:
+    """A stream whose tail the origin has just named."""
+    stream, now = kept.stream("s"), kept.bench.clock.now()
+    kept.append(stream, b"ab")
+    stream.saw_tail(Sighting(stream.tape.tail or "", now, now + 100, now + 100))
+    return stream
+
+
+def is_repeated(kept: Kept, answer: RememberedAnswer) -> bool:
+    """Whether an equal request has the answer without a look at the stream's lifetime, trust and tail."""
+    return kept.bench.clock.now() < answer.until and answer.is_unchanged()
+
+
+@pytest.mark.parametrize("event", [Stream.lost_tail, Stream.forget_beyond, Stream.followed])
+@pytest.mark.parametrize("names_tail", [False, True])
+def test_an_answer_that_names_the_tail_is_repeated_until_the_tail_may_have_moved(
+    event: Callable[[Stream], None], names_tail: bool
+) -> None:
+    kept = Kept(1 << 20)
+    stream = at_its_tail(kept)
+    stream.beyond.record("00000009")
+    answer = hit(kept, stream, names_tail=names_tail)
+    assert is_repeated(kept, answer)
+    event(stream)
+    assert is_repeated(kept, answer) is not names_tail
+
+
+def test_an_answer_that_names_the_tail_is_repeated_until_a_write_is_acknowledged() -> None:
+    kept = Kept(1 << 20)
+    stream = at_its_tail(kept)
+    answer = hit(kept, stream, names_tail=True)
+    stream.acknowledged("00000009", is_closed=False, query="")
+    assert not is_repeated(kept, answer)
+    assert not kept.answers.is_current(answer, request("s", "-1"))
+
+
+def test_an_answer_is_repeated_for_its_second_and_until_a_doubt() -> None:
+    kept = Kept(1 << 20)
+    answer = hit(kept, at_its_tail(kept), names_tail=False)
+    kept.bench.clock.advance(0.99)
+    assert is_repeated(kept, answer)
+    kept.bench.clock.advance(0.01)
+    assert not is_repeated(kept, answer)
+    assert kept.answers.is_current(answer, request("s", "-1"))
+    answer.stream.mark_stale(may_have_ended=False)
+    assert not kept.answers.is_current(answer, request("s", "-1"))
+
+
+@pytest.mark.parametrize("why", ["the tail", "trust", "the lifetime", "the bytes", "the end"])
+def test_an_answer_is_rendered_again_only_while_memory_may_answer(why: str) -> None:
+    kept = Kept(1 << 20)
+    stream = at_its_tail(kept)
+    answer, clock = hit(kept, stream, names_tail=True), kept.bench.clock
+    match why:
+        case "the tail":
+            stream.lost_tail()
+        case "trust":
+            stream.contacted_at = clock.now() - 60
+        case "the lifetime":
+            stream.expiry.know(Lifetime(None, clock.wall()))
+        case "the bytes":
+            stream.caching.fresh_s = 0.0
+        case _:
+            stream.ended = End.DELETED
+    assert not answer.render(clock.now(), clock.wall())
+
+
+@pytest.mark.parametrize("drop", ["the stream", "its bytes", "all answers"])
+def test_an_answer_ends_with_its_stream_its_bytes_and_the_routes(drop: str) -> None:
+    kept = Kept(1 << 20)
+    answer = hit(kept, at_its_tail(kept), names_tail=False)
+    sent = request("s", "-1")
+    assert kept.answers.find(sent) is answer
+    if drop == "the stream":
+        kept.store.drop(answer.stream, End.DELETED)
+    elif drop == "its bytes":
+        kept.store.forget_bytes(answer.stream)
+    else:
+        kept.answers.reset()
+    assert kept.answers.find(sent) is None
+    assert not kept.answers.exact

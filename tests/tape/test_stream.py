@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.sharing import Group, Partition, StreamKey
-from gateway.tape.confirmed import MAX_BEYOND, Sighting
+from gateway.tape.confirmed import MAX_BEYOND, FirstTail, Sighting
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Tape
 from tests.effort import examples
@@ -262,3 +262,31 @@ def test_a_request_does_not_confirm_writes_acknowledged_after_it_was_sent() -> N
     stream.acknowledged("9", is_closed=False, query="")
     stream.read_up_to_tail(sent_at, "5")
     assert not stream.holds_acknowledged("5")
+
+
+def tail_named(stream: Stream) -> FirstTail:
+    stream.tape.store("-1", "4", [b"abcd"], 100.0)
+    stream.tape.reached("4")
+    return FirstTail("4", stream.version)
+
+
+@pytest.mark.parametrize(
+    ("event", "is_still"),
+    [
+        (lambda stream: None, True),
+        (lambda stream: stream.followed(), True),
+        (lambda stream: stream.acknowledged("6", is_closed=False, query=""), False),
+        (lambda stream: stream.acknowledged("4", is_closed=True, query=""), False),
+        (lambda stream: stream.acknowledged_without_offset(), False),
+        (lambda stream: stream.mark_stale(may_have_ended=False), False),
+        (lambda stream: stream.tape.reached("6"), False),
+    ],
+)
+def test_a_tail_that_a_read_was_named_is_repeated_to_it_until_a_write(
+    event: Callable[[Stream], None], is_still: bool
+) -> None:
+    stream = new_stream()
+    first = tail_named(stream)
+    event(stream)
+    assert stream.is_still(first, "4") is is_still
+    assert not stream.is_still(first, "2")
