@@ -115,8 +115,7 @@ def _is_section(text: bytes) -> bool:
     size = len(text)
     return (
         size <= MAX_REQUEST_BYTES
-        and text.find(_HEAD_END) == size - len(_HEAD_END)
-        and text.endswith(_HEAD_END)
+        and text.find(_HEAD_END) == size - 4 >= 0
         and (size < _FEW_BYTES or text.count(b"\r\n") <= _MOST_BREAKS)
     )
 
@@ -275,8 +274,11 @@ class Sections:
     def _read(self, section: Section, kind: _Kind) -> tuple[Key, ...]:
         """The same for a kind for which the section has not been looked through."""
         found = kind.read(section.text)
-        section.kinds += (kind,)
-        section.keys += found
+        if not section.kinds:
+            section.kinds, section.keys = (kind,), found
+        else:
+            section.kinds += (kind,)
+            section.keys += found
         if section.cost:
             cost = sum(_KEY_COST + len(text) for _, text in found)
             section.cost += cost
