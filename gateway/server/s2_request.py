@@ -7,7 +7,7 @@ from typing import NamedTuple
 from multidict import CIMultiDict
 
 from gateway.engine.route import Route
-from gateway.engine.s2.origin import S2Source
+from gateway.engine.s2.fetch import S2Source
 from gateway.engine.s2.request import (
     BASIN_HEADER,
     BadS2Basin,

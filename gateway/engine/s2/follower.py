@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.engine.classifier import PERSONAL
-from gateway.engine.s2.origin import S2Origin
+from gateway.engine.s2.fetch import S2Origin
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.topic import S2Topic
 from gateway.errors import (

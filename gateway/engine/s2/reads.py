@@ -11,7 +11,7 @@ from typing import Final
 from gateway.aio.timers import Wheel
 from gateway.engine.cold_read_limit import ColdReadLimit
 from gateway.engine.negative_cache import NegativeCache
-from gateway.engine.s2.origin import S2Origin
+from gateway.engine.s2.fetch import S2Origin
 from gateway.engine.s2.reader import DRAINING, S2Session, S2SessionReader
 from gateway.engine.s2.request import S2ReadRecords
 from gateway.engine.s2.stream import S2Stream

@@ -22,8 +22,7 @@ from typing import Final, TypeVar
 
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
-from gateway.engine.s2.fetch import S2Fetch, S2Fetched, S2Fetches, S2Question
-from gateway.engine.s2.origin import S2Origin, S2Source
+from gateway.engine.s2.fetch import S2Fetch, S2Fetched, S2Fetches, S2Origin, S2Question, S2Source
 from gateway.engine.s2.topic import S2Batch, S2Topic
 from gateway.errors import ShortOfMemory, TailMovedBack
 from gateway.limits.queues import Askers

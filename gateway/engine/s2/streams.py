@@ -18,8 +18,8 @@ from functools import partial
 from typing import Final
 
 from gateway.aio.clock import DETACHED, Clock, Timer
+from gateway.engine.s2.fetch import S2Origin, S2Source
 from gateway.engine.s2.follower import REPLACED, S2Follower
-from gateway.engine.s2.origin import S2Origin, S2Source
 from gateway.engine.s2.stream import S2Shared, S2Stream
 from gateway.engine.s2.topic import S2Topic
 from gateway.errors import GatewayError

@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock
 from gateway.engine.answer import BodyRun
-from gateway.engine.s2.origin import S2Source
+from gateway.engine.s2.fetch import S2Source
 from gateway.engine.s2.reader import DRAINING
 from gateway.engine.s2.request import S2Form, S2ReadRecords, S2ReplyKind
 from gateway.engine.s2.stream import S2Stream

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
-from gateway.engine.s2.origin import S2Origin, S2Source
+from gateway.engine.s2.fetch import S2Origin, S2Source
 from gateway.engine.s2.stream import S2Shared, S2Stream
 from gateway.engine.s2.streams import EVERY_S, S2Confirmations
 from gateway.protocol.sharing import Group, Partition, StreamKey

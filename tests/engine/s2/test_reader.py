@@ -19,9 +19,8 @@ from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
 from gateway.aio.timers import Wheel
 from gateway.commands.s2_events import EventReader
-from gateway.engine.s2.fetch import S2Fetched
+from gateway.engine.s2.fetch import S2Fetched, S2Origin, S2Source
 from gateway.engine.s2.follower import LOST
-from gateway.engine.s2.origin import S2Origin, S2Source
 from gateway.engine.s2.reader import S2Session, S2SessionReader
 from gateway.engine.s2.request import S2Form, S2ReplyKind
 from gateway.engine.s2.stream import S2Shared, S2Stream

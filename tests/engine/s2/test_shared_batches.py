@@ -7,7 +7,7 @@ from typing import cast
 
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
-from gateway.engine.s2.origin import S2Origin, S2Source
+from gateway.engine.s2.fetch import S2Origin, S2Source
 from gateway.engine.s2.stream import S2Shared, S2Stream
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2.records import Record

@@ -10,8 +10,7 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
-from gateway.engine.s2.fetch import S2Fetched
-from gateway.engine.s2.origin import S2Origin, S2Source
+from gateway.engine.s2.fetch import S2Fetched, S2Origin, S2Source
 from gateway.engine.s2.stream import VERIFIED_S, S2Shared, S2Stream
 from gateway.limits.queues import Askers
 from gateway.protocol.sharing import Group, Partition, StreamKey

@@ -16,7 +16,7 @@ from gateway.aio.signal import Signal
 from gateway.aio.tasks import Tasks
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.route import Route
-from gateway.engine.s2.origin import S2Origin, S2Source
+from gateway.engine.s2.fetch import S2Origin, S2Source
 from gateway.engine.s2.streams import S2Streams
 from gateway.errors import CircuitOpen, GatewayError, UpstreamCongested, UpstreamTimeout, UpstreamUnreachable
 from gateway.limits.accounts import Accounts, client_nets
