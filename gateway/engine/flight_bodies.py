@@ -346,7 +346,7 @@ class FlightBodies:
         elif flight.is_kept and not is_overtaken(stream, flight):
             if flight.is_passing and not stream.has_topic:
                 # The bytes are for the flight's readers alone.
-                self._store.count_unstored(flight.size)
+                self._store.unstored_bytes += flight.size
             else:
                 tape = stream.tape
                 if start == START and tape.knows_after(START):

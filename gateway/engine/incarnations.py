@@ -77,7 +77,7 @@ class Incarnations:
         if self._absence(read) is not None or (unshared.may_have_any and unshared.reason(read.key, read.shape)):
             return None
         self._cold_read_limit.admit(read.route, read.source.client)
-        stream = self._store.create(read.key, self._clock.now())
+        stream = self._store.create(Stream, read.key, self._clock.now())
         stream.hold()
         try:
             return work(read, stream)

@@ -26,7 +26,7 @@ from gateway.ops.state import State
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
-from gateway.tape.store import RouteUsage
+from gateway.tape.costs import RouteUsage
 from gateway.telemetry.metrics import NO_ROUTE
 
 Routes = Mapping[str, RouteFigures]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from gateway.engine.core import Engine
-from gateway.tape.store import RouteUsage
+from gateway.tape.costs import RouteUsage
 from gateway.upstream.connection_pool import Connections
 from gateway.upstream.failures import Refusal
 from gateway.upstream.origins import OriginState

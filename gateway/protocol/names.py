@@ -50,9 +50,6 @@ JSON_TYPE: Final = "application/json"
 SSE_TYPE: Final = "text/event-stream"
 DEFAULT_TYPE: Final = "application/octet-stream"
 
-DEFAULT_PORT: Final = 4437
-"""Section 11.1."""
-
 
 def is_true(value: str | None) -> bool:
     """Whether a presence header says `true`; any other value counts as absent (section 4.1)."""

@@ -6,6 +6,7 @@ standard library and a few packages only: nothing is imported here.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 TOKEN_COST: Final = 240
@@ -41,3 +42,12 @@ USUAL_TEXTS: Final = 1_250
 """About the bytes charged for the text that a stream's record holds: its name, and the headers of the origin."""
 USUAL_COST: Final = EMPTY_COST + BLOCK_COST + USUAL_TEXTS
 """About the bytes charged for a stream in addition to its bytes and tokens."""
+
+
+@dataclass(slots=True)
+class RouteUsage:
+    """What the streams of one route hold: tapes, blocks, and bytes of the budget."""
+
+    tapes: int = 0
+    blocks: int = 0
+    cost: int = 0

@@ -1,4 +1,4 @@
-"""Streams by path and key, and which of a path's streams hear of its events at once."""
+"""Streams by path, key and surrogate key, and which of a path's streams hear of its events at once."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ class Paths:
         """The number of groups of each origin."""
         self._crowds: dict[Group, Crowd] = {}
         """The paths that have had more than `MOST_AWAKE` streams at once."""
+        self.tags: dict[str, dict[Stream, None]] = {}
+        """The streams with each surrogate key."""
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -29,9 +31,8 @@ class Paths:
     def __repr__(self) -> str:
         return f"<Paths {len(self._groups)} groups, {len(self._crowds)} crowds>"
 
-    @property
     def origins(self) -> list[str]:
-        """Every origin with a stream in memory."""
+        """Every origin with a stream in memory, including origins that no route leads to any more."""
         return list(self._origins)
 
     def groups(self) -> list[Mapping[StreamKey, Stream]]:
@@ -61,6 +62,8 @@ class Paths:
 
     def remove(self, stream: Stream) -> None:
         """Remove a stream."""
+        if stream.surrogate_keys:
+            self.tag(stream, frozenset())
         group = stream.key.group
         streams = self._groups[group]
         del streams[stream.key]
@@ -72,6 +75,21 @@ class Paths:
             self._origins[group.origin] -= 1
             if not self._origins[group.origin]:
                 del self._origins[group.origin]
+
+    def tagged(self, surrogate_key: str) -> list[Stream]:
+        """Every stream with this surrogate key."""
+        return list(self.tags.get(surrogate_key, ()))
+
+    def tag(self, stream: Stream, surrogate_keys: frozenset[str]) -> None:
+        """Give a stream these surrogate keys in place of its own."""
+        for key in stream.surrogate_keys:
+            streams = self.tags[key]
+            del streams[stream]
+            if not streams:
+                del self.tags[key]
+        stream.surrogate_keys = surrogate_keys
+        for key in surrogate_keys:
+            self.tags.setdefault(key, {})[stream] = None
 
     def has(self, group: Group) -> bool:
         """Whether a stream of the path is in memory."""

@@ -5,22 +5,25 @@ pinned while there is room within the bound.  When pinned streams outgrow the bo
 until the rest fits.  A stream that exceeds the bound by itself is the only one unpinned, because unpinning the others
 would not make it fit.  An unpinned stream is evictable like any other until it is used again while there is room.
 
-`PinnedTapes` only decides; the tape store, its owner, reports the cost of each stream and acts on the answers.
+`PinnedTapes` only decides.  `EvictionOrder`, its owner, reports the cost of each stream, and keeps the eviction policy
+to the streams that are not pinned.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from gateway.protocol.sharing import StreamKey
+from gateway.tape.eviction import Eviction
+from gateway.tape.stream import Stream
 
 _NONE: Final[tuple[StreamKey, ...]] = ()
 
 
 class PinnedTapes:
-    """The pinned streams and their costs.  Owner: the `TapeStore`."""
+    """The pinned streams and their costs.  Owner: the `EvictionOrder`."""
 
     def __init__(self) -> None:
         self.is_used = False
@@ -124,3 +127,67 @@ class PinnedTapes:
         while self.cost > self.limit and (last := self.pop_last()) is not None:
             gone.append(last)
         return gone
+
+
+class EvictionOrder:
+    """Which streams may be evicted, and which of them is the next.  Owner: the `TapeStore`.
+
+    `find` returns the stream of a key if it is in memory.
+    """
+
+    def __init__(self, policy: Eviction[StreamKey], find: Callable[[StreamKey], Stream | None]) -> None:
+        self.pinned = PinnedTapes()
+        self.touch: Final = policy.touch
+        self.forget: Final = policy.forget
+        self.victim: Final = policy.victim
+        self._policy = policy
+        self._find = find
+        self._share = 0.0
+        """The part of the budget that pinned streams may take."""
+
+    def admit(self, stream: Stream, cost: int) -> None:
+        """Make the stream, charged with `cost` so far, evictable unless it can be pinned."""
+        key = stream.key
+        if not self.pinned.is_used:
+            stream.is_ranked = True
+            self._policy.admit(key)
+        elif key not in self.pinned:
+            stream.is_ranked = not self.pinned.pin(key, cost)
+            if stream.is_ranked:
+                self._policy.admit(key)
+            else:
+                self._policy.forget(key)
+
+    def resize(self, budget_bytes: int) -> None:
+        """Keep the pinned streams within their share of this budget."""
+        if self.pinned:
+            self.unpin(self.pinned.set_limit(int(budget_bytes * self._share)))
+
+    def prefer(self, keys: Iterable[StreamKey], share: float, budget_bytes: int) -> None:
+        """Pin these streams, the first of them first, within a share of the budget, and no others."""
+        # Unpin everything first: streams pinned until now must not take the room of streams that now rank higher.
+        self.unpin(self.pinned.prefer((), 0))
+        self._share = share
+        self.pinned.prefer(keys, int(budget_bytes * share))
+        for key in self.pinned.preferred:
+            if (stream := self._find(key)) is not None:
+                self.admit(stream, stream.cost)
+
+    def add_cost(self, key: StreamKey, delta: int) -> None:
+        """The stream costs so many bytes more."""
+        self.unpin(self.pinned.add_cost(key, delta))
+
+    def unpin(self, keys: Iterable[StreamKey]) -> None:
+        """Make these streams evictable again."""
+        for key in keys:
+            if (stream := self._find(key)) is not None:
+                stream.is_ranked = True
+                self._policy.admit(key)
+
+    def unpin_last(self) -> bool:
+        """Unpin the least valuable stream, because the budget comes first; return False if none is pinned."""
+        key = self.pinned.pop_last()
+        if key is None:
+            return False
+        self.unpin([key])
+        return True

@@ -15,18 +15,19 @@ by a follower that stores what its live readers need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.protocol.stream_version import Edition, Version
 from gateway.s2.records import Record
+from gateway.tape.costs import RouteUsage
 from gateway.tape.crowd import PathEvent
 from gateway.tape.eviction import USE_S, Eviction
 from gateway.tape.facts_cost import key_cost
 from gateway.tape.paths import Paths
-from gateway.tape.pinned import PinnedTapes
+from gateway.tape.pinned import EvictionOrder
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Tape
@@ -41,15 +42,6 @@ _NO_KEY = StreamKey(Group("", ""), "", Partition(""))
 """A key that no stream has, to spare none."""
 
 
-@dataclass(slots=True)
-class RouteUsage:
-    """What the streams of one route hold: tapes, blocks, and bytes of the budget."""
-
-    tapes: int = 0
-    blocks: int = 0
-    cost: int = 0
-
-
 class TapeStore:
     """Streams by key.  `budget_bytes` bounds the cost of tapes plus the bytes lent; `mint` names incarnations."""
 
@@ -62,7 +54,6 @@ class TapeStore:
         """Bytes of the budget taken by data derived from tapes, and by bodies that arrive."""
         self.arriving = 0
         """The part of `lent` for bodies that arrive (`gateway.tape.arriving`)."""
-        self._eviction = eviction
         self._mint = mint
         self._metrics = metrics
         self._paths = Paths()
@@ -70,19 +61,26 @@ class TapeStore:
         """The streams of a path that hear of its events at once; all unless they are a crowd."""
         self.has: Final = self._paths.has
         """Whether a stream of a path is in memory."""
-        self._tagged: dict[str, dict[Stream, None]] = {}
-        """Streams by surrogate key."""
+        self.group: Final = self._paths.group
+        """Every stream that a write to a path affects."""
+        self.tagged: Final = self._paths.tagged
+        """Every stream that the origin tagged with a surrogate key."""
+        self.origins: Final = self._paths.origins
+        """Every origin with a stream in memory."""
+        self.groups: Final = self._paths.groups
+        """The groups that exist now.  Each is a live view of its streams, so a caller can go through many of them over
+        several turns of the loop."""
         self._count = 0
-        self.pinned = PinnedTapes()
+        self._order = EvictionOrder(eviction, self._paths.find)
+        self.pinned = self._order.pinned
         """The streams exempt from eviction."""
-        self._pin_share = 0.0
         self._not_stored: frozenset[StreamKey] = frozenset()
         """The streams whose bytes are not to be kept, by their keys in the public partition."""
         self.may_grow = True
         """Whether requests that bring more bytes may begin; False while the process is short of memory."""
         self.unstored_bytes = 0
         """Bytes fetched and not stored for that reason."""
-        self.holdings: dict[str, RouteUsage] = {}
+        self.holdings: defaultdict[str, RouteUsage] = defaultdict(RouteUsage)
         """What each route's streams hold."""
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when a stream's bytes are dropped or may no longer be shared, so that data derived from them is
@@ -92,7 +90,7 @@ class TapeStore:
         return self._count
 
     def __repr__(self) -> str:
-        return f"{self._count} streams in {len(self._paths)} groups, {len(self._tagged)} surrogate keys"
+        return f"{self._count} streams in {len(self._paths)} groups, {len(self._paths.tags)} surrogate keys"
 
     def __iter__(self) -> Iterator[Stream]:
         return iter(self._paths)
@@ -126,24 +124,6 @@ class TapeStore:
             if stream.ended is None:
                 event(stream)
 
-    @property
-    def origins(self) -> list[str]:
-        """Every origin with a stream in memory, including origins that no route leads to any more."""
-        return self._paths.origins
-
-    def groups(self) -> list[Mapping[StreamKey, Stream]]:
-        """The groups that exist now.  Each is a live view of its streams, so the caller can go through many of them
-        over several turns of the loop."""
-        return self._paths.groups()
-
-    def group(self, group: Group) -> list[Stream]:
-        """Every stream that a write to the group's path affects."""
-        return self._paths.group(group)
-
-    def tagged(self, surrogate_key: str) -> list[Stream]:
-        """Every stream that the origin tagged with this key."""
-        return list(self._tagged.get(surrogate_key, ()))
-
     def tag(self, stream: Stream, surrogate_keys: frozenset[str]) -> None:
         """Add the surrogate keys that a reply with a part of the stream names.
 
@@ -160,65 +140,48 @@ class TapeStore:
                 self.forget_bytes(stream)
             else:
                 surrogate_keys |= stream.surrogate_keys
-        self._untag(stream)
-        stream.surrogate_keys = surrogate_keys
+        self._paths.tag(stream, surrogate_keys)
         stream.tagged_as = stream.version.incarnation
-        for key in surrogate_keys:
-            self._tagged.setdefault(key, {})[stream] = None
         self.weigh(stream)
-
-    def _untag(self, stream: Stream) -> None:
-        for key in stream.surrogate_keys:
-            streams = self._tagged[key]
-            del streams[stream]
-            if not streams:
-                del self._tagged[key]
-        stream.surrogate_keys = frozenset()
 
     def open(self, key: StreamKey, now: float) -> Stream:
         """The stream of `key`, created if it is not in memory."""
-        return self._open(key, now, Stream)
+        return self.open_as(Stream, key, now)
 
-    def open_records(self, key: StreamKey, now: float) -> RecordStream:
-        """The S2 stream of `key`, created if it is not in memory."""
-        return self._open(key, now, RecordStream)
-
-    def _open(self, key: StreamKey, now: float, kind: type[S]) -> S:
+    def open_as(self, kind: type[S], key: StreamKey, now: float) -> S:
+        """The same for a stream of this kind."""
         stream = self.find(key)
         if stream is not None and type(stream) is not kind:
             # The route has spoken another protocol until now.
             self.drop(stream, End.PURGED)
             stream = None
         if stream is None:
-            return self._create(key, now, kind)
+            return self.create(kind, key, now)
         self._count_use(stream, now)
         assert isinstance(stream, kind)
         return stream
 
-    def create(self, key: StreamKey, now: float) -> Stream:
+    def create(self, kind: type[S], key: StreamKey, now: float) -> S:
         """A stream for `key`, which is not in memory."""
-        return self._create(key, now, Stream)
-
-    def _create(self, key: StreamKey, now: float, kind: type[S]) -> S:
         stream = kind(key, Tape(), Version(Edition(self._mint())), contacted_at=now, used_at=now)
         stream.facts_cost = key_cost(key)
         for other in self._paths.add(stream):
             self.on_forget(other)
         self._count += 1
-        self._admit(stream, 0)
+        self._order.admit(stream, 0)
         self._charge(stream, stream.cost, tapes=1)
         return stream
 
     def touch(self, stream: Stream) -> None:
         """The stream was answered from remembered bytes, one or many times, without being opened."""
         if stream.ended is None:
-            self._eviction.touch(stream.key)
+            self._order.touch(stream.key)
             self._paths.touch(stream)
 
     def _count_use(self, stream: Stream, now: float) -> None:
         if now - stream.used_at >= USE_S:
             stream.used(now)
-            self._eviction.touch(stream.key)
+            self._order.touch(stream.key)
             self._paths.touch(stream)
 
     def store(self, stream: Stream, start: str, end: str, pieces: Sequence[bytes], now: float) -> None:
@@ -229,7 +192,7 @@ class TapeStore:
         before, blocks = tape.cost, tape.block_count
         tape.store(start, end, pieces, now)
         if not stream.is_ranked or self.pinned.is_used:
-            self._admit(stream, before + stream.facts_cost)
+            self._order.admit(stream, before + stream.facts_cost)
         if stream.is_followed:
             # Live readers ask once and are then sent what is stored: each append counts as a use.
             self._count_use(stream, now)
@@ -246,11 +209,10 @@ class TapeStore:
         tape = stream.records
         before, blocks = stream.cost, tape.block_count
         is_trimmed = tape.store(start, records)
-        self._account(stream, 0, tape.block_count - blocks, 0)
-        self._admit(stream, before)
+        self._order.admit(stream, before)
         if stream.is_followed:
             self._count_use(stream, now)
-        self._charge(stream, stream.cost - before)
+        self._charge(stream, stream.cost - before, blocks=tape.block_count - blocks)
         if is_trimmed:
             self.withdraw(stream)
 
@@ -261,8 +223,7 @@ class TapeStore:
         tape = stream.records
         before, blocks = stream.cost, tape.block_count
         if tape.drop_before(seq_num):
-            self._account(stream, 0, tape.block_count - blocks, 0)
-            self._charge(stream, stream.cost - before)
+            self._charge(stream, stream.cost - before, blocks=tape.block_count - blocks)
             self.withdraw(stream)
 
     def doubt_records(self, stream: Stream) -> None:
@@ -295,96 +256,48 @@ class TapeStore:
             if stream.facts_cost != before:
                 self._charge(stream, stream.facts_cost - before)
 
-    def _admit(self, stream: Stream, cost: int) -> None:
-        """Make the stream, charged with `cost` so far, evictable unless it can be pinned."""
-        key = stream.key
-        if not self.pinned.is_used:
-            stream.is_ranked = True
-            self._eviction.admit(key)
-        elif key not in self.pinned:
-            stream.is_ranked = not self.pinned.pin(key, cost)
-            if stream.is_ranked:
-                self._eviction.admit(key)
-            else:
-                self._eviction.forget(key)
-
     def prefer(self, pinned: Iterable[StreamKey], share: float, not_stored: Collection[StreamKey]) -> None:
         """Pin the streams `pinned`, the first of them first, within `share` of the budget, and keep no bytes of the
         streams `not_stored`.  Replaces what was preferred before."""
-        self._pin_share = share
-        # Unpin everything first: streams pinned until now must not take the room of streams that now rank higher.
-        self._unpin(self.pinned.prefer((), 0))
-        self.pinned.prefer(pinned, int(self.budget_bytes * share))
-        for key in self.pinned.preferred:
-            stream = self._paths.find(key)
-            if stream is not None:
-                self._admit(stream, stream.cost)
+        self._order.prefer(pinned, share, self.budget_bytes)
         self._not_stored = frozenset(not_stored)
         for key in self._not_stored:
             for stream in self.group(key.group):
                 if not stream.holds:
                     self._drop_unwanted(stream)
 
-    def _unpin(self, keys: Iterable[StreamKey]) -> None:
-        """Make these streams evictable again."""
-        for key in keys:
-            if (stream := self._paths.find(key)) is not None:
-                stream.is_ranked = True
-                self._eviction.admit(key)
-
-    def _unpin_last(self) -> bool:
-        """Unpin the least valuable stream, because the budget comes first; return False if none is pinned."""
-        key = self.pinned.pop_last()
-        if key is None:
-            return False
-        self._unpin([key])
-        return True
-
     def is_not_stored(self, stream: Stream) -> bool:
         """Whether no bytes of the stream are to be kept, in any partition."""
         key = stream.key
         return bool(self._not_stored) and key._replace(partition=key.partition.public) in self._not_stored
 
-    def count_unstored(self, size: int) -> None:
-        """Count bytes that were delivered without being stored because their stream is not to be stored."""
-        self.unstored_bytes += size
-
     def _drop_unwanted(self, stream: Stream) -> None:
         """Drop the bytes of a stream that is not to be stored, and everything derived from them.  Its facts stay."""
         if stream.ended is not None or not self.is_not_stored(stream):
             return
-        if stream.block_count:
-            self._drop_bytes(stream)
-            self._metrics.cache(self.cost + self.lent, self._count)
-        else:
-            self.withdraw(stream)
+        self._drop_bytes(stream)
+        self._metrics.cache(self.cost + self.lent, self._count)
 
     def _drop_bytes(self, stream: Stream) -> None:
         """Drop a stream's bytes and keep its facts."""
         blocks = stream.block_count
-        freed = stream.drop_all()
-        self.cost -= freed
-        self._account(stream, 0, -blocks, -freed)
+        self._book(stream, -stream.drop_all(), blocks=-blocks)
         self.withdraw(stream)
 
     def drop(self, stream: Stream, why: End) -> bool:
         """End the stream; return False if it had ended before.  The caller ends its live readers."""
         if stream.ended is not None:
             return False
-        self._eviction.forget(stream.key)
+        self._order.forget(stream.key)
         self._remove(stream, why)
         self._metrics.cache(self.cost + self.lent, self._count)
         return True
 
     def _remove(self, stream: Stream, why: End) -> None:
         stream.ended = why
-        if stream.surrogate_keys:
-            self._untag(stream)
         self._paths.remove(stream)
-        cost = stream.cost
         self._count -= 1
-        self.cost -= cost
-        self._account(stream, -1, -stream.block_count, -cost)
+        self._book(stream, -stream.cost, tapes=-1, blocks=-stream.block_count)
         if self.pinned.is_used:
             self.pinned.forget(stream.key)
         stream.drop_all()
@@ -394,8 +307,7 @@ class TapeStore:
         """Drop a stream's bytes and keep its record: the origin may send other bytes from now on."""
         if stream.ended is None:
             blocks = stream.block_count
-            self._charge(stream, -stream.drop_all())
-            self._account(stream, 0, -blocks, 0)
+            self._charge(stream, -stream.drop_all(), blocks=-blocks)
             stream.tape.forget_facts()
             stream.tape.has_lost_start = False
             stream.begin_incarnation(self._mint())
@@ -406,23 +318,21 @@ class TapeStore:
 
     def forget_before(self, stream: Stream, token: str) -> None:
         """Forget the bytes before an offset: the origin has them no more."""
-        if stream.ended is None and not isinstance(stream, RecordStream):
-            blocks = stream.block_count
-            self._forgot(stream, blocks, stream.tape.drop_before(token))
+        self._forget(stream, lambda tape: tape.drop_before(token))
 
     def forget_through(self, stream: Stream, token: str) -> None:
         """Forget the bytes before an offset and those after it, up to the next one: the origin has them no more."""
-        if stream.ended is None and not isinstance(stream, RecordStream):
-            blocks, tail = stream.block_count, stream.tape.tail
-            self._forgot(stream, blocks, stream.tape.drop_through(token))
-            if stream.tape.tail != tail:
-                stream.lost_tail()
+        tail = stream.tape.tail
+        self._forget(stream, lambda tape: tape.drop_through(token))
+        if stream.tape.tail != tail:
+            stream.lost_tail()
 
-    def _forgot(self, stream: Stream, blocks: int, freed: int) -> None:
-        """The stream's tape, which had so many blocks, has been shortened."""
-        self._charge(stream, -freed)
-        self._account(stream, 0, stream.block_count - blocks, 0)
-        self.withdraw(stream)
+    def _forget(self, stream: Stream, drop: Callable[[Tape], int]) -> None:
+        """Forget what `drop` drops; it returns the cost freed.  Does nothing on an ended stream."""
+        if stream.ended is None and not isinstance(stream, RecordStream):
+            blocks = stream.block_count
+            self._charge(stream, -drop(stream.tape), blocks=stream.block_count - blocks)
+            self.withdraw(stream)
 
     def withdraw(self, stream: Stream) -> None:
         """Withdraw everything derived from the stream's bytes, including what is still being derived."""
@@ -448,7 +358,7 @@ class TapeStore:
             self._drop_unwanted(stream)
         if not stream.is_ranked or self.pinned.is_used:
             # While pinned it may have left the eviction order together with its bytes.
-            self._admit(stream, stream.cost)
+            self._order.admit(stream, stream.cost)
         if self.cost + self.lent > self.budget_bytes:
             self._make_room(stream, may_shorten=True)
         for other in self._paths.released(stream):
@@ -478,59 +388,48 @@ class TapeStore:
         self.lent -= size
         self._metrics.cache(self.cost + self.lent, self._count)
 
-    def _account(self, stream: Stream, tapes: int, blocks: int, cost: int) -> None:
-        """Add to what the stream's route holds; negative values subtract."""
-        route = stream.key.partition.route
-        holding = self.holdings.get(route)
-        if holding is None:
-            holding = self.holdings[route] = RouteUsage()
-        holding.tapes += tapes
-        holding.blocks += blocks
-        holding.cost += cost
-        if cost and self.pinned.is_used:
-            self._unpin(self.pinned.add_cost(stream.key, cost))
-
     def resize(self, budget_bytes: int) -> None:
         """Change the budget."""
         self.budget_bytes = budget_bytes
-        if self.pinned:
-            self._unpin(self.pinned.set_limit(int(budget_bytes * self._pin_share)))
+        self._order.resize(budget_bytes)
         self._make_room(None, may_shorten=False)
-        while self.cost + self.lent > budget_bytes and self._unpin_last():
+        while self.cost + self.lent > budget_bytes and self._order.unpin_last():
             # Lent bytes may have left less room than the share of the budget for pinned streams.
             self._make_room(None, may_shorten=False)
 
     def _charge(self, stream: Stream, delta: int, *, tapes: int = 0, blocks: int = 0) -> None:
         """Charge `delta` more bytes for the stream, and evict what no longer fits."""
-        self.cost += delta
-        holding = self.holdings.get(stream.key.partition.route)
-        if holding is None or self.pinned.is_used:
-            self._account(stream, tapes, blocks, delta)
-        else:
-            holding.tapes += tapes
-            holding.blocks += blocks
-            holding.cost += delta
+        self._book(stream, delta, tapes=tapes, blocks=blocks)
         if self.cost + self.lent > self.budget_bytes:
             self._make_room(stream, may_shorten=True)
         else:
             self._metrics.cache(self.cost + self.lent, self._count)
 
+    def _book(self, stream: Stream, delta: int, *, tapes: int = 0, blocks: int = 0) -> None:
+        """Add to what all streams cost, and to what the stream's route holds; negative values subtract."""
+        self.cost += delta
+        holding = self.holdings[stream.key.partition.route]
+        holding.tapes += tapes
+        holding.blocks += blocks
+        holding.cost += delta
+        if delta and self.pinned.is_used:
+            self._order.add_cost(stream.key, delta)
+
     def _make_room(self, stream: Stream | None, *, may_shorten: bool) -> None:
         """Evict until the budget is met: other streams first, then bytes of `stream` itself if it may be shortened."""
         spared = stream.key if stream is not None else _NO_KEY
         while self.cost + self.lent > self.budget_bytes:
-            key = self._eviction.victim(spared)
+            key = self._order.victim(spared)
             if key is None:
                 if not may_shorten or stream is None:
                     break
                 blocks = stream.block_count
                 freed = stream.drop_oldest()
                 if not freed:
-                    if self._unpin_last():
+                    if self._order.unpin_last():
                         continue
                     break
-                self.cost -= freed
-                self._account(stream, 0, stream.block_count - blocks, -freed)
+                self._book(stream, -freed, blocks=stream.block_count - blocks)
                 self._metrics.eviction(1, stream.key.route)
                 self.withdraw(stream)
             else:
@@ -541,7 +440,7 @@ class TapeStore:
                 victim.is_ranked = False
                 if victim.holds and not victim.block_count:
                     # Its bytes are on their way.  It has lost none, so it is to return as a new stream.
-                    self._eviction.forget(key)
+                    self._order.forget(key)
                     continue
                 self._metrics.eviction(1, key.route)
                 if victim.holds:

@@ -18,7 +18,7 @@ from gateway.ops.state import State, Unsent
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
-from gateway.tape.store import RouteUsage
+from gateway.tape.costs import RouteUsage
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, NoMetrics, Sent
 from gateway.upstream.connection_pool import Connections
 from gateway.upstream.failures import Refusal

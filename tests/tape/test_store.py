@@ -13,6 +13,7 @@ from gateway.tape import block as block_module
 from gateway.tape import crowd, paths
 from gateway.tape.arriving import Arriving
 from gateway.tape.eviction import POLICIES, USE_S
+from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from tests.effort import examples
@@ -262,10 +263,10 @@ def test_a_stream_whose_route_speaks_another_protocol_now_is_begun_again() -> No
     store, _ = new_store(1 << 20)
     durable = store.open(key("s"), 0.0)
     fill(store, durable, 1_000)
-    records = store.open_records(key("s"), 0.0)
+    records = store.open_as(RecordStream, key("s"), 0.0)
     assert durable.ended is End.PURGED
     store.store_records(records, 0, [Record(0, 0, (), b"x" * 1_000)], 0.0)
     assert (store.cost, len(store), records.block_count) == (records.cost, 1, 1)
-    assert store.open_records(key("s"), 0.0) is records
+    assert store.open_as(RecordStream, key("s"), 0.0) is records
     assert store.open(key("s"), 0.0).cost == store.cost
     assert records.ended is End.PURGED

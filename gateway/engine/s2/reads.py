@@ -35,6 +35,7 @@ from gateway.s2 import json_format
 from gateway.s2.read_query import FromSeqNum
 from gateway.s2.records import StreamPosition
 from gateway.tape.decide import Question, RecordAnswer, decide_records
+from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.surroundings import Surroundings
@@ -113,7 +114,7 @@ class S2Reads:
         record = self._store.find(read.key) if asked.form.is_unary else None
         answer = held_answer(record, asked) if record is not None else None
         if record is not None and answer is not None:
-            self._store.open_records(read.key, self.clock.now())
+            self._store.open_as(RecordStream, read.key, self.clock.now())
             record.count_reads(1, 1)
             record.count_sent(len(answer.body))
         return answer

@@ -26,6 +26,7 @@ from gateway.errors import GatewayError
 from gateway.live.table import LiveTable
 from gateway.protocol.sharing import Group, StreamKey
 from gateway.s2.records import StreamPosition
+from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.surroundings import Surroundings
@@ -154,11 +155,11 @@ class S2Streams:
     def open(self, key: StreamKey, source: S2Source) -> S2Stream:
         """The stream of `key`; `release` must be called."""
         store, now = self._shared.store, self._shared.clock.now()
-        record = store.open_records(key, now)
+        record = store.open_as(RecordStream, key, now)
         if record.needs_revalidation:
             # A write whose outcome is not known may have deleted it, and records cannot be revalidated.
             store.drop(record, End.PURGED)
-            record = store.open_records(key, now)
+            record = store.open_as(RecordStream, key, now)
         stream = self._streams.get(record)
         if stream is None:
             stream = self._streams[record] = S2Stream(self._shared, record, source)

@@ -116,7 +116,7 @@ class Directory:
         S2 streams are held by one spelling of their names.
         """
         store, spelled = self._engine.store, unescaped_delimiters(path)
-        origins = store.origins if origin is None else [origin]
+        origins = store.origins() if origin is None else [origin]
         found = [stream for one in origins for stream in store.group(Group(one, path))]
         if spelled != path:
             streams = (stream for one in origins for stream in store.group(Group(one, spelled)))

@@ -13,6 +13,7 @@ from gateway.engine.s2.stream import S2Shared, S2Stream
 from gateway.engine.s2.streams import EVERY_S, S2Confirmations
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.eviction import POLICIES
+from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore
 from gateway.telemetry.metrics import NoMetrics
 
@@ -34,7 +35,9 @@ class Bench:
 
     def stream(self, path: str, token: str) -> S2Stream:
         key = StreamKey(Group("http://o", f"/v1/streams/{path}"), "", Partition("r", readers=token))
-        return S2Stream(self._shared, self._store.open_records(key, 0.0), cast("S2Source", f"{path} of {token}"))
+        return S2Stream(
+            self._shared, self._store.open_as(RecordStream, key, 0.0), cast("S2Source", f"{path} of {token}")
+        )
 
 
 @pytest.fixture

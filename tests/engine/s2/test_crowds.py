@@ -46,7 +46,7 @@ def store() -> TapeStore:
     """A store with one record for each token."""
     store = TapeStore(1 << 20, POLICIES["s3-fifo"](), map(str, count()).__next__, NoMetrics())
     for number in range(STREAMS):
-        stream = store.open_records(key(f"token {number}"), 0.0)
+        stream = store.open_as(RecordStream, key(f"token {number}"), 0.0)
         store.store_records(stream, 0, (Record(0, 1, (), b"x"),), 0.0)
     return store
 
@@ -184,7 +184,7 @@ def test_records_that_are_read_after_a_doubt_are_doubted_again(store: TapeStore)
 
 def test_streams_of_many_basins_are_doubted_by_an_acknowledgement_in_theirs(store: TapeStore) -> None:
     for number in range(2 * crowd.MOST_QUERIES):
-        stream = store.open_records(key("reader", f"basin-{number}"), 0.0)
+        stream = store.open_as(RecordStream, key("reader", f"basin-{number}"), 0.0)
         store.store_records(stream, 0, (Record(0, 1, (), b"x"),), 0.0)
     acknowledge(store, "stranger", 0)
     assert is_doubted(store, FIRST)

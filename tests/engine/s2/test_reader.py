@@ -34,6 +34,7 @@ from gateway.s2.session import FrameReader, Message, Terminal
 from gateway.s2.sse import BatchEvent, Done, Event, Failure, Ping
 from gateway.tape.decide import RecordProgress
 from gateway.tape.eviction import POLICIES
+from gateway.tape.record_stream import RecordStream
 from gateway.tape.records import Limits, cut
 from gateway.tape.store import TapeStore
 from gateway.telemetry.access_record import CloseReason
@@ -136,7 +137,7 @@ class SessionAgainstModel(RuleBasedStateMachine):
         store = TapeStore(10_000_000, POLICIES["lru"](), lambda: "i", NoMetrics())
         self.turn: list[Callable[[], object]] = []
         shared = S2Shared(cast(S2Origin, None), store, self.clock, Tasks(), self.turn.append)
-        record = store.open_records(KEY, 0.0)
+        record = store.open_as(RecordStream, KEY, 0.0)
         record.hold()
         self.store = store
         self.stream = S2Stream(shared, record, cast(S2Source, None))

@@ -12,6 +12,7 @@ from gateway.engine.s2.stream import S2Shared, S2Stream
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2.records import Record
 from gateway.tape.eviction import POLICIES
+from gateway.tape.record_stream import RecordStream
 from gateway.tape.records import UNARY, Limits
 from gateway.tape.store import TapeStore
 from gateway.telemetry.metrics import NoMetrics
@@ -25,7 +26,7 @@ def records(first: int, end: int) -> tuple[Record, ...]:
 
 def a_stream(turn: list[Callable[[], object]]) -> S2Stream:
     store = TapeStore(1_000_000, POLICIES["lru"](), lambda: "i", NoMetrics())
-    record = store.open_records(KEY, 0.0)
+    record = store.open_as(RecordStream, KEY, 0.0)
     return S2Stream(
         S2Shared(cast(S2Origin, None), store, ManualClock(), Tasks(), turn.append), record, cast(S2Source, None)
     )

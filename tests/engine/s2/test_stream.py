@@ -17,6 +17,7 @@ from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2.read_query import FromSeqNum, Start
 from gateway.s2.records import Record
 from gateway.tape.eviction import POLICIES
+from gateway.tape.record_stream import RecordStream
 from gateway.tape.records import Limits
 from gateway.tape.store import TapeStore
 from gateway.telemetry.metrics import NoMetrics
@@ -62,7 +63,7 @@ def clock() -> ManualClock:
 def stream(origin: Origin, clock: ManualClock) -> S2Stream:
     store = TapeStore(1 << 20, POLICIES["s3-fifo"](), lambda: "i", NoMetrics())
     shared = S2Shared(cast("S2Origin", origin), store, clock, Tasks(), lambda call: None)
-    record = store.open_records(KEY, clock.now())
+    record = store.open_as(RecordStream, KEY, clock.now())
     record.hold()
     return S2Stream(shared, record, cast("S2Source", CIMultiDict()))
 
