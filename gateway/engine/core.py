@@ -309,7 +309,7 @@ class Engine:
 
     def touch(self, stream: Stream) -> None:
         """The stream was answered from a remembered answer."""
-        stream.used(self.clock.now())
+        stream.used_at = self.clock.now()
         self.store.touch(stream)
         self.coder.touch(stream)
 

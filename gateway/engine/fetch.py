@@ -352,7 +352,7 @@ class Fetch:
             await self._refused(meaning)
         elif isinstance(meaning, Learned):
             is_first_word = meaning.up_to_date and self.facts.version.same_acks_as(stream.version)
-            if is_first_word and stream.lacks_acknowledged(meaning.offset, is_closed=meaning.is_closed):
+            if is_first_word and not stream.holds_acknowledged(meaning.offset, meaning.is_closed):
                 # It may forget what is held, and has then overtaken the flight.
                 work.writes.tail_is_short(stream)
         head, effect, tail = work.recorder.apply(self, meaning)

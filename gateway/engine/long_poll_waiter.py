@@ -426,7 +426,7 @@ class Waiter:
 
     def _count(self, sent: Rendered) -> None:
         stream = self._waiting.stream
-        stream.count_sent(sent.body_bytes * self.clients)
+        stream.sent_bytes += sent.body_bytes * self.clients
         if sent.answer.outcome is Outcome.HIT:
             stream.count_reads(0, self.clients)
 

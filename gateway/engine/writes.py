@@ -336,7 +336,7 @@ class Writes:
 
             def may_be_done(stream: Stream) -> None:
                 is_remade = self._may_be_remade(stream, change, now)
-                if is_remade or (is_creation and stream.may_have_ended):
+                if is_remade or (is_creation and stream.version.may_have_ended):
                     # The stream that is there now may have equal offsets.
                     self._store.forget_bytes(stream)
                 self._live.revalidate(stream)

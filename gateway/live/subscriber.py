@@ -180,7 +180,7 @@ class Subscriber:
             self.at = step.end
             self._said_up_to_date = step.said_up_to_date
             self._sent_at_beat = topic.beats
-            topic.stream.count_sent(step.size)
+            topic.stream.sent_bytes += step.size
             wire.send(step.data, step.size)
             return
         if topic.not_shareable is not None:
@@ -216,7 +216,7 @@ class Subscriber:
     def _take(self, step: LiveStep) -> None:
         self._sent_at_beat = self.topic.beats
         self._said_up_to_date = step.said_up_to_date
-        self.topic.stream.count_sent(step.size)
+        self.topic.stream.sent_bytes += step.size
         self.wire.send(step.data, step.size)
         if step.is_last:
             self._finish(CloseReason.CLOSED)
@@ -225,7 +225,7 @@ class Subscriber:
         part = memoryview(large.data)[self._large_sent : self._large_sent + PART_BYTES]
         self._large_sent += len(part)
         self._sent_at_beat = self.topic.beats
-        self.topic.stream.count_sent(len(part))
+        self.topic.stream.sent_bytes += len(part)
         self.wire.send_view(part)
         if self._large_sent == len(large.data):
             self._large = None

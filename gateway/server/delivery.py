@@ -126,7 +126,7 @@ class Delivery:
         try:
             async for chunk in body:
                 if run is not None:
-                    run.stream.count_sent(len(chunk))
+                    run.stream.sent_bytes += len(chunk)
                 # In parts, because the write timeout bounds progress, whatever the size of a chunk.
                 for begin in range(0, len(chunk), PART_BYTES):
                     self.part(chunk[begin : begin + PART_BYTES])

@@ -341,7 +341,7 @@ class RememberedAnswers:
             self._metrics.hits(remembered.mode, remembered.outcome, hits, sent, remembered.route, saved_bytes=saved)
             stream = remembered.stream
             stream.count_reads(hits, hits)
-            stream.count_sent(sent)
+            stream.sent_bytes += sent
 
     # -- remembering and forgetting
 

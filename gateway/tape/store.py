@@ -180,7 +180,7 @@ class TapeStore:
 
     def _count_use(self, stream: Stream, now: float) -> None:
         if now - stream.used_at >= USE_S:
-            stream.used(now)
+            stream.used_at = now
             self._order.touch(stream.key)
             self._paths.touch(stream)
 

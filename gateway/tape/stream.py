@@ -139,18 +139,10 @@ class Stream:
 
     def count_reads(self, reads: int, hits: int, sent: int = 0) -> None:
         """Count reads answered from this record, how many of them without the origin, and the body bytes handed to
-        their connections if `count_sent` does not count them."""
+        their connections so far."""
         self.reads += reads
         self.hits += hits
         self.sent_bytes += sent
-
-    def count_sent(self, size: int) -> None:
-        """Count body bytes handed to clients' connections."""
-        self.sent_bytes += size
-
-    def used(self, at: float) -> None:
-        """Record a use at this time (monotonic seconds)."""
-        self.used_at = at
 
     def contacted(self, at: float) -> None:
         """Record that the origin was asked for the stream, which renews a sliding TTL there (monotonic seconds)."""
@@ -269,12 +261,6 @@ class Stream:
         """Whether the origin must be asked before held bytes are used."""
         return self.version.needs_revalidation
 
-    @property
-    def may_have_ended(self) -> bool:
-        """Whether the stream may have ended: nothing held is given before the origin has confirmed it, even if it
-        fails."""
-        return self.version.may_have_ended
-
     def learn_type(self, content_type: str) -> bool:
         """Record the content type; return False if it contradicts the known one."""
         if content_type == self.content_type:
@@ -325,15 +311,9 @@ class Stream:
         """Forget where acknowledged writes ended: they may have gone to another stream."""
         self.acked, self.is_close_acked = None, False
 
-    def lacks_acknowledged(self, tail: str, *, is_closed: bool) -> bool:
-        """Whether a stream with this tail, closed or not, lacks something that was acknowledged through this
-        gateway."""
-        is_short = self.acked is not None and is_before(tail, self.acked)
-        return is_short or (self.is_closing and not is_closed)
-
-    def holds_acknowledged(self, token: str) -> bool:
-        """Whether everything acknowledged through this gateway lies before `token`."""
-        return not self.is_closing and (self.acked is None or not is_before(token, self.acked))
+    def holds_acknowledged(self, token: str, is_closed: bool = False) -> bool:
+        """Whether all that was acknowledged here lies before `token`, where the stream may be closed."""
+        return (is_closed or not self.is_closing) and (self.acked is None or not is_before(token, self.acked))
 
     def is_still(self, first: FirstTail, at: str) -> bool:
         """Whether a reader that was named this tail, and has everything before `at`, may be told that it is up to date:
@@ -414,7 +394,7 @@ class Stream:
     def outlasts_failure(self, now: float, wall: float) -> bool:
         """Whether what is held may be given although the origin fails: the stream has neither ended nor expired, as far
         as is known, and is not another than the one whose lifetime was known."""
-        is_over = self.ended is not None or self.may_have_ended or self.has_expired(now, wall)
+        is_over = self.ended is not None or self.version.may_have_ended or self.has_expired(now, wall)
         return not is_over and not self.expiry.is_lost
 
     def may_answer_alone(self, now: float, trust_s: float) -> bool:

@@ -139,7 +139,7 @@ def test_a_delete_that_finds_nothing_has_the_streams_of_other_parties_doubted(wo
     world.write(Mode.DELETE, status)
     assert world.own.ended is (End.GONE if status == 410 else End.DELETED)
     assert world.other.ended is None
-    assert (world.other.may_have_ended, world.other.expiry.is_lost) == (True, True)
+    assert (world.other.version.may_have_ended, world.other.expiry.is_lost) == (True, True)
     assert world.live.restarted == [world.other]
 
 
@@ -183,7 +183,7 @@ def test_after_a_write_of_unknown_outcome_every_party_asks_the_origin(
         world.writes.failed(sent, UpstreamBroken())
     assert (world.ends, world.doubted) == ([None, None], [True, True])
     # An append ends no stream.
-    assert [stream.may_have_ended for stream in world.streams] == [mode is not Mode.APPEND] * 2
+    assert [stream.version.may_have_ended for stream in world.streams] == [mode is not Mode.APPEND] * 2
 
 
 def test_an_append_that_a_delete_has_overtaken_names_no_tail(world: World) -> None:

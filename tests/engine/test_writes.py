@@ -110,7 +110,7 @@ async def test_a_delete_that_finds_nothing_has_all_parties_ask_the_origin(writes
     await writes.begin(Mode.DELETE, Authorization="of a writer")
     await writes.answer(0, 404)
     assert record.ended is None
-    assert record.may_have_ended
+    assert record.version.may_have_ended
     assert await writes.bench.body() == (200, b"ab")
     # The write, and then the read.
     assert len(writes.bench.upstream.asked) > asked + 1

@@ -228,7 +228,7 @@ class S2SessionReader:
                 self._send_large(large)
                 return
             framed, size = batch.chunk(self._form.compression)
-        self.stream.stream.count_sent(size)
+        self.stream.stream.sent_bytes += size
         self._wire.send(framed, size)
         self._batch_is_out()
 
@@ -256,7 +256,7 @@ class S2SessionReader:
                 self._large = None
                 return
             self._large_sent += len(part)
-            self.stream.stream.count_sent(len(part))
+            self.stream.stream.sent_bytes += len(part)
             self._wire.send_view(part)
             if not self._is_midway:
                 self._batch_is_out()
@@ -269,7 +269,7 @@ class S2SessionReader:
         return self._large is not None and self._large_sent < len(self._large.data)
 
     def _write(self, data: bytes) -> None:
-        self.stream.stream.count_sent(len(data))
+        self.stream.stream.sent_bytes += len(data)
         self._wire.send(chunk(data), len(data))
 
     # -- what the tape lacks

@@ -116,7 +116,7 @@ class S2Reads:
         if record is not None and answer is not None:
             self._store.open_as(RecordStream, read.key, self.clock.now())
             record.count_reads(1, 1)
-            record.count_sent(len(answer.body))
+            record.sent_bytes += len(answer.body)
         return answer
 
     async def unary(self, read: S2Read, asked: S2ReadRecords) -> S2Answer:
@@ -129,7 +129,7 @@ class S2Reads:
                 except TailMovedBack:
                     continue
                 stream.stream.count_reads(1, answer.outcome is Outcome.HIT)
-                stream.stream.count_sent(len(answer.body))
+                stream.stream.sent_bytes += len(answer.body)
                 return answer
         raise TailMovedBack
 
