@@ -18,11 +18,10 @@ from yarl import URL
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.bridge import live, reads, writes
-from gateway.bridge.asked import Asked
 from gateway.bridge.content import BytesContent, Content, EnvelopeContent, JsonContent
 from gateway.bridge.names import BadName, BadOffset, offset_at, parse_name
 from gateway.bridge.origin import Call
-from gateway.bridge.replies import Made, text
+from gateway.bridge.replies import Asked, Made, text
 from gateway.bridge.sightings import S2Sightings
 from gateway.config.routes import RouteConfig
 from gateway.errors import GatewayError, UpstreamBroken

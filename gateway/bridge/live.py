@@ -15,12 +15,11 @@ from contextlib import aclosing
 from typing import Final
 
 from gateway.aio.tasks import Tasks
-from gateway.bridge.asked import Asked
 from gateway.bridge.content import page_of
 from gateway.bridge.names import offset_at
 from gateway.bridge.origin import check_run
 from gateway.bridge.reads import TRIMMED, tail_of
-from gateway.bridge.replies import Made, MadeBody, refusal, text
+from gateway.bridge.replies import Asked, Made, MadeBody, refusal, text
 from gateway.bridge.sightings import KnownSighting
 from gateway.errors import GatewayError, UpstreamBroken
 from gateway.protocol.names import NOW, SSE_DATA_ENCODING, SSE_TYPE, START

@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.bridge.asked import Asked
 from gateway.bridge.content import is_close, page_of, trimmed_by
 from gateway.bridge.names import offset_at
-from gateway.bridge.replies import NO_STORE, Made, position_headers, refusal, text
+from gateway.bridge.replies import NO_STORE, Asked, Made, position_headers, refusal, text
 from gateway.errors import UpstreamBroken
 from gateway.protocol.names import START, STREAM_CURSOR, STREAM_UP_TO_DATE
 from gateway.s2.read_query import FromSeqNum, ReadQuery

@@ -1,12 +1,15 @@
-"""Replies as a Durable Streams server makes them, and S2's errors in its terms (section 5).
+"""Requests to bridged streams, and the replies to them as a Durable Streams server makes them (section 5).
 
-Their bodies are whole, or are written while they are read.  The writer of a long body waits while the reader has not
-taken what is there (`room`), so that a client that reads slowly holds up the S2 session instead of memory.
+The bodies of replies are whole, or are written while they are read.  The writer of a long body waits while the reader
+has not taken what is there (`room`), so that a client that reads slowly holds up the S2 session instead of memory.
+
+`Asked` is one request, with the parts that all modules share that answer it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
@@ -14,10 +17,14 @@ from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.aio.clock import Clock
 from gateway.aio.timers import Deadline
-from gateway.bridge.names import offset_at
+from gateway.bridge.content import Content, Page
+from gateway.bridge.names import offset_at, parse_offset
+from gateway.bridge.origin import Call
 from gateway.http.reply import Head
-from gateway.protocol.names import STREAM_CLOSED, STREAM_NEXT_OFFSET, STREAM_UP_TO_DATE
+from gateway.protocol.cursor import next_cursor
+from gateway.protocol.names import START, STREAM_CLOSED, STREAM_NEXT_OFFSET, STREAM_UP_TO_DATE
 from gateway.s2.errors import Other, parse_error
 from gateway.upstream.call import Bounds
 from gateway.upstream.reply import Reply
@@ -204,3 +211,46 @@ def refusal(refused: S2Refused, *, creates: bool = False) -> Made:
     if status == 422:
         status = 400
     return text(status, message or "The origin has refused the request", retry)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request of the engine's."""
+
+    call: Call
+    content: Content
+    offset: str | None
+    cursor: str | None
+    wait_s: int
+    """How long a long-poll waits."""
+    lifetime_s: float
+    """After how long an SSE answer ends."""
+    location: str
+    """The stream's URL at the origin."""
+    clock: Clock
+    rng: random.Random
+    on_trim: Callable[[int], object]
+    """Called with the first sequence number that a trim has left."""
+
+    @property
+    def start(self) -> str:
+        """The offset asked for; the beginning if there is none."""
+        return self.offset if self.offset is not None else START
+
+    @property
+    def place(self) -> int:
+        """The sequence number of the record after the offset.  Raises `BadOffset`."""
+        return 0 if self.start == START else parse_offset(self.start)
+
+    def next_cursor(self) -> str:
+        """The cursor of the answer."""
+        return next_cursor(self.clock.wall(), self.cursor, self.rng)
+
+    def etag(self, end: str, *, is_closed: bool) -> str:
+        """The tag of the bytes from the offset asked for to `end`, in the form that names the stream's incarnation."""
+        return f'"{self.call.sighting.identity}:{self.start}:{end}{":c" if is_closed else ""}"'
+
+    def take(self, page: Page) -> None:
+        """A page is part of the answer."""
+        if page.trimmed:
+            self.on_trim(page.trimmed)

@@ -16,11 +16,10 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.bridge.asked import Asked
 from gateway.bridge.content import CLOSE_RECORD, CLOSE_TOKEN, OPEN_TOKEN, BadContent, TooMuchContent
 from gateway.bridge.names import offset_at
 from gateway.bridge.reads import Tail, tail_of
-from gateway.bridge.replies import Made, position_headers, refusal, text
+from gateway.bridge.replies import Asked, Made, position_headers, refusal, text
 from gateway.errors import BodyTooLarge, GatewayError, RequestTimeout, UpstreamBroken
 from gateway.protocol.names import (
     PRODUCER_EPOCH,

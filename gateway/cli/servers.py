@@ -31,7 +31,7 @@ from gateway.config.file import Flag, load_config
 from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import BindAddress
 from gateway.config.server import ServerConfig
-from gateway.limits.descriptors import Descriptors, fit
+from gateway.limits.memory import Descriptors, fit
 
 NO_FILE: Final = "this gateway was started without a configuration file"
 

@@ -204,7 +204,7 @@ async def _probe_one(exchanges: Any, authority: str, routes: Sequence[RouteConfi
 
     from gateway.errors import GatewayError
     from gateway.upstream.call import Bounds, OriginCall
-    from gateway.upstream.reasons import reason_of
+    from gateway.upstream.failures import reason_of
 
     bounds = Bounds(_PROBE_S, _PROBE_S, _PROBE_S, _PROBE_S)
     try:

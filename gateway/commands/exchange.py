@@ -25,8 +25,8 @@ from yarl import URL
 
 from gateway import __version__
 from gateway.aio.clock import Clock, pause
-from gateway.aio.names import look_up
 from gateway.commands.failure import CommandFailed
+from gateway.upstream.resolver import look_up
 
 CONNECT_S: Final = 10.0
 _READS: Final = ("GET", "HEAD")

@@ -18,10 +18,9 @@ from collections.abc import Callable
 
 from gateway.aio.clock import Clock
 from gateway.engine.answer import Answer, BodyRun, NamedTail
-from gateway.engine.confirming import Confirming
+from gateway.engine.confirming import Confirming, Patience
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.first_read import SMALL_BYTES, FirstRead, is_awaited
-from gateway.engine.patience import Patience
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.response_heads import (
     Said,

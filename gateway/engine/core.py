@@ -28,15 +28,14 @@ from gateway.engine.long_poll import LongPoll
 from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.path_changes import Purge
-from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.read import Drain, Read, Uncacheable
 from gateway.engine.relay import Relay
+from gateway.engine.relayed_request import PendingWrites
 from gateway.engine.response_heads import origin_error_answer
 from gateway.engine.route import Route, origin_names
 from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.writes import S2Writes
-from gateway.engine.sse import Sse, Subscription
-from gateway.engine.sse_opening import SseOpening
+from gateway.engine.sse import Sse, SseOpening, Subscription
 from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.limits.accounts import Account, Accounts, client_nets
@@ -58,7 +57,7 @@ from gateway.upstream.asking import Upstream
 from gateway.upstream.client import OriginClient
 from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
-from gateway.upstream.keeping import Keeping
+from gateway.upstream.incoming import Keeping
 from gateway.upstream.origin_pool import Credentials, Origins
 from gateway.upstream.slots import SlotLimits
 from gateway.upstream.tls_reloader import TlsReloader

@@ -13,9 +13,8 @@ from typing import Final, NamedTuple, assert_never
 
 from gateway.aio.clock import Clock
 from gateway.engine.classifier import is_outdated
-from gateway.engine.confirming import Confirming
+from gateway.engine.confirming import Confirming, Patience
 from gateway.engine.fetch_table import FetchTable
-from gateway.engine.patience import Patience
 from gateway.engine.read import Drain, Read, StreamEnded, Uncacheable
 from gateway.engine.route import Route
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken

@@ -21,7 +21,7 @@ from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import failure_answer, origin_error_answer
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.limits.memory import SharedBytes
-from gateway.live.reader import drop_failed
+from gateway.live.frames import drop_failed
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import parse_cursor

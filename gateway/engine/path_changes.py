@@ -1,6 +1,6 @@
 """The changes that a write makes to all streams of its path, at once or later.
 
-Each is a `gateway.tape.crowd.PathEvent`, made when the write is answered, and records the facts of that time.  A stream
+Each is a `gateway.tape.paths.PathEvent`, made when the write is answered, and records the facts of that time.  A stream
 that may have expired by then is dropped, because the write may be the first to reach its successor.
 
 `Purge` drops or invalidates a stream at an operator's request.  No connection of a Durable Stream's client ends.  A
@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 
 from gateway.live.topics import LiveTopics
 from gateway.protocol.sharing import Partition
-from gateway.tape.crowd import PathEvent
+from gateway.tape.paths import PathEvent
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 

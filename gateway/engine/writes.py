@@ -6,9 +6,9 @@ origin, and a read that needs the tail sends a request of its own.
 
 Several writes to one path may be under way, and the origin may do them in another order than it answers them.  A write
 that is answered after another one has, or may have, ended the stream or made it is *overtaken*: its answer may concern
-the stream before or the one now.  While others that are pending may have made the stream anew
-(`gateway.engine.pending_writes`), an acknowledgement may be of a stream that no answer has told of yet: what is held is
-then forgotten.
+the stream before or the one now.  While other pending writes may have re-created the stream
+(`gateway.engine.relayed_request`), an acknowledgement may be of a stream that no answer has shown yet: the held bytes
+are then forgotten.
 """
 
 from __future__ import annotations
@@ -21,8 +21,15 @@ from multidict import CIMultiDict, istr
 from gateway.aio.clock import Clock
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.path_changes import Acknowledged, PathChange
-from gateway.engine.pending_writes import PendingWrites
-from gateway.engine.relayed_request import CREATES, NO_CHANGE, Change, RelayedRequest, SentRequest, may_remake
+from gateway.engine.relayed_request import (
+    CREATES,
+    NO_CHANGE,
+    Change,
+    PendingWrites,
+    RelayedRequest,
+    SentRequest,
+    may_remake,
+)
 from gateway.errors import GatewayError
 from gateway.live.topics import LiveTopics
 from gateway.protocol.forwarded_headers import Headers, storable_headers

@@ -1,9 +1,9 @@
-"""Bounds on memory: the measures of a process close to its limit, and the clients that are charged for shared bytes.
+"""Bounds on what a process can bear: its memory, shared bytes in it, and open files.
 
 `MemoryGuard` decides which memory is given up close to the limit, in which order, and when to stop.  The order is that
 of Envoy's overload manager: first the cache, which costs no client an answer, then the clients that hold most, then new
 connections.  Above each mark one more measure is taken.  A measure ends only once memory is clearly below its mark, so
-that it is not switched on and off.  The cache's budget is always what fits below the first mark. Pure: the owner looks
+that it is not switched on and off.  The cache's budget is always what fits below the first mark.  Pure: the owner looks
 from time to time and acts on the answer.
 
 `charged` divides bytes that several clients hold at once.  A body that many clients are sent is in memory once.  While
@@ -13,6 +13,10 @@ long as a connection refers to its bytes.
 
 Nothing is counted where bytes are written.  `gateway.server.shedding` looks from time to time at what connections
 refer to.
+
+`fit` shares the open files among client connections, live requests, connections to origins and the rest.  Every
+connection is an open file.  If the process may have fewer open files than the configured bounds need together, the
+bounds are lowered: otherwise clients would take the files of the origins' connections, and the operator's.
 """
 
 from __future__ import annotations
@@ -174,3 +178,37 @@ def charged(holdings: Iterable[tuple[int, Holding]], holders: int) -> Iterator[i
         for number, size in parts:
             charges[number] += size if total <= shared.size else size * shared.size // total
     yield from charges
+
+
+SPARE: Final = 64
+"""Open files beside connections: listeners, logs, plans and certificates being read, name resolution, the loop."""
+_UPSTREAM_SHARE: Final = 8
+_FOLLOWED_SHARE: Final = 4
+_FIXED_SHARE: Final = 4
+"""Of too few open files, one in so many is kept for connections to origins, for live requests, and for the admin port
+with what is spare."""
+
+
+class Descriptors(NamedTuple):
+    """Bounds on what takes open files."""
+
+    max_connections: int
+    upstream_connections: int
+    followed_streams: int
+    admin_connections: int
+
+
+def fit(wanted: Descriptors, open_files: int) -> Descriptors:
+    """The bounds that can be kept by a process with this limit of open files: those `wanted`, or lower ones.
+
+    If files are short, each bound is at least 1: the admin port gets half of what is kept for it and for the rest;
+    of what is left, clients get five eighths, live requests a quarter, other connections to origins an eighth.
+    """
+    if sum(wanted) + SPARE <= open_files:
+        return wanted
+    kept = min(wanted.admin_connections + SPARE, open_files // _FIXED_SHARE)
+    left = open_files - kept
+    admin = kept - min(SPARE, kept // 2)
+    upstream, followed = left // _UPSTREAM_SHARE, left // _FOLLOWED_SHARE
+    shares = Descriptors(left - upstream - followed, upstream, followed, admin)
+    return Descriptors(*(max(1, min(pair)) for pair in zip(wanted, shares, strict=True)))

@@ -1,22 +1,114 @@
-"""The SSE frames of one stream: data events and control events (section 5.8), encoded once for all of its readers.
+"""The SSE frames of one stream, and the readers to which its topic gives them.
 
-A data event and the control event behind it are one frame, which is kept for the next readers at the same offset.  An
-event that is too large to be written at once is sent in parts, and its control event states what is true when the last
-part is out.
+A topic sees its readers as `LiveReader`s, and gives them new events in steps.
+
+Data events and control events (section 5.8) are encoded once for all readers of a stream.  A data event and the control
+event behind it are one frame, which is kept for the next readers at the same offset.  An event that is too large to be
+written at once is sent in parts, and its control event states what is true when the last part is out.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
-from gateway.live.reader import LargeEvent
+from gateway.limits.memory import SharedBytes
 from gateway.protocol.names import is_sse_text
-from gateway.protocol.sse import Control, encode_control, encode_data
+from gateway.protocol.sse import HEARTBEAT, Control, encode_control, encode_data
 from gateway.protocol.stream_version import Edition
 from gateway.tape.stream import Stream
 from gateway.tape.tape import TapeReading
+
+_log = logging.getLogger("gateway.live")
+
+
+def chunk(data: bytes) -> bytes:
+    """One chunk of a chunked body (RFC 9112 §7.1)."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+HEARTBEAT_CHUNK: Final = chunk(HEARTBEAT)
+HEARTBEAT_BYTES: Final = len(HEARTBEAT)
+
+
+class LiveReader(Protocol):
+    """A live reader that is driven by its topic and connection, without a task."""
+
+    def pump(self) -> None:
+        """The topic has changed: read on."""
+
+    def gone(self) -> None:
+        """The client has disconnected."""
+
+    def account(self, sent: object) -> None:
+        """Account for what was sent while the topic pumped its readers."""
+
+    def beat(self) -> None:
+        """A beat has passed: send a heartbeat if one is due."""
+
+    def split(self) -> Iterable[LiveReader]:
+        """Itself and the clients that shared it, each as a reader of its own from now on."""
+
+    def leave(self, delay_s: float, within_s: float) -> None:
+        """The gateway is draining: end in order after about `delay_s`, and at the latest after `within_s`."""
+
+    def stay(self, lifetime_s: float) -> None:
+        """The drain is undone: go on for `lifetime_s`, if the reader is one that lasts."""
+
+
+class Droppable(Protocol):
+    """A live reader of either protocol."""
+
+    def gone(self) -> None:
+        """The client has disconnected, or the reader has failed."""
+
+
+def drop_failed(reader: Droppable) -> None:
+    """Log the error that is being handled and drop the reader: one reader's error must not affect the others."""
+    _log.exception("a live reader failed")
+    try:
+        reader.gone()
+    except Exception:
+        _log.exception("a live reader could not be dropped")
+
+
+class LargeEvent:
+    """One encoded data event that is too large to be written at once.  It is sent in parts and kept while any reader is
+    receiving it.  Offsets inside it are unknown, so it cannot be split into events."""
+
+    __slots__ = ("__weakref__", "data", "end", "shared")
+
+    def __init__(self, data: bytes, end: str) -> None:
+        self.data = data
+        self.end = end
+        self.shared = SharedBytes(len(data))
+        """The account of its bytes, for the readers that receive it."""
+
+
+@dataclass(slots=True)
+class LiveStep:
+    """What a reader at one offset is sent next; no data means that there is nothing to send now."""
+
+    data: bytes
+    """Whole frames as one chunk of a chunked body."""
+    size: int
+    """The size of the frames without the chunk framing."""
+    end: str
+    said_up_to_date: bool
+    """Whether the reader has been told that it is up to date here."""
+    cursor: int
+    is_last: bool = False
+    """Whether the response ends with this step."""
+    is_all: bool = False
+    """Whether nothing after this step can be sent now."""
+    needs_fill: bool = False
+    large: LargeEvent | None = None
+    """Replaces `data`: to be sent in parts, followed by its control event."""
+
 
 _KEPT_BYTES: Final = 1 << 20
 """Bytes of frames kept for the next readers at the same offset."""

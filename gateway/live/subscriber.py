@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from gateway.aio.clock import Clock
 from gateway.aio.timers import TICK_S, Wheel
 from gateway.limits.memory import NOTHING, Holding
-from gateway.live.reader import HEARTBEAT_BYTES, HEARTBEAT_CHUNK, LargeEvent, LiveStep
+from gateway.live.frames import HEARTBEAT_BYTES, HEARTBEAT_CHUNK, LargeEvent, LiveStep
 from gateway.live.topic import BEATS, Topic
 from gateway.tape.confirmed import FirstTail
 from gateway.telemetry.access_record import CloseReason, LiveCounts

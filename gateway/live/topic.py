@@ -31,8 +31,7 @@ from typing import Final, NamedTuple
 from gateway.aio.clock import DETACHED
 from gateway.aio.signal import Signal
 from gateway.errors import GatewayError
-from gateway.live.frames import EVENT_BYTES, Frames, KeptFrames
-from gateway.live.reader import LargeEvent, LiveReader, LiveStep, chunk, drop_failed
+from gateway.live.frames import EVENT_BYTES, Frames, KeptFrames, LargeEvent, LiveReader, LiveStep, chunk, drop_failed
 from gateway.protocol.cursor import interval, next_cursor, parse_cursor, shared_cursor
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.names import is_before

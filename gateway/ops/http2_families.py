@@ -11,8 +11,7 @@ from typing import Final
 
 from prometheus_client.metrics_core import Metric
 
-from gateway.http.http2.counts import SessionCounts
-from gateway.http.http2.flood_limits import Kind
+from gateway.http.http2.flood_limits import Kind, SessionCounts
 from gateway.http.http2.frames import ErrorCode
 from gateway.ops.families import counter, gauge
 

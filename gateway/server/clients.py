@@ -23,7 +23,7 @@ from gateway.aio.clock import DETACHED, Clock, SystemClock
 from gateway.aio.signal import Signal
 from gateway.aio.timers import Pace, Wheel
 from gateway.config.limits import LimitsConfig
-from gateway.http.http2.counts import SessionCounts
+from gateway.http.http2.flood_limits import SessionCounts
 from gateway.http.known import HeaderCache
 from gateway.http.request import RequestParser
 from gateway.limits.accounts import Account, Accounts, client_nets

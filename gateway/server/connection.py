@@ -15,12 +15,12 @@ from typing import Final, cast
 from gateway.errors import BadRequest
 from gateway.http.framing import State
 from gateway.http.http2 import frames
+from gateway.http.outgoing import response_head
 from gateway.http.request import Event, Mark, RequestHead
 from gateway.limits.memory import Holding
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients, Work, peer_of
 from gateway.server.handling import REFUSALS, refusal
-from gateway.server.head import response_head
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.reading import NO_EVENTS
 from gateway.server.recognising import RecognisingConnection

@@ -1,4 +1,7 @@
-"""The state of one request in the request handler, and how its end is recorded."""
+"""The state of one request in the request handler, and the records that its end leaves.
+
+`learn_hit` has an answer from memory remembered, so that the next request with the same bytes skips the handler.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Final
 
 from multidict import CIMultiDict, istr
 
+from gateway.engine.answer import NamedTail
 from gateway.engine.read import Read
 from gateway.engine.relayed_request import RelayedRequest
 from gateway.engine.response_heads import failure_answer
@@ -16,7 +20,9 @@ from gateway.engine.route import Route
 from gateway.errors import GatewayError
 from gateway.limits.accounts import UNKNOWN
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
+from gateway.protocol.names import STREAM_NEXT_OFFSET
 from gateway.protocol.sharing import StreamKey
 from gateway.protocol.target import Target
 from gateway.s2 import json_format
@@ -26,9 +32,10 @@ from gateway.server.admission import Admission
 from gateway.server.delivery import Delivery
 from gateway.server.header_facts import HeaderFacts
 from gateway.server.observing import Observed, Observers
+from gateway.server.remembered import RememberedAnswer, Repeatable
 from gateway.server.request import Answered, Request
 from gateway.server.s2_request import S2Request, recorded_start
-from gateway.telemetry.access_record import RecordedStream
+from gateway.telemetry.access_record import RecordedStream, note_repeated
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, Sent
 
 _ORIGIN: Final = istr("Origin")
@@ -223,3 +230,30 @@ def s2_error_body(error: GatewayError) -> bytes:
         # `unavailable` promises that the request had no effect.
         code = S2ErrorCode.UNAVAILABLE if error.is_unsent else S2ErrorCode.OTHER
     return error_body(code, str(error))
+
+
+def learn_hit(
+    context: RequestContext, route: Route, answer: Repeatable, trust_s: float, tail: NamedTail | None = None
+) -> None:
+    """Remember the answer to the context's request.
+
+    It is given for `trust_s` seconds after the stream was last asked for at the origin, while its bytes are confirmed,
+    and while `tail`, if it names one, is the tail.
+    """
+    if not context.request.channel.learns:
+        return
+    size, headers = sum(map(len, answer.body)), answer.headers.copy()
+    if context.fields is not None:
+        # What is left changes with each request.
+        for name in ("RateLimit-Policy", "RateLimit"):
+            headers.popall(name, None)
+    if answer.status == 200:
+        headers["Content-Length"] = str(size)
+    coding = applied(headers.get("Content-Encoding"))
+    repeated = note_repeated(
+        answer.outcome, answer.status, headers.get(STREAM_NEXT_OFFSET), coding, size, answer.saved_bytes
+    )
+    remembered = RememberedAnswer(
+        answer._replace(headers=headers), trust_s, tail, context.mode, route.config.name, repeated
+    )
+    context.request.channel.learn(remembered, route.header_rules)

@@ -34,7 +34,7 @@ from gateway.protocol.target import BadTarget
 from gateway.server import cors
 from gateway.server.admission import Admission
 from gateway.server.clients import Work
-from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage
+from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage, learn_hit
 from gateway.server.delivery import Delivery
 from gateway.server.handling import INTERNAL_ERROR
 from gateway.server.joins import Join, Joins
@@ -44,7 +44,6 @@ from gateway.server.parsing import LIVE, RequestParser
 from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
 from gateway.server.remembered import Repeatable
-from gateway.server.remembering import learn_hit
 from gateway.server.request import Answered, Channel, Request
 from gateway.server.request_keys import Section
 from gateway.server.s2 import S2Answers

@@ -15,7 +15,7 @@ from multidict import CIMultiDict
 
 from gateway.engine.read import Read
 from gateway.engine.route import HeaderRules
-from gateway.engine.sse_opening import SseOpening
+from gateway.engine.sse import SseOpening
 from gateway.protocol.mode import Mode
 from gateway.server.poll_group import PollGroup
 from gateway.server.request_keys import Known, Meaning, Section, Sections

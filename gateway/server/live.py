@@ -14,16 +14,15 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.engine.long_poll_waiter import Waiter, WaitingPoll
-from gateway.engine.sse import Subscription
-from gateway.engine.sse_opening import MOST_BYTES, SseOpening
+from gateway.engine.sse import MOST_BYTES, SseOpening, Subscription
 from gateway.errors import GatewayError
+from gateway.http.outgoing import response_head
 from gateway.live.subscriber import Subscriber
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import ACCEL_BUFFERING, SSE_TYPE, STREAM_NEXT_OFFSET
 from gateway.server.cors import ANY_ORIGIN, split_at_origin, with_origin
-from gateway.server.head import response_head
 from gateway.server.joins import Join, SseHead
 from gateway.server.observing import Observed
 from gateway.server.poll_group import PollGroup, Rendering

@@ -3,11 +3,15 @@
 `Observers` makes an `Observed` for each request if there is a log or a tracer.  It is current, by context variables,
 while code works for the request, so that any code on the way can add to it (`gateway.telemetry.access_record`,
 `gateway.telemetry.tracing`).  A relayed or live answer takes it over and ends it at its own end.
+
+`end_sse` settles the account of an SSE answer, the same for each version of HTTP: the reader gauge, the request's
+metrics, and its access-log line.
 """
 
 from __future__ import annotations
 
 from contextvars import Token
+from typing import Final, Protocol
 
 from gateway.aio.clock import Clock
 from gateway.protocol.cache_status import Outcome
@@ -16,8 +20,9 @@ from gateway.protocol.forwarded_headers import trace_id_of
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_NEXT_OFFSET
 from gateway.protocol.target import without_authority
-from gateway.server.request import Answered, Request
-from gateway.telemetry.access_record import AccessLog, Record, record_now
+from gateway.server.clients import Clients
+from gateway.server.request import Answered, Note, Request
+from gateway.telemetry.access_record import AccessLog, CloseReason, Record, record_now
 from gateway.telemetry.metrics import Sent
 from gateway.telemetry.tracing import NO_REQUEST, NO_TRACER, RequestSpan, Tracer, request_now
 
@@ -116,3 +121,42 @@ class Observers:
             record.coding = applied(answered.headers.get("Content-Encoding"))
         record.ended_at, record.duration_s = self._clock.wall(), self._clock.now() - began
         self.access_log.record(record)
+
+
+# Enum members are slow to reach in Python 3.11.
+_SSE: Final = Mode.SSE
+_FOLLOWED, _ABORTED = Outcome.FOLLOWED, Outcome.ABORTED
+_LEFT: Final = CloseReason.LEFT
+
+
+class SseChannel(Protocol):
+    """A channel with its SSE answer.  The account is in attributes of the channel: an object of its own for each
+    reader costs memory, and time as they come and go."""
+
+    sse_route: str | None
+    """The route of the SSE answer in progress; None if there is none."""
+    sse_note: Note | None
+    sse_began: float
+    """When its request was read, by the streams' clock."""
+    live_bytes: int
+    live_first_byte_s: float
+    cut_reason: CloseReason | None
+
+
+def end_sse(channel: SseChannel, clients: Clients, route: str, reason: CloseReason, *, in_order: bool) -> None:
+    """Account for the channel's SSE answer on this route, which has ended; `in_order` if it is whole."""
+    outcome = _FOLLOWED if in_order else _ABORTED
+    note, channel.sse_note, channel.sse_route = channel.sse_note, None, None
+    metrics = clients.metrics
+    metrics.subscribers(_SSE, -1, route)
+    metrics.request(
+        _SSE,
+        outcome,
+        clients.now() - channel.sse_began,
+        route,
+        Sent(channel.live_first_byte_s, channel.live_bytes),
+        # None would take the trace of the current context, which belongs to another request.
+        trace_id=(note.trace_id if note is not None else None) or "",
+    )
+    if note is not None:
+        note.end(outcome, channel.cut_reason or reason if reason is _LEFT else reason)

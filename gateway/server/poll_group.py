@@ -19,6 +19,7 @@ from gateway.engine.read import Drain
 from gateway.engine.response_heads import failure_answer
 from gateway.engine.route import Route
 from gateway.errors import GatewayError
+from gateway.http.outgoing import JOINED_BYTES, response_head
 from gateway.limits.memory import NOTHING, Holding, SharedBytes
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
@@ -26,7 +27,6 @@ from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_NEXT_OFFSET, is_true
 from gateway.server.cors import ANY_ORIGIN, with_origin
-from gateway.server.head import JOINED_BYTES, response_head
 from gateway.server.request import Channel, Note
 from gateway.server.request_keys import Section
 from gateway.telemetry.access_record import AccessLog, CloseReason, LiveNote, Record, Repeated

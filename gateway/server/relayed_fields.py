@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from multidict import CIMultiDict, istr
 
-from gateway.http.outgoing import PassedFields
+from gateway.http.outgoing import PassedFields, field_lines
 from gateway.http.reply_lines import NOT_ALIKE
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.forwarded_headers import Headers, response_headers_for_client
@@ -20,7 +20,6 @@ from gateway.protocol.names import EVENT_CONTROL
 from gateway.protocol.sse import SseParser, SseTooLarge, parse_control
 from gateway.server.context import RequestContext, ResponseRecorder
 from gateway.server.cors import named_origin
-from gateway.server.head import field_lines
 from gateway.upstream.reply import Reply
 
 _CACHE_STATUS: Final = istr("Cache-Status")

@@ -7,7 +7,7 @@ the client does not read, the gateway does not read from the origin's connection
 A small request body is read whole first (`body`), and only that takes a task.
 
 Interim replies of the origin go to the client (RFC 9110 section 15.2), as does an expectation of 100 Continue to the
-origin (`expectation`).  The gateway itself asks the client for its body where the origin must not have the head before
+origin (`Expectation`).  The gateway itself asks the client for its body where the origin must not have the head before
 the body is whole, or where another origin may need the body after a redirect.
 """
 
@@ -28,9 +28,10 @@ from gateway.engine.core import Engine
 from gateway.engine.relay import RelayedCall
 from gateway.engine.relayed_request import RelayedRequest
 from gateway.engine.route import Route
-from gateway.engine.s2.acks import S2Acknowledgements
 from gateway.engine.s2.request import BASIN_HEADER
+from gateway.engine.s2.writes import S2Acknowledgements
 from gateway.errors import BodyTooLarge, GatewayError, UpstreamBroken, UpstreamCongested
+from gateway.http.outgoing import JOINED_BYTES
 from gateway.http.reply import Interim
 from gateway.limits.memory import NOTHING, Holding, SharedBytes
 from gateway.live.table import RelayedLive
@@ -40,11 +41,9 @@ from gateway.protocol.mode import Mode
 from gateway.s2.errors import DrainWatch
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage
 from gateway.server.delivery import PART_BYTES
-from gateway.server.expectation import Expectation, ask_for_body, is_expecting
-from gateway.server.head import JOINED_BYTES
 from gateway.server.parsing import LIVE
 from gateway.server.relayed_fields import CatchUpEnd, relayed_fields
-from gateway.server.request import Answered, Channel, LiveUse
+from gateway.server.request import Answered, Channel, Expectation, LiveUse, ask_for_body, is_expecting
 from gateway.telemetry.access_record import AccessLog
 from gateway.upstream.call import Body
 from gateway.upstream.incoming import no_op

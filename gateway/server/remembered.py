@@ -28,11 +28,11 @@ from gateway.aio.clock import Clock
 from gateway.engine.answer import BodyRun, NamedTail
 from gateway.engine.route import HeaderRules
 from gateway.http.http2.blocks import block_of
+from gateway.http.outgoing import JOINED_BYTES, date_line, field_lines, status_line
 from gateway.limits.memory import SharedBytes
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import StreamKey
-from gateway.server.head import JOINED_BYTES, date_line, field_lines, status_line
 from gateway.server.request_keys import Known, Meaning, Section, Sections
 from gateway.tape.costs import ANSWER_COST, ANSWER_SHARE
 from gateway.tape.store import TapeStore

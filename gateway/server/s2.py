@@ -17,6 +17,7 @@ from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.request import S2CheckTail, S2ReadRecords, S2ReplyKind
 from gateway.engine.s2.unary import S2Answer, S2Read
 from gateway.errors import GatewayError
+from gateway.http.outgoing import response_head
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import ACCEL_BUFFERING
@@ -24,11 +25,9 @@ from gateway.s2 import session as s2s
 from gateway.s2 import sse
 from gateway.s2.records import fixed_width
 from gateway.server.clients import Work
-from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage
-from gateway.server.head import response_head
+from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage, learn_hit
 from gateway.server.live import LiveAnswers
 from gateway.server.remembered import Repeatable
-from gateway.server.remembering import learn_hit
 from gateway.server.request import Answered, Request
 from gateway.server.s2_request import S2Request
 from gateway.telemetry.access_record import Record, note_span

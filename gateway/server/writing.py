@@ -8,12 +8,12 @@ from typing import Final
 
 from multidict import CIMultiDict, istr
 
+from gateway.http.outgoing import JOINED_BYTES, interim_head, response_head, state_length
 from gateway.limits.memory import SharedBytes
 from gateway.protocol.mode import Mode
 from gateway.server.clients import Clients
-from gateway.server.head import JOINED_BYTES, interim_head, response_head, state_length
+from gateway.server.observing import end_sse
 from gateway.server.request import LiveAnswer, LiveUse, Note, Request
-from gateway.server.sse_accounting import end_sse
 from gateway.server.timeouts import Phase, TimedConnection
 from gateway.telemetry.access_record import CloseReason
 

@@ -1,12 +1,139 @@
-"""Streams by path, key and surrogate key, and which of a path's streams hear of its events at once."""
+"""Streams by path, key and surrogate key: the ones that hear of each event of their path at once, and crowds.
+
+A path has a stream for each query and for each credential partition, and clients invent both.  So only `MOST_AWAKE`
+streams are *awake*, and streams in use: they hear of each write at once.  The others sleep.  A crowd numbers the events
+of its path and keeps the latest; a sleeping stream knows the last event that it has heard, and hears the later ones
+when it is looked up.  A stream that has missed more events than are kept is dropped, as if it had been evicted.
+
+While a stream sleeps no fetch and no live reader refers to it.  Its remembered answers stay valid until the next event,
+which drops them: until then they are found without a look at the stream.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final, Protocol
 
+from gateway.limits.oldest import evict_oldest
 from gateway.protocol.sharing import Group, StreamKey
-from gateway.tape.crowd import MOST_AWAKE, Crowd, PathEvent
+from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import Stream
+
+MOST_AWAKE: Final = 512
+"""Streams of one path that hear of each write at once, besides streams in use."""
+MOST_EVENTS: Final = 64
+"""The latest events of a path that are kept for its sleeping streams."""
+MOST_DOZING: Final = 4_096
+"""Sleeping streams of one path that keep their remembered answers until the next event."""
+MOST_QUERIES: Final = 64
+"""Queries of an S2 path for which the end of the records of sleeping streams is kept apart."""
+_LOOKS: Final = 8
+"""Streams looked at in one call to find some that are not in use."""
+
+
+class PathEvent(Protocol):
+    """A change of all streams of a path.  It is applied to each once, now or later, and must not depend on anything
+    that changes."""
+
+    def __call__(self, stream: Stream, /) -> object:
+        """Apply it to a stream."""
+
+    def with_earlier(self, earlier: PathEvent, /) -> PathEvent | None:
+        """One event in place of `earlier` and this one, right for streams that have heard `earlier` and for those that
+        have not; None if the two stay apart."""
+
+
+class Crowd:
+    """The awake streams of a path and its latest events."""
+
+    def __init__(self, streams: Iterable[Stream]) -> None:
+        self.awake: OrderedDict[Stream, None] = OrderedDict.fromkeys(streams)
+        """The streams that hear of each event at once, in the order of their latest use."""
+        self._dozing: OrderedDict[Stream, None] = OrderedDict()
+        """The sleeping streams that have heard every event, and may have remembered answers, in the order in which they
+        fell asleep."""
+        self._version = 0
+        self._events: deque[tuple[int, PathEvent]] = deque()
+        self._complete_from = 0
+        """A stream that has heard at least so many events can hear the rest."""
+        self._records_to: dict[str | None, int] = {}
+        """For each query of an S2 path the end of the furthest records of a stream that has slept; None is for all."""
+
+    def __repr__(self) -> str:
+        return f"<Crowd {len(self.awake)} awake, {len(self._events)} events>"
+
+    def told(self, event: PathEvent) -> Iterable[Stream]:
+        """Keep an event, which the caller applies to the awake streams; returns the streams whose remembered answers
+        are not valid any more."""
+        self._version += 1
+        dozing, self._dozing = self._dozing, OrderedDict()
+        if self._events and (both := event.with_earlier(self._events[-1][1])) is not None:
+            self._events[-1] = self._version, both
+            return dozing
+        self._events.append((self._version, event))
+        if len(self._events) > MOST_EVENTS:
+            self._complete_from, _ = self._events.popleft()
+        return dozing
+
+    def wake(self, stream: Stream) -> list[PathEvent] | None:
+        """Count a sleeping stream as awake: returns the events that it has missed, or None if they are not kept any
+        more."""
+        stream.is_awake = True
+        self.awake[stream] = None
+        self._dozing.pop(stream, None)
+        if stream.heard < self._complete_from:
+            return None
+        return [event for version, event in self._events if version > stream.heard]
+
+    def put_to_sleep(self, spared: Stream) -> list[Stream]:
+        """Let the streams sleep that were used the longest ago, but not `spared`, while more are awake than need be;
+        returns the streams whose remembered answers are too many to keep."""
+        awake, dozing = self.awake, self._dozing
+        for _ in range(_LOOKS):
+            if len(awake) <= MOST_AWAKE:
+                break
+            stream = next(iter(awake))
+            if stream.holds or stream is spared:
+                awake.move_to_end(stream)
+                continue
+            del awake[stream]
+            stream.is_awake = False
+            stream.heard = self._version
+            # A write may begin meanwhile.
+            stream.forget_beyond()
+            self._holds_records(stream)
+            dozing[stream] = None
+        return [stream for stream, _ in evict_oldest(dozing, MOST_DOZING)]
+
+    def records_to(self, queries: Collection[str] | None) -> int:
+        """The end of the furthest records that a sleeping stream with one of these queries may hold; None: any."""
+        known = self._records_to.items()
+        return max((end for query, end in known if query is None or queries is None or query in queries), default=0)
+
+    def looked_at(self, streams: Iterable[Stream]) -> None:
+        """All streams of an S2 path have been looked at: those with records that are not the origin's are in doubt."""
+        self._records_to.clear()
+        for stream in streams:
+            self._holds_records(stream)
+
+    def _holds_records(self, stream: Stream) -> None:
+        if isinstance(stream, RecordStream) and stream.block_count and not stream.is_doubted:
+            held = self._records_to
+            query = None if None in held else stream.key.query
+            held[query] = max(held.get(query, 0), stream.records.end)
+            if len(held) > MOST_QUERIES:
+                self._records_to = {None: max(held.values())}
+
+    def remove(self, stream: Stream) -> None:
+        """A stream is no longer in memory."""
+        self.awake.pop(stream, None)
+        self._dozing.pop(stream, None)
+
+    def touch(self, stream: Stream) -> None:
+        """An awake stream was used."""
+        if stream in self.awake:
+            self.awake.move_to_end(stream)
 
 
 class Paths:

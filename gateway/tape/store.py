@@ -23,10 +23,9 @@ from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.protocol.stream_version import Edition, Version
 from gateway.s2.records import Record
 from gateway.tape.costs import RouteUsage
-from gateway.tape.crowd import PathEvent
 from gateway.tape.eviction import USE_S, Eviction
 from gateway.tape.facts_cost import key_cost
-from gateway.tape.paths import Paths
+from gateway.tape.paths import PathEvent, Paths
 from gateway.tape.pinned import EvictionOrder
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import End, Stream

@@ -19,8 +19,16 @@ from gateway.protocol.freshness import Lifetime
 from gateway.protocol.names import START, STREAM_EXPIRES_AT, STREAM_TTL, is_before, is_json, is_sse_text
 from gateway.protocol.sharing import StreamKey
 from gateway.protocol.stream_version import FIRST, Version
-from gateway.tape.confirmed import LEAST_AGE_S, Caching, Confirmations, FirstTail, OffsetsBeyond, Sighting
-from gateway.tape.expiry import LEAST_TTL_S, Expiry
+from gateway.tape.confirmed import (
+    LEAST_AGE_S,
+    LEAST_TTL_S,
+    Caching,
+    Confirmations,
+    Expiry,
+    FirstTail,
+    OffsetsBeyond,
+    Sighting,
+)
 from gateway.tape.facts_cost import headers_cost, key_cost, surrogate_keys_cost, texts_cost
 from gateway.tape.tape import Tape
 
@@ -116,7 +124,7 @@ class Stream:
     has_topic: bool = False
     """Whether the stream has live readers, or had until a moment ago; their bytes must be stored."""
     is_awake: bool = True
-    """Whether it hears of its path's events at once (`gateway.tape.crowd`)."""
+    """Whether it hears of its path's events at once (`gateway.tape.paths`)."""
     heard: int = 0
     """How many events of its path it has heard, if it sleeps."""
     is_ranked: bool = False

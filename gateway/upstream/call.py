@@ -1,21 +1,56 @@
-"""A call: everything that is asked of an origin, as one value that no layer on the way takes apart or copies.
+"""Calls: everything that is asked of an origin, and the endpoint that a connection leads to.
 
-A `Source` is where a stream's bytes come from: the URL at the origin, and the headers of a shared fetch.  A shared
-fetch does not send anything that is not part of the tape's key.  If an origin depends on a header that the route does
-not list as a credential, it refuses the fetch, and the operator lists the header.  It can never give one reader's bytes
-to another.
+An `Endpoint` is the server that a URL names.  URLs are plain text here.  A stream's URL differs from request to
+request, and a full parse costs as much as reading the reply.
+
+An `OriginCall` is one value that no layer on the way takes apart or copies.  A `Source` is where a stream's bytes come
+from: the URL at the origin, and the headers of a shared fetch.  A shared fetch does not send anything that is not part
+of the tape's key.  If an origin depends on a header that the route does not list as a credential, it refuses the fetch,
+and the operator lists the header.  It can never give one reader's bytes to another.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from multidict import CIMultiDict
+from yarl import URL
 
 from gateway.limits.queues import Askers
 from gateway.protocol.target import Target, upstream_query
+
+
+class Endpoint(NamedTuple):
+    """One server; connections are pooled by it."""
+
+    scheme: str
+    host: str
+    """A name in lower case, or an address without brackets."""
+    port: int
+    host_header: str
+    """The value of a request's Host field."""
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.host_header}"
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """A URL's origin, as in `http://host:port`, and its request target in origin form."""
+    start = url.find("/", url.find("://") + 3)
+    return (url[:start], url[start:]) if start > 0 else (url, "/")
+
+
+@lru_cache(1_024)
+def endpoint_of(origin: str) -> Endpoint:
+    """The server of an origin.  ValueError if it is not an HTTP URL."""
+    url = URL(origin, encoded=True)
+    if url.scheme not in ("http", "https") or not url.raw_host or not url.port:
+        raise ValueError("no URL to send requests to")
+    return Endpoint(url.scheme, url.raw_host, url.port, url.host_port_subcomponent or "")
+
 
 Body: TypeAlias = AsyncIterator[bytes] | bytes | None
 """A request's body: streamed, complete, or none."""

@@ -19,9 +19,8 @@ from typing import Final
 from gateway.errors import GatewayError, RequestTimeout, UpstreamBroken, UpstreamCongested
 from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.asking import PendingRequest, Requester, answer_to
-from gateway.upstream.call import Body, OriginCall
+from gateway.upstream.call import Body, OriginCall, split_url
 from gateway.upstream.connection_pool import Connections
-from gateway.upstream.endpoint import split_url
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.incoming import no_op

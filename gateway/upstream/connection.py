@@ -3,7 +3,7 @@
 A connection is idle, or busy with one exchange from the first byte of its request to the last byte of its reply.  Then
 it reports to its owner that it is free.  It is never reused if the start of the next reply would be uncertain: after an
 early end, unrequested bytes, or a request body that was not sent completely.  After each reply it rests for a moment
-(`gateway.upstream.keeping`).
+(`gateway.upstream.incoming`).
 
 A reply is collected in an `IncomingReply`.  Above its high-water mark the connection pauses until the reader has taken
 the data.
@@ -29,10 +29,9 @@ from gateway.aio.timers import Deadline
 from gateway.errors import bare
 from gateway.http.framing import State
 from gateway.http.reply import ReplyBroken, ReplyParser
-from gateway.upstream.endpoint import Endpoint
+from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost, UploadFailed
-from gateway.upstream.incoming import IncomingReply
-from gateway.upstream.keeping import Keeping
+from gateway.upstream.incoming import IncomingReply, Keeping
 from gateway.upstream.upload import send_body
 
 _KEEP_ALIVE: Final = istr("Keep-Alive")

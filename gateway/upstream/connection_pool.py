@@ -24,16 +24,15 @@ from math import inf
 from typing import Final, NamedTuple
 
 from gateway.limits.queues import Askers, ignore
+from gateway.upstream.call import Endpoint
 from gateway.upstream.connection import Connection
-from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectionLost, Delay, NoSlot, NotConnected, Refusal
 from gateway.upstream.http2_connection import Http2Connection
 from gateway.upstream.http2_stream import Http2Stream
 from gateway.upstream.idle import IdleConnections, is_outdated
-from gateway.upstream.incoming import Carrier
-from gateway.upstream.keeping import Keeping
+from gateway.upstream.incoming import Carrier, Keeping
+from gateway.upstream.reply import Stalls
 from gateway.upstream.slots import Lane, SlotLimits, Slots, SlotUse
-from gateway.upstream.stalls import Stalls
 
 UNBOUNDED: Final = SlotLimits(slots=0)
 

@@ -12,17 +12,16 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeVar
 
-from gateway.aio.names import look_up
 from gateway.aio.tasks import Tasks
 from gateway.config.origin_tls import OriginTls
 from gateway.errors import bare
-from gateway.http.http2.counts import SessionCounts
+from gateway.http.http2.flood_limits import SessionCounts
+from gateway.upstream.call import Endpoint
 from gateway.upstream.connection import Connection, ConnectionOwner
 from gateway.upstream.connection_pool import ConnectionPool
-from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectTimedOut, NoHttp2, NotConnected
 from gateway.upstream.http2_connection import ALPN, Http2Connection, Http2Owner
-from gateway.upstream.resolver import LookUp, Resolver, ignore
+from gateway.upstream.resolver import LookUp, Resolver, ignore, look_up
 
 P = TypeVar("P", Connection, Http2Connection)
 

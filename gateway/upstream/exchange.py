@@ -37,10 +37,9 @@ from gateway.http.outgoing import request_head
 from gateway.http.reply import Interim, ReplyBroken
 from gateway.telemetry.tracing import NO_TRACER, ExchangeSpan, Tracer
 from gateway.upstream.asking import Requester
-from gateway.upstream.call import OriginCall
+from gateway.upstream.call import Endpoint, OriginCall, endpoint_of
 from gateway.upstream.connection_pool import ConnectionPool, Slot
 from gateway.upstream.dialer import Dialer, Http2Dials
-from gateway.upstream.endpoint import Endpoint, endpoint_of
 from gateway.upstream.failures import (
     ConnectionLost,
     ConnectTimedOut,
@@ -48,10 +47,10 @@ from gateway.upstream.failures import (
     NotConnected,
     UploadFailed,
     is_repeatable,
+    reason_of,
 )
 from gateway.upstream.incoming import Carrier, IncomingReply, ignore, no_op
 from gateway.upstream.origins import OriginRequest
-from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Reply
 from gateway.upstream.slots import Lane, Purpose
 from gateway.upstream.upload import Upload

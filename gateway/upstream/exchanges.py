@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
-from gateway.aio.names import look_up
 from gateway.aio.tasks import Tasks
 from gateway.config.origin_tls import OriginTls
-from gateway.http.http2.counts import SessionCounts
+from gateway.http.http2.flood_limits import SessionCounts
 from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.asking import Requester, answer_to
-from gateway.upstream.call import OriginCall
+from gateway.upstream.call import Endpoint, OriginCall, endpoint_of, split_url
 from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool, Connections
 from gateway.upstream.dialer import Dialer, Http2Dials
-from gateway.upstream.endpoint import Endpoint, endpoint_of, split_url
 from gateway.upstream.exchange import Exchange
-from gateway.upstream.incoming import no_op
-from gateway.upstream.keeping import Keeping
+from gateway.upstream.incoming import Keeping, no_op
 from gateway.upstream.origins import OriginRequest
 from gateway.upstream.reply import Reply
-from gateway.upstream.resolver import LookUp
+from gateway.upstream.resolver import LookUp, look_up
 from gateway.upstream.slots import Purpose, SlotLimits, SlotUse
 
 

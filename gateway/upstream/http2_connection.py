@@ -22,7 +22,7 @@ from typing import Final, Protocol, cast
 
 from gateway.aio.timers import Deadline
 from gateway.http.http2.client_session import ClientSession
-from gateway.http.http2.counts import SessionCounts
+from gateway.http.http2.flood_limits import SessionCounts
 from gateway.http.http2.streams import (
     BodyEnded,
     ConnectionEvent,
@@ -35,11 +35,10 @@ from gateway.http.http2.streams import (
     StreamReset,
 )
 from gateway.http.reply import ReplyBroken
-from gateway.upstream.endpoint import Endpoint
+from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost, NoHttp2, NotConnected
 from gateway.upstream.http2_stream import Http2Stream
-from gateway.upstream.incoming import Carrier
-from gateway.upstream.keeping import Keeping
+from gateway.upstream.incoming import Carrier, Keeping
 
 ALPN: Final = "h2"
 PONG_S: Final = 5.0

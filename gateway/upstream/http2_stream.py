@@ -22,7 +22,7 @@ from gateway.http.http2.client_session import ClientSession
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.streams import Stream
 from gateway.http.reply import END, Event, Interim, ReplyBroken, TooManyInterim
-from gateway.upstream.endpoint import Endpoint
+from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost, RequestReset, Unprocessed, UploadFailed
 from gateway.upstream.incoming import IncomingReply
 from gateway.upstream.upload import send_body

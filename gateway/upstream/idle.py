@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
+from gateway.upstream.call import Endpoint
 from gateway.upstream.connection import Connection
-from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.http2_connection import Http2Connection
 
 _SHELVES: Final = (False,)

@@ -8,7 +8,7 @@ These count as failures: no connection, silence before the head, an answer that 
 statuses 502, 503 and 504.  A 500 does not: it answers one request, and one stream that an origin cannot serve must not
 cut off all others.  A 4xx, a client that leaves and local resource shortages do not count either.
 
-Nor does a failure that says nothing about the origin now (`gateway.upstream.reasons.is_no_sign`): a kept connection
+Nor does a failure that says nothing about the origin now (`gateway.upstream.failures.is_no_sign`): a kept connection
 that was lost before the reply began, a live read that was given up, a connection whose loss another request reports.
 
 This module does no I/O; all changes are plain functions.  The operator gets one line when an origin becomes unreachable
@@ -27,8 +27,7 @@ from gateway.config.origins import OriginsConfig
 from gateway.errors import CircuitOpen
 from gateway.http.reply import ReplyBroken
 from gateway.upstream.breaker import Breaker, BreakerState, Permit, Policy
-from gateway.upstream.failures import ConnectionLost
-from gateway.upstream.reasons import is_loss, is_no_sign, reason_of, reason_of_status
+from gateway.upstream.failures import ConnectionLost, is_loss, is_no_sign, reason_of, reason_of_status
 from gateway.upstream.slots import three_quarters
 
 FAILING: Final = frozenset({502, 503, 504})

@@ -40,7 +40,7 @@ from typing import Final, NamedTuple
 
 from gateway.limits.accounts import UNKNOWN
 from gateway.limits.queues import FairQueue
-from gateway.upstream.endpoint import Endpoint
+from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import Delay, NoSlot, Refusal
 
 

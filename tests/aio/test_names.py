@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.aio.names import look_up
 from gateway.commands import exchange
 from gateway.commands.exchange import Transient, open_session, request
+from gateway.upstream.resolver import look_up
 from tests.waiting import eventually
 
 

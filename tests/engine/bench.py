@@ -22,7 +22,7 @@ from gateway.engine.route import Route
 from gateway.engine.sse import Subscription
 from gateway.errors import GatewayError
 from gateway.limits.memory import SharedBytes
-from gateway.live.reader import chunk
+from gateway.live.frames import chunk
 from gateway.live.subscriber import Subscriber
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import SSE_DATA_ENCODING

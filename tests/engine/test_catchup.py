@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.engine.patience import MOST_WAIT_S
+from gateway.engine.confirming import MOST_WAIT_S
 from gateway.engine.read import Uncacheable
 from gateway.errors import UpstreamBroken
 from gateway.protocol.cache_status import Outcome

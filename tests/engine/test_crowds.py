@@ -11,7 +11,7 @@ import pytest
 from gateway.engine.relayed_request import RelayedRequest
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Partition, StreamKey
-from gateway.tape import crowd, paths
+from gateway.tape import paths
 from gateway.tape.stream import Stream
 from gateway.upstream.reply import Reply
 from tests.engine.bench import BinaryOrigin, EngineBench, Start
@@ -24,9 +24,8 @@ STREAMS: Final = 60
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few streams of a path are awake, and few events are kept."""
-    for module in (crowd, paths):
-        monkeypatch.setattr(module, "MOST_AWAKE", AWAKE)
-    monkeypatch.setattr(crowd, "MOST_EVENTS", EVENTS)
+    monkeypatch.setattr(paths, "MOST_AWAKE", AWAKE)
+    monkeypatch.setattr(paths, "MOST_EVENTS", EVENTS)
 
 
 async def crowded(start: Start) -> tuple[EngineBench, list[StreamKey]]:

@@ -10,8 +10,7 @@ from weakref import ref
 import pytest
 
 from gateway.engine.read import Read
-from gateway.engine.sse import Subscription
-from gateway.engine.sse_opening import SseOpening
+from gateway.engine.sse import SseOpening, Subscription
 from gateway.live.subscriber import Subscriber
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.mode import Mode

@@ -19,7 +19,7 @@ from gateway.config import sizes, values
 from gateway.errors import LoopDetected
 from gateway.http.http2.blocks import request_block
 from gateway.http.http2.client_session import ClientSession
-from gateway.http.http2.counts import SessionCounts
+from gateway.http.http2.flood_limits import SessionCounts
 from gateway.http.http2.frames import PREFACE, settings
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import BodyEnded, DataReceived, ReplyReceived, RequestReceived, StreamReset

@@ -8,9 +8,8 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import UpstreamBroken
-from gateway.http.outgoing import PassedFields
+from gateway.http.outgoing import PassedFields, field_lines
 from gateway.http.reply_lines import FieldLine
-from gateway.server.head import field_lines
 
 CHANGES: list[Callable[[CIMultiDict[str]], object]] = [
     lambda fields: fields.add("C", "3"),

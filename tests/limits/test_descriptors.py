@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits.descriptors import SPARE, Descriptors, fit
+from gateway.limits.memory import SPARE, Descriptors, fit
 
 DEFAULTS = Descriptors(20_000, 512, 10_000, 256)
 

@@ -7,7 +7,7 @@ import pytest
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind
-from gateway.tape import crowd, paths
+from gateway.tape import paths
 from tests.scenarios.conftest import Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, HostileOrigin, answer
 from tests.waiting import eventually
@@ -169,8 +169,7 @@ async def test_under_bypass_a_404_with_credentials_keeps_the_public_tape(
 async def test_answers_of_a_deleted_stream_are_forgotten_however_many_streams_of_the_path_are_held(
     start: Start, origin: RunningOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (crowd, paths):
-        monkeypatch.setattr(module, "MOST_AWAKE", 2)
+    monkeypatch.setattr(paths, "MOST_AWAKE", 2)
     edge = await start(origin.url)
     closed = {"Content-Type": "text/plain", "Stream-Closed": "true"}
     assert (await edge.send("PUT", "/s", closed, b"first")).status == 201
@@ -187,8 +186,7 @@ async def test_answers_of_a_deleted_stream_are_forgotten_however_many_streams_of
 async def test_a_read_after_a_write_has_it_however_many_streams_of_the_path_are_held(
     start: Start, origin: RunningOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (crowd, paths):
-        monkeypatch.setattr(module, "MOST_AWAKE", 2)
+    monkeypatch.setattr(paths, "MOST_AWAKE", 2)
     edge = await start(origin.url)
     await edge.put("/s", b"first")
     tokens = [{"Authorization": f"Bearer {number}"} for number in range(8)]

@@ -10,7 +10,7 @@ from typing import Protocol
 import pytest
 
 from gateway.http.http2 import frames
-from gateway.server import expectation
+from gateway.server import request as server_request
 from gateway.upstream.breaker import BreakerState
 from tests.http.http2.peer import reply
 from tests.scenarios.conftest import Edge, Start, bounded
@@ -244,7 +244,7 @@ async def test_a_client_of_http_2_is_asked_for_its_body_by_the_origin(start: Sta
 async def test_the_gateway_asks_for_the_body_where_the_origin_ignores_the_expectation(
     start: Start, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expectation, "CONTINUE_S", 0.05)
+    monkeypatch.setattr(server_request, "CONTINUE_S", 0.05)
 
     async def script(asked: Exchange) -> None:
         assert await asked.body() == b"body"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.engine.patience import PATIENCE_S
+from gateway.engine.confirming import PATIENCE_S
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from gateway.config.routes import CorsConfig
+from gateway.http.outgoing import field_lines
 from gateway.http.reply import Head, ReplyParser
 from gateway.server.context import ResponseRecorder
-from gateway.server.head import field_lines
 from gateway.server.relayed_fields import relayed_fields
 
 RECORDER = ResponseRecorder("node", *cast("Any", [None] * 4))

@@ -11,10 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.sharing import Group, Partition, StreamKey
-from gateway.tape import crowd, paths
+from gateway.tape import paths
 from gateway.tape.costs import TAPE_COST
-from gateway.tape.crowd import PathEvent
 from gateway.tape.eviction import POLICIES, USE_S, Eviction
+from gateway.tape.paths import PathEvent
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import NoMetrics
@@ -68,9 +68,8 @@ class StoreAgainstRecount(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patches = [
-            mock.patch.object(crowd, "MOST_AWAKE", 2),
             mock.patch.object(paths, "MOST_AWAKE", 2),
-            mock.patch.object(crowd, "MOST_EVENTS", 2),
+            mock.patch.object(paths, "MOST_EVENTS", 2),
         ]
         for patch in self.patches:
             patch.start()

@@ -10,7 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2.records import Record
 from gateway.tape import block as block_module
-from gateway.tape import crowd, paths
+from gateway.tape import paths
 from gateway.tape.arriving import Arriving
 from gateway.tape.eviction import POLICIES, USE_S
 from gateway.tape.record_stream import RecordStream
@@ -36,9 +36,8 @@ def test_the_budget_holds_in_every_order_of_events(policy: str, monkeypatch: pyt
 def test_streams_that_sleep_are_evicted_like_others(
     policy: str, is_deleted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (crowd, paths):
-        monkeypatch.setattr(module, "MOST_AWAKE", 2)
-    monkeypatch.setattr(crowd, "MOST_EVENTS", 2)
+    monkeypatch.setattr(paths, "MOST_AWAKE", 2)
+    monkeypatch.setattr(paths, "MOST_EVENTS", 2)
     store, _ = new_store(10 * (BLOCK_OVERHEAD + 1_000), policy)
     for number in range(8):
         fill(store, store.open(key("s", str(number)), 0.0), 1_000)
@@ -54,9 +53,8 @@ def crowded_store(
     monkeypatch: pytest.MonkeyPatch, count: int, most_dozing: int
 ) -> tuple[TapeStore, list[Stream], list[Stream]]:
     """A store with so many streams of one path, two of them awake; the streams; those whose answers were dropped."""
-    for module in (crowd, paths):
-        monkeypatch.setattr(module, "MOST_AWAKE", 2)
-    monkeypatch.setattr(crowd, "MOST_DOZING", most_dozing, raising=False)
+    monkeypatch.setattr(paths, "MOST_AWAKE", 2)
+    monkeypatch.setattr(paths, "MOST_DOZING", most_dozing, raising=False)
     store, _ = new_store(1 << 20)
     dropped: list[Stream] = []
     store.on_forget = dropped.append

@@ -20,9 +20,9 @@ from gateway.upstream import http2_connection
 from gateway.upstream.breaker import BreakerState
 from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges
-from gateway.upstream.keeping import Keeping
+from gateway.upstream.failures import reason_of
+from gateway.upstream.incoming import Keeping
 from gateway.upstream.origins import Origin as Books
-from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Reply
 from gateway.upstream.slots import Purpose, SlotLimits
 from tests.http.http2.peer import OK, data, goaway, reply, reset, setting, window

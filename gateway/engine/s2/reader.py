@@ -22,7 +22,7 @@ from gateway.engine.s2.request import S2Form, S2ReplyKind
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.topic import S2Batch, S2LargePiece, S2Topic
 from gateway.limits.memory import NOTHING, Holding
-from gateway.live.reader import chunk
+from gateway.live.frames import chunk
 from gateway.live.subscriber import PART_BYTES, Wire
 from gateway.s2 import protobuf, sse
 from gateway.s2.errors import S2ErrorCode

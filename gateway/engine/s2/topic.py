@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 from gateway.aio.signal import Signal
 from gateway.limits.memory import SharedBytes
-from gateway.live.reader import chunk, drop_failed
+from gateway.live.frames import chunk, drop_failed
 from gateway.s2 import protobuf
 from gateway.s2.json_format import Format, encode_read_batch
 from gateway.s2.records import MAX_BATCH_RECORDS, ReadBatch, Record, StreamPosition, total_metered_bytes

@@ -23,8 +23,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.http.framing import InterimRate
 from gateway.http.http2 import frames
 from gateway.http.http2.blocks import FORBIDDEN, FieldList, is_length, is_name, is_value
-from gateway.http.http2.counts import SessionCounts
-from gateway.http.http2.flood_limits import Kind
+from gateway.http.http2.flood_limits import Kind, SessionCounts
 from gateway.http.http2.flow_control import CONNECTION_WINDOW
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.reading import Reading

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Final
 
 from gateway.http.http2 import frames
-from gateway.http.http2.counts import SessionCounts
+from gateway.http.http2.flood_limits import SessionCounts
 from gateway.http.http2.flow_control import Receiving
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.streams import Stream

@@ -1,13 +1,21 @@
-"""Rate limits on frames that cost work and bring no request.
+"""Rate limits on frames that cost work and bring no request, and the counters of sessions.
 
 Each kind of frame has a bucket with a size and a drain rate.  Regular clients stay far below the limits; a flood fills
 its bucket within milliseconds, and `gateway.http.http2.reading` ends its connection (RFC 9113 section 10.5).
+
+`SessionCounts` counts over all HTTP/2 sessions of one gateway: open sessions, and how streams and connections ended.
+Sessions and their connections update them; figures are computed when they are read.  This module does not know what the
+counts are used for.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sized
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
+
+from gateway.http.http2.frames import ErrorCode
 
 
 class Kind(Enum):
@@ -70,3 +78,46 @@ class Budget:
         level = max(0.0, level - (now - at) * per_s) + 1
         self._levels[kind] = level, now
         return level <= holds
+
+
+class OpenSession(Protocol):
+    """A session as far as it is counted."""
+
+    @property
+    def streams(self) -> Sized:
+        """The streams on which either side may still send."""
+
+
+class SessionCounts:
+    """Counters over all sessions of one gateway.  Owner of the set of open sessions."""
+
+    def __init__(self) -> None:
+        self._open: set[OpenSession] = set()
+        self.resets: Counter[ErrorCode] = Counter()
+        """RST_STREAM frames sent by this side, by error code (RFC 9113 section 7)."""
+        self.goaways: Counter[ErrorCode] = Counter()
+        """Connections on which this side has sent GOAWAY, by error code.  The two frames of an orderly end count as
+        one."""
+        self.floods: Counter[Kind] = Counter()
+        """Connections that this side has ended because of too many frames of a kind."""
+
+    def __repr__(self) -> str:
+        return f"<SessionCounts {self.connections} connections, {self.streams} streams>"
+
+    @property
+    def connections(self) -> int:
+        """Open sessions."""
+        return len(self._open)
+
+    @property
+    def streams(self) -> int:
+        """Open streams of all sessions."""
+        return sum(len(session.streams) for session in self._open)
+
+    def opened(self, session: OpenSession) -> None:
+        """Add a session whose connection has begun."""
+        self._open.add(session)
+
+    def closed(self, session: OpenSession) -> None:
+        """Remove a session whose connection has ended."""
+        self._open.discard(session)

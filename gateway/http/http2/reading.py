@@ -14,9 +14,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from gateway.http.http2 import frames
 from gateway.http.http2.blocks import BlockReader, FieldList, TooLarge, Undecodable
-from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.ending import Ending, SessionError, unpadded
-from gateway.http.http2.flood_limits import Budget, Kind
+from gateway.http.http2.flood_limits import Budget, Kind, SessionCounts
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.streams import (
     BodyEnded,

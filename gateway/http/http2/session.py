@@ -13,9 +13,8 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.http.http2 import frames
-from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.ending import SessionError
-from gateway.http.http2.flood_limits import Kind
+from gateway.http.http2.flood_limits import Kind, SessionCounts
 from gateway.http.http2.flow_control import CONNECTION_WINDOW
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.head import MOST_LIST_BYTES, Http2Request

@@ -12,7 +12,7 @@ from pydantic import Field, with_config
 
 from gateway.engine.s2.reader import S2SessionReader
 from gateway.engine.s2.topic import S2Topic
-from gateway.live.reader import LiveReader
+from gateway.live.frames import LiveReader
 from gateway.live.subscriber import Subscriber
 from gateway.ops.admin.directory import Directory, Name, PrefixText, id_of, name_of_cursor, read_prefix
 from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing

@@ -20,6 +20,7 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import VERSION, Http2Request
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
+from gateway.http.outgoing import interim_head, response_head, state_length
 from gateway.limits.accounts import Account
 from gateway.limits.memory import Holding, SharedBytes
 from gateway.protocol.client_address import Proxies
@@ -27,9 +28,8 @@ from gateway.protocol.mode import Mode
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients, Work
 from gateway.server.handling import Handling
-from gateway.server.head import interim_head, response_head, state_length
+from gateway.server.observing import end_sse
 from gateway.server.request import LiveAnswer, LiveUse, Note, Request
-from gateway.server.sse_accounting import end_sse
 from gateway.server.timeouts import WheelTimer
 from gateway.telemetry.access_record import CloseReason
 

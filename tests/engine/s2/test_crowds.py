@@ -16,7 +16,7 @@ from gateway.engine.s2.writes import S2Writes
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2.records import Record
-from gateway.tape import crowd, paths
+from gateway.tape import paths
 from gateway.tape.eviction import POLICIES
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.records import RecordTape
@@ -33,8 +33,7 @@ FIRST, OWN = "token 0", "token 5"
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few streams of a path are awake."""
-    for module in (crowd, paths):
-        monkeypatch.setattr(module, "MOST_AWAKE", AWAKE)
+    monkeypatch.setattr(paths, "MOST_AWAKE", AWAKE)
 
 
 def key(token: str, basin: str = "b") -> StreamKey:
@@ -148,7 +147,7 @@ def test_streams_of_other_basins_are_left_alone(store: TapeStore) -> None:
 
 
 def test_refused_writes_that_name_many_basins_evict_nothing(store: TapeStore) -> None:
-    for number in range(2 * crowd.MOST_EVENTS):
+    for number in range(2 * paths.MOST_EVENTS):
         S2Writes(store).written(request(Mode.DELETE, "stranger", f"basin-{number}"), 404)
     assert is_doubted(store, FIRST) is not None
 
@@ -183,7 +182,7 @@ def test_records_that_are_read_after_a_doubt_are_doubted_again(store: TapeStore)
 
 
 def test_streams_of_many_basins_are_doubted_by_an_acknowledgement_in_theirs(store: TapeStore) -> None:
-    for number in range(2 * crowd.MOST_QUERIES):
+    for number in range(2 * paths.MOST_QUERIES):
         stream = store.open_as(RecordStream, key("reader", f"basin-{number}"), 0.0)
         store.store_records(stream, 0, (Record(0, 1, (), b"x"),), 0.0)
     acknowledge(store, "stranger", 0)

@@ -25,7 +25,7 @@ from gateway.engine.s2.reader import S2Session, S2SessionReader
 from gateway.engine.s2.request import S2Form, S2ReplyKind
 from gateway.engine.s2.stream import S2Shared, S2Stream
 from gateway.engine.s2.topic import S2Topic
-from gateway.live.reader import chunk
+from gateway.live.frames import chunk
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2 import protobuf
 from gateway.s2.json_format import Format

@@ -7,7 +7,7 @@ from hpack import Encoder
 from gateway.http.http2 import frames
 from gateway.http.http2.blocks import request_block
 from gateway.http.http2.client_session import ClientSession
-from gateway.http.http2.counts import SessionCounts
+from gateway.http.http2.flood_limits import SessionCounts
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Event, RequestReceived, Stream

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.http.http2 import frames
 from gateway.http.http2.blocks import request_block
 from gateway.http.http2.client_session import ClientSession
-from gateway.http.http2.counts import SessionCounts
+from gateway.http.http2.flood_limits import SessionCounts
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.streams import BodyEnded, DataReceived, ReplyReceived
 from tests.effort import examples

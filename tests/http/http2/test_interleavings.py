@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.http.http2 import frames
-from gateway.http.http2.counts import SessionCounts
+from gateway.http.http2.flood_limits import SessionCounts
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import BodyEnded, DataReceived, RequestReceived
 from tests.effort import examples

@@ -21,6 +21,7 @@ import uvloop
 from gateway.aio.clock import ManualClock
 from gateway.app import start_gateway
 from gateway.config.gateway import GatewayConfig
+from gateway.http.outgoing import JOINED_BYTES
 from gateway.origin.app import start_origin
 from gateway.pipeline import tables
 from gateway.pipeline.curve.measure import measure_curve
@@ -30,7 +31,6 @@ from gateway.pipeline.ingest import ingest
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.planner import make_plan
 from gateway.protocol.coding import Coding
-from gateway.server.head import JOINED_BYTES
 from gateway.tape.costs import BODY_USUAL_BYTES, CODED_USUAL_BYTES, SMALL_BYTES
 from tests.effort import IS_LONG, examples, some
 from tests.scenarios.wire import Wire
