@@ -4,8 +4,10 @@ PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?= -q
 # One process has the Java, and the others wait a good part of their time: that keeps two processors busy.  Each more
-# costs 7 s of a processor, for it collects 10,000 tests.
-JOBS ?= 4
+# costs 3 s of a processor, for it imports the gateway.
+JOBS ?= 6
+# Files are what a process collects first (tests/late.py), so there is no percentage of tests to show.
+PARALLEL = --numprocesses $(JOBS) --dist loadfile -o console_output_style=classic
 BENCH_OUT ?= build/bench
 PYTHONS ?= $(strip $(foreach newer,python3.12 python3.13 python3.14,$(shell $(newer) -c "" 2>/dev/null && command -v $(newer))))
 
@@ -18,7 +20,6 @@ INSTALLED := $(VENV)/.installed
 FUZZ_INSTALLED := $(VENV)/.installed-fuzz
 NODE := tests/node
 NODE_INSTALLED := $(NODE)/node_modules/.installed
-COMPILED := build/.compiled
 JAVA_CLASSES := build/.java-classes
 LOCUST := build/locust
 LOCUST_INSTALLED := $(LOCUST)/.installed
@@ -46,18 +47,18 @@ help: ## show the verbs
 dev: $(RUNTIME_INSTALLED) ## run the in-memory origin and the gateway in front of it, with lines to paste (ARGS="--listen …")
 	@$(BIN)/durable-gateway dev $(ARGS)
 
-test: ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=4)
+test: ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=6)
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) check suite $(JAVA_CLASSES)
 
 # Beside the checks: tests wait a good part of their time, and the checks need one processor for a minute.
-suite: $(NODE_INSTALLED) $(COMPILED)
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+suite: $(INSTALLED) $(NODE_INSTALLED)
+	@$(BIN)/python -m pytest $(PARALLEL) --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-long: ## the same with many more examples of every property and every made trace: most of an hour
 	@LONG_TESTS=1 $(MAKE) --no-print-directory test
 
 test-fast: $(INSTALLED) ## unit tests and scenarios: what needs no Spark, Node.js or browser
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(PYTEST_ARGS) $(FAST)
+	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS) $(FAST)
 
 test-pythons: ## the same on each newer Python of PATH (PYTHONS="python3.13 /path/to/python3.12")
 	@test -n "$(PYTHONS)" || { echo "no newer Python on PATH: make test-pythons PYTHONS=/path/to/python3.13" >&2; exit 1; }
@@ -66,7 +67,7 @@ test-pythons: ## the same on each newer Python of PATH (PYTHONS="python3.13 /pat
 	done
 
 test-transports: $(INSTALLED) $(NODE_INSTALLED) ## every scenario, and the conformance suite, over every transport
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --transports all $(PYTEST_ARGS) tests/scenarios tests/conformance
+	@$(BIN)/python -m pytest $(PARALLEL) --transports all $(PYTEST_ARGS) tests/scenarios tests/conformance
 
 chaos: $(INSTALLED) ## writers and readers under faults, every answer judged (ARGS="--seconds 60 --seed 1", ARGS="--mutants", ARGS="--rules")
 	@$(BIN)/python -m tests.chaos $(ARGS)
@@ -195,13 +196,6 @@ $(LOCUST_INSTALLED): requirements/loadtest.txt | $(INSTALLED)
 	@$(BIN)/python -m venv --clear $(LOCUST)
 	@echo "installing what requirements/loadtest.txt locks"
 	@$(LOCUST)/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/loadtest.txt
-	@touch $@
-
-# What Python compiles when tests are collected is there before several processes would do it, each for itself.  The
-# test run itself reports what is wrong.
-$(COMPILED): $(INSTALLED)
-	@mkdir -p $(@D)
-	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
 	@touch $@
 
 # Beside the first tests: each Java that starts once it is there takes half the time.  Nothing depends on it.

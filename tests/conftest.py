@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from tests import transports
+from tests import late, transports
 from tests.debian import NoProgram
 from tests.effort import examples
 from tests.node_tools import NoNode
@@ -72,6 +72,10 @@ _HAS_BEGUN: Final = pytest.StashKey[bool]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     transports.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(late)
 
 
 def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
