@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 from multidict import CIMultiDict, CIMultiDictProxy, istr
 
@@ -161,15 +161,8 @@ _shapes: Final[dict[tuple[FieldLine | None, ...], ReplyShape]] = {}
 """The shapes of the latest heads, by their remembered lines, with None for each line that is not remembered."""
 
 
-class ReadLines(NamedTuple):
-    """The fields of a head."""
-
-    shape: ReplyShape
-    own: list[FieldLine]
-    """The lines that are not the shape's."""
-    headers: CIMultiDict[str]
-    length: int | None
-    """The value of Content-Length."""
+ReadLines: TypeAlias = tuple[ReplyShape, list[FieldLine], CIMultiDict[str], int | None]
+"""The fields of a head: its shape, the lines that are not the shape's, all fields, and the value of Content-Length."""
 
 
 def read_lines(lines: list[bytes]) -> ReadLines | None:
@@ -194,7 +187,7 @@ def _together(shape: ReplyShape, own: list[FieldLine]) -> ReadLines | None:
             if length is not None or shape.is_chunked:
                 return None
             length = line.length
-    return ReadLines(shape, own, headers, length)
+    return shape, own, headers, length
 
 
 def _learn(lines: list[bytes]) -> ReadLines | None:

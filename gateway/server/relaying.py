@@ -337,7 +337,8 @@ class Relaying(RelayedCall):
             self._drains = DrainWatch(status, reply.headers, reply.retire)
         if reply.has_arrived and self._end is None:
             whole = reply.take() or b""
-            self._see(whole)
+            if whole or self._acks is not None:
+                self._see(whole)
             if len(whole) <= JOINED_BYTES:
                 self._answered = context.delivery.passed_on(status, reply.reason, headers, whole)
                 self._finish()

@@ -134,8 +134,14 @@ class _RoutedExchange(Exchange):
         """Send the request to the next origin."""
         call, route = self._call, self._route
         try:
+            body = call.body
             sent = route.admit(
-                call.method, self._path, self._tried, self._leader, is_live=call.is_live, is_upload=call.is_upload
+                call.method,
+                self._path,
+                self._tried,
+                self._leader,
+                is_live=call.is_live,
+                is_upload=not (body is None or isinstance(body, bytes)),
             )
         except GatewayError as error:
             self._end(error)

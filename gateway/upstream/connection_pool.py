@@ -113,13 +113,13 @@ class ConnectionPool:
 
     def take_idle(self, lane: Lane, client: str, now: float, *, is_head: bool) -> Carrier | None:
         """An open connection that can take a request at `now`, and a slot for it; None unless both are available."""
-        slots = self._slots
-        if not slots.may_take(lane, client):
+        if not self._slots.take(lane, client):
             return None
-        connection = self._usable(lane.endpoint, 1, now, is_head=is_head)
+        connection = self._usable(lane.endpoint, now, is_head=is_head)
         if connection is not None:
-            slots.take(lane, client)
             self._busy[connection] = lane, client
+        else:
+            self._slots.free(lane, client)
         return connection
 
     async def acquire(self, lane: Lane, asker: str | Askers) -> Slot:
@@ -132,8 +132,7 @@ class ConnectionPool:
         slots = self._slots
         clients = (asker,) if isinstance(asker, str) else tuple(asker.nets)
         for client in clients:
-            if slots.may_take(lane, client):
-                slots.take(lane, client)
+            if slots.take(lane, client):
                 return lane, client
         loop = asyncio.get_running_loop()
         granted: asyncio.Future[None] = loop.create_future()
@@ -195,7 +194,7 @@ class ConnectionPool:
 
     def idle(self, slot: Slot, *, is_head: bool) -> Carrier | None:
         """The most recently used connection that can take a request, for a slot in hand; None if there is none."""
-        connection = self._usable(slot[0].endpoint, 0, asyncio.get_running_loop().time(), is_head=is_head)
+        connection = self._usable(slot[0].endpoint, asyncio.get_running_loop().time(), is_head=is_head)
         if connection is not None:
             self._busy[connection] = slot
         return connection
@@ -238,13 +237,13 @@ class ConnectionPool:
                 return connection.carrier()
         return None
 
-    def _usable(self, endpoint: Endpoint, new_slots: int, now: float, *, is_head: bool) -> Carrier | None:
-        """A carrier for a request that takes `new_slots` slots besides those in use."""
+    def _usable(self, endpoint: Endpoint, now: float, *, is_head: bool) -> Carrier | None:
+        """A carrier for a request that has its slot."""
         named = self._addresses.get((endpoint.host, endpoint.port)) if self._addresses else None
         found = self._idle.take(endpoint, now, named, is_head=is_head)
         if found is not None:
             return found
-        if self._slots.exceeded_by(len(self) + new_slots + len(self._idle)):
+        if self._slots.exceeded_by(len(self) + len(self._idle)):
             # A new connection would replace one that rests, for every request: that costs more than it protects from.
             found = self._idle.take_resting(endpoint, now, named, is_head=is_head)
         return found or (self._stream(endpoint, now, named) if self._http2 else None)

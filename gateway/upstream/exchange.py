@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from math import inf
 from typing import Final, Protocol, TypeVar
@@ -68,6 +68,7 @@ class Hosts(Protocol):
     """The connections to all hosts, as an exchange uses them (`gateway.upstream.exchanges.Exchanges`)."""
 
     tasks: Tasks
+    time: Callable[[], float]
     tracer: Tracer
     dialer: Dialer
     http2_dials: Http2Dials
@@ -129,7 +130,8 @@ class Exchange:
         several clients that has a turn.
         """
         method, _, headers, bounds, body, is_live, client = self._call
-        hosts, pool, began = self._hosts, self._pool, asyncio.get_running_loop().time()
+        hosts, pool = self._hosts, self._pool
+        began = hosts.time()
         if hosts.tracer is not NO_TRACER and (span := hosts.tracer.exchange(method, authority + target, headers)):
             self._span, headers = span, span.headers
         self._deadline = self._by = inf if bounds.total_s is None else began + bounds.total_s
@@ -258,7 +260,7 @@ class Exchange:
         if self.is_over or self._connection is None:
             return
         if self._upload is None or self._upload.has_ended:
-            now = asyncio.get_running_loop().time()
+            now = self._hosts.time()
             self._connection.deadline.move(min(now + self._call.bounds.first_byte_s, self._deadline))
         self._requester.informed(interim)
 
@@ -270,8 +272,8 @@ class Exchange:
             incoming.on_change, incoming.on_interim = no_op, ignore
             self.is_over = True
             reply = Reply(head, incoming, self._call.bounds, self._deadline, self._sent)
-            if self._lane.purpose is _READ:
-                reply.in_slot(self._lane, self._pool.stalls)
+            if self._lane.purpose is _READ and not incoming.has_ended:
+                reply.in_slot(self._lane, self._pool.stalls, self._hosts.time())
             if self._sent is not None:
                 self._sent.took_head(head.status, reply.cut)
             if self._span is not None:

@@ -30,6 +30,8 @@ class Exchanges:
 
     def __init__(self, limits: SlotLimits, tracer: Tracer = NO_TRACER, look_up: LookUp = look_up) -> None:
         self.tracer = tracer
+        self.time: Callable[[], float] = self._first_time
+        """The loop's clock, in seconds."""
         self.tasks = Tasks()
         self.dialer = Dialer(self.tasks, look_up, self._resolved)
         self.http2 = SessionCounts()
@@ -37,6 +39,11 @@ class Exchanges:
         self.live = ConnectionPool(UNBOUNDED)
         self._http2_hosts: frozenset[Endpoint] = frozenset()
         self.http2_dials = Http2Dials(self.tasks, self.dialer, self.http2)
+
+    def _first_time(self) -> float:
+        # To ask for the running loop takes a system call.
+        self.time = asyncio.get_running_loop().time
+        return self.time()
 
     def configure(self, hosts: int, routes: int) -> None:
         """Share the connections among this many hosts and routes, so that one that hangs does not take them all."""

@@ -228,12 +228,12 @@ class Reply:
     def take(self) -> bytes | None:
         """The body received and not yet taken; empty at its end, None if more is still to come (see `notify`).
         Raises UpstreamBroken if it ends early, UpstreamTimeout if it stalls."""
-        now = asyncio.get_running_loop().time()
+        incoming, now = self._incoming, 0.0
         try:
-            if now >= self._deadline:
+            if not incoming.has_ended and (now := asyncio.get_running_loop().time()) >= self._deadline:
                 # Without this check, a slow reader whose buffer never runs dry would hold the connection for ever.
                 raise TimeoutError
-            chunk = self._incoming.take()
+            chunk = incoming.take()
         except TimeoutError as error:
             raise self._failed(UpstreamTimeout()) from error.with_traceback(None)
         except (ConnectionLost, ReplyBroken, UploadFailed) as error:
@@ -243,7 +243,7 @@ class Reply:
                 raise self._failed(UpstreamUnreachable()) from error
             raise self._failed(UpstreamBroken("Origin's answer ended early")) from error
         if chunk is None:
-            self._incoming.expect(min(now + self._bounds.idle_s, self._deadline))
+            incoming.expect(min(now + self._bounds.idle_s, self._deadline))
         elif chunk:
             self._taken_bytes += len(chunk)
             self.is_stalled = False
@@ -251,10 +251,9 @@ class Reply:
                 self._sent.took_part()
         return chunk
 
-    def in_slot(self, lane: Lane, stalls: Stalls) -> None:
-        """The reply holds a slot of this lane, which may be reclaimed by way of `stalls`."""
-        self.lane, self._stalls = lane, stalls
-        self._began = asyncio.get_running_loop().time()
+    def in_slot(self, lane: Lane, stalls: Stalls, now: float) -> None:
+        """The reply holds a slot of this lane, from `now` on, which may be reclaimed by way of `stalls`."""
+        self.lane, self._stalls, self._began = lane, stalls, now
 
     def stall(self) -> None:
         """The reader takes no more for now."""
@@ -300,7 +299,8 @@ class Reply:
         if self._has_stalled and self._stalls is not None:
             self._stalls.discard(self)
         self.on_reclaim = no_op
-        self._incoming.end(ConnectionLost("left"))
+        if not self._incoming.has_ended:
+            self._incoming.end(ConnectionLost("left"))
         if self._sent is not None:
             self._sent.close()
         if self.span is not None:

@@ -260,42 +260,43 @@ class Slots:
 
     # -- slots
 
-    def may_take(self, lane: Lane, client: str) -> bool:
-        """Whether there is a free slot for the client that no earlier request waits for."""
+    def take(self, lane: Lane, client: str, *, has_turn: bool = False) -> bool:
+        """Take a slot for the client; returns False, with nothing taken, if none is free, or if earlier requests wait
+        for it and it is not the turn of this one."""
+        of_all, of_host = self._all.taken_by, lane.taken_by
+        all_taken, host_taken = of_all.get(client, 0), of_host.get(client, 0)
         if (
-            (lane.waiting and lane.queue.has_next)
-            or lane.taken_by.get(client, 0) >= self._client_host_limit
-            or self._all.taken_by.get(client, 0) >= self._client_limit
+            (lane.waiting and not has_turn and lane.queue.has_next)
+            or host_taken >= self._client_host_limit
+            or all_taken >= self._client_limit
         ):
             return False
-        # Written out, because every request passes here.
-        for share in lane.shares:  # noqa: SIM110
+        shares = lane.shares
+        for share in shares:
             if share.taken >= share.limit:
                 return False
-        return True
-
-    def take(self, lane: Lane, client: str) -> None:
-        """Take a slot for a client that may take one."""
-        for share in lane.shares:
+        for share in shares:
             share.taken += 1
         if client != UNKNOWN:
-            of_all, of_host = self._all.taken_by, lane.taken_by
-            of_all[client] = of_all.get(client, 0) + 1
-            of_host[client] = of_host.get(client, 0) + 1
+            of_all[client], of_host[client] = all_taken + 1, host_taken + 1
             if self._crowded:
                 self._hold_or_let_go_everywhere(client)
+        return True
 
     def free(self, lane: Lane, client: str) -> None:
         """Give a slot back."""
         for share in lane.shares:
             share.taken -= 1
         if client != UNKNOWN:
-            for taken_by in (self._all.taken_by, lane.taken_by):
-                taken = taken_by[client] - 1
-                if taken:
-                    taken_by[client] = taken
-                else:
-                    del taken_by[client]
+            of_all, of_host = self._all.taken_by, lane.taken_by
+            if of_all[client] > 1:
+                of_all[client] -= 1
+            else:
+                del of_all[client]
+            if of_host[client] > 1:
+                of_host[client] -= 1
+            else:
+                del of_host[client]
         if self._crowded:
             if client != UNKNOWN:
                 self._hold_or_let_go_everywhere(client)
@@ -393,6 +394,6 @@ class Slots:
             self._crowded.move_to_end(lane)
             client, waiting = lane.queue.pop()
             self._remove(waiting)
-            self.take(lane, client)
+            self.take(lane, client, has_turn=True)
             waiting.paid_by = client
             waiting.on_slot()

@@ -12,7 +12,7 @@ _MOST = 256
 def shape_of(*lines: bytes) -> ReplyShape:
     found = read_lines(list(lines))
     assert found is not None
-    return found.shape
+    return found[0]
 
 
 def test_shapes_are_forgotten_beyond_a_number() -> None:
@@ -49,7 +49,8 @@ def test_a_length_in_any_spelling_is_read_each_time_it_comes(name: bytes) -> Non
     for _ in range(3):
         found = read_lines([b"Vary: length", line])
         assert found is not None
-        assert found.length == 5
+        *_, length = found
+        assert length == 5
         assert read_lines([line, line]) is None
         assert read_lines([b"Transfer-Encoding: chunked", line]) is None
 
@@ -58,6 +59,7 @@ def test_a_line_of_framing_belongs_to_the_shape_while_later_lines_displace_it() 
     for number in range(5_000):
         found = read_lines([b"Transfer-Encoding: chunked", b"Connection: close", b"Content-Type: x/%d" % number])
         assert found is not None
-        assert found.shape.is_chunked
-        assert not found.shape.keeps_alive
-        assert found.own == []
+        shape, own, *_ = found
+        assert shape.is_chunked
+        assert not shape.keeps_alive
+        assert own == []

@@ -157,13 +157,13 @@ async def test_uploads_leave_a_quarter_of_the_writes_to_small_ones() -> None:
 def test_an_upload_whose_body_is_sent_counts_as_a_write() -> None:
     slots = Slots(SlotLimits(4))
     upload = slots.lane(HOSTS["a"], "one", Purpose.WRITE, is_upload=True)
-    slots.take(upload, "1")
-    slots.take(upload, "2")
-    assert not slots.may_take(upload, "3")
+    assert slots.take(upload, "1")
+    assert slots.take(upload, "2")
+    assert not slots.take(upload, "3")
     waiting = slots.wait(upload, ["3"], lambda: None)
     after = slots.upload_done(upload)
     assert waiting.paid_by == "3"
-    assert not slots.may_take(after, "4"), "it still is one of the writes"
+    assert not slots.take(after, "4"), "it still is one of the writes"
     slots.free(after, "1")
     slots.free(upload, "2")
     slots.free(upload, "3")
