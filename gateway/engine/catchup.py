@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Final
 
 from gateway.aio.clock import Clock
 from gateway.engine.answer import Answer, BodyRun, NamedTail
@@ -52,7 +53,7 @@ from gateway.tape.decide import (
     may_end,
 )
 from gateway.tape.stream import Stream
-from gateway.upstream.collapse import Lead
+from gateway.upstream.collapse import FetchEnd, Lead
 from gateway.upstream.flight import (
     METADATA,
     REFUSED_TO_ANOTHER,
@@ -69,6 +70,7 @@ from gateway.upstream.flight import (
 _COLLAPSED, _FAILED, _FOLLOWED, _HIT = Outcome.COLLAPSED, Outcome.FAILED, Outcome.FOLLOWED, Outcome.HIT
 _JOINED, _MISS, _REVALIDATED = Outcome.JOINED, Outcome.MISS, Outcome.REVALIDATED
 _STALE_IF_ERROR = Outcome.STALE_IF_ERROR
+_LANDED: Final = FetchEnd.LANDED
 
 _FOLLOWER_PATIENCE_S = 1.0
 """How long a follower may lag behind a tail that a HEAD has named before the bytes are fetched."""
@@ -158,6 +160,15 @@ class _Attempt(FirstRead):
         self._take_tape()
         step = decide(self.stream, self._progress, self._clock.now())
         return self._send(step) if isinstance(step, Send) else None
+
+    def at_hand(self) -> Answer | None:
+        flight = self._flight
+        if flight.end is not _LANDED or not isinstance(flight.head, StreamHead):
+            return None
+        try:
+            return self._answer_of(flight, is_launched=True)
+        except TailMovedBack:
+            return None
 
     async def answer(self) -> Answer:
         try:
@@ -376,6 +387,10 @@ class _Attempt(FirstRead):
         """The answer that ends with the flight's bytes."""
         while is_awaited(flight):
             await flight.changed.wait()
+        return self._answer_of(flight, is_launched)
+
+    def _answer_of(self, flight: Flight, is_launched: bool) -> Answer:
+        """The same, once the flight is not awaited."""
         head = flight.head
         assert head is not None
         if not isinstance(head, StreamHead):

@@ -17,7 +17,7 @@ wait for it and teaches nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
 
@@ -25,6 +25,7 @@ from gateway.aio.clock import Clock
 from gateway.engine.manner import Manner
 from gateway.engine.route import Route
 from gateway.errors import TailMovedBack, UpstreamBroken
+from gateway.http.reply_lines import FieldLine, ReplyShape
 from gateway.protocol.etag import stream_identity
 from gateway.protocol.forwarded_headers import Headers, response_headers_for_client
 from gateway.protocol.freshness import Lifetime, freshness_from_headers, lifetime_from_headers, lifetime_here
@@ -94,6 +95,14 @@ class ReplyHead(Protocol):
     def is_delimited(self) -> bool:
         """Whether the end of its body is known."""
 
+    @property
+    def shape(self) -> ReplyShape | None:
+        """The lines that it has in common with others; None if it was not read line by line."""
+
+    @property
+    def own(self) -> Sequence[FieldLine]:
+        """The other lines."""
+
 
 class SharedRefusal(NamedTuple):
     """The origin has answered with an error that all readers share."""
@@ -159,7 +168,7 @@ def classify(
         raise UpstreamBroken
     if not reply.is_delimited:
         return NotShareable("no length")
-    manner = route.manners.of(headers)
+    manner = route.manners.of(headers, reply.shape, reply.own)
     if manner.is_coded:
         return NotShareable("encoded")
     is_fetch = start not in (METADATA, NOW)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
@@ -166,10 +167,16 @@ class Engine:
         """Answer a catch-up read, which may have begun as `first`; the caller must call `Answer.close`.  Raises
         Uncacheable or a GatewayError."""
         asked = read if read.if_none_match is None else _without_codings(read)
-        answer = await self._incarnations.run(asked, self._catch_up.answer, first)
+        return await self._coded(read, await self._incarnations.run(asked, self._catch_up.answer, first))
+
+    def caught_up(self, read: Read, first: FirstRead) -> Answer | Coroutine[Any, Any, Answer] | None:
+        """The answer to a first read whose fetch has brought all of it; a coroutine if it has to be coded; None if
+        `catch_up` is needed.  The caller must call `Answer.close`."""
+        answer = self._incarnations.landed(first)
+        if answer is None:
+            return None
         try:
-            wanted = self.coder.wanted(read, answer)
-            return answer if wanted is None else await self.coder.coded(read, answer, wanted)
+            return answer if self.coder.wanted(read, answer) is None else self._coded(read, answer)
         except BaseException:
             answer.close()
             raise

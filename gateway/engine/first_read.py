@@ -28,8 +28,8 @@ def is_awaited(flight: Flight) -> bool:
 
 
 class FirstRead:
-    """A first read under way; it holds its stream.  The owner calls `wait` and then either `leave`, or `answer` by
-    `Incarnations.run`, which releases the stream."""
+    """A first read under way; it holds its stream.  The owner calls `wait` and then either `leave`, or by
+    `Incarnations` `at_hand` or `answer`, which release the stream."""
 
     __slots__ = ("_flight", "_gate", "_ready", "parts", "stream")
 
@@ -66,6 +66,11 @@ class FirstRead:
             del self._ready
         self.parts.close()
         store.release(self.stream)
+
+    def at_hand(self) -> Answer | None:
+        """The answer, whose `close` the caller must call, if the fetch has brought a part of the stream, whole; None if
+        `answer` is needed."""
+        raise NotImplementedError
 
     async def answer(self) -> Answer:
         """The answer, whose `close` the caller must call.  Raises Uncacheable, TailMovedBack or another

@@ -85,6 +85,14 @@ class Incarnations:
             self._store.release(stream)
             raise
 
+    def landed(self, first: FirstRead) -> Answer | None:
+        """The answer to a read whose fetch has brought all of it; None if `run` is needed."""
+        answer = first.at_hand()
+        if answer is not None:
+            first.stream.reads += 1
+            self._store.release(first.stream)
+        return answer
+
     async def run(
         self, read: Read, work: Callable[[Read, Stream], Awaitable[T]], first: FirstRead | None = None
     ) -> T | Answer:

@@ -7,10 +7,12 @@ which of its headers hits repeat is therefore found out once for each manner, an
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
 
+from gateway.http.reply_lines import FieldLine, ReplyShape
 from gateway.limits.oldest import evict_oldest
 from gateway.protocol.forwarded_headers import Headers, storable_headers
 from gateway.protocol.freshness import Reuse, parse_cache_control, stated_reuse, surrogate_keys
@@ -71,8 +73,20 @@ class Manners:
     def __repr__(self) -> str:
         return f"<Manners {len(self._known)}>"
 
-    def of(self, headers: Headers) -> Manner:
-        """The manner of a reply with these headers."""
+    def of(self, headers: Headers, shape: ReplyShape | None = None, own: Sequence[FieldLine] = ()) -> Manner:
+        """The manner of a reply with these headers, which are the lines of `shape`, if that is known, and its `own`."""
+        if shape is None:
+            return self._of(headers)
+        for line in own:
+            if line.name not in _OWN:
+                return self._of(headers)
+        manner: Manner | None = shape.fact(self)
+        if manner is None:
+            manner = self._of(headers)
+            shape.derived(self, manner)
+        return manner
+
+    def _of(self, headers: Headers) -> Manner:
         fields = tuple([field for field in headers.items() if field[0] not in _OWN])
         manner = self._known.get(fields)
         if manner is None:

@@ -204,6 +204,8 @@ def _line(name: str, value: str) -> bytes | None:
 
 _CONTENT_LENGTH: Final = istr("Content-Length")
 _DATE: Final = istr("Date")
+_FIELD: Final = ": ".join
+"""Makes a field's line of its name and value, without a frame for each."""
 
 JOINED_BYTES: Final = 1 << 14
 """A body up to this size is joined with its head, for one write without a list."""
@@ -227,7 +229,9 @@ def field_lines(headers: CIMultiDict[str]) -> bytes:
     """
     if type(headers) is PassedFields and headers.lines is not None:
         return headers.lines
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if not headers:
+        return b""
+    lines = "\r\n".join([*map(_FIELD, headers.items()), ""])
     if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
         raise UpstreamBroken
     return lines.encode("utf-8", "surrogateescape")

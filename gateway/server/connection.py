@@ -19,7 +19,7 @@ from gateway.http.outgoing import response_head
 from gateway.http.request import Event, Mark, RequestHead
 from gateway.limits.memory import Holding
 from gateway.server.body import RequestBody
-from gateway.server.clients import Clients, Work, peer_of
+from gateway.server.clients import Clients, Handler, peer_of
 from gateway.server.handling import REFUSALS, refusal
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.reading import NO_EVENTS
@@ -310,13 +310,13 @@ class Connection(RecognisingConnection):
         self._live, self._request = None, request
         if self._clients.is_draining:
             request.keeps_alive = False
-        if (task := self._handle(request)) is not None:
+        if (task := self._handle(request, self._clients.handler)) is not None:
             self._task = task
 
-    def go_on(self, request: Request, work: Work) -> None:
+    def go_on(self, request: Request, handler: Handler) -> None:
         self.phase = _ANSWERING
         self._live = None
-        if (task := self._go_on(request, work)) is not None:
+        if (task := self._handle(request, handler)) is not None:
             self._task = task
 
     def _repeated(self, data: bytes | None) -> Request | None:

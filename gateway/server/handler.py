@@ -7,7 +7,8 @@ not be shared, go to a relay.  A `GatewayError` becomes a response by `ResponseR
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from multidict import CIMultiDict
 
@@ -96,17 +97,19 @@ class RequestHandler:
         observers, now = self._observers, self._engine.clock.now
         began, observed = now(), observers.begin(request) if observers.is_on else None
         context = RequestContext(request, Delivery(request, self._metrics, now), began, observed)
-        if observed is None:
-            return self._begin_recorded(context)
+        return self._recorded(context) if observed is None else self._observed(context, observed)
+
+    def _observed(self, context: RequestContext, observed: Observed, waiting: WaitingRead | None = None) -> Work | None:
         tokens = observed.enter()
         try:
-            return self._begin_recorded(context)
+            return self._recorded(context, waiting)
         finally:
             observed.leave(tokens)
 
-    def _begin_recorded(self, context: RequestContext) -> Work | None:
+    def _recorded(self, context: RequestContext, waiting: WaitingRead | None = None) -> Work | None:
+        """Begin the answer, or go on with that to a first read that has waited; record its end."""
         try:
-            found = self._begin(context)
+            found = self._begin(context) if waiting is None else self._go_on(context, waiting)
         except Exception:
             self._give_up(context, _FAILED)
             raise
@@ -262,16 +265,35 @@ class RequestHandler:
         """Have a first read wait for its fetch, without a task."""
         waiting = WaitingRead(context, parsed, read, first, self)
         context.request.channel.hand_over(waiting)
-        first.wait(waiting.go_on)
+        first.wait(waiting.ready)
 
-    def rest_of(self, context: RequestContext, parsed: ParsedRequest, read: Read, first: FirstRead) -> Work:
-        """The answer to a first read, whose fetch has been awaited."""
-        return self._rest(context, self._answer_shared(context, parsed, read, first))
+    def go_on(self, waiting: WaitingRead) -> Work | None:
+        """Answer a first read, whose fetch has been awaited, as far as possible; returns the remaining work."""
+        context = waiting.context
+        observed = context.observed
+        return self._recorded(context, waiting) if observed is None else self._observed(context, observed, waiting)
 
-    def left(self, context: RequestContext, first: FirstRead) -> None:
+    def _go_on(self, context: RequestContext, waiting: WaitingRead) -> Answered | Work:
+        read, first = waiting.read, waiting.first
+        try:
+            answer = self._engine.caught_up(read, first)
+            if answer is None:
+                return self._answer_shared(context, waiting.parsed, read, first)
+            if not isinstance(answer, Answer):
+                return self._deliver_coded(context, read, answer)
+            return self._begin_delivery(context, read, answer)
+        except GatewayError as error:
+            return self._recorder.refuse(context, error)
+
+    async def _deliver_coded(
+        self, context: RequestContext, read: Read, answer: Coroutine[Any, Any, Answer]
+    ) -> Answered | None:
+        return await self._deliver(context, read, await answer)
+
+    def left(self, waiting: WaitingRead) -> None:
         """The client of a waiting read has left."""
-        first.leave(self._engine.store)
-        self._give_up(context, _ABORTED)
+        waiting.first.leave(self._engine.store)
+        self._give_up(waiting.context, _ABORTED)
 
     async def _read(self, context: RequestContext, read: Read) -> Answered | None:
         if context.mode is _SSE:
@@ -401,17 +423,33 @@ class RequestHandler:
             join.group = self._live.wait(channel, join, waiting, began, observed, client, keeps=keeps)
         return True
 
-    async def _deliver(self, context: RequestContext, read: Read, answer: Answer) -> Answered:
-        context.outcome = answer.outcome
-        self._recorder.finish(context, answer.headers)
-        if answer.stream is not None and answer.run is not None and self._engine.is_repeatable(read):
-            self._remember_hit(context, read, answer, answer.run)
+    async def _deliver(self, context: RequestContext, read: Read, answer: Answer) -> Answered | None:
+        begun = self._begin_delivery(context, read, answer)
+        return begun if isinstance(begun, Answered) else await begun
+
+    def _begin_delivery(self, context: RequestContext, read: Read, answer: Answer) -> Answered | Work:
+        """Send the answer if that needs no waiting, and close it; else the remaining work, which does."""
+        context.outcome, context.saved_bytes = answer.outcome, answer.saved_bytes
+        answered: Answered | None = None
         try:
-            answered = context.delivery.whole_answer(answer) or await context.delivery.answer(answer)
+            self._recorder.finish(context, answer.headers)
+            if answer.stream is not None and answer.run is not None and self._engine.is_repeatable(read):
+                self._remember_hit(context, read, answer, answer.run)
+            answered = context.delivery.whole_answer(answer)
+        except BaseException:
+            answer.close()
+            raise
+        if answered is None:
+            return self._deliver_rest(context, answer)
+        answer.close()
+        return answered
+
+    @staticmethod
+    async def _deliver_rest(context: RequestContext, answer: Answer) -> Answered | None:
+        try:
+            return await context.delivery.answer(answer)
         finally:
             answer.close()
-        context.saved_bytes = answer.saved_bytes
-        return answered
 
     def _remember_hit(self, context: RequestContext, read: Read, answer: Answer, run: BodyRun) -> None:
         """Have a plain hit remembered."""

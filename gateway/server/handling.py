@@ -22,7 +22,7 @@ from gateway.limits.memory import NOTHING, Holding
 from gateway.protocol.names import NOW
 from gateway.s2 import json_format
 from gateway.s2.errors import S2ErrorCode, error_body
-from gateway.server.clients import Clients, Work
+from gateway.server.clients import Clients, Handler, Work
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Channel, GivenUp, LiveAnswer, Request
 
@@ -85,10 +85,11 @@ class Handling(ABC):
     def _ended(self, task: asyncio.Task[None]) -> None:
         """The request's task has ended, or was cancelled before it began."""
 
-    def _handle(self, request: Request) -> asyncio.Task[None] | None:
-        """Answer the request as far as possible without waiting; returns the task for the rest, if any."""
+    def _handle(self, request: Request, handler: Handler) -> asyncio.Task[None] | None:
+        """Have the handler answer the request as far as possible without waiting; returns the task for the rest, if
+        any."""
         try:
-            work = self._clients.handler(request)
+            work = handler(request)
         except Exception:
             _log.exception("unhandled error")
             if self._live is None:
@@ -96,10 +97,8 @@ class Handling(ABC):
             else:
                 self.abort()
             return None
-        return self._go_on(request, work) if work is not None else None
-
-    def _go_on(self, request: Request, work: Work) -> asyncio.Task[None] | None:
-        """Do the rest of an answer as far as possible without waiting; returns the task for what is left, if any."""
+        if work is None:
+            return None
         task = begin(self._clients.loop, self._work(request, work))
         if task is not None:
             task.add_done_callback(self._ended)
@@ -149,8 +148,8 @@ class Handling(ABC):
         self.answered(request)
 
     @abstractmethod
-    def go_on(self, request: Request, work: Work) -> None:
-        """Have `work` do the rest of an answer that a `LiveAnswer` has waited for."""
+    def go_on(self, request: Request, handler: Handler) -> None:
+        """Have the handler do the rest of an answer that a `LiveAnswer` has waited for."""
 
     def begin_again(self, request: bytes | None, at: str, group: GivenUp) -> None:
         """Give up a live answer of which nothing is written, and have the request handled again, to be relayed.

@@ -9,7 +9,7 @@ the client for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
 from multidict import CIMultiDict
@@ -149,8 +149,10 @@ class Channel(Protocol):
         """Have `answering` give the answer without a task, until `answered`.  It is called when there is room, and when
         the client leaves."""
 
-    def go_on(self, request: Request, work: Coroutine[Any, Any, Answered | None]) -> None:
-        """Have `work` do the rest of an answer that a `LiveAnswer` has waited for."""
+    def go_on(
+        self, request: Request, handler: Callable[[Request], Coroutine[Any, Any, Answered | None] | None]
+    ) -> None:
+        """Have the handler do the rest of an answer that a `LiveAnswer` has waited for."""
 
     def answered(self, request: Request) -> None:
         """The answer is written."""

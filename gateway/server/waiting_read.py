@@ -9,31 +9,31 @@ from gateway.engine.read import Read
 from gateway.limits.memory import NOTHING, Holding
 from gateway.server.clients import Work
 from gateway.server.context import ParsedRequest, RequestContext
-from gateway.server.request import Channel
+from gateway.server.request import Channel, Request
 
 
 class Answerer(Protocol):
     """Answers first reads."""
 
-    def rest_of(self, context: RequestContext, parsed: ParsedRequest, read: Read, first: FirstRead) -> Work:
-        """The answer to a first read, whose fetch has been awaited."""
+    def go_on(self, waiting: WaitingRead) -> Work | None:
+        """Answer a first read, whose fetch has been awaited, as far as possible; returns the remaining work."""
 
-    def left(self, context: RequestContext, first: FirstRead) -> None:
+    def left(self, waiting: WaitingRead) -> None:
         """The client of a waiting read has left."""
 
 
 class WaitingRead:
     """One waiting read."""
 
-    __slots__ = ("_answerer", "_context", "_first", "_parsed", "_read")
+    __slots__ = ("_answerer", "context", "first", "parsed", "read")
 
     def __init__(
         self, context: RequestContext, parsed: ParsedRequest, read: Read, first: FirstRead, answerer: Answerer
     ) -> None:
-        self._context = context
-        self._parsed = parsed
-        self._read = read
-        self._first = first
+        self.context = context
+        self.parsed = parsed
+        self.read = read
+        self.first = first
         self._answerer = answerer
 
     def holdings(self) -> tuple[Holding, ...]:
@@ -45,10 +45,12 @@ class WaitingRead:
 
     def left(self, channel: Channel) -> None:
         """The client has left."""
-        self._answerer.left(self._context, self._first)
+        self._answerer.left(self)
 
-    def go_on(self) -> None:
+    def ready(self) -> None:
         """The fetch has been awaited: answer."""
-        context = self._context
-        request = context.request
-        request.channel.go_on(request, self._answerer.rest_of(context, self._parsed, self._read, self._first))
+        request = self.context.request
+        request.channel.go_on(request, self._go_on)
+
+    def _go_on(self, request: Request) -> Work | None:
+        return self._answerer.go_on(self)

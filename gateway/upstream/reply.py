@@ -299,8 +299,7 @@ class Reply:
         if self._has_stalled and self._stalls is not None:
             self._stalls.discard(self)
         self.on_reclaim = no_op
-        if not self._incoming.has_ended:
-            self._incoming.end(ConnectionLost("left"))
+        self._incoming.end(ConnectionLost("left"))
         if self._sent is not None:
             self._sent.close()
         if self.span is not None:

@@ -171,6 +171,8 @@ class TestPure:
         status: int
         headers: CIMultiDict[str]
         is_delimited: bool = True
+        shape: None = None
+        own: tuple[()] = ()
 
     def classified(self, start_at: str, status: int = 200, *, known: TapeFacts = UNKNOWN, **more: str) -> object:
         route = Route(GatewayConfig.for_origin("http://origin.test").routes[0], "edge", ManualClock())

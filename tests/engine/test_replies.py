@@ -44,6 +44,8 @@ class Head(NamedTuple):
     status: int
     headers: CIMultiDict[str]
     is_delimited: bool = True
+    shape: None = None
+    own: tuple[()] = ()
 
 
 class Sent:

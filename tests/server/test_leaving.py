@@ -14,7 +14,7 @@ from hyperframe.frame import RstStreamFrame
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import start_origin
-from gateway.server.clients import Work
+from gateway.server.clients import Handler, Work
 from gateway.server.connection import Connection
 from gateway.server.http2.channel import StreamChannel
 from gateway.server.http2.connection import Http2Connection
@@ -99,8 +99,16 @@ async def test_a_reader_that_leaves_in_the_turn_in_which_its_request_goes_on_is_
 
     for kind in (Connection, StreamChannel):
 
-        def go_on(channel: Any, request: Request, work: Work, going: Callable[..., None] = kind.go_on) -> None:
-            going(channel, request, _interrupted(to_its_end(work), at, lose))
+        def go_on(channel: Any, request: Request, rest: Handler, going: Callable[..., None] = kind.go_on) -> None:
+            def go(request: Request) -> Work | None:
+                nonlocal is_answered
+                if not at:
+                    lose()
+                work = rest(request)
+                is_answered = work is None
+                return _interrupted(to_its_end(work), at or _MOST_WAITS, lose) if work is not None else None
+
+            going(channel, request, go)
 
         monkeypatch.setattr(kind, "go_on", go_on)
 

@@ -26,7 +26,7 @@ from gateway.limits.memory import Holding, SharedBytes
 from gateway.protocol.client_address import Proxies
 from gateway.protocol.mode import Mode
 from gateway.server.body import RequestBody
-from gateway.server.clients import Clients, Work
+from gateway.server.clients import Clients, Handler
 from gateway.server.handling import Handling
 from gateway.server.observing import end_sse
 from gateway.server.request import LiveAnswer, LiveUse, Note, Request
@@ -218,12 +218,12 @@ class StreamChannel(Handling):
 
     def _begin_handling(self, request: Request) -> None:
         self._live, self._request = None, request
-        if (task := self._handle(request)) is not None:
+        if (task := self._handle(request, self._clients.handler)) is not None:
             self._task = task
 
-    def go_on(self, request: Request, work: Work) -> None:
+    def go_on(self, request: Request, handler: Handler) -> None:
         self._live = None
-        if (task := self._go_on(request, work)) is not None:
+        if (task := self._handle(request, handler)) is not None:
             self._task = task
 
     def _repeated(self, data: bytes | None) -> Request | None:
