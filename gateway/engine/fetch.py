@@ -106,6 +106,7 @@ class Fetch:
         "_first_error",
         "_is_decided",
         "_is_over",
+        "_loop",
         "_pending",
         "_task",
         "_work",
@@ -137,13 +138,16 @@ class Fetch:
         """When the latest request was sent (monotonic seconds)."""
         self._context: Context
         """The context of the flight's span."""
+        self._loop: asyncio.AbstractEventLoop
         self._is_over = False
         self._is_decided = False
         """Whether the outcome of the latest request is known."""
 
     def launch(self) -> None:
         """Begin in the next turn of the loop; until then, others may join the flight."""
-        asyncio.get_running_loop().call_soon(self._begin)
+        # To ask for the running loop takes a system call.
+        self._loop = asyncio.get_running_loop()
+        self._loop.call_soon(self._begin)
 
     def cancel(self) -> None:
         """Give the fetch up: no reader is left."""
@@ -174,7 +178,7 @@ class Fetch:
     def _go_on(self, work: Coroutine[Any, Any, None]) -> None:
         """Do this part of the fetch at once as far as possible, and the rest in a task."""
         try:
-            task = begin(asyncio.get_running_loop(), work, self._context)
+            task = begin(self._loop, work, self._context)
         except Exception:
             self._died()
             return
@@ -200,7 +204,7 @@ class Fetch:
             self._is_over = True
             self.flight.on_unused = None
             # The readers go on first: until they have the stream themselves, the flight holds it for them.
-            asyncio.get_running_loop().call_soon(self._work.ended, self)
+            self._loop.call_soon(self._work.ended, self)
 
     def _pause_s(self) -> float:
         return self._work.pace.pause_s(self.stream, self._work.clock.now())
