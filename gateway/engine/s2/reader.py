@@ -17,10 +17,9 @@ from typing import Final, Protocol
 from gateway.aio.clock import Clock
 from gateway.aio.timers import NEVER, Wheel
 from gateway.engine.s2.fetch import S2Fetched
-from gateway.engine.s2.follower import LOST, REPLACED, refusal
 from gateway.engine.s2.request import S2Form, S2ReplyKind
 from gateway.engine.s2.stream import S2Stream
-from gateway.engine.s2.topic import S2Batch, S2LargePiece, S2Topic
+from gateway.engine.s2.topic import LOST, REPLACED, S2Batch, S2LargePiece, S2Topic, refusal
 from gateway.limits.memory import NOTHING, Holding
 from gateway.live.frames import chunk
 from gateway.live.subscriber import PART_BYTES, Wire

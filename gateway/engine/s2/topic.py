@@ -24,12 +24,24 @@ from gateway.aio.signal import Signal
 from gateway.limits.memory import SharedBytes
 from gateway.live.frames import chunk, drop_failed
 from gateway.s2 import protobuf
+from gateway.s2.errors import S2ErrorCode, error_body
 from gateway.s2.json_format import Format, encode_read_batch
 from gateway.s2.records import MAX_BATCH_RECORDS, ReadBatch, Record, StreamPosition, total_metered_bytes
 from gateway.s2.session import Compression, encode_message
 from gateway.tape.records import Part
 from gateway.tape.stream import Stream
-from gateway.upstream.s2_client import S2Refused
+from gateway.upstream.s2_client import S2Refused, ended_with
+
+
+def refusal(code: S2ErrorCode, message: str) -> S2Refused:
+    """An error of the gateway's own in S2's form."""
+    return ended_with(code.status, error_body(code, message))
+
+
+LOST: Final = refusal(S2ErrorCode.UNAVAILABLE, "the origin cannot be reached")
+REFUSED: Final = refusal(S2ErrorCode.UNAVAILABLE, "the origin has refused to go on")
+REPLACED: Final = refusal(S2ErrorCode.UNAVAILABLE, "the stream has been deleted or created again")
+
 
 _SHARED_BYTES: Final = 1 << 16
 """Records of this size are written as they are for all readers: in JSON not as a part of each reader's event, and

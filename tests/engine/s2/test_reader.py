@@ -20,11 +20,10 @@ from gateway.aio.tasks import Tasks
 from gateway.aio.timers import Wheel
 from gateway.commands.s2_events import EventReader
 from gateway.engine.s2.fetch import S2Fetched, S2Origin, S2Source
-from gateway.engine.s2.follower import LOST
 from gateway.engine.s2.reader import S2Session, S2SessionReader
 from gateway.engine.s2.request import S2Form, S2ReplyKind
 from gateway.engine.s2.stream import S2Shared, S2Stream
-from gateway.engine.s2.topic import S2Topic
+from gateway.engine.s2.topic import LOST, S2Topic
 from gateway.live.frames import chunk
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2 import protobuf

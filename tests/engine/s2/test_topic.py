@@ -7,8 +7,7 @@ from typing import cast
 
 import pytest
 
-from gateway.engine.s2.follower import LOST
-from gateway.engine.s2.topic import S2Batch, S2Topic
+from gateway.engine.s2.topic import LOST, S2Batch, S2Topic
 from gateway.s2.json_format import Format
 from gateway.s2.records import MAX_BATCH_METERED_BYTES, MAX_BATCH_RECORDS, Header, Record, StreamPosition
 from gateway.s2.session import Compression

@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 from s2_sdk import S2, AppendInput, Endpoints, Record
 
-from gateway.engine.s2.follower import PAUSES_S
+from gateway.engine.s2.streams import PAUSES_S
 from gateway.origin.s2.calls import Call
 from gateway.s2.errors import S2ErrorCode
 from gateway.s2.records import ReadBatch

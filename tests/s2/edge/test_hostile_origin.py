@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.engine.s2.follower import LEAST_S, PAUSES_S
+from gateway.engine.s2.streams import LEAST_S, PAUSES_S
 from gateway.origin.s2.calls import Call
 from gateway.s2 import protobuf
 from gateway.s2.errors import S2ErrorCode
