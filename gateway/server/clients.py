@@ -30,6 +30,7 @@ from gateway.limits.accounts import Account, Accounts, client_nets
 from gateway.limits.memory import Holding
 from gateway.limits.slow_clients import keeps_up
 from gateway.protocol.client_address import Proxies
+from gateway.server.accepting import ARRIVALS_PER_LOOK
 from gateway.server.joins import Join, Joins
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Channel, Request
@@ -211,6 +212,9 @@ class Clients:
         """Whether new connections are refused because the process is close to its memory limit."""
         self.unadmitted = 0
         """Connections that have been accepted and not admitted yet.  Each adds itself; a call to `admit` follows."""
+        self._arrivals = 0
+        self.on_arrivals: Callable[[], None] = lambda: None
+        """Called after each `ARRIVALS_PER_LOOK` admitted connections."""
         self._open: OrderedDict[ClientConnection, None] = OrderedDict()
         self.refused: Counter[ConnectionRefusal] = Counter()
         """Refused connections by reason."""
@@ -264,6 +268,10 @@ class Clients:
             client.use = account
         self._open[client] = None
         self.accounts.open_connections += 1
+        self._arrivals += 1
+        if self._arrivals >= ARRIVALS_PER_LOOK:
+            self._arrivals = 0
+            self.on_arrivals()
         return True
 
     def _refusal(self, account: Account | None) -> ConnectionRefusal | None:

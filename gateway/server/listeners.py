@@ -17,10 +17,12 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
 from gateway.aio.clock import Clock
+from gateway.aio.tasks import Tasks
 from gateway.config.addresses import Address
 from gateway.config.errors import ConfigError, Mistakes
 from gateway.config.gateway import GatewayConfig
@@ -28,11 +30,12 @@ from gateway.config.listener import ListenerConfig, SystemdSockets, UnixAddress
 from gateway.config.reader import ConfigReader, ConfigReadTimeout
 from gateway.config.watched_files import Stamp, Watch
 from gateway.protocol.client_address import Proxies
+from gateway.server.accepting import AcceptQueue
 from gateway.server.certificates import LoadedCertificates, load
 from gateway.server.clients import Clients
 from gateway.server.connection import Connection
 from gateway.server.handshake import HTTP_1, Acceptor, Connect, Handshake, HandshakeFailure
-from gateway.server.sockets import UnixSocket, accept_queued, adopt, choose_fds, listen_at, passed_sockets, serve_on
+from gateway.server.sockets import UnixSocket, accept_queued, adopt, choose_fds, listen_at, passed_sockets
 
 Certificates = Mapping[int, LoadedCertificates]
 """The certificates by the index of their listener in the configuration."""
@@ -86,10 +89,15 @@ class _OpenListener:
 
     def __init__(self, config: ListenerConfig) -> None:
         self.config = config
-        self.servers: list[asyncio.Server] = []
+        self.queues: list[AcceptQueue] = []
         self.file: UnixSocket | None = None
         self.port = 0
         """The port that it is bound to; 0 if it has none."""
+
+    @property
+    def servers(self) -> list[asyncio.Server]:
+        """The servers of all its descriptors."""
+        return [server for queue in self.queues for server in queue.servers]
 
     @property
     def is_unrestricted(self) -> bool:
@@ -137,9 +145,12 @@ class Listeners:
         self.certificates: Certificates = {}
         """The certificates in effect."""
         self._open: list[_OpenListener] = []
+        self._tasks = Tasks()
+        clients.on_arrivals = self._look
 
     def __repr__(self) -> str:
-        return f"<Listeners {len(self._open)} open, {len(self.certificates)} with certificates>"
+        servers = sum(len(one.servers) for one in self._open)
+        return f"<Listeners {len(self._open)} open, {servers} servers, {len(self.certificates)} with certificates>"
 
     def __len__(self) -> int:
         return len(self._open)
@@ -202,16 +213,17 @@ class Listeners:
         config = listening.config
         match config.bind_address:
             case Address() as address:
-                listening.servers += await listen_at(
+                servers = await listen_at(
                     address, factory, backlog=config.backlog, reuse_port=config.reuse_port or None
                 )
+                listening.queues = [AcceptQueue(server, factory, config.backlog) for server in servers]
             case UnixAddress(path):
                 try:
                     listening.file = await UnixSocket.open(path, config.mode, config.backlog)
                 except OSError as error:
                     raise OSError(error.errno, f"{config.address}: {error.strerror or error}") from None
                 sock = listening.file.sock
-                listening.servers.append(await serve_on(sock, factory, config.backlog))
+                listening.queues.append(await AcceptQueue.on(sock, factory, config.backlog))
             case SystemdSockets(name):
                 others = [
                     one.bind_address.name for one in self._configs if isinstance(one.bind_address, SystemdSockets)
@@ -220,7 +232,7 @@ class Listeners:
                 if not wanted:
                     raise ConfigError(f"{config.address}: systemd has passed no such socket")
                 for fd in wanted:
-                    listening.servers.append(await serve_on(adopt(fd), factory, config.backlog))
+                    listening.queues.append(await AcceptQueue.on(adopt(fd), factory, config.backlog))
         for server in listening.servers:
             for listener in server.sockets:
                 # Keep the kernel's buffer small, so that unsent bytes are seen here.  Accepted sockets inherit it.
@@ -228,6 +240,17 @@ class Listeners:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
                 if not listening.port and listener.family in (socket.AF_INET, socket.AF_INET6):
                     listening.port = listener.getsockname()[1]
+
+    def _look(self) -> None:
+        """Have the listeners' queues looked at, because connections have arrived."""
+        if not self._tasks:
+            self._tasks.start(self._look_at_queues(), "accept queues")
+
+    async def _look_at_queues(self) -> None:
+        # Without files to open, connections are accepted one by one.
+        with suppress(OSError):
+            for queue in [queue for listening in self._open for queue in listening.queues]:
+                await queue.look()
 
     def _factory(self, index: int) -> Callable[[], asyncio.BaseProtocol]:
         config, protocols = self._configs[index], self._protocols
@@ -287,6 +310,7 @@ class Listeners:
             for server in listening.servers:
                 await server.wait_closed()
         self._open.clear()
+        await self._tasks.close()
 
 
 _log = logging.getLogger("gateway.server")

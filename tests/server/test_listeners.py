@@ -1100,3 +1100,34 @@ async def test_curl_and_node_read_over_tls(bench: Bench, authority: Authority) -
     fetch = f"fetch('{url}').then(r => r.text()).then(console.log)"
     node = await output("node", "--dns-result-order=ipv4first", "-e", fetch, NODE_EXTRA_CA_CERTS=str(authority.file))
     assert node == "hello\n"
+
+
+async def test_a_crowd_is_accepted_in_fewer_turns_than_it_has_connections_until_clients_come_alone(
+    bench: Bench,
+) -> None:
+    gateway = await bench.start({"address": "127.0.0.1:0"})
+    listeners, clients = gateway.listeners, gateway.clients
+    address = ("127.0.0.1", port_of(gateway))
+
+    async def arrive(count: int) -> int:
+        """Connect without a turn of the loop; the number of turns in which all are accepted."""
+        crowd, turns = [socket.create_connection(address) for _ in range(count)], 0
+        while len(clients) < count:
+            await asyncio.sleep(0)
+            turns += 1
+        for one in crowd:
+            one.close()
+        await eventually(lambda: not len(clients))
+        return turns
+
+    assert "1 servers" in repr(listeners)
+    assert await arrive(256) < 128
+    assert "16 servers" in repr(listeners)
+    for _ in range(160):
+        await arrive(1)
+    assert "1 servers" in repr(listeners)
+    await arrive(64)
+    assert "16 servers" in repr(listeners)
+    await gateway.stop()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)

@@ -1,0 +1,75 @@
+"""The descriptors that accept the connections of a listening socket.
+
+libuv accepts one connection of a descriptor in each turn of the loop.  In a crowd, each turn would then run all of the
+code of accepting, reading and leaving once, between system calls that empty the processor's caches.  Several
+descriptors of one socket accept several connections in a turn.
+
+A further descriptor is not free: it wakes for each connection, also if another one takes it.  There are as many as
+connections have waited lately, so a client that comes alone is accepted by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Callable
+from typing import Final, Self
+
+from gateway.server.sockets import adopt, serve_on
+
+ARRIVALS_PER_LOOK: Final = 32
+"""New connections after which the kernel's queue is looked at: a look costs some microseconds."""
+MOST_FURTHER: Final = 15
+_LOOKS: Final = 4
+"""Looks of which the longest queue counts."""
+_UNACKED: Final = 24
+"""Where TCP_INFO of a listening socket has the length of its queue, in four bytes (tcp(7))."""
+
+
+def waiting(listening: socket.socket) -> int:
+    """How many connections wait to be accepted; 0 where the system does not say it."""
+    if sys.platform != "linux" or listening.family == socket.AF_UNIX:
+        return 0
+    info = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACKED + 4)
+    return int.from_bytes(info[_UNACKED:], sys.byteorder)
+
+
+class AcceptQueue:
+    """The connections that wait at one server.  Owner of the further descriptors of its socket."""
+
+    def __init__(self, first: asyncio.Server, factory: Callable[[], asyncio.BaseProtocol], backlog: int) -> None:
+        self._first = first
+        self._factory = factory
+        self._backlog = backlog
+        self._further: list[asyncio.Server] = []
+        self._longest = 0
+        self._looks = 0
+
+    @classmethod
+    async def on(cls, sock: socket.socket, factory: Callable[[], asyncio.BaseProtocol], backlog: int) -> Self:
+        """Accept connections on a socket."""
+        return cls(await serve_on(sock, factory, backlog), factory, backlog)
+
+    def __repr__(self) -> str:
+        return f"<AcceptQueue {1 + len(self._further)} descriptors>"
+
+    @property
+    def servers(self) -> list[asyncio.Server]:
+        """The server, and those of the further descriptors."""
+        return [self._first, *self._further]
+
+    async def look(self) -> None:
+        """Have as many further descriptors as connections wait.  Raises OSError without files to open."""
+        if not (sockets := self._first.sockets):
+            return
+        self._longest = max(self._longest, waiting(sockets[0]))
+        self._looks += 1
+        wanted = min(self._longest, MOST_FURTHER)
+        while len(self._further) < wanted and self._first.is_serving():
+            server = await serve_on(adopt(sockets[0].fileno()), self._factory, self._backlog)
+            self._further.append(server)
+        if self._looks >= _LOOKS:
+            self._looks = self._longest = 0
+            while len(self._further) > wanted:
+                self._further.pop().close()
