@@ -2,8 +2,11 @@
 
 A `Wheel` keeps many coarse deadlines behind one event-loop timer.  A loop timer costs about half a kilobyte, and some
 microseconds to set and to cancel.  Ten thousand mostly idle connections would pay that for deadlines that rarely
-expire.  Here a deadline is an entry in the set of its tick, and the tick number finds it again.  It fires at most one
-tick late and never early.
+expire.  Here a deadline is an entry in the dictionary of its tick, and the tick number finds it again.  It fires at
+most one tick late and never early.
+
+Live readers end far apart, so that they do not come back together.  With a tick of its own, each would pay for a
+dictionary.  A deadline more than a minute away shares its tick with others, and is at most a second late.
 
 Clients that arrive together have their deadlines together, and ending a connection takes some time.  A turn of the
 event loop therefore fires entries for `TURN_S` at most, and later turns the rest.
@@ -32,6 +35,9 @@ TICK_S: Final = 1 / 16
 
 _HAIR: Final = 5e-7
 
+_FAR_S: Final = 60.0
+_FAR_TICKS: Final = 16
+
 TURN_S: Final = 0.001
 """Entries are fired for this long in one turn of the loop."""
 
@@ -53,13 +59,14 @@ class Wheel:
         """`spent` measures how long entries have been fired."""
         self._clock = clock
         self._spent = spent
-        self._entries: dict[int, set[Entry]] = {}
+        # Dictionaries, because sets of few entries take twice as many bytes.  Entries of one tick share its number.
+        self._entries: dict[int, tuple[int, dict[Entry, None]]] = {}
         self._ticks: list[int] = []
         self._timer: Timer | None = None
         self._armed = NEVER
 
     def __len__(self) -> int:
-        return sum(map(len, self._entries.values()))
+        return sum(len(entries) for _, entries in self._entries.values())
 
     def __repr__(self) -> str:
         return f"<Wheel {len(self)} entries>"
@@ -71,20 +78,23 @@ class Wheel:
             now = self._clock.now()
         # Rounded up, but not for a hair: 1000.1 + 0.15 is a hair above 1000.25.
         tick = ceil((now + delay_s) / TICK_S - _HAIR)
-        entries = self._entries.get(tick)
-        if entries is None:
-            entries = self._entries[tick] = set()
+        if delay_s > _FAR_S:
+            tick += -tick % _FAR_TICKS
+        found = self._entries.get(tick)
+        if found is None:
+            found = self._entries[tick] = tick, {}
             heapq.heappush(self._ticks, tick)
             if self._timer is None or tick < self._armed:
                 self._arm()
-        entries.add(entry)
+        tick, entries = found
+        entries[entry] = None
         return tick
 
     def drop(self, entry: Entry, tick: int) -> None:
         """Remove the entry if it is still on the wheel."""
-        entries = self._entries.get(tick)
-        if entries is not None:
-            entries.discard(entry)
+        found = self._entries.get(tick)
+        if found is not None:
+            found[1].pop(entry, None)
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -97,10 +107,10 @@ class Wheel:
         reached, until = floor(round(self._clock.now() / TICK_S, 6)), self._spent() + TURN_S
         while self._ticks and self._ticks[0] <= reached:
             # An entry that waits for a later turn can still be dropped.
-            entries = self._entries[self._ticks[0]]
+            _, entries = self._entries[self._ticks[0]]
             while entries:
                 try:
-                    entries.pop().due()
+                    entries.popitem()[0].due()
                 except Exception:
                     # An error in one entry must not keep the others from firing.
                     _log.exception("a deadline failed")
@@ -108,7 +118,7 @@ class Wheel:
                     self._arm()
                     return
             del self._entries[heapq.heappop(self._ticks)]
-        while self._ticks and not self._entries[self._ticks[0]]:
+        while self._ticks and not self._entries[self._ticks[0]][1]:
             # All entries of this tick have been dropped: skip it instead of waking up for nothing.
             del self._entries[heapq.heappop(self._ticks)]
         if self._ticks:

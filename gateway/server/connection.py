@@ -312,6 +312,14 @@ class Connection(RecognisingConnection):
             request.keeps_alive = False
         if (task := self._handle(request, self._clients.handler)) is not None:
             self._task = task
+        elif self.phase is _LIVE:
+            self._drop_request()
+
+    def _drop_request(self) -> None:
+        """Drop what a live answer does not need of its request: an idle reader would hold it as long as it stays."""
+        self._candidate = None
+        if self.sse_route is not None:
+            self._request = None
 
     def go_on(self, request: Request, handler: Handler) -> None:
         self.phase = _ANSWERING
@@ -336,6 +344,8 @@ class Connection(RecognisingConnection):
         # Its live answer may have ended already, and the next request may have begun.
         if self._task is task:
             self._task = None
+            if self.phase is _LIVE:
+                self._drop_request()
             self._leave_if_gone()
 
     def _leave_if_gone(self) -> None:

@@ -41,7 +41,7 @@ async def test_a_timer_does_not_run_in_the_context_that_set_it(clock: Clock) -> 
 
 
 class TestWheel:
-    def test_an_entry_fires_never_early_and_at_most_one_tick_late(self) -> None:
+    def test_an_entry_fires_never_early_and_one_tick_late_at_most_or_one_second_if_it_is_far(self) -> None:
         clock = ManualClock()
         wheel = Wheel(clock)
         came: dict[float, float] = {}
@@ -54,13 +54,15 @@ class TestWheel:
                 came[self.delay_s] = clock.now() - began
 
         began = clock.now()
-        delays = [0.0, 0.01, TICK_S, 0.1, 0.15, 1.0, 59.99]
+        delays = [0.0, 0.01, TICK_S, 0.1, 0.15, 1.0, 59.99, 60.0, 60.01, 65.3, 66.0]
         for delay_s in delays:
             wheel.add(At(delay_s), delay_s)
         for _ in range(7_000):
             clock.advance(0.01)
         assert sorted(came) == delays
-        assert all(delay_s <= at + 1e-6 and at <= delay_s + TICK_S + 0.01 for delay_s, at in came.items())
+        for delay_s, at in came.items():
+            assert delay_s <= at + 1e-6
+            assert at <= delay_s + (TICK_S if delay_s <= 60 else 1.0) + 0.01
         assert clock.pending == len(wheel) == 0
 
     def test_a_dropped_entry_does_not_fire_and_leaves_no_timer(self) -> None:
