@@ -4,8 +4,9 @@ libuv accepts one connection of a descriptor in each turn of the loop.  In a cro
 code of accepting, reading and leaving once, between system calls that empty the processor's caches.  Several
 descriptors of one socket accept several connections in a turn.
 
-A further descriptor is not free: it wakes for each connection, also if another one takes it.  There are as many as
-connections have waited lately, so a client that comes alone is accepted by one.
+A further descriptor is not free: it wakes for each connection, and takes some 4 µs to find that another one has taken
+it.  There are as many as connections have waited at each of the latest looks, so a client that comes alone is accepted
+by one.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from gateway.server.sockets import adopt, serve_on
 ARRIVALS_PER_LOOK: Final = 32
 """New connections after which the kernel's queue is looked at: a look costs some microseconds."""
 MOST_FURTHER: Final = 15
-_LOOKS: Final = 4
-"""Looks of which the longest queue counts."""
+_LOOKS: Final = 3
+"""Looks of which the shortest queue counts: a burst is soon over."""
 _UNACKED: Final = 24
 """Where TCP_INFO of a listening socket has the length of its queue, in four bytes (tcp(7))."""
 
@@ -43,8 +44,8 @@ class AcceptQueue:
         self._factory = factory
         self._backlog = backlog
         self._further: list[asyncio.Server] = []
-        self._longest = 0
-        self._looks = 0
+        self._seen: list[int] = []
+        """How many connections waited at the latest looks."""
 
     @classmethod
     async def on(cls, sock: socket.socket, factory: Callable[[], asyncio.BaseProtocol], backlog: int) -> Self:
@@ -60,16 +61,16 @@ class AcceptQueue:
         return [self._first, *self._further]
 
     async def look(self) -> None:
-        """Have as many further descriptors as connections wait.  Raises OSError without files to open."""
+        """Have as many further descriptors as connections have waited lately.  Raises OSError without files to open."""
         if not (sockets := self._first.sockets):
             return
-        self._longest = max(self._longest, waiting(sockets[0]))
-        self._looks += 1
-        wanted = min(self._longest, MOST_FURTHER)
+        self._seen.append(waiting(sockets[0]))
+        if len(self._seen) < _LOOKS:
+            return
+        wanted = min(MOST_FURTHER, *self._seen)
+        self._seen.clear()
+        while len(self._further) > wanted:
+            self._further.pop().close()
         while len(self._further) < wanted and self._first.is_serving():
             server = await serve_on(adopt(sockets[0].fileno()), self._factory, self._backlog)
             self._further.append(server)
-        if self._looks >= _LOOKS:
-            self._looks = self._longest = 0
-            while len(self._further) > wanted:
-                self._further.pop().close()

@@ -1123,10 +1123,10 @@ async def test_a_crowd_is_accepted_in_fewer_turns_than_it_has_connections_until_
     assert "1 servers" in repr(listeners)
     assert await arrive(256) < 128
     assert "16 servers" in repr(listeners)
-    for _ in range(160):
+    for _ in range(200):
         await arrive(1)
     assert "1 servers" in repr(listeners)
-    await arrive(64)
+    await arrive(256)
     assert "16 servers" in repr(listeners)
     await gateway.stop()
     with pytest.raises(ConnectionRefusedError):
