@@ -50,11 +50,6 @@ class RecordStream(Stream):
         return self.records.block_count
 
     @property
-    def size(self) -> int:
-        """Metered bytes held."""
-        return self.records.size
-
-    @property
     def furthest(self) -> str | None:
         """The furthest sequence number that the origin has named; None if there is none."""
         return str(self.records.end) if self.records.block_count else None

@@ -94,8 +94,7 @@ class Stream:
     acked_by: str = ""
     """The query of the latest of these writes that advanced `acked` or closed the stream."""
     other_queries: frozenset[str] = frozenset()
-    """Queries that turned out to name other streams at this path, at most `MAX_OTHER_QUERIES`: their writes do not
-    concern this stream."""
+    """Queries that name other streams at this path, at most `MAX_OTHER_QUERIES`: their writes concern only these."""
     sighting: Sighting | None = None
     """The latest valid sighting of the tail; None if none is valid."""
     tail_read_level: float = 0.0
@@ -109,7 +108,7 @@ class Stream:
     """Whom the origin has shown the stream (`Source.asker`), or `SEVERAL`.  None if credentials are not shared: all
     who share the record are then one asker."""
     surrogate_keys: frozenset[str] = frozenset()
-    """The origin's names for groups of streams; set only by `TapeStore.tag`, which keeps the index."""
+    """The origin's names for groups of streams; set only by `Paths.tag`, which keeps the index."""
     tagged_as: str = ""
     """The incarnation when the surrogate keys were set."""
     reads: int = 0
@@ -132,8 +131,7 @@ class Stream:
     holds: int = 0
     """Holders that need this record to stay the record of its key: live topics, flights."""
     facts_cost: int = 0
-    """Bytes of the budget that the record took when it was last weighed, without its tape; set only by the
-    `TapeStore`."""
+    """Bytes of the budget that all but the tape took when last weighed; set only by the `TapeStore`."""
 
     def __repr__(self) -> str:
         state = self.ended or "in memory"
@@ -146,8 +144,7 @@ class Stream:
         self.holds += 1
 
     def count_reads(self, reads: int, hits: int, sent: int = 0) -> None:
-        """Count reads answered from this record, how many of them without the origin, and the body bytes handed to
-        their connections so far."""
+        """Count reads answered from this record, those of them without the origin, and body bytes sent so far."""
         self.reads += reads
         self.hits += hits
         self.sent_bytes += sent
@@ -226,11 +223,6 @@ class Stream:
     def block_count(self) -> int:
         """Blocks of bytes that are held."""
         return self.tape.block_count
-
-    @property
-    def size(self) -> int:
-        """Stream bytes held."""
-        return self.tape.size
 
     @property
     def furthest(self) -> str | None:

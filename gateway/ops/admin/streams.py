@@ -265,7 +265,7 @@ class _Rows:
             tail=self._tail(stream),
             is_closed=tape.closed_at is not None,
             is_followed=stream.is_followed,
-            bytes=stream.size,
+            bytes=tape.size if records is None else records.size,
             records=records.record_count if records is not None else None,
             blocks=stream.block_count,
             readers=self._readers(stream),
