@@ -20,6 +20,7 @@ from aiohttp import web
 from gateway.aio.clock import Clock, SystemClock
 from gateway.aio.tasks import Tasks
 from gateway.aio.timers import TICK_S
+from gateway.auth.rules import Rules, load_rules
 from gateway.config.addresses import Address
 from gateway.config.cache_plan import CachePlan
 from gateway.config.change import Change
@@ -230,7 +231,7 @@ class RunningGateway:
 
     async def _take_anew(self) -> Change:
         async with self._reloading:
-            wanted, plan, credentials, tls, certificates = await self._reader.read()
+            wanted, plan, credentials, tls, certificates, rules = await self._reader.read()
             change = config_change(self.config, wanted)
             self._frontend.use_certificates(certificates)
             self.config = change.config
@@ -241,7 +242,7 @@ class RunningGateway:
             # Origins may have moved, whether the configuration says so or not.
             self.engine.client.exchanges.renew()
             self.engine.limit_clients(change.config.limits)
-            self._frontend.reconfigure(change.config)
+            self._frontend.reconfigure(change.config, rules)
             self.memory.limits = _memory_limits(change.config)
             if self.take_plan(plan, is_budget_set=_is_budget_set(wanted)):
                 # The file may hold another plan under the same name.
@@ -255,7 +256,8 @@ class RunningGateway:
         config = self._load()
         shown = config_change(self.config, config).config.every_listener
         certificates = load_certificates(shown, self.listeners.alpn, self.listeners.certificates)
-        return config, load_plan(config), _origin_credentials(config, self._environ), load_tls(config), certificates
+        credentials = _origin_credentials(config, self._environ)
+        return config, load_plan(config), credentials, load_tls(config), certificates, load_rules(config)
 
     def take_plan(self, plan: CachePlan | None, *, is_budget_set: bool) -> bool:
         """Apply this plan under the current configuration; return whether it differs from the one before."""
@@ -341,7 +343,7 @@ async def start_gateway(
     environ = os.environ if environ is None else environ
     plan = load_plan(config)
     known = stamp(tls_files(config))
-    credentials, tls = _origin_credentials(config, environ), load_tls(config)
+    credentials, tls, rules = _origin_credentials(config, environ), load_tls(config), load_rules(config)
     address = config.server.admin_address
     guard = Guard(address, admin_token(environ, address))
     rng = rng or random.Random()
@@ -351,7 +353,7 @@ async def start_gateway(
     partitions = PartitionIds(config.log.partition_key.get_secret_value())
     log = open_access_log(config, clock, metrics, rng, partitions)
     engine = Engine(config, clock, metrics, rng, tracer, log or NO_ACCESS_LOG, credentials, tls=tls)
-    frontend = Frontend(config, engine, metrics, tracer, log or NO_ACCESS_LOG, metrics.listeners, rng)
+    frontend = Frontend(config, engine, metrics, tracer, log or NO_ACCESS_LOG, metrics.listeners, rng, rules)
     certificate_stamp = stamp(certificate_files(config.every_listener))
     frontend.use_certificates(load_certificates(config.every_listener, frontend.listeners.alpn))
     clients = frontend.clients
@@ -383,7 +385,7 @@ def _memory_limits(config: GatewayConfig) -> MemoryLimits:
     return MemoryLimits(most, limits.most_client_bytes)
 
 
-_Loaded = tuple[GatewayConfig, CachePlan | None, Credentials, dict[str, OriginTls], Certificates]
+_Loaded = tuple[GatewayConfig, CachePlan | None, Credentials, dict[str, OriginTls], Certificates, dict[str, Rules]]
 
 
 def _origin_credentials(config: GatewayConfig, environ: Mapping[str, str]) -> Credentials:

@@ -31,6 +31,8 @@ class GatewayError(Exception):
     text: ClassVar[str] = "Gateway error"
     limit: ClassVar[str | None] = None
     """The key of the limit that refused the request, if it is counted by that; limits per client count themselves."""
+    challenge: str | None = None
+    """The answer's WWW-Authenticate field (RFC 9110 section 11.6.1); None if there is none."""
 
     def __init__(self, text: str | None = None, *, is_unsent: bool = False) -> None:
         super().__init__(text or self.text)

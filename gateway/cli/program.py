@@ -32,6 +32,7 @@ from gateway.commands.failure import CommandFailed
 from gateway.commands.output import CANNOT_WRITE, abandon_stdout
 from gateway.commands.purge import purge
 from gateway.commands.reload import reload
+from gateway.commands.sign import sign
 from gateway.commands.streams import streams
 from gateway.commands.tail import tail
 from gateway.commands.top import top
@@ -261,7 +262,7 @@ def origin(
     servers.run(servers.run_origin(address, long_poll_timeout, sse_lifetime, chunk_bytes))
 
 
-for _command in (check, tail, append, bench, top, streams, purge, drain, reload):
+for _command in (check, tail, append, bench, top, streams, purge, sign, drain, reload):
     app.command()(_command)
 app.add_typer(pipeline)
 

@@ -125,6 +125,7 @@ def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[
 
     Raises ConfigError with all mistakes.
     """
+    from gateway.auth.rules import load_rules
     from gateway.config.credentials import load_credentials
     from gateway.config.file import load_config, load_plan
     from gateway.config.origin_tls import load_tls
@@ -141,6 +142,8 @@ def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[
         load_plan(loaded.config)
     with mistakes.collected():
         load_credentials(loaded.config, environ)
+    with mistakes.collected():
+        load_rules(loaded.config)
     with mistakes.collected():
         tls = load_tls(loaded.config)
     with mistakes.collected():

@@ -134,6 +134,21 @@ def _routes(loaded: LoadedConfig) -> Iterator[str]:
                 f"{source('protocol')}: route.{route.name}.protocol: append sessions of S2's clients need "
                 'origin_http = "2", because the origin acknowledges while the client still sends'
             )
+        if route.credentials == "shared" and not route.auth:
+            yield (
+                f"{source('credentials')}: route.{route.name}.credentials: every client that reaches this port reads "
+                "every stream of the route: add [[route.auth]], or authorise in front of the gateway"
+            )
+        if route.auth and route.credentials == "partition":
+            yield (
+                f"{source('auth')}: route.{route.name}.credentials: each token has a tape of its own: with "
+                '[[route.auth]], credentials = "shared" serves all of them from one'
+            )
+        if any(rule.parameter for rule in route.auth):
+            yield (
+                f"{source('auth')}: route.{route.name}.auth: a token in a query parameter is in histories and in the "
+                "logs of proxies (RFC 9700): prefer a cookie or a signed URL"
+            )
         urls = (*(one.url for one in route.members), *route.leaders)
         if route.origin_tls is not None and not any(url.startswith("https:") for url in urls):
             key = f"{source('origin_tls')}: route.{route.name}.origin_tls"

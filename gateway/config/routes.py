@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 from yarl import URL
 
+from gateway.config.authorisation import AuthRuleConfig
 from gateway.config.model import MisfitError, Model
 from gateway.config.origins import (
     HealthCheckConfig,
@@ -23,6 +24,7 @@ from gateway.config.values import (
     Codings,
     ContentType,
     CookieNames,
+    HeaderName,
     HeaderNames,
     OffsetPatterns,
     OriginUrl,
@@ -157,6 +159,30 @@ class RouteConfig(Model):
     )
     credential_headers: HeaderNames = Field(
         default=("authorization", "cookie"), description="Request headers that count as credentials."
+    )
+    auth: tuple[AuthRuleConfig, ...] = Field(
+        default=(),
+        strict=False,
+        max_length=16,
+        description="Rules of authorisation, tried in order: a request that none of them allows is refused. Without "
+        "any, each request is served.",
+    )
+    conceal: bool = Field(
+        default=False,
+        description="Answer requests that a credential does not allow with 404 in place of 403, with [[route.auth]].",
+    )
+    client_credentials: Literal["drop", "pass"] = Field(
+        default="drop",
+        description="Whether the origin gets the credentials that [[route.auth]] has judged: drop leaves the "
+        "credential headers out, pass sends them on.",
+    )
+    principal_header: HeaderName | Literal[""] = Field(
+        default="",
+        description="Header that names the principal of relayed requests to the origin; a client's own is removed. "
+        "Empty: none.",
+    )
+    tenant_header: HeaderName | Literal[""] = Field(
+        default="", description="The same for the principal's tenant. Empty: none."
     )
     ignore_set_cookie: CookieNames = Field(
         default=(),
@@ -297,6 +323,15 @@ class RouteConfig(Model):
     gzip_level: int = Field(
         default=4, ge=1, le=9, description="Compression level of gzip; 6 takes twice as long as the default."
     )
+
+    @model_validator(mode="after")
+    def _auth_is_of_streams(self) -> Self:
+        if self.auth and self.protocol == "s2" and not self.is_bridged:
+            raise MisfitError("goes with Durable Streams only: S2 has access tokens of its own", "auth")
+        for name in ("conceal", "client_credentials", "principal_header", "tenant_header"):
+            if not self.auth and getattr(self, name) != RouteConfig.model_fields[name].default:
+                raise MisfitError("has no effect without [[route.auth]]", name)
+        return self
 
     @model_validator(mode="after")
     def _consistency_is_of_s2(self) -> Self:

@@ -11,6 +11,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
+from gateway.config.authorisation import AuthRuleConfig, SigningKeyConfig
 from gateway.config.cache import CacheConfig, CachePlanConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.config.limits import LimitsConfig
@@ -48,6 +49,8 @@ TABLES: Final[Mapping[tuple[type[BaseModel], str], type[BaseModel]]] = {
     (ListenerConfig, "tls"): ListenerTlsConfig,
 }
 """Tables inside a section, by the section's model and the field."""
+RULES: Final[Mapping[str, type[BaseModel]]] = {"route.auth": AuthRuleConfig, "route.auth.keys": SigningKeyConfig}
+"""Lists of tables within a route."""
 LISTS: Final[Mapping[str, tuple[str, type[BaseModel]]]] = {
     "routes": ("route", RouteConfig),
     "listeners": ("listener", ListenerConfig),
@@ -76,6 +79,10 @@ def model_at(path: KeyPath) -> type[BaseModel] | None:
             return CertificateConfig
         case ("routes", int(), "origins", int(), _):
             return OriginConfig
+        case ("routes", int(), "auth", int(), _):
+            return AuthRuleConfig
+        case ("routes", int(), "auth", int(), "keys", int(), _):
+            return SigningKeyConfig
         case ("cache", "plan", _):
             return CachePlanConfig
     return None

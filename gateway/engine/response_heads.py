@@ -184,6 +184,8 @@ def failure_answer(node: str, error: GatewayError) -> Answer:
     headers["Cache-Status"] = cache_status(node, outcome)
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
+    if error.challenge is not None:
+        headers["WWW-Authenticate"] = error.challenge
     return Answer(error.status, headers, outcome, body=f"{error}\n".encode())
 
 

@@ -14,6 +14,9 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.aio.clock import Clock
+from gateway.auth.guard import Guard
+from gateway.auth.rules import Rules
+from gateway.auth.verdicts import Verdicts
 from gateway.config.routes import RouteConfig
 from gateway.engine.hit_for_miss import ANY_LIVE, DeniedOrigins, Unshared
 from gateway.engine.manner import Manners
@@ -62,8 +65,11 @@ class Route:
         public: Partition | None = None,
         retries: RetryBudget | None = None,
         origin: str | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.config = config
+        self.guard = guard
+        """Judges who may; None if the route has no rules."""
         self.node = node
         self.public = public or Partition(config.name)
         """The partition of readers without credentials, with which all partitions of the route's tapes start.  Two
@@ -309,7 +315,7 @@ class Route:
         each of them forwards the names before it (RFC 8586 §2).  They are a part of the key, because otherwise the
         names in one reader's request could get the fetch of all other readers refused.
         """
-        headers = CIMultiDict(credentials)
+        headers = CIMultiDict(credentials if self.guard is None or not self.guard.drops_credentials else ())
         headers["Accept-Encoding"] = "identity"
         headers["Via"] = f"1.1 {self.node}"
         headers["CDN-Loop"] = ", ".join([*passed_nodes, self.node])
@@ -363,6 +369,7 @@ def _sharing(config: RouteConfig, origin: str) -> tuple[object, ...]:
     if config.is_bridged:
         whose += (config.bridging.basin, config.bridging.records, config.bridging.content_type)
     # Unless the route sets CORS headers itself, the origin's answer to one web origin is not valid for another.
+    whose += (bool(config.auth), config.client_credentials)
     return (*whose, config.credentials, config.credential_headers, config.ignore_set_cookie, config.cors is None)
 
 
@@ -373,16 +380,25 @@ class RouteTable:
     own; tapes started under the old rule are out of its readers' reach and end with the readers that still use them.
     """
 
-    def __init__(self, configs: Sequence[RouteConfig], node: str, clock: Clock) -> None:
+    def __init__(
+        self, configs: Sequence[RouteConfig], node: str, clock: Clock, rules: Mapping[str, Rules] | None = None
+    ) -> None:
+        """`rules` says who may, by the names of the routes with `[[route.auth]]`."""
         self._node = node
         self._clock = clock
+        self.verdicts = Verdicts(clock.wall)
+        self._rules: Mapping[str, Rules] = rules or {}
         self._begun = 0
         self._budgets: dict[str, RetryBudget] = {}
         names = self._named(configs)
         self.routes: tuple[Route, ...] = tuple(
-            Route(config, node, clock, None, self._budgets[names[config.name]], names[config.name])
+            Route(config, node, clock, None, self._budgets[names[config.name]], names[config.name], self._guard(config))
             for config in configs
         )
+
+    def _guard(self, config: RouteConfig) -> Guard | None:
+        # A route whose rules were not loaded must not be open.
+        return Guard(config, self._rules[config.name], self.verdicts) if config.auth else None
 
     def _named(self, configs: Sequence[RouteConfig]) -> dict[str, str]:
         """The origin names of the routes; gives each origin its retry budget."""
@@ -398,8 +414,13 @@ class RouteTable:
         """The partitions whose tapes requests may still reach, without readers' digests."""
         return frozenset(route.public for route in self.routes)
 
-    def replace(self, configs: Sequence[RouteConfig]) -> bool:
-        """Replace the routes; return whether that changed anything."""
+    def replace(self, configs: Sequence[RouteConfig], rules: Mapping[str, Rules] | None = None) -> bool:
+        """Replace the routes, and their rules; return whether that changed any route."""
+        self._rules = rules or {}
+        for route in self.routes:
+            if route.guard is not None and (anew := self._rules.get(route.name)) is not None:
+                # A file may hold other keys while the configuration stays the same.
+                route.guard.replace(anew)
         if [route.config for route in self.routes] == list(configs):
             return False
         by_name = {route.config.name: route for route in self.routes}
@@ -414,4 +435,4 @@ class RouteTable:
         public = Partition(config.name, self._begun)
         if route is not None and _sharing(route.config, route.authority) == _sharing(config, origin):
             public = route.public
-        return Route(config, self._node, self._clock, public, self._budgets[origin], origin)
+        return Route(config, self._node, self._clock, public, self._budgets[origin], origin, self._guard(config))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
@@ -297,3 +297,31 @@ def _keys(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> Iterator[str]:
         for tag in line.split(","):
             if tag := tag.strip():
                 yield tag
+
+
+_FOR_SHARED: Final = ("public", "s-maxage", "proxy-revalidate", "private")
+_TARGETED: Final = ("CDN-Cache-Control", "Surrogate-Control", "Cloudflare-CDN-Cache-Control", "Expires")
+
+
+def keep_private(headers: CIMultiDict[str], varied: Sequence[str]) -> None:
+    """Have no shared cache replay an answer that was given for a credential, and no private one that was given for
+    another value of the `varied` request headers (RFC 9111 sections 4.1 and 5.2.2.7, RFC 9213)."""
+    said = ", ".join(headers.popall("Cache-Control", ()))
+    directives = parse_cache_control(said)
+    if "no-store" in directives:
+        kept = [said] if len(said) <= LONGEST_CACHE_CONTROL else ["no-store"]
+    else:
+        others = ((name, value) for name, value in directives.items() if name not in _FOR_SHARED)
+        kept = ["private", *(name if value is None else f"{name}={_value(value)}" for name, value in others)]
+    headers["Cache-Control"] = ", ".join(kept)
+    for name in _TARGETED:
+        headers.popall(name, None)
+    named = {name.strip().lower() for line in headers.getall("Vary", ()) for name in line.split(",")}
+    if "*" not in named:
+        for name in varied:
+            if name.lower() not in named:
+                headers.add("Vary", name)
+
+
+def _value(text: str) -> str:
+    return text if text.isalnum() else f'"{text}"'

@@ -38,7 +38,7 @@ class Admission:
         self._bans = Bans(limits.client_refusals_per_s)
         self._metrics = metrics
         self._rng = rng
-        self._now = now
+        self.now = now
         self.on_ban: Callable[[Account, float], None] = lambda account, until: None
         """Called with the account of each net that is banned, and the time at which that ends."""
         self.configure(limits)
@@ -62,7 +62,7 @@ class Admission:
             raise TooManyRequests(retry_after_s(UNKNOWN_WAIT_S, self._rng), "Too many live reads")
         fields = None
         if self.rates.limits:
-            now = self._now()
+            now = self.now()
             refusal = self.rates.refusal(account, route, now, is_live=is_live)
             if refusal is None:
                 self.rates.take(account, route, now)
@@ -79,7 +79,7 @@ class Admission:
         now."""
         if account is None:
             return False
-        now = self._now()
+        now = self.now()
         if ban_s := self._bans.refused(account, now):
             # Else all that it was allowed during the ban would come at once, as soon as the ban ends.
             self.rates.suspend(account, now, now + ban_s)
@@ -93,7 +93,7 @@ class Admission:
     def admit_remembered(self, account: Account | None, route: str, sent_bytes: int) -> bool:
         """Count a request that a remembered answer of `sent_bytes` body bytes answers; False, with nothing counted, if
         the handler has to refuse it."""
-        return self.rates.take_if_admitted(account, route, self._now(), sent_bytes)
+        return self.rates.take_if_admitted(account, route, self.now(), sent_bytes)
 
     def begin_join(self, channel: Channel, account: Account | None, route: str) -> bool:
         """Count a live read that is not parsed, as long as the channel's `live_use` lasts; False, with nothing counted,
@@ -106,7 +106,7 @@ class Admission:
             channel.live_use = account
             account.live_reads += 1
             return True
-        if rates.refusal(account, route, self._now(), is_live=True) is not None:
+        if rates.refusal(account, route, self.now(), is_live=True) is not None:
             return False
         self._begin_live(channel, account, route)
         return True
@@ -116,17 +116,17 @@ class Admission:
         if self.rates.limits:
             # It may be over already, and its account forgotten: what is taken of another object counts for nothing.
             current = self.accounts.of(account.net) if account is not None else None
-            self.rates.take(current, route, self._now())
+            self.rates.take(current, route, self.now())
 
     def charge(self, net: str, route: str, sent_bytes: int) -> None:
         """Count the body bytes of an answer that is not live."""
         if self.rates.limits:
-            self.rates.charge(self.accounts.of(net), route, sent_bytes, self._now())
+            self.rates.charge(self.accounts.of(net), route, sent_bytes, self.now())
 
     def _begin_live(self, channel: Channel, account: Account | None, route: str) -> None:
         channel.live_use = account
         if account is not None:
             account.begin_live()
-        if self.rates.limits and (limited := self.rates.begin_live(account, route, self._now)) is not None:
+        if self.rates.limits and (limited := self.rates.begin_live(account, route, self.now)) is not None:
             channel.live_bytes = 0
             channel.live_use = limited

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from multidict import CIMultiDict, istr
 
+from gateway.auth.verdicts import Allowed
 from gateway.engine.answer import NamedTail
 from gateway.engine.read import Read
 from gateway.engine.relayed_request import RelayedRequest
@@ -21,6 +22,7 @@ from gateway.errors import GatewayError
 from gateway.limits.accounts import UNKNOWN
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import applied
+from gateway.protocol.freshness import keep_private
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_NEXT_OFFSET
 from gateway.protocol.sharing import StreamKey
@@ -73,6 +75,8 @@ class ParsedRequest:
     """Why a read is relayed although its route shares answers; None if it is not."""
     relayed: RelayedRequest | None = None
     """The request as it is relayed, once it was."""
+    parameters: Mapping[str, str] | None = None
+    """The credentials in the query, by their names, which are not in the target; None if there are none."""
 
     @property
     def recorded(self) -> RecordedStream:
@@ -119,6 +123,10 @@ class RequestContext:
     """The answer's RateLimit-Policy and RateLimit fields; None if no rate limit applies."""
     is_session: bool = False
     """Whether request and answer go on side by side for as long as both parties like."""
+    allowed: Allowed | None = None
+    """The verdict on the request; None on a route without rules who may."""
+    is_public: bool = False
+    """Whether the request reads a stream that everybody may read."""
     speaks_s2: bool = False
     """Whether a refusal is in S2's form although no route is known yet."""
 
@@ -201,7 +209,7 @@ class ResponseRecorder:
     def finish(self, context: RequestContext, headers: CIMultiDict[str]) -> None:
         """Add the headers that every response carries, and the RateLimit fields."""
         self.state_limits(context, headers)
-        self.dress(context.route, context.request.headers.get(_ORIGIN), headers)
+        self.dress(context.route, context.request.headers.get(_ORIGIN), headers, is_public=context.is_public)
 
     @staticmethod
     def state_limits(context: RequestContext, headers: CIMultiDict[str]) -> None:
@@ -211,9 +219,16 @@ class ResponseRecorder:
             headers.add("RateLimit-Policy", fields[0])
             headers.add("RateLimit", fields[1])
 
-    def dress(self, route: Route | None, origin: str | None, headers: CIMultiDict[str]) -> None:
-        """The same, for a route and the request's Origin header."""
-        config = route.cors if route is not None else None
+    def dress(
+        self, route: Route | None, origin: str | None, headers: CIMultiDict[str], *, is_public: bool = False
+    ) -> None:
+        """The same, for a route and the request's Origin header; `is_public` says that everybody may have the
+        answer."""
+        config = None
+        if route is not None:
+            config = route.cors
+            if route.guard is not None and not is_public:
+                keep_private(headers, route.guard.vary)
         if config is not None:
             cors.apply(config, origin, headers)
         if _VIA not in headers:
@@ -254,6 +269,12 @@ def learn_hit(
         answer.outcome, answer.status, headers.get(STREAM_NEXT_OFFSET), coding, size, answer.saved_bytes
     )
     remembered = RememberedAnswer(
-        answer._replace(headers=headers), trust_s, tail, context.mode, route.config.name, repeated
+        answer._replace(headers=headers),
+        trust_s,
+        tail,
+        context.mode,
+        route.config.name,
+        repeated,
+        is_guarded=route.guard is not None,
     )
     context.request.channel.learn(remembered, route.header_rules)

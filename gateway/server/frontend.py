@@ -14,10 +14,12 @@ import asyncio
 import logging
 import random
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from multidict import CIMultiDict
 
+from gateway.auth.rules import Rules
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.core import Engine
 from gateway.engine.route import HeaderRules, RouteTable
@@ -27,6 +29,7 @@ from gateway.protocol.client_address import Proxies
 from gateway.protocol.mode import Mode
 from gateway.protocol.target import BadHost, host_of, without_authority
 from gateway.server.admission import Admission
+from gateway.server.authorising import Authoriser
 from gateway.server.clients import ClientConnection, Clients, ConnectionRefusal, Handler, Peer, Work
 from gateway.server.connection import Connection, SecureConnection
 from gateway.server.handler import RequestHandler
@@ -92,14 +95,16 @@ class Frontend:
         access_log: AccessLog,
         listener_metrics: ListenerRecorder,
         rng: random.Random,
+        rules: Mapping[str, Rules] | None = None,
     ) -> None:
+        """`rules` says who may, by the names of the routes with `[[route.auth]]`."""
         self._config = config
         self._engine = engine
         self._now = engine.clock.now
         self._metrics = metrics
         self._tracer = tracer
         self._access_log = access_log
-        self.routes = RouteTable(config.routes, config.server.node_name, engine.clock)
+        self.routes = RouteTable(config.routes, config.server.node_name, engine.clock, rules)
         self._sections = Sections(self._header_rules())
         self._joins = Joins(self._sections)
         self._observers = Observers(access_log, tracer, engine.clock)
@@ -108,6 +113,7 @@ class Frontend:
         self._admission = Admission(limits, accounts, self._rates, metrics, rng, engine.clock.now)
         self._admission.on_ban = engine.suspend_client
         remembered = self._make_remembered()
+        self._authoriser = Authoriser(self.routes.verdicts, self._sections, remembered, self._admission, rng)
         self.clients = Clients(self._answer, limits, remembered, engine.clock, metrics, self._joins, accounts)
         self.clients.on_bad_request = self._note_bad_request
         self.clients.speaks_s2 = self._speaks_s2()
@@ -173,10 +179,11 @@ class Frontend:
         self.listeners.use_certificates(certificates)
 
     def _choose_shortcuts(self) -> None:
-        """Have remembered answers admitted one by one if there are rate limits.  Take no shortcut during a drain, in
-        which each answer says that its connection closes."""
+        """Have remembered answers admitted one by one if there are rate limits, or rules who may.  Take no shortcut
+        during a drain, in which each answer says that its connection closes."""
         clients = self.clients
-        clients.admits = self._admits if self._rates.limits else None
+        is_guarded = any(route.guard is not None for route in self.routes.routes)
+        clients.admits = self._admits if self._rates.limits or is_guarded else None
         has_shortcuts = clients.remembered is not None and not clients.is_draining
         clients.find = self._sections.find if has_shortcuts else None
         clients.join = self._join
@@ -211,7 +218,13 @@ class Frontend:
             await clients.abort()
 
     def _admits(self, answer: RememberedAnswer, peer: Peer, section: Section) -> bool:
-        """Whether a rate limit admits a request that a remembered answer answers."""
+        """Whether a request that a remembered answer answers is allowed, and a rate limit admits it."""
+        if answer.is_guarded:
+            line = answer.key[0] if answer.key is not None else None
+            if self._authoriser.allowed(section, line) is None:
+                return False
+        if not self._rates.limits:
+            return True
         if (account := peer.use) is None:
             accounts, address, proxies = self.clients.accounts, peer.client, peer.proxies
             if proxies is not None:
@@ -231,6 +244,7 @@ class Frontend:
             self._observers,
             self._joins,
             self._admission,
+            self._authoriser,
         )
         self._join = request_handler.join
         return request_handler.begin
@@ -268,15 +282,15 @@ class Frontend:
             client = connection.client
             self._access_log.record(Record(status=status, ended_at=ended_at, sent_bytes=sent_bytes, client=client))
 
-    def reconfigure(self, config: GatewayConfig) -> None:
-        """Put every later request under `config`."""
+    def reconfigure(self, config: GatewayConfig, rules: Mapping[str, Rules] | None = None) -> None:
+        """Put every later request under `config`, and under these rules who may."""
         self._config = config
         for clients in self.every_clients:
             clients.configure(config.limits)
         self._admission.configure(config.limits)
         self._rates.replace(config.rate_limits)
         self.clients.header_cache.clear()
-        if self.routes.replace(config.routes):
+        if self.routes.replace(config.routes, rules):
             if self.clients.remembered is not None:
                 self.clients.remembered.reset()
             self._joins.clear()

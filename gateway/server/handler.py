@@ -34,6 +34,7 @@ from gateway.protocol.sharing import Ground
 from gateway.protocol.target import BadTarget
 from gateway.server import cors
 from gateway.server.admission import Admission
+from gateway.server.authorising import Authoriser
 from gateway.server.clients import Work
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage, learn_hit
 from gateway.server.delivery import Delivery
@@ -71,14 +72,17 @@ class RequestHandler:
         observers: Observers,
         joins: Joins,
         admission: Admission,
+        authoriser: Authoriser,
     ) -> None:
         node, now = config.server.node_name, engine.clock.now
         self._node = node
         self._admission = admission
+        self._authoriser = authoriser
         self._accounts = admission.accounts
         self._engine = engine
         self._now = now
         self._has_refusals = engine.negative_cache.has_any
+        self._is_guarded = any(route.guard is not None for route in routes)
         self._parser = RequestParser(node, routes, admission.accounts.net_of)
         self._metrics = metrics
         self._joins = joins
@@ -96,6 +100,9 @@ class RequestHandler:
         """
         observers, now = self._observers, self._engine.clock.now
         began, observed = now(), observers.begin(request) if observers.is_on else None
+        if self._is_guarded and observed is not None and (record := observed.record) is not None:
+            # Until it is parsed, the query may hold a signature or a token.
+            record.stream = (record.stream or "").partition("?")[0]
         context = RequestContext(request, Delivery(request, self._metrics, now), began, observed)
         return self._recorded(context) if observed is None else self._observed(context, observed)
 
@@ -151,6 +158,10 @@ class RequestHandler:
             request = context.request
             if request.method == "OPTIONS" and (preflight := self._preflight(context, parsed.route)) is not None:
                 return preflight
+            if (guard := parsed.route.guard) is not None:
+                if context.observed is not None and context.observed.record is not None:
+                    note_request(context.mode, parsed.recorded, parsed.start)
+                self._authoriser.authorise(context, parsed, guard)
             if context.mode in LIVE or self._admission.rates.limits:
                 self._admit(context, parsed)
             is_alone = request.is_alone
@@ -196,6 +207,8 @@ class RequestHandler:
         except TooManyRequests as error:
             context.fields = error.fields
             raise
+        if is_live and context.allowed is not None:
+            self._authoriser.register(context.request.channel, context.allowed)
 
     def _preflight(self, context: RequestContext, route: Route) -> Answered | None:
         request = context.request
@@ -320,14 +333,30 @@ class RequestHandler:
             context.observed,
             keeps=request.keeps_alive,
             is_chunked=request.version != "1.0",
+            ends_in_s=self._ends_in_s(context) if context.allowed is not None else None,
         )
         context.stage = _LIVE
         self._remember(request.channel, join)
 
+    def _ends_in_s(self, context: RequestContext) -> float | None:
+        """Seconds after which a live read ends because its credential expires; None if it ends before."""
+        allowed, route = context.allowed, context.route
+        if allowed is None or route is None:
+            return None
+        config = route.config
+        most_s = config.sse_lifetime_s if context.mode is _SSE else config.long_poll_timeout_s
+        return self._authoriser.ends_in_s(allowed, most_s)
+
     def _wait(self, context: RequestContext, waiting: WaitingPoll) -> None:
         request, join = context.request, self._asked(context, waiting.read)
         join.group = self._live.wait(
-            request.channel, join, waiting, context.began, context.observed, keeps=request.keeps_alive
+            request.channel,
+            join,
+            waiting,
+            context.began,
+            context.observed,
+            keeps=request.keeps_alive,
+            ends_in_s=self._ends_in_s(context) if context.allowed is not None else None,
         )
         context.stage = _LIVE
         self._remember(request.channel, join)
@@ -336,11 +365,22 @@ class RequestHandler:
         """Begin a live answer if that needs no request to the origin; returns whether it began."""
         request, join = context.request, self._asked(context, read)
         keeps, is_chunked = request.keeps_alive, request.version != "1.0"
+        ends_in_s = self._ends_in_s(context) if context.allowed is not None else None
         if not self._join(
-            request.channel, join, context.began, context.observed, None, keeps=keeps, is_chunked=is_chunked
+            request.channel,
+            join,
+            context.began,
+            context.observed,
+            None,
+            keeps=keeps,
+            is_chunked=is_chunked,
+            ends_in_s=ends_in_s,
         ):
             return False
         context.stage = _LIVE
+        if ends_in_s is not None:
+            # The next reader of the group would end as early as this one.
+            return True
         self._remember(request.channel, join)
         return True
 
@@ -370,6 +410,13 @@ class RequestHandler:
         # The origin has refused some reader of the stream lately: this one may be it.
         if self._has_refusals(read.key) or (observers.is_traced and observers.tracer.chooses(section.text)):
             return False
+        allowed = None
+        if read.route.guard is not None:
+            config, authoriser = read.route.config, self._authoriser
+            allowed = authoriser.allowed(section, join.line)
+            most_s = config.sse_lifetime_s if join.mode is _SSE else config.long_poll_timeout_s
+            if allowed is None or authoriser.ends_in_s(allowed, most_s) is not None:
+                return False
         account, address, proxies = channel.use, channel.client, channel.proxies
         if proxies is not None:
             address = section.client(proxies, address)
@@ -379,6 +426,8 @@ class RequestHandler:
         # Counted first: the answer may be out when `_join` returns.
         if not admission.begin_join(channel, account, route):
             return False
+        if allowed is not None:
+            self._authoriser.register(channel, allowed)
         if self._join(channel, join, self._now(), None, (address, section)):
             if admission.rates.limits:
                 admission.joined(account, route)
@@ -396,8 +445,10 @@ class RequestHandler:
         *,
         keeps: bool = True,
         is_chunked: bool = True,
+        ends_in_s: float | None = None,
     ) -> bool:
-        """Begin a live answer to a request that the request handler has recorded as `observed`, or of this `client`."""
+        """Begin a live answer to a request that the request handler has recorded as `observed`, or of this `client`.
+        It ends after `ends_in_s` at the latest."""
         if join.mode is _SSE:
             if (opening := join.sse_opening) is not None:
                 subscriber = self._engine.reopen_sse(join.read, opening, channel, began)
@@ -410,7 +461,15 @@ class RequestHandler:
                 return False
             try:
                 self._live.subscribe(
-                    channel, join, subscription, began, observed, client, keeps=keeps, is_chunked=is_chunked
+                    channel,
+                    join,
+                    subscription,
+                    began,
+                    observed,
+                    client,
+                    keeps=keeps,
+                    is_chunked=is_chunked,
+                    ends_in_s=ends_in_s,
                 )
             except GatewayError:
                 return False
@@ -420,7 +479,9 @@ class RequestHandler:
             waiting = self._engine.wait_at_once(join.read)
             if waiting is None:
                 return False
-            join.group = self._live.wait(channel, join, waiting, began, observed, client, keeps=keeps)
+            join.group = self._live.wait(
+                channel, join, waiting, began, observed, client, keeps=keeps, ends_in_s=ends_in_s
+            )
         return True
 
     async def _deliver(self, context: RequestContext, read: Read, answer: Answer) -> Answered | None:

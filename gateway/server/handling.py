@@ -19,6 +19,7 @@ from gateway.engine.route import HeaderRules
 from gateway.http.request import Mark
 from gateway.limits.accounts import Account
 from gateway.limits.memory import NOTHING, Holding
+from gateway.live.subscriber import Subscriber
 from gateway.protocol.names import NOW
 from gateway.s2 import json_format
 from gateway.s2.errors import S2ErrorCode, error_body
@@ -137,6 +138,13 @@ class Handling(ABC):
         else:
             if answered is not None:
                 self.answered(request)
+
+    def end_early(self) -> None:
+        """End the live answer in progress: in order if it is an SSE answer, else by dropping the connection."""
+        if isinstance(self._live, Subscriber):
+            self._live.leave(0.0, 0.0)
+        else:
+            self.abort()
 
     def _fail(self, request: Request) -> None:
         """Answer with a 500 or abort; the error itself is in the log."""

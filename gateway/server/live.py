@@ -59,8 +59,10 @@ class LiveAnswers:
         *,
         keeps: bool = True,
         is_chunked: bool = True,
+        ends_in_s: float | None = None,
     ) -> None:
-        """Begin an SSE response.  Raises UpstreamBroken and closes the subscription if a header must not be written.
+        """Begin an SSE response, which ends after `ends_in_s` at the latest.  Raises UpstreamBroken and closes the
+        subscription if a header must not be written.
 
         A request that the request handler has recorded is `observed`; of another one the access log gets the `client`.
         """
@@ -85,6 +87,9 @@ class LiveAnswers:
         _start(subscriber)
         opening.write_head()
         subscriber.wire = channel
+        if ends_in_s is not None:
+            subscriber.leave(ends_in_s, ends_in_s)
+            return
         if known is not None and channel.live_bytes <= MOST_BYTES:
             # The second such reader in this second: others may follow.
             join.sse_opening = kept = subscription.sse.opening(subscriber, subscription.at, second)
@@ -143,8 +148,10 @@ class LiveAnswers:
         client: Client | None = None,
         *,
         keeps: bool = True,
+        ends_in_s: float | None = None,
     ) -> PollGroup:
-        """Begin to wait for a long-poll's answer, in a new group that the same requests may join.
+        """Begin to wait for a long-poll's answer, for `ends_in_s` at most, in a new group that the same requests may
+        join.
 
         A request that the request handler has recorded is `observed`; of another one the access log gets the `client`.
         """
@@ -169,6 +176,8 @@ class LiveAnswers:
         address, section = client if client is not None else (None, NO_SECTION)
         group.begin(waiter, channel, (began, address, section), note)
         _start(waiter)
+        if ends_in_s is not None:
+            waiter.leave(ends_in_s, ends_in_s)
         return group
 
     def note(

@@ -23,6 +23,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.names import START, is_well_formed
 from gateway.protocol.sharing import Ground
 from gateway.protocol.target import Target, host_of, parse_target
+from gateway.server.authorising import take_credentials
 from gateway.server.context import ParsedRequest, RequestContext
 from gateway.server.header_facts import HeaderFacts
 from gateway.server.request import Request
@@ -112,6 +113,9 @@ class RequestParser:
             raise NoRoute
         if facts.is_looping:
             raise LoopDetected
+        parameters = None
+        if route.guard is not None:
+            target, parameters = take_credentials(target, route.guard)
         sharing = facts.for_route(route)
         key = route.key(target, sharing.partition)
         client = self._net_of(request.client)
@@ -161,7 +165,10 @@ class RequestParser:
                 # Browsers send `no-cache` with every SSE request.
                 sharing.max_age_s if mode not in LIVE else None,
             )
-        return ParsedRequest(mode, route, target, key, shares, facts, read, client)
+        parsed = ParsedRequest(mode, route, target, key, shares, facts, read, client)
+        if parameters is not None:
+            parsed.parameters = parameters
+        return parsed
 
     def _facts(self, request: Request) -> HeaderFacts:
         """What the request's header section means, computed at most once per section."""

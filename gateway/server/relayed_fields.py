@@ -42,11 +42,13 @@ def relayed_fields(recorder: ResponseRecorder, context: RequestContext, reply: R
     """
     request, route, shape = context.request, context.route, reply.shape
     web_origin = request.headers.get(_ORIGIN)
-    if shape is None or shape.kinds & NOT_ALIKE:
+    is_guarded = route is not None and route.guard is not None
+    # What an answer to an authorised request says of caching may be in a reply's own lines, if they are new.
+    if shape is None or shape.kinds & NOT_ALIKE or is_guarded:
         headers = _passed(recorder, context, reply.status, reply.headers)
         if route is not None and (location := headers.get(_LOCATION)) is not None:
             headers[_LOCATION] = route.public_location(location, f"{request.scheme}://{request.host}")
-        recorder.dress(route, web_origin, headers)
+        recorder.dress(route, web_origin, headers, is_public=context.is_public)
         return headers
     # Not the client's Origin as it is: clients choose it, and most answers do not depend on it.
     named = named_origin(route.cors, web_origin) if route is not None else None

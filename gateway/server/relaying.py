@@ -39,6 +39,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.forwarded_headers import response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.s2.errors import DrainWatch
+from gateway.server.authorising import GuardedUse, headers_for_origin, is_of_the_origin, without_credentials
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage
 from gateway.server.delivery import PART_BYTES
 from gateway.server.parsing import LIVE
@@ -137,6 +138,8 @@ class Relays:
             passed = passed.varied_by(varied)
         if passed.is_live:
             channel = context.request.channel
+            if isinstance(channel.live_use, GuardedUse):
+                channel.live_use.end_at_expiry(self.engine.clock)
             channel.live_use = _RelayedLiveUse(channel.live_use, self.engine.live_table.begin_relayed(parsed.client))
         if context.why_alone is not None:
             self.recorder.metrics.unshared(context.why_alone, parsed.route.name)
@@ -156,6 +159,11 @@ class Relays:
         if is_expecting:
             headers = headers.copy()
             headers["Expect"] = "100-continue"
+        raw_query = request.target.partition("?")[2].partition("#")[0] if "?" in request.target else ""
+        if parsed.parameters:
+            raw_query = without_credentials(raw_query, parsed.parameters)
+        if parsed.route.guard is not None and not is_of_the_origin(parsed):
+            headers = headers_for_origin(headers, parsed.route.config, context.allowed)
         return RelayedRequest(
             parsed.route,
             key.group,
@@ -164,7 +172,7 @@ class Relays:
             request.method,
             target.path,
             target.query,
-            request.target.partition("?")[2].partition("#")[0] if "?" in request.target else "",
+            raw_query,
             headers,
             parsed.client,
             context.is_session,

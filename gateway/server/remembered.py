@@ -74,6 +74,7 @@ class RememberedAnswer(Known):
         "cost",
         "edition",
         "hits",
+        "is_guarded",
         "joined",
         "key",
         "mode",
@@ -99,7 +100,11 @@ class RememberedAnswer(Known):
         mode: Mode,
         route: str,
         repeated: Repeated | None,
+        *,
+        is_guarded: bool = False,
     ) -> None:
+        """`is_guarded` says that each request for it needs a verdict."""
+        self.is_guarded = is_guarded
         run, outcome, status, headers, body, saved_bytes, copied, shared = answer
         self.stream = run.stream
         self.edition = run.edition

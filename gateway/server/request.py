@@ -173,6 +173,9 @@ class Channel(Protocol):
     def end_live_use(self) -> None:
         """Count the live read no more, if there is one."""
 
+    def end_early(self) -> None:
+        """End the live answer in progress: in order if it is an SSE answer, else by dropping the connection."""
+
     def follow(
         self, live: LiveAnswer, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
     ) -> None:

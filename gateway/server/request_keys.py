@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
+from gateway.auth.verdicts import Allowed
 from gateway.engine.route import HeaderRules
 from gateway.http.request import MOST_FIELDS
 from gateway.protocol.client_address import Proxies
@@ -66,6 +68,13 @@ _COST: Final = 450
 """Bytes charged for a section in addition to its own and to its meanings."""
 _KEY_COST: Final = 250
 """Bytes charged for the key of a section's meaning in addition to its text."""
+
+_MOST_ALLOWED: Final = 256
+"""Verdicts kept for one section."""
+_VERDICT_COST: Final = 250
+"""Bytes charged for a verdict in addition to its request line."""
+NONE_ALLOWED: Final[Mapping[bytes, Allowed]] = MappingProxyType({})
+"""In place of the verdicts of a section that has none, which is most of them."""
 
 _MOST_SEEN: Final = 1 << 13
 """Bound on the hashes kept of sections seen once: less than 1 MB."""
@@ -161,7 +170,7 @@ class Meaning:
 class Section:
     """One header section, with its meanings and its client."""
 
-    __slots__ = ("_client", "_origin", "_peer", "cost", "keys", "kinds", "text")
+    __slots__ = ("_client", "_origin", "_peer", "allowed", "cost", "keys", "kinds", "text")
 
     def __init__(self, text: bytes) -> None:
         self.text = text
@@ -172,6 +181,8 @@ class Section:
         """Where its meanings for these kinds are found."""
         self.cost = 0
         """Bytes charged for it while `Sections` keeps it."""
+        self.allowed: Mapping[bytes, Allowed] = NONE_ALLOWED
+        """Verdicts on requests with this section, by their request lines, on routes with rules who may."""
         self._origin: bytes | None = b""
         self._peer: str | None = ""
         self._client: str | None = None
@@ -254,6 +265,16 @@ class Sections:
         self._size = 0
         self._numbers = {one: number for number, one in enumerate(dict.fromkeys(rules))}
         self._kinds = [_Kind(one) for one in self._numbers]
+
+    def allow(self, section: Section, line: bytes, allowed: Allowed) -> None:
+        """Remember the verdict on requests with this line and this section."""
+        kept = section.allowed
+        if not isinstance(kept, dict) or len(kept) >= _MOST_ALLOWED:
+            section.allowed = kept = {}
+        if section.cost and line not in kept:
+            section.cost += len(line) + _VERDICT_COST
+            self._charge(len(line) + _VERDICT_COST)
+        kept[line] = allowed
 
     def for_hits(self, section: Section, rules: HeaderRules) -> Meaning:
         """The meaning of a section for whole answers of routes with these rules.  KeyError if there is none."""

@@ -21,6 +21,7 @@ OPTIONS = {
     "top": ["--by", "--limit", "--interval", "--once", "--admin"],
     "streams": ["PREFIX", "--limit", "--json", "--admin"],
     "purge": ["PATH", "--prefix", "--key", "--all", "--yes", "--soft", "--admin"],
+    "sign": ["URL", "--key", "--key-id", "--for", "--allow", "--streams", "--network", "--cookie"],
     "drain": ["--within", "--undo", "--wait", "--no-wait", "--admin"],
     "reload": ["--admin"],
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.config.sections import every_field
+from gateway.config.sections import RULES, every_field
 from gateway.config.sizes import parse_bytes
 from reference_pages.configuration import configuration
 
@@ -65,6 +65,7 @@ def test_every_metric_on_a_page_exists(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_every_key_on_a_page_exists(page: Path) -> None:
     keys = {f"{section}.{field}" for section, field, _ in every_field()} | NO_KEYS
+    keys |= {f"{section}.{field}" for section, model in RULES.items() for field in model.model_fields}
     assert {key for key in KEY.findall(page.read_text()) if key not in keys} == set()
 
 

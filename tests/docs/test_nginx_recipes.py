@@ -158,7 +158,7 @@ async def site(tmp_path: Path, location: str, configuration: str, trusted: str) 
 
 @pytest.fixture
 async def private(tmp_path: Path) -> AsyncIterator[Site]:
-    (location,), (configuration,) = blocks(PRIVATE, "nginx"), blocks(PRIVATE, "toml")
+    (location,), configuration = blocks(PRIVATE, "nginx"), blocks(PRIVATE, "toml")[-1]
     async with site(tmp_path, location, configuration, "") as running:
         for path in ("/streams/ada/s", "/streams/eve/s"):
             await put_at(running.origin, path)
@@ -224,7 +224,7 @@ async def test_other_reads_are_refused_before_the_gateway(
 
 
 async def test_without_the_limit_the_application_judges_each_method(tmp_path: Path) -> None:
-    (location,), (configuration,) = blocks(PRIVATE, "nginx"), blocks(PRIVATE, "toml")
+    (location,), configuration = blocks(PRIVATE, "nginx"), blocks(PRIVATE, "toml")[-1]
     lines = [line for line in location.splitlines() if "limit_except" not in line]
     assert len(lines) == len(location.splitlines()) - 1
     async with site(tmp_path, "\n".join(lines), configuration, "") as running:

@@ -47,19 +47,25 @@ LINES = st.sampled_from(
         b"Server: origin",
         b"Cache-Status: other; hit",
         b"Location: http://origin/s",
+        b"Cache-Control: public, max-age=9, s-maxage=99",
+        b"CDN-Cache-Control: max-age=99",
     ]
 )
 
 
 class FakeRoute:
-    def __init__(self, cors: CorsConfig | None) -> None:
+    def __init__(self, cors: CorsConfig | None, guard: Any = None) -> None:
         self.cors = cors
+        self.guard = guard
 
     def public_location(self, location: str, public: str) -> str:
         return f"{public} {location}"
 
 
-ROUTES = [FakeRoute(cors) for cors in (None, CorsConfig(allow_origins=(ALLOWED,)), CorsConfig(allow_origins=("*",)))]
+ROUTES = [
+    *(FakeRoute(cors) for cors in (None, CorsConfig(allow_origins=(ALLOWED,)), CorsConfig(allow_origins=("*",)))),
+    FakeRoute(None, SimpleNamespace(vary=("Authorization", "Cookie"))),
+]
 
 
 def head_of(lines: list[bytes]) -> Head:
@@ -74,7 +80,7 @@ def passed(head: Head, origin: str | None, route: FakeRoute) -> list[bytes]:
     """The lines that a client gets, in the order of their names."""
     request = SimpleNamespace(method="POST", headers=CIMultiDict({"Origin": origin} if origin else {}), scheme="http")
     request.host = "public"
-    context: Any = SimpleNamespace(request=request, route=route, why_alone=None)
+    context: Any = SimpleNamespace(request=request, route=route, why_alone=None, is_public=False)
     lines = field_lines(relayed_fields(RECORDER, context, cast("Any", head))).splitlines()
     return sorted(lines, key=lambda line: line.partition(b":")[0].lower())
 
@@ -89,7 +95,12 @@ def test_fields_made_for_a_shape_are_those_that_would_be_made_for_the_reply(
 ) -> None:
     for _ in range(3):
         head = head_of(lines)
-        assert passed(head, origin, route) == passed(head._replace(shape=None, own=()), origin, route)
+        found = passed(head, origin, route)
+        assert found == passed(head._replace(shape=None, own=()), origin, route)
+        if route.guard is not None:
+            said = [line.lower() for line in found if line.lower().startswith((b"cache-control:", b"cdn-cache"))]
+            assert [b"private" in line and b"public" not in line and b"s-max" not in line for line in said] == [True]
+            assert any(b"authorization" in line.lower() for line in found if line.startswith(b"Vary:"))
 
 
 def test_replies_that_differ_in_lines_of_their_own_have_one_shape() -> None:

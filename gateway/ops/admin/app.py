@@ -22,6 +22,7 @@ from gateway.ops.admin.origins import origins_endpoints, readiness_lines
 from gateway.ops.admin.overview import overview_endpoints
 from gateway.ops.admin.plan import plan_endpoints
 from gateway.ops.admin.purge import purge_endpoints
+from gateway.ops.admin.revoke import revoke_endpoints
 from gateway.ops.admin.streams import streams_endpoints
 from gateway.ops.admin.subject import Subject
 from gateway.ops.admin.tails import tails_endpoints
@@ -54,6 +55,7 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
         *tails_endpoints(directory),
         *counts_endpoints(directory),
         *purge_endpoints(subject, directory),
+        *revoke_endpoints(subject),
         *plan_endpoints(subject),
         *controls_endpoints(subject),
     ]

@@ -39,6 +39,7 @@ CONTRACT = {
     ("post", "/api/tails"),
     ("get", "/api/counts"),
     ("post", "/api/purge"),
+    ("post", "/api/revoke"),
     ("post", "/api/drain"),
     ("get", "/api/log-level"),
     ("put", "/api/log-level"),

@@ -1,0 +1,244 @@
+"""The guard of a route: judges each request by the route's rules, in order; the first rule that knows the request's
+credential decides.
+
+A token is verified once and then known by a digest, because a signature takes as long to verify as several hits to
+answer.  Bad tokens are counted by the network of their client, through `may_verify` and `failed`, so that they cannot
+take the process's time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from gateway.auth.permissions import Action
+from gateway.auth.rules import JwtRule, PublicRule, Rules, SignedRule
+from gateway.auth.signatures import (
+    EXPIRED_CODE,
+    INVALID_CODE,
+    PARAMETERS,
+    SIGNATURE,
+    Presented,
+    parameters_of,
+    verify_signature,
+)
+from gateway.auth.tokens import Unverified, read_token, verify
+from gateway.auth.verdict import PUBLIC, BadCredential, Concealed, Forbidden, Principal, Unauthenticated
+from gateway.auth.verdicts import Allowed, Verdicts
+from gateway.config.routes import RouteConfig
+from gateway.limits.oldest import evict_oldest
+
+_MOST_KNOWN: Final = 1 << 14
+"""Verified tokens that are known by their digests: some 15 MB."""
+_BEARER: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +([A-Za-z0-9._~+/-]+=*) *")
+_SCHEME: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr](?: |$)")
+
+
+class Asked(NamedTuple):
+    """What a request asks for, as far as it matters to who may."""
+
+    path: str
+    """The canonical path, as the client named the stream."""
+    actions: tuple[Action, ...]
+    forked: str | None = None
+    """The canonical path of the stream that is forked; it has to be readable."""
+    authorization: Sequence[str] = ()
+    """The Authorization fields."""
+    cookies: Sequence[str] = ()
+    """The Cookie fields."""
+    parameters: Mapping[str, str] = {}
+    """The parameters of the query that are credentials, decoded."""
+    others: str = ""
+    """The rest of the query in canonical form, without offset, live and cursor."""
+    client: str | None = None
+    """The client's address."""
+    is_from_site: bool = True
+    """Whether the Origin header, if there is one, names a web origin that the route allows."""
+
+    @property
+    def is_read(self) -> bool:
+        return self.actions == (Action.READ,)
+
+
+class Credential(NamedTuple):
+    """The credential of a request, and the rule that it belongs to."""
+
+    rule: JwtRule | SignedRule
+    value: Unverified | Presented
+    is_cookie: bool = False
+
+
+class Guard:
+    """Owner of the known tokens of one route."""
+
+    def __init__(self, config: RouteConfig, rules: Rules, verdicts: Verdicts) -> None:
+        self._rules = rules
+        self.verdicts = verdicts
+        self._conceals = config.conceal
+        self.realm = config.name
+        tokens = {rule.parameter for rule in rules if isinstance(rule, JwtRule) and rule.parameter}
+        self._has_signatures = any(isinstance(rule, SignedRule) for rule in rules)
+        self._parameters = frozenset(tokens)
+        """Query parameters that carry tokens."""
+        self.drops_credentials = config.client_credentials == "drop"
+        """Whether the origin does not get the clients' credentials."""
+        self._known: OrderedDict[bytes, Principal] = OrderedDict()
+        has_cookies = any(rule.cookie for rule in rules if not isinstance(rule, PublicRule))
+        self.vary = ("Authorization", "Cookie") if has_cookies else ("Authorization",)
+        """Header fields that decide who may."""
+
+    def __repr__(self) -> str:
+        return f"<Guard {len(self._rules)} rules, {len(self._known)} known tokens>"
+
+    def replace(self, rules: Rules) -> None:
+        """Judge by the same rules with other keys from now on."""
+        if rules != self._rules:
+            self._rules = rules
+            self._known.clear()
+            self.verdicts.begin_edition()
+
+    def is_public(self, path: str) -> bool:
+        """Whether everybody may read the stream with this canonical path."""
+        return any(isinstance(rule, PublicRule) and rule.matches(path) for rule in self._rules)
+
+    def credential_parameters(self, query: str) -> frozenset[str]:
+        """The names of the parameters in a canonical query that are credentials."""
+        if not query:
+            return frozenset()
+        names = frozenset(pair.partition("=")[0] for pair in query.split("&"))
+        signed = frozenset(PARAMETERS) if self._has_signatures and SIGNATURE in names else frozenset()
+        return names & (self._parameters | signed)
+
+    def judge(
+        self, asked: Asked, may_verify: Callable[[], None] = lambda: None, failed: Callable[[], None] = lambda: None
+    ) -> Allowed:
+        """The verdict that allows the request.  Raises an AuthRefused.
+
+        `may_verify` is called before a credential is verified that is not known, and raises a GatewayError if the
+        client has sent too many bad ones; `failed` is called for each bad one.
+        """
+        try:
+            credential, has_one = self._credential(asked)
+            if credential is None:
+                if asked.is_read and self.is_public(asked.path):
+                    return Allowed(PUBLIC, self.verdicts.edition)
+                if has_one:
+                    raise BadCredential("No rule accepts the credential")
+                raise Unauthenticated(None, self._challenge())
+            principal = self._principal(credential, asked, may_verify)
+        except BadCredential as error:
+            failed()
+            raise Unauthenticated(*self._explained(error)) from None
+        if self.verdicts.is_revoked(principal):
+            raise Unauthenticated(
+                "The credential is revoked", self._challenge("invalid_token", "The credential is revoked")
+            )
+        self._check(principal, asked, is_cookie=credential.is_cookie)
+        return Allowed(principal, self.verdicts.edition)
+
+    def _explained(self, error: BadCredential) -> tuple[str, str]:
+        """The text of a refusal, and its challenge."""
+        if error.error in (EXPIRED_CODE, INVALID_CODE):
+            return f"{error.error}: {error}", self._challenge()
+        return str(error), self._challenge(error.error, str(error))
+
+    def _challenge(self, error: str = "", description: str = "", scope: str = "") -> str:
+        parts = [f'realm="{self.realm}"']
+        if error:
+            parts += [f'error="{error}"', f'error_description="{description}"']
+        return "Bearer " + ", ".join(parts)
+
+    def _check(self, principal: Principal, asked: Asked, *, is_cookie: bool) -> None:
+        if is_cookie and not asked.is_read and not asked.is_from_site:
+            raise self._forbidden("A write with a cookie needs an allowed Origin")
+        for action in asked.actions:
+            if not principal.allows(action, asked.path):
+                raise self._forbidden("The credential does not allow this")
+        if asked.forked is not None and not principal.allows(Action.READ, asked.forked):
+            raise self._forbidden("The credential does not allow this")
+
+    def _forbidden(self, text: str) -> Forbidden | Concealed:
+        if self._conceals:
+            return Concealed()
+        return Forbidden(text, self._challenge("insufficient_scope", text))
+
+    def _credential(self, asked: Asked) -> tuple[Credential | None, bool]:
+        """The request's credential, if a rule knows it or the request is public; and whether there is one at all."""
+        bearer = self._bearer(asked)
+        has_one = bearer is not None
+        for rule in self._rules:
+            match rule:
+                case PublicRule():
+                    if asked.is_read and rule.matches(asked.path):
+                        return None, False
+                case JwtRule():
+                    sent = bearer
+                    cookie = parameter = None
+                    if sent is None and rule.cookie:
+                        sent = cookie = _cookie(asked.cookies, rule.cookie)
+                    if sent is None and rule.parameter:
+                        sent = parameter = asked.parameters.get(rule.parameter)
+                    if sent is None:
+                        continue
+                    has_one = has_one or cookie is not None or parameter is not None
+                    token = read_token(sent)
+                    if token.issuer == rule.tokens.issuer:
+                        return Credential(rule, token, cookie is not None), True
+                case SignedRule():
+                    if SIGNATURE in asked.parameters:
+                        return Credential(rule, Presented(asked.parameters, asked.path, asked.others)), True
+                    if rule.cookie and (value := _cookie(asked.cookies, rule.cookie)) is not None:
+                        if asked.others:
+                            raise BadCredential("The signature is not for these parameters", INVALID_CODE)
+                        signed = Presented(parameters_of(value), asked.path, is_cookie=True)
+                        return Credential(rule, signed, is_cookie=True), True
+        return None, has_one
+
+    @staticmethod
+    def _bearer(asked: Asked) -> str | None:
+        lines = asked.authorization
+        if not lines:
+            return None
+        if len(lines) > 1:
+            raise BadCredential("There is more than one Authorization field", "invalid_request")
+        if not _SCHEME.match(lines[0]):
+            return None
+        found = _BEARER.fullmatch(lines[0])
+        if found is None:
+            raise BadCredential("The token is no JWT")
+        return found[1]
+
+    def _principal(self, credential: Credential, asked: Asked, may_verify: Callable[[], None]) -> Principal:
+        wall = self.verdicts.wall()
+        rule, value = credential.rule, credential.value
+        if isinstance(rule, SignedRule):
+            assert isinstance(value, Presented)
+            may_verify()
+            return verify_signature(value, rule.keys, asked.client, wall)
+        assert isinstance(value, Unverified)
+        digest = hashlib.blake2b(value.text.encode(), digest_size=32).digest()
+        known = self._known.get(digest)
+        if known is not None and wall < known.expires_at:
+            self._known.move_to_end(digest)
+            return known
+        may_verify()
+        principal = self._known[digest] = verify(value, rule.tokens, wall)
+        evict_oldest(self._known, _MOST_KNOWN)
+        return principal
+
+
+def _cookie(lines: Sequence[str], name: str) -> str | None:
+    """The value of a cookie; None if there is none.  Raises BadCredential for two of the name: whose is the second?"""
+    found = [
+        value.strip(' "')
+        for line in lines
+        for pair in line.split(";")
+        for key, mark, value in [pair.strip().partition("=")]
+        if mark and key == name
+    ]
+    if len(found) > 1:
+        raise BadCredential("There are two cookies of one name", "invalid_request")
+    return found[0] if found else None

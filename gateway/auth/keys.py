@@ -1,0 +1,107 @@
+"""The keys of one issuer, as files hold them.
+
+Each key knows its type, so a public key never verifies an HMAC.  A key that is too weak is refused when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any, Final, NamedTuple
+
+from joserfc.errors import JoseError, SecurityWarning
+from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
+
+MOST_KEYS: Final = 64
+_LEAST_RSA_BITS: Final = 2_048
+_LEAST_SECRET_BYTES: Final = 32
+"""RFC 7518 section 3.2: a key of HS256 has 256 bits at least."""
+LEAST_SIGNING_BYTES: Final = 16
+_KINDS: Final[dict[str, type[Key]]] = {"RSA": RSAKey, "EC": ECKey, "OKP": OKPKey, "oct": OctKey}
+
+
+class BadKeys(ValueError):
+    """The text holds no usable keys; the message is one line for the operator and shows no key."""
+
+
+class VerifyingKey(NamedTuple):
+    """One key, with what a token's header has to say for it to be used."""
+
+    kid: str | None
+    """None fits every token."""
+    alg: str | None
+    """The one algorithm that it serves; None leaves that to the configuration."""
+    key: Key
+
+
+class KeyRing(NamedTuple):
+    """The keys of one issuer."""
+
+    keys: tuple[VerifyingKey, ...]
+
+    def find(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
+        """The keys that may have signed a token with this header; `kind` is the key type that its algorithm needs.  A
+        token without a `kid` fits only if one key does."""
+        fitting = tuple(one for one in self.keys if one.key.key_type == kind and one.alg in (None, alg))
+        if kid is not None:
+            return tuple(one for one in fitting if one.kid in (kid, None))[:1]
+        return fitting if len(fitting) == 1 else ()
+
+
+def parse_keys(text: bytes) -> KeyRing:
+    """The keys in a JWK Set, a JWK or a PEM text.  Keys of unknown types, and keys for encryption, are passed over (RFC
+    7517 section 5).  Raises BadKeys."""
+    if text.lstrip().startswith(b"-----BEGIN"):
+        return KeyRing((_from_pem(text),))
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadKeys("is neither a JWK Set nor a key in PEM") from None
+    found = tree.get("keys", [tree] if "kty" in tree else None) if isinstance(tree, dict) else None
+    if not isinstance(found, list) or len(found) > MOST_KEYS:
+        raise BadKeys(f"is no JWK Set of at most {MOST_KEYS} keys")
+    keys = tuple(one for jwk in found if (one := _from_jwk(jwk)) is not None)
+    if not keys:
+        raise BadKeys("holds no key that can verify a token")
+    return KeyRing(keys)
+
+
+def _from_pem(text: bytes) -> VerifyingKey:
+    if b"PRIVATE KEY" in text:
+        raise BadKeys("holds a private key: the gateway needs the public one")
+    for kind in (RSAKey, ECKey, OKPKey):
+        try:
+            return _checked(VerifyingKey(None, None, _imported(kind, text)))
+        except (JoseError, ValueError, TypeError, SecurityWarning) as error:
+            if isinstance(error, BadKeys):
+                raise
+    raise BadKeys("holds no public key of a known type in PEM")
+
+
+def _from_jwk(jwk: Any) -> VerifyingKey | None:
+    if not isinstance(jwk, dict) or jwk.get("kty") not in _KINDS or jwk.get("use", "sig") != "sig":
+        return None
+    kid, alg = jwk.get("kid"), jwk.get("alg")
+    if not isinstance(kid, str | None) or not isinstance(alg, str | None):
+        raise BadKeys("has a key whose kid or alg is no text")
+    private = {"d", "p", "q", "dp", "dq", "qi", "oth"} if jwk["kty"] != "oct" else set()
+    try:
+        key = _imported(_KINDS[jwk["kty"]], {name: value for name, value in jwk.items() if name not in private})
+    except (JoseError, ValueError, TypeError, SecurityWarning):
+        raise BadKeys("has a key that cannot be read, or is too short") from None
+    return _checked(VerifyingKey(kid, alg, key))
+
+
+def _imported(kind: type[Key], value: Any) -> Key:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return kind.import_key(value)
+
+
+def _checked(one: VerifyingKey) -> VerifyingKey:
+    key = one.key
+    if isinstance(key, RSAKey) and key.raw_value.key_size < _LEAST_RSA_BITS:
+        raise BadKeys(f"has an RSA key of fewer than {_LEAST_RSA_BITS} bits")
+    if isinstance(key, OctKey) and len(key.raw_value) < _LEAST_SECRET_BYTES:
+        raise BadKeys(f"has a secret of fewer than {_LEAST_SECRET_BYTES} bytes")
+    return one

@@ -1,0 +1,198 @@
+"""Permissions: which actions a credential allows on which streams.
+
+A pattern names streams by the segments of their path: `*` stands for one segment, and `**` at the end for any number of
+them, none included.  `{sub}` stands for a claim of the token.  The claim's text fills exactly one segment, whatever
+characters it has.
+
+Patterns are compared with canonical paths (`gateway.protocol.target`).  An origin may decode an escaped slash, drop an
+empty segment, or read a backslash as a slash, and so find another stream than the pattern names.  A path with one of
+these is matched by `/**` alone, which allows every stream.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+from gateway.protocol.target import BadTarget, parse_target
+
+MOST_PERMISSIONS: Final = 64
+"""Permissions that one token may have."""
+_MOST_CHARS: Final = 1_024
+_PLACE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]{0,63})\}")
+_AMBIGUOUS: Final = re.compile(r"//|\\|%2F|%5C|%25|/\.\.?;", re.IGNORECASE)
+"""Spellings that an origin may read as another path than the gateway."""
+_REST: Final = "**"
+_EVERY: Final = "/**"
+
+
+class Action(StrEnum):
+    """What a request does to its stream."""
+
+    READ = "read"
+    APPEND = "append"
+    CREATE = "create"
+    CLOSE = "close"
+    DELETE = "delete"
+    FORK = "fork"
+    SUBSCRIBE = "subscribe"
+    """Calls below the protocol's reserved path `__ds`."""
+    OTHER = "other"
+    """Methods that the protocol does not name.  No permission names it: only `*` covers it."""
+
+
+NAMED: Final = frozenset(Action) - {Action.OTHER}
+"""The actions that a permission may name."""
+
+
+class BadPermission(ValueError):
+    """The text or the claim is no permission; the message says what is wrong."""
+
+
+class Pattern:
+    """A pattern of canonical paths."""
+
+    __slots__ = ("_is_open", "_segments", "text")
+
+    def __init__(self, text: str) -> None:
+        """Raises BadPermission."""
+        self.text = text
+        if not text.startswith("/") or len(text) > _MOST_CHARS or "?" in text or "#" in text:
+            raise BadPermission(f"{text[:80]!r} is no pattern of paths: it begins with a slash and has no query")
+        segments = text[1:].split("/")
+        self._is_open = segments[-1] == _REST
+        """Whether it ends in `**`."""
+        if self._is_open:
+            segments.pop()
+        if _REST in segments:
+            raise BadPermission(f"{text[:80]!r}: ** stands at the end only")
+        self._segments = tuple(map(_segment, segments))
+
+    def __repr__(self) -> str:
+        return f"<Pattern {self.text}>"
+
+    @property
+    def places(self) -> frozenset[str]:
+        """The claims that fill it in."""
+        return frozenset(_PLACE.findall(self.text))
+
+    def matches(self, path: str, claims: Mapping[str, object] | None = None) -> bool:
+        """Whether it matches a canonical path, with places filled in from these claims."""
+        if self.text == _EVERY:
+            return True
+        if _AMBIGUOUS.search(path) is not None:
+            return False
+        segments, wanted = path[1:].split("/"), self._segments
+        if len(segments) < len(wanted) or (len(segments) > len(wanted) and not self._is_open):
+            return False
+        return all(_fits(one, segment, claims or {}) for one, segment in zip(wanted, segments, strict=False))
+
+
+def _segment(text: str) -> str:
+    """A segment of a pattern as it is compared: canonical, if it names one segment of a path."""
+    if text == "*" or _PLACE.fullmatch(text):
+        return text
+    if "*" in text or "{" in text or "}" in text:
+        raise BadPermission(f"{text[:80]!r}: * and {{claim}} stand for a whole segment")
+    try:
+        path = parse_target("/" + text).path
+    except BadTarget:
+        raise BadPermission(f"{text[:80]!r} is no segment of a path") from None
+    if text in (".", "..") or path.count("/") != 1:
+        raise BadPermission(f"{text[:80]!r} is no segment of a path")
+    return path[1:]
+
+
+def _fits(wanted: str, segment: str, claims: Mapping[str, object]) -> bool:
+    if wanted == "*":
+        return bool(segment)
+    if (place := _PLACE.fullmatch(wanted)) is None:
+        return wanted == segment
+    value = claims.get(place[1])
+    if not isinstance(value, str) or not value or value in (".", ".."):
+        return False
+    try:
+        # The canonical spelling of paths leaves exactly these characters as they are.
+        return quote(value, safe="!$&'()*+,;=:@~") == segment
+    except UnicodeEncodeError:
+        return False
+
+
+class Permission(NamedTuple):
+    """Actions that are allowed on the streams of a pattern."""
+
+    actions: frozenset[Action]
+    pattern: Pattern
+
+    def allows(self, action: Action, path: str, claims: Mapping[str, object]) -> bool:
+        """Whether it allows the action on the stream with this canonical path."""
+        return action in self.actions and self.pattern.matches(path, claims)
+
+    def __str__(self) -> str:
+        return f"{','.join(sorted(self.actions))} {self.pattern.text}"
+
+
+def parse_actions(names: Iterable[object]) -> frozenset[Action]:
+    """Actions by their names; `*` is all of them.  Raises BadPermission."""
+    found: set[Action] = set()
+    for name in names:
+        if name == "*":
+            found.update(Action)
+        elif isinstance(name, str) and name in NAMED:
+            found.add(Action(name))
+        else:
+            raise BadPermission(f"{str(name)[:40]!r} is no action: they are {', '.join(sorted(NAMED))} and *")
+    if not found:
+        raise BadPermission("names no action")
+    return frozenset(found)
+
+
+def parse_permission(text: str) -> Permission:
+    """A permission as the configuration and simple claims spell it: `read,append /rooms/{sub}/**`.  Raises
+    BadPermission."""
+    names, space, pattern = text.strip().partition(" ")
+    if not space:
+        raise BadPermission(f"{text[:80]!r} is no permission: expected one such as 'read,append /rooms/*'")
+    return Permission(parse_actions(names.split(",")), Pattern(pattern.strip()))
+
+
+def parse_claim(claim: object) -> tuple[Permission, ...]:
+    """The permissions in a simple claim: a list of texts, or one text.  Raises BadPermission, also if one of many is
+    wrong."""
+    texts = [claim] if isinstance(claim, str) else claim
+    if not isinstance(texts, list) or len(texts) > MOST_PERMISSIONS or not all(isinstance(one, str) for one in texts):
+        raise BadPermission(f"is no list of at most {MOST_PERMISSIONS} permissions")
+    return tuple(map(parse_permission, texts))
+
+
+DETAIL_TYPE: Final = "durable-streams"
+"""The `type` of this gateway's authorization details."""
+
+
+def parse_details(claim: object) -> tuple[Permission, ...]:
+    """The permissions in the claim `authorization_details` (RFC 9396 section 9.1); details of other types are not for
+    this gateway.  Raises BadPermission, also if one of many is wrong."""
+    if not isinstance(claim, list) or len(claim) > MOST_PERMISSIONS:
+        raise BadPermission(f"is no list of at most {MOST_PERMISSIONS} authorization details")
+    found: list[Permission] = []
+    for detail in claim:
+        if not isinstance(detail, dict) or not isinstance(detail.get("type"), str):
+            raise BadPermission("an authorization detail is an object with a type")
+        if detail["type"] != DETAIL_TYPE:
+            continue
+        locations, actions = detail.get("locations"), detail.get("actions")
+        if not isinstance(locations, list) or not isinstance(actions, list) or not locations:
+            raise BadPermission("an authorization detail has lists of locations and actions")
+        if unknown := set(detail) - {"type", "locations", "actions", "identifier", "datatypes", "privileges"}:
+            raise BadPermission(f"an authorization detail has no field {min(unknown)[:40]!r}")
+        if set(detail) - {"type", "locations", "actions"}:
+            # A field that narrows the permission must not be passed over.
+            raise BadPermission("an authorization detail is narrowed by a field that this gateway does not judge by")
+        if not all(isinstance(one, str) for one in locations) or len(found) + len(locations) > MOST_PERMISSIONS:
+            raise BadPermission("the locations of an authorization detail are patterns of paths")
+        allowed = parse_actions(actions)
+        found.extend(Permission(allowed, Pattern(one)) for one in locations)
+    return tuple(found)

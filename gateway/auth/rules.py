@@ -1,0 +1,112 @@
+"""The rules of a route, as they are in effect: parsed from the configuration, with the keys that its files hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from gateway.auth.keys import LEAST_SIGNING_BYTES, BadKeys, parse_keys
+from gateway.auth.permissions import BadPermission, Pattern, parse_permission
+from gateway.auth.signatures import SigningKey
+from gateway.auth.tokens import TokenRule, registry_of
+from gateway.config.authorisation import AuthRuleConfig
+from gateway.config.errors import ConfigError, Mistakes
+from gateway.config.gateway import GatewayConfig
+from gateway.config.routes import RouteConfig
+
+_MOST_BYTES: Final = 1 << 20
+
+
+class JwtRule(NamedTuple):
+    """Tokens of one issuer."""
+
+    tokens: TokenRule
+    cookie: str
+    parameter: str
+
+
+class SignedRule(NamedTuple):
+    """Signed URLs and cookies."""
+
+    keys: tuple[SigningKey, ...]
+    cookie: str
+
+
+class PublicRule(NamedTuple):
+    """Streams that everybody may read."""
+
+    patterns: tuple[Pattern, ...]
+
+    def matches(self, path: str) -> bool:
+        """Whether the stream with this canonical path is public."""
+        return any(one.matches(path) for one in self.patterns)
+
+
+Rule = JwtRule | SignedRule | PublicRule
+Rules = tuple[Rule, ...]
+
+
+def load_rules(config: GatewayConfig) -> dict[str, Rules]:
+    """The rules by the name of their route, for routes that have some.  Raises ConfigError with every mistake."""
+    found: dict[str, Rules] = {}
+    mistakes = Mistakes()
+    for route in config.routes:
+        rules: list[Rule] = []
+        for index, one in enumerate(route.auth):
+            with mistakes.collected():
+                rules.append(_rule(route, index, one))
+        if rules:
+            found[route.name] = tuple(rules)
+    mistakes.raise_any()
+    return found
+
+
+def _rule(route: RouteConfig, index: int, config: AuthRuleConfig) -> Rule:
+    where = f"route.{route.name}.auth[{index}]"
+    try:
+        if config.by == "public":
+            return PublicRule(tuple(map(Pattern, config.streams)))
+        permissions = tuple(map(parse_permission, config.permissions))
+    except BadPermission as error:
+        raise ConfigError(f"{where}: {error}") from None
+    if config.by == "signed":
+        keys = [SigningKey(one.id, _secret(one.file, f"{where}.keys: {one.file}")) for one in config.keys]
+        return SignedRule(tuple(keys), config.cookie)
+    file = f"{where}.keys_file: {config.keys_file}"
+    try:
+        ring = parse_keys(_read(config.keys_file, file))
+    except BadKeys as error:
+        raise ConfigError(f"{file}: {error}") from None
+    tokens = TokenRule(
+        config.issuer,
+        frozenset(config.audience),
+        frozenset(config.algorithms),
+        ring,
+        registry_of(config.algorithms),
+        config.any_type,
+        config.leeway_s,
+        permissions,
+        config.permissions_claim,
+        config.tenant_claim,
+    )
+    return JwtRule(tokens, config.cookie, config.parameter)
+
+
+def _secret(path: str, where: str) -> bytes:
+    secret = _read(path, where).strip()
+    if len(secret) < LEAST_SIGNING_BYTES:
+        raise ConfigError(f"{where}: a key of fewer than {LEAST_SIGNING_BYTES} bytes can be guessed")
+    return secret
+
+
+def _read(path: str, where: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise ConfigError(f"{where}: cannot be read: not a valid path") from None
+    if len(data) > _MOST_BYTES:
+        raise ConfigError(f"{where}: is larger than {_MOST_BYTES} bytes")
+    return data

@@ -1,0 +1,170 @@
+"""JWTs as access tokens (RFC 7519, RFC 9068), verified with the keys of their issuer.
+
+The issuer that a token names chooses the rule, and the rule alone says which keys and algorithms count.  Header fields
+that bring or name a key (`jwk`, `jku`, `x5c`, `x5u`) are never looked at, and a critical extension is refused.  JSON is
+read strictly: a name that occurs twice means different things to different readers.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64decode
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from joserfc import jws
+from joserfc.errors import JoseError
+
+from gateway.auth.keys import KeyRing
+from gateway.auth.permissions import BadPermission, Permission, parse_claim, parse_details
+from gateway.auth.verdict import BadCredential, Principal
+
+MOST_TOKEN_BYTES: Final = 8_192
+_MOST_NAME_CHARS: Final = 256
+_FAR: Final = 1e11
+"""Unix seconds beyond which a time is no time: the year 5138."""
+_TYPES: Final = frozenset({"at+jwt", "application/at+jwt"})
+_KINDS: Final = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP", "HS": "oct"}
+
+
+class TokenRule(NamedTuple):
+    """Which tokens of an issuer are valid, and what they allow."""
+
+    issuer: str
+    audience: frozenset[str]
+    algorithms: frozenset[str]
+    keys: KeyRing
+    registry: jws.JWSRegistry
+    any_type: bool
+    leeway_s: float
+    permissions: tuple[Permission, ...]
+    """What each valid token allows."""
+    permissions_claim: str
+    tenant_claim: str
+
+
+def registry_of(algorithms: Iterable[str]) -> jws.JWSRegistry:
+    """The JWS registry that accepts these algorithms alone."""
+    registry = jws.JWSRegistry(algorithms=sorted(algorithms), strict_check_header=False)
+    registry.max_header_length = 4_096
+    registry.max_payload_length = MOST_TOKEN_BYTES
+    return registry
+
+
+class Unverified(NamedTuple):
+    """A token as it was sent: nothing in it is to be believed."""
+
+    text: str
+    header: dict[str, Any]
+    claims: dict[str, Any]
+
+    @property
+    def issuer(self) -> object:
+        """The issuer that it names."""
+        return self.claims.get("iss")
+
+
+def read_token(text: str) -> Unverified:
+    """Take a compact JWT apart.  Raises BadCredential."""
+    parts = text.split(".") if len(text) <= MOST_TOKEN_BYTES else []
+    if len(parts) != 3 or not all(parts[:2]):
+        raise BadCredential("The token is no JWT")
+    return Unverified(text, _object(parts[0]), _object(parts[1]))
+
+
+def _object(part: str) -> dict[str, Any]:
+    try:
+        if not part.isascii() or "=" in part or "+" in part or "/" in part:
+            raise ValueError
+        data = urlsafe_b64decode(part + "=" * (-len(part) % 4))
+        found = json.loads(data.decode(), object_pairs_hook=_distinct, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        raise BadCredential("The token is no JWT") from None
+    if not isinstance(found, dict):
+        raise BadCredential("The token is no JWT")
+    return found
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError
+    return found
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)
+
+
+def verify(token: Unverified, rule: TokenRule, wall: float) -> Principal:
+    """The principal of a token of the rule's issuer, at `wall` (Unix seconds).  Raises BadCredential."""
+    header, claims = token.header, token.claims
+    alg, kid, typ = header.get("alg"), header.get("kid"), header.get("typ")
+    if "crit" in header or "b64" in header:
+        raise BadCredential("The token has a critical extension")
+    if not isinstance(alg, str) or alg not in rule.algorithms:
+        raise BadCredential("The token's algorithm is not accepted")
+    if not isinstance(kid, str | None):
+        raise BadCredential("The token's key id is no text")
+    if not rule.any_type and (not isinstance(typ, str) or typ.lower() not in _TYPES):
+        raise BadCredential("The token is no access token")
+    if claims.get("iss") != rule.issuer:
+        raise BadCredential("The token's issuer is unknown")
+    candidates = rule.keys.find(kid, alg, _KINDS[alg[:2]])
+    if not candidates:
+        raise BadCredential("The token's key is unknown")
+    _check_signature(token.text, candidates[0].key, rule)
+    expires_at = _check_times(claims, rule.leeway_s, wall)
+    aud = claims.get("aud")
+    audience = [aud] if isinstance(aud, str) else aud
+    if not isinstance(audience, list) or not any(isinstance(one, str) and one in rule.audience for one in audience):
+        raise BadCredential("The token is for another audience")
+    subject = claims.get("sub", "")
+    tenant = claims.get(rule.tenant_claim, "") if rule.tenant_claim else ""
+    token_id = claims.get("jti", "")
+    for name in (subject, tenant, token_id):
+        if not isinstance(name, str) or len(name) > _MOST_NAME_CHARS or not name.isprintable():
+            raise BadCredential("A name in the token is no text, or too long")
+    if not subject and not rule.any_type:
+        raise BadCredential("The token has no subject")
+    try:
+        permissions = rule.permissions
+        if (simple := claims.get(rule.permissions_claim)) is not None:
+            permissions += parse_claim(simple)
+        if (details := claims.get("authorization_details")) is not None:
+            permissions += parse_details(details)
+    except BadPermission:
+        raise BadCredential("The token's permissions are not understood") from None
+    places = {place for one in permissions for place in one.pattern.places}
+    # No more of the token than its permissions need is kept.
+    filled = {place: claims[place] for place in places if place in claims}
+    return Principal(subject, permissions, expires_at, tenant, token_id, kid or "", filled)
+
+
+def _check_signature(text: str, key: Any, rule: TokenRule) -> None:
+    try:
+        jws.deserialize_compact(text, key, registry=rule.registry)
+    except (JoseError, ValueError, TypeError):
+        raise BadCredential("The token's signature is wrong") from None
+
+
+def _check_times(claims: dict[str, Any], leeway_s: float, wall: float) -> float:
+    """When the token expires, leeway included (Unix seconds)."""
+    expires_at = _time(claims.get("exp"))
+    if expires_at is None:
+        raise BadCredential("The token has no expiry")
+    if wall >= expires_at + leeway_s:
+        raise BadCredential("The token has expired")
+    for name in ("nbf", "iat"):
+        if name in claims:
+            begins_at = _time(claims[name])
+            if begins_at is None or wall < begins_at - leeway_s:
+                raise BadCredential("The token is not valid yet")
+    return expires_at + leeway_s
+
+
+def _time(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    # An infinite number is no time, either.
+    return float(value) if 0 <= value < _FAR else None

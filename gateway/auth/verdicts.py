@@ -1,0 +1,106 @@
+"""Remembered verdicts of a process, and what ends them: their expiry, revocations, other keys.
+
+A verdict is valid until its `until`, and only in the edition in which it was given.  A revocation, or a change of
+rules, begins another edition, so all requests are judged again; the tokens that were verified stay known.  Live reads
+are registered with their verdicts, so that a revocation reaches them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple, Protocol
+
+from gateway.auth.verdict import Principal
+from gateway.limits.oldest import evict_oldest
+
+MOST_REVOCATIONS: Final = 1 << 16
+
+Subject = Literal["principal", "token", "key"]
+"""What a revocation names: a principal, one token by its id, or all that one key has signed."""
+
+
+class Allowed:
+    """A verdict: a principal may do what was asked."""
+
+    __slots__ = ("edition", "principal", "until")
+
+    def __init__(self, principal: Principal, edition: int) -> None:
+        self.principal = principal
+        self.until = principal.expires_at
+        """Unix seconds."""
+        self.edition = edition
+
+
+class GuardedRead(Protocol):
+    """A live read in progress that a verdict allowed."""
+
+    @property
+    def allowed(self) -> Allowed: ...
+
+    def revoke(self) -> None:
+        """End the read."""
+
+
+class Revocation(NamedTuple):
+    """What is revoked."""
+
+    subject: Subject
+    name: str
+
+
+class Verdicts:
+    """Owner of the edition, the revocations and the register of guarded live reads.  `wall` is the time in Unix
+    seconds."""
+
+    def __init__(self, wall: Callable[[], float]) -> None:
+        self.wall = wall
+        self.edition = 0
+        self._revoked: OrderedDict[Revocation, float] = OrderedDict()
+        """Until when, in Unix seconds."""
+        self.live: dict[GuardedRead, None] = {}
+
+    def __repr__(self) -> str:
+        return f"<Verdicts {len(self._revoked)} revocations, {len(self.live)} live reads>"
+
+    def holds(self, allowed: Allowed | None) -> bool:
+        """Whether a verdict that was remembered is valid now."""
+        return allowed is not None and allowed.edition == self.edition and self.wall() < allowed.until
+
+    def begin_edition(self) -> None:
+        """Have every request judged again."""
+        self.edition += 1
+
+    def revoke(self, revocation: Revocation, for_s: float) -> int:
+        """Refuse this for so long from now on, and end its live reads; returns how many there were."""
+        self._revoked.pop(revocation, None)
+        self._revoked[revocation] = self.wall() + for_s
+        evict_oldest(self._revoked, MOST_REVOCATIONS)
+        self.begin_edition()
+        ended = [one for one in self.live if _names(revocation, one.allowed.principal)]
+        for one in ended:
+            one.revoke()
+        return len(ended)
+
+    def is_revoked(self, principal: Principal) -> bool:
+        """Whether the credential, its key or its principal is revoked now."""
+        revoked = self._revoked
+        if not revoked:
+            return False
+        wall = self.wall()
+        named: tuple[Revocation, ...] = (
+            Revocation("principal", principal.name),
+            Revocation("token", principal.token_id),
+            Revocation("key", principal.key_id),
+        )
+        return any(wall < revoked.get(one, wall) for one in named if one.name)
+
+
+def _names(revocation: Revocation, principal: Principal) -> bool:
+    match revocation.subject:
+        case "principal":
+            return principal.name == revocation.name
+        case "token":
+            return principal.token_id == revocation.name
+        case "key":
+            return principal.key_id == revocation.name

@@ -1,0 +1,174 @@
+"""Authorisation of a route's requests: the rules by which credentials are judged."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from gateway.config.model import MisfitError, Model
+
+ASYMMETRIC: Final = (
+    "RS256",
+    "RS384",
+    "RS512",
+    "PS256",
+    "PS384",
+    "PS512",
+    "ES256",
+    "ES384",
+    "ES512",
+    "EdDSA",
+    "Ed25519",
+)
+"""Algorithms whose verifying key is public."""
+Algorithm = Literal[
+    "RS256",
+    "RS384",
+    "RS512",
+    "PS256",
+    "PS384",
+    "PS512",
+    "ES256",
+    "ES384",
+    "ES512",
+    "EdDSA",
+    "Ed25519",
+    "HS256",
+    "HS384",
+    "HS512",
+]
+_NAME: Final = re.compile(r"[A-Za-z0-9_.~-]{1,64}")
+_PROTOCOL: Final = frozenset({"offset", "live", "cursor", "expires", "signature", "key"})
+_MOST_CHARS: Final = 1_024
+
+
+def _pattern(text: str) -> str:
+    if not text.startswith("/") or len(text) > _MOST_CHARS or not text.isascii() or not text.isprintable():
+        raise ValueError(f"expected a pattern of paths such as /rooms/* or /public/**, got {text[:80]!r}")
+    return text
+
+
+def _permission(text: str) -> str:
+    names, _, pattern = text.strip().partition(" ")
+    known = {"read", "append", "create", "close", "delete", "fork", "subscribe", "*"}
+    if not pattern or not set(names.split(",")) <= known:
+        raise ValueError(f"expected actions and a pattern such as 'read,append /rooms/*', got {text[:80]!r}")
+    return f"{names} {_pattern(pattern.strip())}"
+
+
+def _key_id(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError(f"a key's id is 1 to 64 letters, digits, . _ ~ or -, got {text[:80]!r}")
+    return text
+
+
+def _parameter(text: str) -> str:
+    if text and (not _NAME.fullmatch(text) or text in _PROTOCOL):
+        raise ValueError(f"{text[:80]!r} is no name for a query parameter, or one of the protocol's")
+    return text
+
+
+Patterns = Annotated[tuple[Annotated[str, AfterValidator(_pattern)], ...], Field(strict=False, max_length=64)]
+Permissions = Annotated[tuple[Annotated[str, AfterValidator(_permission)], ...], Field(strict=False, max_length=64)]
+Parameter = Annotated[str, AfterValidator(_parameter)]
+
+
+class SigningKeyConfig(Model):
+    """A key that signs URLs and cookies."""
+
+    id: Annotated[str, AfterValidator(_key_id)] = Field(
+        description="Names the key in signed URLs; one that is new is used as soon as it is first."
+    )
+    file: str = Field(min_length=1, description="File with the key, 16 bytes at least; spaces around it are cut off.")
+
+
+_OF_JWT: Final = (
+    "issuer",
+    "audience",
+    "keys_file",
+    "algorithms",
+    "any_type",
+    "leeway_s",
+    "cookie",
+    "parameter",
+    "permissions",
+    "permissions_claim",
+    "tenant_claim",
+)
+_OF_SIGNED: Final = ("keys",)
+
+
+class AuthRuleConfig(Model):
+    """One way to authorise requests. The rules of a route are tried in order, and the first that knows a request's
+    credential decides; a request that no rule allows is refused."""
+
+    by: Literal["jwt", "signed", "public"] = Field(
+        description="jwt: a token of an issuer. signed: a URL or a cookie signed with a shared key. public: reads "
+        "without a credential."
+    )
+    streams: Patterns = Field(
+        default=(),
+        description='Paths that are public, with by = "public": * is one segment, ** at the end any number.',
+    )
+    issuer: str = Field(default="", max_length=_MOST_CHARS, description="The `iss` that tokens must have.")
+    audience: tuple[str, ...] = Field(
+        default=(), strict=False, max_length=16, description="Values of `aud`, of which a token must have one."
+    )
+    keys_file: str = Field(
+        default="", description="The issuer's keys: a JWK Set, or a public key in PEM. The file is read at each reload."
+    )
+    algorithms: Annotated[tuple[Algorithm, ...], Field(strict=False)] = Field(
+        default=ASYMMETRIC,
+        description="Accepted algorithms. HS256 and its like, whose key also signs, are accepted if they are named.",
+    )
+    any_type: bool = Field(
+        default=False, description="Accept tokens whose `typ` is not at+jwt, as older issuers send them (RFC 9068)."
+    )
+    leeway_s: float = Field(
+        default=30, ge=0, le=300, description="Tolerated difference of clocks in `exp`, `nbf` and `iat`."
+    )
+    cookie: str = Field(
+        default="",
+        description="Cookie that may carry the token or the signature, such as __Secure-streams. Writes with a cookie "
+        "need an Origin that route.cors.allow_origins names.",
+    )
+    parameter: Parameter = Field(
+        default="",
+        description="Query parameter that may carry the token. Prefer a cookie or a signed URL: URLs are logged and "
+        "passed on (RFC 9700 section 4.3.2).",
+    )
+    permissions: Permissions = Field(
+        default=(),
+        description="What every valid token allows, such as 'read /users/{sub}/**': actions, a space, a pattern, in "
+        "which {claim} stands for a claim of the token.",
+    )
+    permissions_claim: str = Field(
+        default="streams",
+        max_length=64,
+        description="Claim with more permissions, as a list of such texts; the claim `authorization_details` "
+        "(RFC 9396) is always read.",
+    )
+    tenant_claim: str = Field(default="", max_length=64, description="Claim that names the tenant.")
+    keys: tuple[SigningKeyConfig, ...] = Field(
+        default=(), strict=False, max_length=16, description='Keys of signed URLs, with by = "signed".'
+    )
+
+    @model_validator(mode="after")
+    def _fields_fit(self) -> Self:
+        of = {"jwt": _OF_JWT, "signed": (*_OF_SIGNED, "cookie"), "public": ("streams",)}[self.by]
+        for name in self.model_fields_set - {"by", *of}:
+            raise MisfitError(f'has no effect with by = "{self.by}"', name)
+        needed = {"jwt": ("issuer", "audience", "keys_file"), "signed": ("keys",), "public": ("streams",)}[self.by]
+        for name in needed:
+            if not getattr(self, name):
+                raise MisfitError(f'is needed with by = "{self.by}"', name)
+        if self.by == "jwt" and not self.algorithms:
+            raise MisfitError("is empty: no token would be accepted", "algorithms")
+        if self.cookie and not self.cookie.startswith(("__Secure-", "__Host-")):
+            raise MisfitError("begins with __Secure- or __Host-: others may come over plain HTTP", "cookie")
+        ids = [key.id for key in self.keys]
+        if len(set(ids)) < len(ids):
+            raise MisfitError("names one key twice", "keys")
+        return self

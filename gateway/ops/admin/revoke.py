@@ -1,0 +1,61 @@
+"""`POST /api/revoke`: end what a principal, a token or a signing key may do, and its live reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, with_config
+
+from gateway.auth.verdicts import Revocation, Subject
+from gateway.ops.admin.audit import shortened
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
+from gateway.ops.admin.subject import Subject as Gateway
+
+_DAY_S = 86_400.0
+
+
+@with_config(API_TYPE)
+@dataclass(frozen=True, slots=True)
+class RevokeBody:
+    """What is refused from now on."""
+
+    subject: Subject
+    """principal: the `sub` of tokens; token: one token by its `jti`; key: the `kid` of tokens, or the id of a key that
+    signs URLs."""
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    for_s: Annotated[float, Field(ge=1, le=31_536_000)] = _DAY_S
+    """How long it is refused; as long as the longest-lived credential, to be sure."""
+
+
+@with_config(API_TYPE)
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """How many live reads have ended."""
+
+    live_reads: int
+
+
+def revoke_endpoints(gateway: Gateway) -> list[Endpoint]:
+    """`POST /api/revoke`."""
+
+    async def revoke(request: ApiRequest[Nothing, RevokeBody]) -> Revoked:
+        body = request.body
+        return Revoked(gateway.routes.verdicts.revoke(Revocation(body.subject, body.name), body.for_s))
+
+    return [
+        Endpoint(
+            "POST",
+            "/api/revoke",
+            "Refuse a principal, a token or a signing key, and end its live reads",
+            revoke,
+            Revoked,
+            body=RevokeBody,
+            audited=_audited,
+            expects="subject, name, and for_s where that is wanted",
+        )
+    ]
+
+
+def _audited(body: RevokeBody, done: Revoked) -> str:
+    return f"revoked {body.subject} {shortened(body.name)} for {body.for_s:.0f} s: {done.live_reads} live reads ended"

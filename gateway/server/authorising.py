@@ -1,0 +1,262 @@
+"""Authorisation as a step of each request on a route with rules who may (`[[route.auth]]`).
+
+The parser takes the credentials out of the query, so that they reach neither the keys of tapes, nor the log, nor the
+origin.  The handler then has the route's guard judge the request.  A verdict is kept with the request's header section,
+which holds the credential, under its request line: from then on the request is recognised by its bytes, and costs a
+look at the verdict.
+
+A live read is registered as long as it lasts.  It ends with its credential, and when that is revoked.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import quote, unquote_plus
+
+from multidict import CIMultiDict
+
+from gateway.aio.clock import Clock, Timer
+from gateway.auth.guard import Asked, Guard
+from gateway.auth.permissions import Action
+from gateway.auth.signatures import NETWORK
+from gateway.auth.verdict import PUBLIC, Forbidden
+from gateway.auth.verdicts import Allowed, Verdicts
+from gateway.config.routes import RouteConfig
+from gateway.engine.route import Route
+from gateway.errors import TooManyRequests
+from gateway.limits.accounts import Account
+from gateway.limits.rate_limits import Rate, retry_after_s
+from gateway.protocol.mode import Mode
+from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
+from gateway.protocol.target import BadTarget, Target, parse_target
+from gateway.server.admission import Admission
+from gateway.server.context import ParsedRequest, RequestContext
+from gateway.server.remembered import RememberedAnswers
+from gateway.server.request import Channel, LiveUse, Request
+from gateway.server.request_keys import Section, Sections
+
+_BAD_PER_S: Final = 5.0
+_BAD_AT_ONCE: Final = 50
+"""Bad credentials of one client network: so many at once, and so many a second."""
+_MOST_EARLY: Final = 0.1
+_MOST_EARLY_S: Final = 5.0
+"""A live read ends before its credential expires, by a part of the time left, so that readers return one by one."""
+_RESERVED: Final = "/__ds/"
+_OF_THE_ORIGIN: Final = ("/callback", "/ack", "/release")
+"""Calls of subscriptions whose Authorization is a token that the origin has given out."""
+_FIELD_SAFE: Final = "!#$&'()*+,/:;=?@[]|^`{}~ "
+_ACTIONS: Final = {
+    Mode.CATCHUP: Action.READ,
+    Mode.LONGPOLL: Action.READ,
+    Mode.SSE: Action.READ,
+    Mode.HEAD: Action.READ,
+    Mode.CREATE: Action.CREATE,
+    Mode.APPEND: Action.APPEND,
+    Mode.DELETE: Action.DELETE,
+}
+
+
+def take_credentials(target: Target, guard: Guard) -> tuple[Target, Mapping[str, str] | None]:
+    """The target without the credentials in its query, and these by name, decoded; None if there are none.  Raises
+    BadTarget if one is there twice."""
+    names = guard.credential_parameters(target.query)
+    if not names:
+        return target, None
+    found: dict[str, str] = {}
+    others: list[str] = []
+    for pair in target.query.split("&"):
+        name, _, value = pair.partition("=")
+        if name not in names:
+            others.append(pair)
+        elif name in found:
+            raise BadTarget(f"Multiple {name} parameters not allowed")
+        else:
+            found[name] = unquote_plus(value, errors="surrogateescape")
+    return target._replace(query="&".join(others)), found
+
+
+def without_credentials(raw_query: str, parameters: Mapping[str, str]) -> str:
+    """A query as it was sent, without these parameters."""
+    pairs = raw_query.split("&")
+    return "&".join(pair for pair in pairs if unquote_plus(pair.partition("=")[0]) not in parameters)
+
+
+class Authoriser:
+    """Has requests judged, and remembers verdicts.  Owns the register of guarded live reads through `verdicts`."""
+
+    def __init__(
+        self,
+        verdicts: Verdicts,
+        sections: Sections,
+        remembered: RememberedAnswers | None,
+        admission: Admission,
+        rng: random.Random,
+    ) -> None:
+        self.verdicts = verdicts
+        self._sections = sections
+        self._remembered = remembered
+        self._admission = admission
+        self._rng = rng
+        self._bad = Rate(_BAD_PER_S, _BAD_AT_ONCE)
+
+    def authorise(self, context: RequestContext, parsed: ParsedRequest, guard: Guard) -> None:
+        """Have the request judged.  Raises a GatewayError unless it is allowed."""
+        request = context.request
+        if is_of_the_origin(parsed):
+            return
+        asked = self._asked(request, parsed)
+        account = self._account(parsed.client)
+        context.is_public = asked.is_read and guard.is_public(asked.path)
+        context.allowed = guard.judge(asked, lambda: self._check_rate(account), lambda: self._count_bad(account))
+        alias = request.channel.alias
+        if alias is not None and not (parsed.parameters and NETWORK in parsed.parameters):
+            self._remember(alias, context.allowed)
+
+    def _remember(self, alias: bytes, allowed: Allowed) -> None:
+        """Keep the verdict for requests with the same bytes."""
+        if self._remembered is not None and (exact := self._remembered.exact.get(alias)) is not None:
+            # By these bytes the answer is found with this section, even if `Sections` has forgotten it.
+            self._sections.allow(exact[1], alias[: alias.find(b"\r\n")], allowed)
+        if (split := self._sections.split(alias)) is not None:
+            self._sections.allow(split[1], split[0], allowed)
+
+    def allowed(self, section: Section, line: bytes | None) -> Allowed | None:
+        """The verdict on a request that was not parsed, if it is known and valid; the handler has to judge others."""
+        allowed = section.allowed.get(line) if line is not None else None
+        return allowed if self.verdicts.holds(allowed) else None
+
+    def ends_in_s(self, allowed: Allowed, most_s: float) -> float | None:
+        """Seconds after which a live read ends because of its credential; None if it ends before, after `most_s`."""
+        left_s = allowed.until - self.verdicts.wall()
+        if left_s > most_s + _MOST_EARLY_S:
+            return None
+        return max(0.0, left_s - self._rng.uniform(0, min(_MOST_EARLY * left_s, _MOST_EARLY_S)))
+
+    def register(self, channel: Channel, allowed: Allowed) -> None:
+        """A live read that was allowed has been admitted."""
+        channel.live_use = GuardedUse(channel, channel.live_use, allowed, self.verdicts)
+
+    def _account(self, net: str) -> Account | None:
+        accounts = self._admission.accounts
+        return accounts.of(net)
+
+    def _check_rate(self, account: Account | None) -> None:
+        now = self._admission.now()
+        if account is not None and not self._bad.has_one(account, now):
+            wait_s = self._bad.wait_s(account, now)
+            raise TooManyRequests(retry_after_s(wait_s, self._rng), "Too many bad credentials")
+
+    def _count_bad(self, account: Account | None) -> None:
+        if account is not None:
+            self._bad.take_one(account, self._admission.now())
+
+    @staticmethod
+    def _asked(request: Request, parsed: ParsedRequest) -> Asked:
+        headers, target, route = request.headers, parsed.target, parsed.route
+        forked = headers.getall(STREAM_FORKED_FROM, ()) if parsed.mode is Mode.CREATE else ()
+        return Asked(
+            target.path,
+            _actions(request, parsed, is_fork=bool(forked)),
+            _forked(forked, route) if forked else None,
+            headers.getall("Authorization", ()),
+            headers.getall("Cookie", ()),
+            parsed.parameters or {},
+            target.query,
+            request.client,
+            _is_from_site(request, route.config),
+        )
+
+
+def headers_for_origin(headers: CIMultiDict[str], config: RouteConfig, allowed: Allowed | None) -> CIMultiDict[str]:
+    """A relayed request's headers, without the credentials that were judged, and with the names of its principal."""
+    headers = headers.copy()
+    if config.client_credentials == "drop":
+        for name in (*config.credential_headers, "authorization"):
+            headers.popall(name, None)
+    principal = allowed.principal if allowed is not None else PUBLIC
+    for name, value in ((config.principal_header, principal.name), (config.tenant_header, principal.tenant)):
+        if name:
+            headers.popall(name, None)
+            if value:
+                # Names from tokens may have any characters; a field has ASCII.
+                headers[name] = quote(value, safe=_FIELD_SAFE)
+    return headers
+
+
+def is_of_the_origin(parsed: ParsedRequest) -> bool:
+    """Whether the origin alone judges the request: it has a token of the origin's own, or asks for its public keys."""
+    path, mode = parsed.target.path, parsed.mode
+    if mode is not Mode.OTHER or _RESERVED not in path:
+        return False
+    below = path.partition(_RESERVED)[2]
+    return below == "jwks.json" or (below.startswith("subscriptions/") and path.endswith(_OF_THE_ORIGIN))
+
+
+def _actions(request: Request, parsed: ParsedRequest, *, is_fork: bool) -> tuple[Action, ...]:
+    action = _ACTIONS.get(parsed.mode)
+    if action is None:
+        path = parsed.target.path
+        return (Action.SUBSCRIBE if _RESERVED in path else Action.OTHER,)
+    if action is Action.READ:
+        return (action,)
+    closes = is_true(request.headers.get(STREAM_CLOSED))
+    if action is Action.APPEND and closes and request.body is None:
+        return (Action.CLOSE,)
+    found = [action]
+    if is_fork:
+        found.append(Action.FORK)
+    if closes and action is not Action.DELETE:
+        found.append(Action.CLOSE)
+    return tuple(found)
+
+
+def _forked(lines: list[str], route: Route) -> str:
+    """The canonical path of the stream that is forked, as clients name it.  Raises Forbidden if it is not sure that
+    the origin finds that stream."""
+    try:
+        target = parse_target(lines[0].strip()) if len(lines) == 1 and lines[0].lstrip().startswith("/") else None
+    except BadTarget:
+        target = None
+    if target is None or target.query or not route.covers(target.path):
+        raise Forbidden("The stream to fork is not named by its path")
+    return target.path
+
+
+def _is_from_site(request: Request, config: RouteConfig) -> bool:
+    """Whether a web origin that the route allows sends the request."""
+    allowed = config.cors.allow_origins if config.cors is not None else ()
+    origins = request.headers.getall("Origin", ())
+    return len(origins) == 1 and origins[0].lower() in allowed and "*" not in allowed
+
+
+class GuardedUse:
+    """A live read that a verdict allowed: counted as any other, and registered until it ends."""
+
+    __slots__ = ("_channel", "_timer", "_use", "_verdicts", "allowed")
+
+    def __init__(self, channel: Channel, use: LiveUse | None, allowed: Allowed, verdicts: Verdicts) -> None:
+        self._channel = channel
+        self._use = use
+        self._verdicts = verdicts
+        self.allowed = allowed
+        self._timer: Timer | None = None
+        verdicts.live[self] = None
+
+    def end_at_expiry(self, clock: Clock) -> None:
+        """Have the read end when the credential expires: a relayed one lasts as long as the origin likes."""
+        if math.isfinite(self.allowed.until):
+            self._timer = clock.call_later(max(0.0, self.allowed.until - clock.wall()), self._channel.end_early)
+
+    def end_live(self, sent_bytes: int) -> None:
+        self._verdicts.live.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._use is not None:
+            self._use.end_live(sent_bytes)
+
+    def revoke(self) -> None:
+        """End the read at once: an SSE answer in order, any other by dropping its connection."""
+        self._channel.end_early()

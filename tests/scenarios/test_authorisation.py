@@ -1,0 +1,233 @@
+"""Routes with rules who may: a request is judged by its credential, and then served from the one tape of its stream."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from gateway.auth.verdicts import Revocation
+from gateway.origin.counters import Counters
+from gateway.origin.requests import Kind
+from tests.commands.here import run_here
+from tests.scenarios.conftest import Edge, Hostile, Start, bounded
+from tests.scenarios.credentials import WALL, bearer, jwt_rule, signed, signed_rule
+from tests.scenarios.hostile import Asked, part_of_stream
+from tests.scenarios.wire import Dropped
+from tests.waiting import eventually
+
+CREATE = bearer("writer", streams=["* /**"])
+
+
+@pytest.fixture
+def settings(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    rules = [{"by": "public", "streams": ["/public/**"]}, jwt_rule(tmp_path), signed_rule(tmp_path)]
+    return {"auth": rules, "credentials": "shared", **getattr(request, "param", {})}
+
+
+async def made(edge: Edge, path: str, **more: str) -> str:
+    """Create a stream; returns its tail."""
+    answer = await edge.send("PUT", path, {"Content-Type": "text/plain", **CREATE, **more}, b"0123456789")
+    assert answer.status == 201, answer
+    return answer.next_offset
+
+
+@pytest.mark.http_2
+async def test_readers_with_tokens_of_their_own_share_one_tape(edge: Edge, counters: Counters) -> None:
+    await made(edge, "/shared/s")
+    wire = await edge.wire()
+    for _ in range(4):
+        for name in ("ada", "bob", "eve"):
+            await wire.ask("/shared/s", bearer(name))
+            answer = await bounded(wire.answer("GET"))
+            assert (answer.status, answer.body) == (200, b"0123456789")
+            assert "private" in answer.headers["Cache-Control"]
+            assert "public" not in answer.headers["Cache-Control"]
+            assert "Authorization" in answer.headers.getall("Vary")
+    assert counters.body_bytes[Kind.CATCHUP] == 10
+
+
+@pytest.mark.http_2
+async def test_a_hit_is_recognised_again_and_ends_with_the_token(edge: Edge) -> None:
+    await made(edge, "/shared/s", **{"Stream-Closed": "true"})
+    headers, wire = bearer("ada", exp=WALL + 50), await edge.wire()
+
+    async def status() -> int:
+        await wire.ask("/shared/s?offset=-1", headers)
+        return (await bounded(wire.answer("GET"))).status
+
+    assert [await status() for _ in range(5)] == [200] * 5
+    remembered = edge.gateway.clients.remembered
+    assert remembered is None or remembered.served > 0
+    served = remembered.served if remembered is not None else 0
+    edge.clock.advance(51)
+    assert [await status() for _ in range(2)] == [401] * 2
+    assert remembered is None or remembered.served == served
+
+
+@pytest.mark.http_2
+async def test_a_remembered_answer_is_no_answer_to_another_credential(edge: Edge) -> None:
+    await made(edge, "/ada/s", **{"Stream-Closed": "true"})
+    wire = await edge.wire()
+    for _ in range(4):
+        for headers, status in ((bearer("ada"), 200), (bearer("bob"), 403), ({}, 401), ({"Cookie": "a=b"}, 401)):
+            await wire.ask("/ada/s", headers)
+            answer = await bounded(wire.answer("GET"))
+            assert answer.status == status
+            assert (b"0123456789" in answer.body) is (status == 200)
+            assert status == 200 or "Stream-Next-Offset" not in answer.headers
+
+
+@pytest.mark.http_2
+async def test_live_readers_with_tokens_of_their_own_share_one_live_request(edge: Edge, counters: Counters) -> None:
+    tail = await made(edge, "/shared/s")
+    polls = [await edge.begin(f"/shared/s?live=long-poll&offset={tail}", bearer(f"p{n}")) for n in range(4)]
+    events = [await edge.begin(f"/shared/s?live=sse&offset={tail}", bearer(f"e{n}")) for n in range(4)]
+    for wire in events:
+        head = await bounded(wire.head())
+        assert head.status == 200
+        assert "private" in head.headers["Cache-Control"]
+    topics = edge.gateway.engine.live.topics
+    await eventually(lambda: any(topic.is_confirmed and topic.readers == 8 for topic in topics()))
+    assert len(edge.gateway.routes.verdicts.live) == 8
+    assert (await edge.send("POST", "/shared/s", {"Content-Type": "text/plain", **CREATE}, b"abc")).status == 204
+    for wire in polls:
+        answer = await bounded(wire.answer("GET"))
+        assert (answer.body, "private" in answer.headers["Cache-Control"]) == (b"abc", True)
+    for wire in events:
+        while (event := await bounded(wire.event())) is not None and event.name != "data":
+            pass
+        assert event is not None
+        assert event.data == "abc"
+    await eventually(lambda: len(edge.gateway.routes.verdicts.live) == 4)
+
+
+@pytest.mark.http_2
+@pytest.mark.parametrize("mode", ["long-poll", "sse"])
+async def test_live_reads_end_in_order_when_the_token_expires(edge: Edge, mode: str) -> None:
+    tail = await made(edge, "/shared/s")
+    wire = await edge.begin(f"/shared/s?live={mode}&offset={tail}", bearer("ada", exp=WALL + 10))
+    topics = edge.gateway.engine.live.topics
+    await eventually(lambda: any(topic.is_confirmed and topic.readers == 1 for topic in topics()))
+    if mode == "sse":
+        assert (await bounded(wire.head())).status == 200
+    edge.clock.advance(11)
+    if mode == "sse":
+        await bounded(wire.body())
+    else:
+        assert (await bounded(wire.answer("GET"))).status == 204
+    await eventually(lambda: not edge.gateway.routes.verdicts.live)
+
+
+@pytest.mark.http_2
+@pytest.mark.parametrize("mode", ["long-poll", "sse"])
+async def test_revocation_ends_the_live_reads_of_its_principal_alone(edge: Edge, mode: str) -> None:
+    tail = await made(edge, "/shared/s")
+    target = f"/shared/s?live={mode}&offset={tail}"
+    topics, verdicts = edge.gateway.engine.live.topics, edge.gateway.routes.verdicts
+    for _ in range(2):
+        # The second ones join without being parsed.
+        wires = {name: await edge.begin(target, bearer(name)) for name in ("ada", "bob")}
+        await eventually(lambda: any(topic.is_confirmed and topic.readers == 2 for topic in topics()))
+        if mode == "sse":
+            assert [(await bounded(wire.head())).status for wire in wires.values()] == [200] * 2
+        assert verdicts.revoke(Revocation("principal", "ada"), 60) == 1
+        async with edge.time_passing():
+            if mode == "sse":
+                await bounded(wires["ada"].body())
+            else:
+                with pytest.raises(Dropped):
+                    await bounded(wires["ada"].answer("GET"))
+        assert (await edge.get("/shared/s", bearer("ada"))).status == 401
+        assert (await edge.get("/shared/s", bearer("bob"))).status == 200
+        await edge.send("POST", "/shared/s", {"Content-Type": "text/plain", **CREATE}, b"abc")
+        if mode == "long-poll":
+            assert (await bounded(wires["bob"].answer("GET"))).status == 200
+        wires["bob"].reset()
+        await eventually(lambda: not verdicts.live)
+        edge.clock.advance(61)
+        target = f"/shared/s?live={mode}&offset={(await edge.get('/shared/s', bearer('bob'))).next_offset}"
+
+
+@pytest.mark.http_2
+async def test_a_signed_url_reads_its_stream_and_no_other(edge: Edge) -> None:
+    await made(edge, "/s")
+    for _ in range(3):
+        for target in (signed("/s"), signed("/s", WALL + 60), signed("/s", others="x=1"), signed("/s", streams="/*")):
+            answer = await edge.get(f"{target}&offset=-1")
+            assert (answer.status, answer.body) == (200, b"0123456789"), target
+            assert "private" in answer.headers["Cache-Control"]
+    one = signed("/s")
+    for target, text in (
+        (one.replace("/s?", "/t?"), b"SIGNATURE_INVALID"),
+        (f"{one}&x=1", b"SIGNATURE_INVALID"),
+        (one.replace("key=one", "key=two"), b"SIGNATURE_INVALID"),
+        (signed("/s", WALL - 1), b"SIGNATURE_EXPIRED"),
+        (signed("/s", network="203.0.113.0/24"), b"SIGNATURE_INVALID"),
+        (f"{one}&methods=delete", b"SIGNATURE_INVALID"),
+    ):
+        answer = await edge.get(target)
+        assert (answer.status, text in answer.body) == (401, True), (target, answer)
+    assert (await edge.get(f"{one}&expires=1")).status == 400
+    assert (await edge.send("DELETE", one)).status == 403
+    assert (await edge.send("DELETE", signed("/s", methods="delete"))).status == 204
+
+
+async def test_public_streams_need_no_credential_and_their_answers_stay_public(edge: Edge) -> None:
+    await made(edge, "/public/a/b")
+    for headers in ({}, bearer("bob")):
+        answer = await edge.get("/public/a/b?offset=-1", headers)
+        assert (answer.status, "private" in answer.headers["Cache-Control"]) == (200, False)
+    assert (await edge.send("POST", "/public/a/b", {"Content-Type": "text/plain"}, b"x")).status == 401
+
+
+@pytest.mark.parametrize("passes", [False, True])
+async def test_the_origin_gets_the_principal_and_no_credentials_unless_they_are_passed_on(
+    hostile: Hostile, start: Start, settings: dict[str, Any], *, passes: bool
+) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(part_of_stream(b"" if asked.method == "POST" else b"x", "0001"))
+
+    origin = await hostile(script, takes_head=True)
+    names = {"principal_header": "x-principal", "tenant_header": "x-tenant"}
+    passing = {"client_credentials": "pass"} if passes else {}
+    edge = await start(origin.url, **settings, **names, **passing)
+    forged = {"X-Principal": "root", "X-Tenant": "all", "Cookie": "a=b", **bearer("writer")}
+    assert (await edge.send("POST", "/writer/s", forged, b"x")).status == 200
+    assert (await edge.get("/writer/s?a=1", forged)).status == 200
+    link = signed("/writer/s", methods="read,append", others="b=2")
+    assert (await edge.send("POST", link, None, b"x")).status == 200
+    assert (await edge.get(link)).status == 200
+    assert {"Authorization" in asked.headers for asked in origin.asked} == ({True, False} if passes else {False})
+    assert {asked.headers.get("X-Principal") for asked in origin.asked} == {"writer", "one", None}
+    assert not any("X-Tenant" in asked.headers or "signature" in asked.target for asked in origin.asked)
+    assert {asked.target.partition("?")[2].partition("&")[0] for asked in origin.asked} >= {"b=2", ""}
+
+
+@pytest.mark.parametrize("settings", [{"conceal": True}], indirect=True)
+async def test_concealed_streams_are_not_found(edge: Edge) -> None:
+    await made(edge, "/ada/s")
+    for method in ("GET", "HEAD", "DELETE"):
+        assert (await edge.send(method, "/ada/s", bearer("bob"))).status == 404
+    assert (await edge.get("/ada/s")).status == 401
+
+
+async def test_the_sign_command_and_the_revoke_endpoint_work_together(edge: Edge, tmp_path: Path) -> None:
+    await made(edge, "/s", **{"Stream-Closed": "true"})
+
+    def made_by_command(*more: str) -> str:
+        key = ["--key", str(tmp_path / "link.key"), "--key-id", "one"]
+        status, out, err = run_here("sign", f"{edge.url}/s?x=1", "--for", "2h", *key, *more)
+        assert (status, err) == (0, "")
+        return out.strip().removeprefix(edge.url)
+
+    assert (await edge.get(made_by_command())).status == 200
+    assert (await edge.send("DELETE", made_by_command())).status == 403
+    async with ClientSession() as session:
+        body = {"subject": "key", "name": "one"}
+        async with session.post(f"{edge.gateway.admin_url}/api/revoke", json=body) as answer:
+            assert (answer.status, await answer.json()) == (200, {"live_reads": 0})
+    assert (await edge.get(made_by_command())).status == 401
