@@ -47,3 +47,19 @@ def test_readers_at_two_places_are_sent_frames_of_their_own() -> None:
         return frames.frame(start, stream.tape.read(start, 10), is_current=True, is_closed=False, cursor="1")
 
     assert frame("-1") != frame("0001")
+
+
+def test_a_frame_is_its_data_event_and_a_control_event_with_where_it_ends() -> None:
+    stream = Stream(StreamKey(Group("http://o", "/s"), "", Partition("")), Tape())
+    stream.learn_type("text/plain")
+    stream.tape.store("-1", "0001", (b"a",), 0.0)
+    frames = Frames(stream, KeptFrames(1_000))
+    reading = stream.tape.read("-1", 10)
+    for is_current, is_closed in ((False, False), (True, False), (True, True)):
+        frame = frames.frame("-1", reading, is_current=is_current, is_closed=is_closed, cursor="7")
+        assert isinstance(frame, bytes)
+        data, control = frame.split(b"event: ")[1:]
+        assert data.startswith(b"data")
+        assert control.startswith(b"control")
+        assert b'"streamNextOffset":"0001"' in control
+        assert (b'"upToDate":true' in control, b'"streamClosed":true' in control) == (is_current, is_closed)
