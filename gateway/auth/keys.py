@@ -16,7 +16,6 @@ MOST_KEYS: Final = 64
 _LEAST_RSA_BITS: Final = 2_048
 _LEAST_SECRET_BYTES: Final = 32
 """RFC 7518 section 3.2: a key of HS256 has 256 bits at least."""
-LEAST_SIGNING_BYTES: Final = 16
 _KINDS: Final[dict[str, type[Key]]] = {"RSA": RSAKey, "EC": ECKey, "OKP": OKPKey, "oct": OctKey}
 
 

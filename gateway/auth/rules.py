@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gateway.auth.keys import LEAST_SIGNING_BYTES, BadKeys, parse_keys
 from gateway.auth.permissions import BadPermission, Pattern, parse_permission
-from gateway.auth.signatures import SigningKey
+from gateway.auth.signatures import LEAST_SIGNING_BYTES, SigningKey
 from gateway.auth.tokens import TokenRule, registry_of
 from gateway.config.authorisation import AuthRuleConfig
 from gateway.config.errors import ConfigError, Mistakes
@@ -72,6 +71,9 @@ def _rule(route: RouteConfig, index: int, config: AuthRuleConfig) -> Rule:
     if config.by == "signed":
         keys = [SigningKey(one.id, _secret(one.file, f"{where}.keys: {one.file}")) for one in config.keys]
         return SignedRule(tuple(keys), config.cookie)
+    # A gateway without rules for tokens need not load the library.
+    from gateway.auth.keys import BadKeys, parse_keys
+
     file = f"{where}.keys_file: {config.keys_file}"
     try:
         ring = parse_keys(_read(config.keys_file, file))

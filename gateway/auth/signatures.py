@@ -25,6 +25,7 @@ from urllib.parse import parse_qsl, quote
 from gateway.auth.permissions import Action, BadPermission, Pattern, Permission, parse_actions
 from gateway.auth.verdict import BadCredential, Principal
 
+LEAST_SIGNING_BYTES: Final = 16
 EXPIRES: Final = "expires"
 SIGNATURE: Final = "signature"
 KEY: Final = "key"

@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 from base64 import urlsafe_b64decode
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from joserfc import jws
-from joserfc.errors import JoseError
-
-from gateway.auth.keys import KeyRing
 from gateway.auth.permissions import BadPermission, Permission, parse_claim, parse_details
 from gateway.auth.verdict import BadCredential, Principal
+
+if TYPE_CHECKING:
+    from joserfc import jws
+
+    from gateway.auth.keys import KeyRing
 
 MOST_TOKEN_BYTES: Final = 8_192
 _MOST_NAME_CHARS: Final = 256
@@ -45,6 +46,9 @@ class TokenRule(NamedTuple):
 
 def registry_of(algorithms: Iterable[str]) -> jws.JWSRegistry:
     """The JWS registry that accepts these algorithms alone."""
+    # Here, as below: a gateway without rules for tokens need not load the library.
+    from joserfc import jws
+
     registry = jws.JWSRegistry(algorithms=sorted(algorithms), strict_check_header=False)
     registry.max_header_length = 4_096
     registry.max_payload_length = MOST_TOKEN_BYTES
@@ -142,6 +146,9 @@ def verify(token: Unverified, rule: TokenRule, wall: float) -> Principal:
 
 
 def _check_signature(text: str, key: Any, rule: TokenRule) -> None:
+    from joserfc import jws
+    from joserfc.errors import JoseError
+
     try:
         jws.deserialize_compact(text, key, registry=rule.registry)
     except (JoseError, ValueError, TypeError):

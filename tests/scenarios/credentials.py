@@ -31,13 +31,14 @@ def token(sub: str = "ada", alg: str = "ES256", header: dict[str, Any] | None = 
     key = KEYS.get(alg, SECRET)
     fields = {"alg": alg, "kid": key.kid, "typ": "at+jwt", **(header or {})}
     found = {"iss": ISSUER, "aud": AUDIENCE, "sub": sub, "exp": WALL + 3_600, "iat": WALL, **claims}
-    return jwt.encode(
+    text: str = jwt.encode(
         {name: value for name, value in fields.items() if value is not None},
         {name: value for name, value in found.items() if value is not None},
         key,
         algorithms=[alg],
         default_type=None,
     )
+    return text
 
 
 def bearer(sub: str = "ada", **more: Any) -> dict[str, str]:
