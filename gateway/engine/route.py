@@ -22,8 +22,9 @@ from gateway.engine.hit_for_miss import ANY_LIVE, DeniedOrigins, Unshared
 from gateway.engine.manner import Manners
 from gateway.engine.retry_budget import RetryBudget, RouteRetries
 from gateway.http.outgoing import RenderedHeaders
-from gateway.protocol.coding import Coding
-from gateway.protocol.forwarded_headers import Headers
+from gateway.protocol.coding import AcceptedCodings, Coding, negotiate
+from gateway.protocol.forwarded_headers import Headers, joined
+from gateway.protocol.freshness import requested_max_age
 from gateway.protocol.sharing import Ground, Group, Partition, StreamKey, allows, cure, rules_of
 from gateway.protocol.target import Target, check_path, unescaped_delimiters
 from gateway.upstream.call import Bounds, Source
@@ -47,6 +48,21 @@ class HeaderRules(NamedTuple):
     web_origins: frozenset[str] | None = None
     """The web origins, in lower case, whose names the gateway puts into answers; no answer depends on any other Origin
     header.  None if the gateway does not answer for CORS, or if the header is a credential."""
+
+
+class SharingFacts(NamedTuple):
+    """What a section means to one route."""
+
+    has_credentials: bool
+    partition: Partition
+    """Requests share tapes with others of the same partition."""
+    headers: CIMultiDict[str]
+    """The headers of a shared fetch."""
+    accepted: AcceptedCodings
+    web_origin: str | None
+    """The Origin header, if neither the gateway answers for it nor the partition holds it."""
+    max_age_s: float | None
+    """The age up to which the client accepts bytes in memory, in seconds; None if it states none."""
 
 
 class Route:
@@ -281,6 +297,18 @@ class Route:
             return location
         path = location[len(own) :]
         return public + (self._prefix + path if self.config.strip_prefix else path)
+
+    def sharing_of(self, headers: CIMultiDict[str], nodes: Sequence[str]) -> SharingFacts:
+        """What a header section means to this route; `nodes` are the gateways that the request has passed."""
+        credentials, cache_control = self.credentials(headers), joined(headers, "Cache-Control")
+        return SharingFacts(
+            bool(credentials),
+            self.partition(credentials, nodes),
+            self.source_headers(credentials, nodes),
+            negotiate(joined(headers, "Accept-Encoding"), cache_control, self.codings),
+            joined(headers, "Origin") if self.heeds_origin else None,
+            requested_max_age(cache_control),
+        )
 
     def credentials(self, headers: Mapping[str, str]) -> CIMultiDict[str]:
         """The request's credential headers, with all values of each."""

@@ -31,9 +31,10 @@ from gateway.limits.accounts import Account
 from gateway.limits.rate_limits import Rate, retry_after_s
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
-from gateway.protocol.target import BadTarget, Target, parse_target
+from gateway.protocol.target import BadTarget, parse_target
 from gateway.server.admission import Admission
-from gateway.server.context import ParsedRequest, RequestContext
+from gateway.server.context import RequestContext
+from gateway.server.parsing import ParsedRequest
 from gateway.server.remembered import RememberedAnswers
 from gateway.server.request import Channel, LiveUse, Request
 from gateway.server.request_keys import Section, Sections
@@ -57,25 +58,6 @@ _ACTIONS: Final = {
     Mode.APPEND: Action.APPEND,
     Mode.DELETE: Action.DELETE,
 }
-
-
-def take_credentials(target: Target, guard: Guard) -> tuple[Target, Mapping[str, str] | None]:
-    """The target without the credentials in its query, and these by name, decoded; None if there are none.  Raises
-    BadTarget if one is there twice."""
-    names = guard.credential_parameters(target.query)
-    if not names:
-        return target, None
-    found: dict[str, str] = {}
-    others: list[str] = []
-    for pair in target.query.split("&"):
-        name, _, value = pair.partition("=")
-        if name not in names:
-            others.append(pair)
-        elif name in found:
-            raise BadTarget(f"Multiple {name} parameters not allowed")
-        else:
-            found[name] = unquote_plus(value, errors="surrogateescape")
-    return target._replace(query="&".join(others)), found
 
 
 def without_credentials(raw_query: str, parameters: Mapping[str, str]) -> str:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -14,8 +14,6 @@ from multidict import CIMultiDict, istr
 
 from gateway.auth.verdicts import Allowed
 from gateway.engine.answer import NamedTail
-from gateway.engine.read import Read
-from gateway.engine.relayed_request import RelayedRequest
 from gateway.engine.response_heads import failure_answer
 from gateway.engine.route import Route
 from gateway.errors import GatewayError
@@ -25,19 +23,15 @@ from gateway.protocol.coding import applied
 from gateway.protocol.freshness import keep_private
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_NEXT_OFFSET
-from gateway.protocol.sharing import StreamKey
-from gateway.protocol.target import Target
 from gateway.s2 import json_format
 from gateway.s2.errors import S2ErrorCode, error_body
 from gateway.server import cors
 from gateway.server.admission import Admission
 from gateway.server.delivery import Delivery
-from gateway.server.header_facts import HeaderFacts
 from gateway.server.observing import Observed, Observers
 from gateway.server.remembered import RememberedAnswer, Repeatable
 from gateway.server.request import Answered, Request
-from gateway.server.s2_request import S2Request, recorded_start
-from gateway.telemetry.access_record import RecordedStream, note_repeated
+from gateway.telemetry.access_record import note_repeated
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, Sent
 
 _ORIGIN: Final = istr("Origin")
@@ -45,48 +39,6 @@ _SERVER: Final = istr("Server")
 _VIA: Final = istr("Via")
 _BY_CLIENT: Final = frozenset({400, 408, 414, 429, 431})
 """The statuses of refusals that a client brings about by what it sends, or by how often."""
-
-
-@dataclass(slots=True)
-class ParsedRequest:
-    """What a request asks for, parsed.  Equal requests of one client share it."""
-
-    mode: Mode
-    route: Route
-    target: Target
-    key: StreamKey
-    shares: bool
-    """Whether requests of other clients may share the answer, and whether a change that this request makes is recorded
-    on the shared tape."""
-    facts: HeaderFacts
-    read: Read | None
-    """The read as the engine takes it; None if the request is not a read or must not be shared."""
-    client: str
-    """The net of the client; empty if it is not known."""
-    s2: S2Request | None = None
-    """The read of an S2 stream; None if the request is none, or has to be relayed."""
-    named: RecordedStream | None = None
-    """The stream's name in records, if the target does not give it."""
-    basin: str | None = None
-    """The S2 basin that the host names and no header does."""
-    is_session: bool = False
-    """Whether request and answer go on side by side for as long as both parties like."""
-    why_alone: str | None = None
-    """Why a read is relayed although its route shares answers; None if it is not."""
-    relayed: RelayedRequest | None = None
-    """The request as it is relayed, once it was."""
-    parameters: Mapping[str, str] | None = None
-    """The credentials in the query, by their names, which are not in the target; None if there are none."""
-
-    @property
-    def recorded(self) -> RecordedStream:
-        """The stream's name in records."""
-        return self.named or RecordedStream.of(self.route.name, self.target, self.key.partition)
-
-    @property
-    def start(self) -> str | None:
-        """The offset asked for, as records show it."""
-        return self.target.offset if self.s2 is None else recorded_start(self.s2.asked)
 
 
 class Stage(Enum):

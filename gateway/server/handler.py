@@ -36,13 +36,13 @@ from gateway.server import cors
 from gateway.server.admission import Admission
 from gateway.server.authorising import Authoriser
 from gateway.server.clients import Work
-from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage, learn_hit
+from gateway.server.context import RequestContext, ResponseRecorder, Stage, learn_hit
 from gateway.server.delivery import Delivery
 from gateway.server.handling import INTERNAL_ERROR
 from gateway.server.joins import Join, Joins
 from gateway.server.live import Client, LiveAnswers
 from gateway.server.observing import Observed, Observers
-from gateway.server.parsing import LIVE, RequestParser
+from gateway.server.parsing import LIVE, ParsedRequest, RequestParser
 from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
 from gateway.server.remembered import Repeatable

@@ -7,27 +7,35 @@ here about how the request is answered.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote_plus
 
+from multidict import CIMultiDict
+
+from gateway.auth.guard import Guard
 from gateway.engine.core import route_for
 from gateway.engine.read import Read
-from gateway.engine.route import Route
+from gateway.engine.relayed_request import RelayedRequest
+from gateway.engine.route import Route, SharingFacts
 from gateway.engine.s2.request import is_session
 from gateway.errors import BadRequest, LoopDetected, MethodRefused, NoRoute, VersionNotSupported
 from gateway.http.known import VARIED
+from gateway.http.outgoing import RenderedHeaders
 from gateway.limits.accounts import ClientNet
 from gateway.limits.oldest import evict_oldest
 from gateway.protocol.client_address import Proxies
+from gateway.protocol.etag import readable
+from gateway.protocol.forwarded_headers import is_looping, joined, passed_nodes, request_headers_for_origin
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import START, is_well_formed
-from gateway.protocol.sharing import Ground
-from gateway.protocol.target import Target, host_of, parse_target
-from gateway.server.authorising import take_credentials
-from gateway.server.context import ParsedRequest, RequestContext
-from gateway.server.header_facts import HeaderFacts
+from gateway.protocol.sharing import Ground, StreamKey
+from gateway.protocol.target import BadHost, BadTarget, Target, host_of, parse_target
+from gateway.server.context import RequestContext
 from gateway.server.request import Request
-from gateway.server.s2_request import named_basin, parse_s2, recorded_stream, s2_mode
+from gateway.server.s2_request import S2Request, named_basin, parse_s2, recorded_start, recorded_stream, s2_mode
+from gateway.telemetry.access_record import RecordedStream
 
 _METHODS: Final = {"HEAD": Mode.HEAD, "PUT": Mode.CREATE, "POST": Mode.APPEND, "DELETE": Mode.DELETE}
 _RESERVED: Final = "/__ds"
@@ -35,9 +43,131 @@ _RESERVED: Final = "/__ds"
 LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 
 
+_MOST_SENDERS: Final = 8
+"""Bound on the senders of one section for which the headers to the origin are kept."""
 _MOST_PARSED: Final = 1_024
 _MOST_REMEMBERED_CHARS: Final = 256
 """Bound on the target of a request whose meaning is remembered."""
+
+
+class HeaderFacts:
+    """What one header section means to one request handler, computed once for all requests that share the section.
+
+    None of it depends on the request line, so it is kept with the section (`gateway.http.request.Fields.facts`).
+    """
+
+    __slots__ = (
+        "_by_route",
+        "_forwarded",
+        "_headers",
+        "_node",
+        "host",
+        "host_count",
+        "host_name",
+        "if_none_match",
+        "is_looping",
+        "nodes",
+    )
+
+    def __init__(self, headers: CIMultiDict[str], node: str) -> None:
+        self._headers = headers
+        self._node = node
+        self._by_route: dict[Route, SharingFacts] = {}
+        self._forwarded: dict[tuple[str | None, bool, str, str, bool], RenderedHeaders] = {}
+        hosts = headers.getall("Host", ())
+        self.host_count = len(hosts)
+        self.host = hosts[0] if hosts else ""
+        self.host_name: str | None = ""
+        """The one spelling of the host; None if the field names no host."""
+        if hosts:
+            try:
+                self.host_name = host_of(self.host)
+            except BadHost:
+                self.host_name = None
+        self.nodes: tuple[str, ...] = ()
+        self.is_looping = is_looping(headers, node)
+        """Whether the request has passed this node before, or more gateways than a sensible chain has."""
+        try:
+            self.nodes = passed_nodes(headers)
+        except LoopDetected:
+            self.is_looping = True
+        self.if_none_match = readable(joined(headers, "If-None-Match"))
+
+    def for_route(self, route: Route) -> SharingFacts:
+        """What the section means to a route."""
+        sharing = self._by_route.get(route)
+        if sharing is None:
+            sharing = self._by_route[route] = route.sharing_of(self._headers, self.nodes)
+        return sharing
+
+    def forwarded(self, request: Request, *, is_plain: bool) -> RenderedHeaders:
+        """The headers that go on to the origin; `is_plain` asks the origin for an answer without content coding."""
+        channel = request.channel
+        if channel.proxies is None:
+            sender = (channel.client, False, channel.scheme, request.head.version, is_plain)
+        else:
+            sender = (request.peer, request.is_from_proxy, request.scheme, request.version, is_plain)
+        headers = self._forwarded.get(sender)
+        if headers is None:
+            peer, is_from_proxy, scheme, version, _ = sender
+            made = request_headers_for_origin(
+                self._headers,
+                node=self._node,
+                client=peer,
+                is_from_proxy=is_from_proxy,
+                host=self.host,
+                scheme=scheme,
+                http_version=version,
+            )
+            if is_plain:
+                made["Accept-Encoding"] = "identity"
+            if len(self._forwarded) >= _MOST_SENDERS:
+                self._forwarded.clear()
+            headers = self._forwarded[sender] = RenderedHeaders.of(made)
+        return headers
+
+
+@dataclass(slots=True)
+class ParsedRequest:
+    """What a request asks for, parsed.  Equal requests of one client share it."""
+
+    mode: Mode
+    route: Route
+    target: Target
+    key: StreamKey
+    shares: bool
+    """Whether requests of other clients may share the answer, and whether a change that this request makes is recorded
+    on the shared tape."""
+    facts: HeaderFacts
+    read: Read | None
+    """The read as the engine takes it; None if the request is not a read or must not be shared."""
+    client: str
+    """The net of the client; empty if it is not known."""
+    s2: S2Request | None = None
+    """The read of an S2 stream; None if the request is none, or has to be relayed."""
+    named: RecordedStream | None = None
+    """The stream's name in records, if the target does not give it."""
+    basin: str | None = None
+    """The S2 basin that the host names and no header does."""
+    is_session: bool = False
+    """Whether request and answer go on side by side for as long as both parties like."""
+    why_alone: str | None = None
+    """Why a read is relayed although its route shares answers; None if it is not."""
+    relayed: RelayedRequest | None = None
+    """The request as it is relayed, once it was."""
+    parameters: Mapping[str, str] | None = None
+    """The credentials in the query, by their names, which are not in the target; None if there are none."""
+
+    @property
+    def recorded(self) -> RecordedStream:
+        """The stream's name in records."""
+        return self.named or RecordedStream.of(self.route.name, self.target, self.key.partition)
+
+    @property
+    def start(self) -> str | None:
+        """The offset asked for, as records show it."""
+        return self.target.offset if self.s2 is None else recorded_start(self.s2.asked)
+
 
 _Asked = tuple[HeaderFacts, str, str, bool, str | None, Proxies | None, str]
 """A header section with the method, the target, whether there is a body, the address and the proxies of its connection,
@@ -115,7 +245,7 @@ class RequestParser:
             raise LoopDetected
         parameters = None
         if route.guard is not None:
-            target, parameters = take_credentials(target, route.guard)
+            target, parameters = _take_credentials(target, route.guard)
         sharing = facts.for_route(route)
         key = route.key(target, sharing.partition)
         client = self._net_of(request.client)
@@ -179,6 +309,25 @@ class RequestParser:
         if facts is None:
             facts = known[self] = HeaderFacts(request.head.fields.common, self._node)
         return facts
+
+
+def _take_credentials(target: Target, guard: Guard) -> tuple[Target, Mapping[str, str] | None]:
+    """The target without the credentials in its query, and these by name, decoded; None if there are none.  Raises
+    BadTarget if one is there twice."""
+    names = guard.credential_parameters(target.query)
+    if not names:
+        return target, None
+    found: dict[str, str] = {}
+    others: list[str] = []
+    for pair in target.query.split("&"):
+        name, _, value = pair.partition("=")
+        if name not in names:
+            others.append(pair)
+        elif name in found:
+            raise BadTarget(f"Multiple {name} parameters not allowed")
+        else:
+            found[name] = unquote_plus(value, errors="surrogateescape")
+    return target._replace(query="&".join(others)), found
 
 
 def _mode(method: str, target: Target) -> Mode:

@@ -40,9 +40,9 @@ from gateway.protocol.forwarded_headers import response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.s2.errors import DrainWatch
 from gateway.server.authorising import GuardedUse, headers_for_origin, is_of_the_origin, without_credentials
-from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage
+from gateway.server.context import RequestContext, ResponseRecorder, Stage
 from gateway.server.delivery import PART_BYTES
-from gateway.server.parsing import LIVE
+from gateway.server.parsing import LIVE, ParsedRequest
 from gateway.server.relayed_fields import CatchUpEnd, relayed_fields
 from gateway.server.request import Answered, Channel, Expectation, LiveUse, ask_for_body, is_expecting
 from gateway.telemetry.access_record import AccessLog

@@ -25,8 +25,9 @@ from gateway.s2 import session as s2s
 from gateway.s2 import sse
 from gateway.s2.records import fixed_width
 from gateway.server.clients import Work
-from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage, learn_hit
+from gateway.server.context import RequestContext, ResponseRecorder, Stage, learn_hit
 from gateway.server.live import LiveAnswers
+from gateway.server.parsing import ParsedRequest
 from gateway.server.remembered import Repeatable
 from gateway.server.request import Answered, Request
 from gateway.server.s2_request import S2Request

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from multidict import CIMultiDict
 
-from gateway.engine.route import Route
+from gateway.engine.route import Route, SharingFacts
 from gateway.engine.s2.fetch import S2Source
 from gateway.engine.s2.request import (
     BASIN_HEADER,
@@ -29,7 +29,6 @@ from gateway.protocol.target import Target, unescaped_delimiters
 from gateway.s2 import sse
 from gateway.s2.read_query import FromSeqNum, FromTailOffset
 from gateway.s2.records import fixed_width
-from gateway.server.header_facts import SharingFacts
 from gateway.server.request import Request
 from gateway.telemetry.access_record import RecordedStream
 

@@ -8,7 +8,8 @@ from gateway.engine.first_read import FirstRead
 from gateway.engine.read import Read
 from gateway.limits.memory import NOTHING, Holding
 from gateway.server.clients import Work
-from gateway.server.context import ParsedRequest, RequestContext
+from gateway.server.context import RequestContext
+from gateway.server.parsing import ParsedRequest
 from gateway.server.request import Channel, Request
 
 

@@ -10,9 +10,9 @@ from gateway.config.routes import RouteConfig
 from gateway.engine.route import Route
 from gateway.http import request as http
 from gateway.http.known import HeaderCache
-from gateway.server.context import ParsedRequest, RequestContext
+from gateway.server.context import RequestContext
 from gateway.server.delivery import Delivery
-from gateway.server.parsing import RequestParser
+from gateway.server.parsing import ParsedRequest, RequestParser
 from gateway.server.request import Channel, Request
 
 
