@@ -27,6 +27,15 @@ async def test_a_closed_range_is_fetched_once(edge: Edge) -> None:
     assert counters.total_requests == 1
 
 
+async def test_a_read_of_held_records_that_has_asked_for_the_tail_asks_nothing_more(edge: Edge) -> None:
+    await edge.client.append(*"abcdef")
+    await edge.client.read("seq_num=0&count=6")
+    counters = edge.counters
+    counters.reset()
+    assert (await edge.client.read("tail_offset=2")).texts == ["e", "f"]
+    assert counters.total_requests == 1
+
+
 async def test_answers_are_those_of_the_origin(edge: Edge) -> None:
     await edge.client.append("a", "b", timestamp=10)
     await edge.client.append("c", "d", "e", timestamp=20)
