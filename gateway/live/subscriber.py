@@ -80,7 +80,6 @@ class Subscriber:
 
     __slots__ = (
         "_context",
-        "_established_tick",
         "_first",
         "_has_missed",
         "_is_filling",
@@ -91,6 +90,7 @@ class Subscriber:
         "_sent_at_beat",
         "_tick",
         "at",
+        "began",
         "least_cursor",
         "topic",
         "wire",
@@ -127,16 +127,11 @@ class Subscriber:
         self._is_over = False
         self._sent_at_beat = topic.beats
         self._tick = context.wheel.add(self, max(SHORTEST_S, lifetime_s), now)
-        self._established_tick = int((now + SHORTEST_S) / TICK_S) + 1
-        """The tick from which clients no longer count the connection as failed."""
+        self.began = now
+        """When the read began (monotonic seconds); an object that others hold, too."""
 
     def __repr__(self) -> str:
         return f"<Subscriber at {self.at}>"
-
-    @property
-    def began(self) -> float:
-        """When the read began (monotonic seconds), to the tick."""
-        return self._established_tick * TICK_S - SHORTEST_S
 
     def holdings(self) -> tuple[Holding, ...]:
         """The bytes that it keeps in memory for its client, besides those written."""
@@ -261,7 +256,8 @@ class Subscriber:
             return
         wheel = self._context.wheel
         wheel.drop(self, self._tick)
-        established_s = self._established_tick * TICK_S - self._context.clock.now()
+        # A tick later: clients measure it from when they are answered.
+        established_s = self.began + SHORTEST_S + TICK_S - self._context.clock.now()
         left_s = self._tick * TICK_S - self._context.clock.now()
         self._tick = wheel.add(self, max(0.0, min(max(established_s, delay_s), within_s, left_s)))
 

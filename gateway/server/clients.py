@@ -212,6 +212,8 @@ class Clients:
         """Whether new connections are refused because the process is close to its memory limit."""
         self.unadmitted = 0
         """Connections that have been accepted and not admitted yet.  Each adds itself; a call to `admit` follows."""
+        self.latest_peer: str | None = None
+        """The address of the latest connection; the connections of one proxy share its text."""
         self._arrivals = 0
         self.on_arrivals: Callable[[], None] = lambda: None
         """Called after each `ARRIVALS_PER_LOOK` admitted connections."""

@@ -90,7 +90,9 @@ class Connection(RecognisingConnection):
         self.transport = transport
         clients = self._clients
         if self.client is None:
-            self.client = peer_of(transport)
+            if (peer := peer_of(transport)) != clients.latest_peer:
+                clients.latest_peer = peer
+            self.client = clients.latest_peer
         if not clients.admit(self):
             transport.abort()
             return

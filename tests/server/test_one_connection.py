@@ -74,6 +74,16 @@ async def test_a_request_behind_a_live_one_is_answered_after_it(pair: Pair, kind
     await close(writer)
 
 
+async def test_an_sse_reader_that_waits_holds_no_request(pair: Pair) -> None:
+    await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
+    tail = await tail_of(pair.fast, "/s")
+    _, writer = await connect(pair.fast)
+    writer.write(get(f"/s?offset={tail}&live=sse"))
+    await waiting(pair.fast)
+    await eventually(lambda: [repr(client) for client in clients_of(pair.fast)] == ["<Connection LIVE>"])
+    await close(writer)
+
+
 @pytest.mark.parametrize("kind", ["fast", "strict"])
 async def test_half_a_request_behind_a_live_one_is_not_lost(pair: Pair, kind: str) -> None:
     gateway: RunningGateway = getattr(pair, kind)
