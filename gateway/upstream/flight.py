@@ -384,12 +384,6 @@ class Flight(SharedFetch):
             reader.is_dropped = True
             self._readers.discard(reader)
 
-    async def until_head(self) -> Head:
-        """Wait for the head; the caller has attached or watches."""
-        while self.head is None:
-            await self.changed.wait()
-        return self.head
-
     async def until_known(self) -> None:
         """Wait until the flight has landed or failed, or its body is too large to keep; the caller watches."""
         while self.is_kept and not self.is_over:

@@ -83,7 +83,7 @@ async def test_a_failure_before_the_head_is_the_head() -> None:
     flight.attach()
     error = UpstreamUnreachable()
     flight.fail(error)
-    assert await flight.until_head() is error
+    assert flight.head is error
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ async def test_any_head_but_a_stream_head_ends_the_flight(head: Head, end: Fetch
     flight.watch()
     flight.announce(head)
     assert flight.end is end
-    assert await flight.until_head() is head
+    assert flight.head is head
 
 
 async def test_only_the_last_reader_to_leave_cancels_the_fetch(idle_task: "asyncio.Task[None]") -> None:
