@@ -235,7 +235,7 @@ class RunningGateway:
             change = config_change(self.config, wanted)
             self._frontend.use_certificates(certificates)
             self.config = change.config
-            if anew := self.engine.take(change.config, credentials, tls):
+            if anew := self.engine.take_origins(change.config, credentials, tls):
                 # A credential may change while the configuration that names its file stays the same.
                 names = (f"route.{route}.origin_credentials" for route in anew)
                 change = replace(change, changed=(*change.changed, *names))

@@ -121,7 +121,7 @@ class Bridge:
         s2_client = S2Client(
             lambda call: self._upstream.send(call, sent), route.base + name.path, own, bounds, client, is_live
         )
-        call = Call(s2_client, route.base, name, self.sightings.of(key.digest()))
+        call = Call(s2_client, route.base, name, self.sightings.stream_of(key.digest()))
         of_stream = Asked(
             call,
             route.content,

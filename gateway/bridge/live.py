@@ -51,7 +51,7 @@ class _Ended(Exception):
 
 async def open_sse(asked: Asked, tasks: Tasks) -> Made:
     """Open an SSE answer; `tasks` run the session behind it.  Raises BadOffset or a GatewayError."""
-    if asked.start == NOW:
+    if asked.start_offset == NOW:
         tail = await tail_of(asked)
         if isinstance(tail, S2Refused):
             return refusal(tail)
@@ -68,7 +68,7 @@ async def open_sse(asked: Asked, tasks: Tasks) -> Made:
         events = _Events(asked, place, sighting.known())
     if (closed_at := sighting.closed_at) is not None and closed_at < place:
         return _ended(asked, closed_at, is_closed=True)
-    session = await asked.call.session(events.start, asked.lifetime_s)
+    session = await asked.call.session(events.start_seq_num, asked.lifetime_s)
     if isinstance(session, S2Refused):
         return refusal(session)
     if isinstance(session, AtTail):
@@ -80,7 +80,7 @@ async def open_sse(asked: Asked, tasks: Tasks) -> Made:
         if first is not None and events.is_doubtful(first) and (refused := await asked.call.recognise(events.known)):
             await batches.aclose()
             return refusal(refused)
-        data = b"" if first is None else events.of(first)
+        data = b"" if first is None else events.events_of(first)
     except _Lost:
         await batches.aclose()
         return TRIMMED
@@ -154,7 +154,7 @@ class _Events:
         self.is_closed = False
 
     @property
-    def start(self) -> int:
+    def start_seq_num(self) -> int:
         """The sequence number that the session is to start at."""
         return self._at if self._overlap is None else self._at - 1
 
@@ -162,7 +162,7 @@ class _Events:
         """Whether the first batch leaves open that the session may read a re-created stream."""
         return bool(first.records) and not self.known.is_shown_by(first.records)
 
-    def of(self, batch: ReadBatch) -> bytes:
+    def events_of(self, batch: ReadBatch) -> bytes:
         """The events for the next batch.  Raises _Lost or _Replaced."""
         asked, tail, records = self._asked, batch.tail, batch.records
         if not self._is_begun and asked.call.sighting.known().incarnation != self.known.incarnation:
@@ -182,10 +182,10 @@ class _Events:
         self._overlap = None
         if not records:
             return b""
-        starts_anywhere = not self._is_begun and asked.start == START
+        starts_anywhere = not self._is_begun and asked.start_offset == START
         self._reach(records[0].seq_num)
         page = page_of(records)
-        asked.take(page)
+        asked.add_page(page)
         content = page.records
         if page.trimmed > self._at:
             # S2 removes what was trimmed after a while.  Here it is gone at once, or it would be kept in memory.
@@ -204,7 +204,7 @@ class _Events:
             raise _Replaced
         if seq_num > self._at:
             self._asked.on_trim(seq_num)
-            if self._is_begun or self._asked.start != START:
+            if self._is_begun or self._asked.start_offset != START:
                 raise _Lost
         self._is_begun = True
         self._at = seq_num
@@ -224,7 +224,7 @@ async def _run(batches: AsyncGenerator[ReadBatch], events: _Events, body: MadeBo
                 batch = await anext(batches, None)
                 if batch is None:
                     break
-                body.write(events.of(batch))
+                body.write(events.events_of(batch))
     except (GatewayError, _Ended, _Lost, _Replaced):
         pass
     finally:

@@ -205,7 +205,7 @@ def _take(asked: Asked, answer: _Answer, outcome: FoundRecords | AtTail) -> None
     first = outcome.tail.seq_num if isinstance(outcome, AtTail) else outcome.records[0].seq_num
     if first > place:
         asked.on_trim(first)
-        if asked.start != START or answer.records:
+        if asked.start_offset != START or answer.records:
             answer.is_lost = True
             return
     match outcome:
@@ -216,7 +216,7 @@ def _take(asked: Asked, answer: _Answer, outcome: FoundRecords | AtTail) -> None
             answer.end, answer.up_to_date = tail.seq_num, True
         case FoundRecords(records, tail):
             page = page_of(records)
-            asked.take(page)
+            asked.add_page(page)
             answer.records += page.records
             answer.pages += 1
             answer.size += total_metered_bytes(page.records)
@@ -225,7 +225,7 @@ def _take(asked: Asked, answer: _Answer, outcome: FoundRecords | AtTail) -> None
             if page.trimmed > answer.start:
                 # S2 removes what was trimmed after a while.  Here it is gone at once, or it would be kept in memory.
                 answer.records = [record for record in answer.records if record.seq_num >= page.trimmed]
-                if asked.start != START:
+                if asked.start_offset != START:
                     answer.records, answer.is_lost = [], True
 
 

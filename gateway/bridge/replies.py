@@ -233,14 +233,14 @@ class Asked:
     """Called with the first sequence number that a trim has left."""
 
     @property
-    def start(self) -> str:
+    def start_offset(self) -> str:
         """The offset asked for; the beginning if there is none."""
         return self.offset if self.offset is not None else START
 
     @property
     def place(self) -> int:
         """The sequence number of the record after the offset.  Raises `BadOffset`."""
-        return 0 if self.start == START else parse_offset(self.start)
+        return 0 if self.start_offset == START else parse_offset(self.start_offset)
 
     def next_cursor(self) -> str:
         """The cursor of the answer."""
@@ -248,9 +248,9 @@ class Asked:
 
     def etag(self, end: str, *, is_closed: bool) -> str:
         """The tag of the bytes from the offset asked for to `end`, in the form that names the stream's incarnation."""
-        return f'"{self.call.sighting.identity}:{self.start}:{end}{":c" if is_closed else ""}"'
+        return f'"{self.call.sighting.identity}:{self.start_offset}:{end}{":c" if is_closed else ""}"'
 
-    def take(self, page: Page) -> None:
+    def add_page(self, page: Page) -> None:
         """A page is part of the answer."""
         if page.trimmed:
             self.on_trim(page.trimmed)

@@ -154,7 +154,7 @@ class S2Sightings:
     def __repr__(self) -> str:
         return f"<S2Sightings of {len(self._table)} streams>"
 
-    def of(self, key: object) -> S2Sighting:
+    def stream_of(self, key: object) -> S2Sighting:
         """The stream of this key."""
         found = self._table.get(key)
         if found is not None:

@@ -109,7 +109,9 @@ class CatchUp:
             if (answer := attempt.at_once()) is not None:
                 return answer
             # The held bytes may have been forgotten and fetched again by then.
-            return await self._patience.answer(read, stream, attempt.run, lambda: _Attempt(self, read, stream).held())
+            return await self._patience.answer_or_held(
+                read, stream, attempt.run, lambda: _Attempt(self, read, stream).held()
+            )
         except BaseException:
             attempt.parts.close()
             raise
@@ -221,7 +223,7 @@ class _Attempt(FirstRead):
         if progress.start == NOW:
             return self._answer_now(step)
         if step.stale_s is not None and self._fetches.pending(self.stream, step.end) is None:
-            self._fetches.join(self.stream, step.end, read.route, read.source)
+            self._fetches.join_fetch(self.stream, step.end, read.route, read.source)
         return self._answer(_COLLAPSED if self._has_joined else _HIT, step)
 
     async def _wait(self, step: Wait) -> Answer | None:
@@ -275,7 +277,7 @@ class _Attempt(FirstRead):
 
         Returns the answer if the origin's answer settles it: a refusal, or that the walk has reached the tail.
         """
-        progress, head = self._progress, await self._confirming.ask(self._read, self.stream)
+        progress, head = self._progress, await self._confirming.confirm(self._read, self.stream)
         self._check()
         progress.is_confirmed = True
         if isinstance(head, NotShareable):
@@ -379,7 +381,7 @@ class _Attempt(FirstRead):
                     return None
             finally:
                 flight.unwatch()
-        joined = self._fetches.join(stream, progress.at, read.route, read.source)
+        joined = self._fetches.join_fetch(stream, progress.at, read.route, read.source)
         self.parts.attach(joined.fetch)
         return joined.fetch, isinstance(joined, Lead)
 

@@ -168,7 +168,7 @@ def classify(
         raise UpstreamBroken
     if not reply.is_delimited:
         return NotShareable("no length")
-    manner = route.manners.of(headers, reply.shape, reply.own)
+    manner = route.manners.manner_of(headers, reply.shape, reply.own)
     if manner.is_coded:
         return NotShareable("encoded")
     is_fetch = start not in (METADATA, NOW)

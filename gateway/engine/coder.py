@@ -1,10 +1,10 @@
 """Content coding: bodies from the tape in gzip, br or zstd, each coded once and kept beside the tape.
 
 A body holds a run of a stream, from one offset to another, and such a run never changes.  Its coded form is therefore
-made once for all readers, and kept until the stream ends or its bytes are dropped (`forget`).  For each start only the
-latest end is kept, because shorter runs of a growing stream are not requested again.  Coded bytes count within the
-cache budget; other streams' tapes make room for them, never the stream's own.  The stream whose coded bytes were used
-least recently loses them first.
+made once for all readers, and kept until the stream ends or its bytes are dropped (`forget_stream`).  For each start
+only the latest end is kept, because shorter runs of a growing stream are not requested again.  Coded bytes count within
+the cache budget; other streams' tapes make room for them, never the stream's own.  The stream whose coded bytes were
+used least recently loses them first.
 
 Small bodies are coded inline.  Larger ones are coded in a thread (every library used here releases the interpreter
 lock meanwhile).  Requests for the same body wait for the same job, and a job runs to its end even if its reader has
@@ -341,12 +341,12 @@ class Coder:
             answer.headers["ETag"] = of_coding(answer.headers["ETag"], coding)
         return answer
 
-    def touch(self, stream: Stream) -> None:
+    def keep_coded(self, stream: Stream) -> None:
         """The stream's coded bytes were sent by a user that holds references to them."""
         if stream in self._kept:
             self._kept.move_to_end(stream)
 
-    def forget(self, stream: Stream) -> None:
+    def forget_stream(self, stream: Stream) -> None:
         """Drop everything derived from the stream's bytes; running jobs still answer their waiters."""
         if stream in self._kept:
             for slot in list(self._kept[stream]):

@@ -58,10 +58,10 @@ class ColdReadLimit:
             self._rate.keep_empty(account, self._now(), until)
 
     def admits(self, route: Route, client: str) -> bool:
-        """Count a read for this net; returns False, with nothing counted, if `admit` would raise."""
+        """Count a read for this net; returns False, with nothing counted, if `admit_read` would raise."""
         return self._take(route, client) is None
 
-    def admit(self, route: Route, client: str) -> None:
+    def admit_read(self, route: Route, client: str) -> None:
         """Count a read for this net.  Raises TooManyAbsent or TooManyRequests, with nothing counted."""
         wait_s = self._take(route, client)
         if wait_s is None:
@@ -76,7 +76,7 @@ class ColdReadLimit:
         if not self._negative_cache.may_ask(route, client):
             return _ABSENT
         rate = self._rate
-        if rate is not None and (account := self._accounts.of(client)) is not None:
+        if rate is not None and (account := self._accounts.open_account(client)) is not None:
             now = self._now()
             if wait_s := rate.wait_s(account, now):
                 return wait_s

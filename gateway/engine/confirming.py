@@ -45,7 +45,7 @@ class Confirming:
         self._fetches = fetches
         self._clock = clock
 
-    async def ask(self, read: Read, stream: Stream) -> Head | None:
+    async def confirm(self, read: Read, stream: Stream) -> Head | None:
         """The origin's answer to a request sent now for the bytes held after the read's offset; None if another read's
         request has confirmed them.
 
@@ -64,7 +64,7 @@ class Confirming:
             if start != START and not is_refused and stream.confirmed.asked_at > due:
                 tape, is_cut = stream.tape, stream.confirmed.refused_at > due
                 first = (tape.midway(start) if is_cut else tape.first()) or start
-            joined = fetches.join(stream, first, route, source, CONFIRMATION)
+            joined = fetches.join_fetch(stream, first, route, source, CONFIRMATION)
             flight = joined.fetch
             if isinstance(joined, Lead):
                 stream.confirmed.asked_at = self._clock.now()
@@ -109,7 +109,7 @@ class Patience:
         self._fetches = fetches
         self._clock = clock
 
-    async def answer(
+    async def answer_or_held(
         self, read: Read, stream: Stream, asking: Callable[[], Coroutine[Any, Any, T]], held: Callable[[], H | None]
     ) -> T | H:
         """The answer of `asking`, or of `held` if that takes too long and `held` returns one."""

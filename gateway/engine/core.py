@@ -102,7 +102,7 @@ class Engine:
         )
         upstream = self.bridge = Bridge(self.client if upstream is None else upstream, clock, rng, self.tasks)
         self.health = Health(self.client.exchanges, self.origins, clock, rng)
-        self.take(config, credentials or {}, tls)
+        self.take_origins(config, credentials or {}, tls)
         self.tls_reloader = TlsReloader(lambda: self._config, self.client.exchanges.configure_tls, clock, _log.warning)
         """Started by the application if files of the configuration are to be watched."""
         eviction = POLICIES[limits.eviction]()
@@ -207,7 +207,7 @@ class Engine:
         now = self.clock.now()
         if stream is None or stream.has_expired(now, self.clock.wall()):
             if stream is None:
-                self._cold_read_limit.admit(read.route, read.source.client)
+                self._cold_read_limit.admit_read(read.route, read.source.client)
             return None
         if is_known_kept(read, stream):
             return None
@@ -223,14 +223,14 @@ class Engine:
             return None
         except Uncacheable as unshared:
             if unshared.why.is_lasting:
-                read.route.unshared.add(read.key, HEAD, unshared.why.reason)
+                read.route.unshared.remember(read.key, HEAD, unshared.why.reason)
             return None
         finally:
             self.store.release(stream)
 
     def _follow(self, read: Read, stream: Stream) -> None:
         """Follow the stream if it can be shared: its tail is requested too often to ask the origin each time."""
-        existing = self.live.find(stream)
+        existing = self.live.find_topic(stream)
         if self.drain.is_set or (existing is not None and existing.not_shareable is not None):
             return
         if read.route.unshared.reason(read.key, ANY_LIVE) is not None:
@@ -313,20 +313,20 @@ class Engine:
         GatewayError."""
         return await self._sse.open(read)
 
-    def touch(self, stream: Stream) -> None:
+    def touch_stream(self, stream: Stream) -> None:
         """The stream was answered from a remembered answer."""
         stream.used_at = self.clock.now()
         self.store.touch(stream)
-        self.coder.touch(stream)
+        self.coder.keep_coded(stream)
 
     def _forget(self, stream: Stream) -> None:
         if isinstance(stream, RecordStream):
-            self.s2.forget(stream)
+            self.s2.forget_stream(stream)
         else:
-            self.coder.forget(stream)
+            self.coder.forget_stream(stream)
         self.on_forget(stream)
 
-    def take(
+    def take_origins(
         self, config: GatewayConfig, credentials: Credentials, tls: Mapping[str, OriginTls] | None = None
     ) -> tuple[str, ...]:
         """Use the origins of this configuration, with its routes' secrets, from now on; return the names of the routes
@@ -361,7 +361,7 @@ class Engine:
 
     def begin_drain(self, spread_s: float, within_s: float = math.inf) -> None:
         """Drain live readers, spread over `spread_s` seconds, the last of them within `within_s`."""
-        self.drain.start(self.clock.now(), spread_s, within_s)
+        self.drain.begin_drain(self.clock.now(), spread_s, within_s)
         self.live.leave(spread_s, within_s)
         self.s2.leave(spread_s, within_s)
 

@@ -215,7 +215,7 @@ class Fetch:
         # Few bytes follow a known tail, and readers of bytes in memory go on.  Of others, so much arrives before the
         # first of it is taken.
         return self.flight.key == self.stream.tape.tail or (
-            work.store.may_grow and work.bodies.inflow.take(HIGH_WATER_BYTES)
+            work.store.may_grow and work.bodies.inflow.count_bytes(HIGH_WATER_BYTES)
         )
 
     async def _send_in_turn(self) -> None:
@@ -376,7 +376,7 @@ class Fetch:
             if not reply.has_arrived:
                 await work.bodies.store(self, head, reply)
             else:
-                if not work.bodies.take(self, head, reply):
+                if not work.bodies.take_body(self, head, reply):
                     await work.bodies.inflow.renewed()
                 work.bodies.keep(self, head, reply)
             if flight.key != NOW:
@@ -416,7 +416,7 @@ class Fetch:
             # HEAD.
             offset = None if error.status == 404 and flight.start != METADATA else flight.start
             key, client = stream.key, source.client
-            work.negative_cache.add(key, offset, error, source.headers, self.route, self.asked_at, client)
+            work.negative_cache.remember(key, offset, error, source.headers, self.route, self.asked_at, client)
 
     def _carry_out(self, effect: Effect | None) -> None:
         """Have the stream's live readers feel what a reply has shown."""

@@ -118,7 +118,7 @@ class FetchTable:
         flight = self._flights.pending((stream, key))
         return None if flight is None or (flight.is_sent and is_overtaken(stream, flight)) else flight
 
-    def join(
+    def join_fetch(
         self, stream: Stream, start: str, route: Route, source: Source, key: str | None = None
     ) -> Lead[Flight] | Follow[Flight]:
         """Join the flight that has not been sent yet, launching one if there is none.  `key` is that of the flight if
@@ -136,7 +136,7 @@ class FetchTable:
     def launch(self, stream: Stream, start: str, route: Route, source: Source, key: str | None = None) -> Flight:
         """Launch a flight, which no other of its key waits to be sent with."""
         flight = Flight(start, self.keep_bytes, source.client, key)
-        self._flights.add((stream, flight.key), flight)
+        self._flights.add_fetch((stream, flight.key), flight)
         flight.inflow = self.inflow
         flight.version = stream.version
         flight.is_passing = self._store.is_not_stored(stream)
@@ -181,7 +181,7 @@ class FetchTable:
     async def head_within(self, flight: Flight, patience_s: float, client: str) -> Head | None:
         """A watched flight's head, for a reader of the net `client`; None if it has not come `patience_s` after the
         flight was sent."""
-        flight.askers.join(client)
+        flight.askers.add_client(client)
         flight.span.joined()
         note_fetch(flight, leads=False)
         while flight.head is None:
@@ -239,7 +239,7 @@ class FetchTable:
         if earlier is not None and isinstance(earlier.head, StreamHead) and stream.tape.knows_after(start):
             # Those bytes are stored: only what follows them still has to be requested.
             start = earlier.head.next_offset
-        flight = self.join(stream, start, route, source).fetch
+        flight = self.join_fetch(stream, start, route, source).fetch
         flight.watch()
         try:
             await flight.until_known()
@@ -258,7 +258,7 @@ class FetchTable:
             if isinstance(await self.fresh_head(stream, METADATA, route, source), CircuitOpen):
                 stream.expiry.not_asked()
             return
-        flight.askers.join(source.client)
+        flight.askers.add_client(source.client)
         flight.watch()
         try:
             await flight.until_over()

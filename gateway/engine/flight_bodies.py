@@ -194,7 +194,7 @@ def take_whole(stream: Stream, flight: Flight, head: StreamHead, reply: Reply) -
     for inner in inners:
         if inner:
             stream.tape.check(flight.start, head.next_offset, has_bytes=True)
-            flight.add(inner)
+            flight.add_chunk(inner)
     return len(body)
 
 
@@ -244,11 +244,11 @@ async def receive(
                     # There was room for less than was read on: others still wait for the connection.
                     flight.must_go = True
                 flight.charged_bytes = arriving.size
-                flight.add(inner)
+                flight.add_chunk(inner)
                 if flight.is_over:
                     # It has proved too large to be kept, and no reader is left.
                     return
-                if not inflow.take(len(chunk)):
+                if not inflow.count_bytes(len(chunk)):
                     await inflow.renewed()
                 if not (flight.is_wanted or flight.spools):
                     await in_task()
@@ -258,7 +258,7 @@ async def receive(
                         raise UpstreamCongested
         if unwrapper is not None and (rest := unwrapper.finish()):
             stream.tape.check(start, end, has_bytes=True)
-            flight.add(rest)
+            flight.add_chunk(rest)
     except NotAnArray as error:
         raise UpstreamBroken from error
     finally:
@@ -328,13 +328,13 @@ class FlightBodies:
 
     # -- a body that has arrived
 
-    def take(self, fetch: SentFetch, head: StreamHead, reply: Reply) -> bool:
+    def take_body(self, fetch: SentFetch, head: StreamHead, reply: Reply) -> bool:
         """Announce the head, and take the body, which has arrived; returns False if `keep` is to wait until more bytes
         may be added to memory."""
         size = take_whole(fetch.stream, fetch.flight, head, reply)
         self._metrics.upstream_bytes(size, _CATCHUP, fetch.route.name)
         fetch.flight.fetched += size
-        return not size or self.inflow.take(size)
+        return not size or self.inflow.count_bytes(size)
 
     def keep(self, fetch: SentFetch, head: StreamHead, reply: Reply) -> None:
         """Store the body that the flight has taken, and land the flight."""

@@ -77,7 +77,7 @@ class Unshared:
     def __repr__(self) -> str:
         return f"<Unshared {len(self)} shapes>"
 
-    def add(self, key: StreamKey, shape: Shape, reason: str) -> None:
+    def remember(self, key: StreamKey, shape: Shape, reason: str) -> None:
         """Remember that the origin's answer to such a request may not be shared."""
         entry = _Reason(reason, key_cost(key) + texts_cost([shape.start, reason]))
         if (key, shape) not in self._reasons and shape not in (HEAD, ANY_LIVE):
@@ -123,7 +123,7 @@ class DeniedOrigins:
         """Whether the origin is known not to allow this web origin."""
         return (group, web_origin) in self._costs
 
-    def add(self, group: Group, web_origin: str) -> None:
+    def remember(self, group: Group, web_origin: str) -> None:
         """Remember that the origin does not allow this web origin."""
         cost = texts_cost([*group, web_origin])
         if cost <= _MOST_DENIED_BYTES:

@@ -76,7 +76,7 @@ class Incarnations:
         unshared = read.route.unshared
         if self._absence(read) is not None or (unshared.may_have_any and unshared.reason(read.key, read.shape)):
             return None
-        self._cold_read_limit.admit(read.route, read.source.client)
+        self._cold_read_limit.admit_read(read.route, read.source.client)
         stream = self._store.create(Stream, read.key, self._clock.now())
         stream.hold()
         try:
@@ -133,7 +133,7 @@ class Incarnations:
                     left -= 1
             except Uncacheable as error:
                 if error.why.is_lasting:
-                    read.route.unshared.add(read.key, read.shape, error.why.reason)
+                    read.route.unshared.remember(read.key, read.shape, error.why.reason)
                     # Remembered answers are consulted before the route is, so withdraw them as well.
                     self._store.withdraw(stream)
                 raise
@@ -160,5 +160,5 @@ class Incarnations:
             is_over = existing.expiry.has_passed(self._clock.wall())
             self._live.drop(existing, End.EXPIRED if is_over else End.PURGED)
         elif existing is None:
-            self._cold_read_limit.admit(read.route, read.source.client)
+            self._cold_read_limit.admit_read(read.route, read.source.client)
         return self._store.open(read.key, now)

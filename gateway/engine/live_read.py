@@ -83,14 +83,14 @@ class LiveReads:
         """
         opening = _Opening(self, read, stream, wants_lifetime=wants_lifetime)
         while True:
-            opening.progress.follower = self.live.find(stream)
+            opening.progress.follower = self.live.find_topic(stream)
             match decide(stream, opening.progress, self.clock.now()):
                 case Send(end, _, is_closed):
                     return Beginning(end, Beyond(end, True, is_closed), None)
                 case Wait(_, at):
                     return Beginning(at, opening.head, opening.tail) if at == read.start else Beginning(at, None, None)
                 case Ask(question, at):
-                    if (found := await opening.ask(question, at)) is not None:
+                    if (found := await opening.ask_origin(question, at)) is not None:
                         return found
                 case Gone():
                     self.check_ended(stream)
@@ -139,7 +139,7 @@ class LiveReads:
     def attach(self, read: Read, stream: Stream) -> Topic:
         """Join the stream's topic; the caller must call `left`."""
         route, source, config = read.route, read.source, read.route.config
-        existing = self.live.find(stream)
+        existing = self.live.find_topic(stream)
         if existing is not None and existing.not_shareable is not None:
             raise Uncacheable(existing.not_shareable)
         topic = self.live.attach(
@@ -208,7 +208,7 @@ class LiveReads:
 
     def cursor(self, read: Read, stream: Stream) -> str:
         """The cursor for a reader: the same for all that wait together, so that they return with one shared request."""
-        topic, wall = self.live.find(stream), self.clock.wall()
+        topic, wall = self.live.find_topic(stream), self.clock.wall()
         if topic is None:
             return next_cursor(wall, read.cursor, self.rng)
         return topic.cursors.next_for(read.cursor, wall, self.rng)
@@ -230,7 +230,7 @@ class LiveReads:
             and start != NOW
             and tape.has_seen(start)
             and tape.closed_at is None
-            and (topic := self.live.find(stream)) is not None
+            and (topic := self.live.find_topic(stream)) is not None
             and topic.is_confirmed
             and (topic.is_current(at := tape.resolve(start)) or self._has_little_after(read, stream, at))
             and stream.is_trusted(self.clock.now(), read.route.trust_s)
@@ -258,7 +258,7 @@ class _Opening:
         self.tail: str | None = None
         """The tail, if the origin has named it to this read."""
 
-    async def ask(self, question: Question, at: str) -> Beginning | None:
+    async def ask_origin(self, question: Question, at: str) -> Beginning | None:
         """Ask the origin; returns where the read begins if that is settled.  Raises like `LiveReads.begin`."""
         progress, stream, read, reads = self.progress, self._stream, self._read, self._reads
         match question:
@@ -269,7 +269,7 @@ class _Opening:
                 return await self._revalidate(at)
             case Question.CONFIRMATION:
                 progress.is_confirmed = True
-                confirmed = await reads.confirming.ask(read, stream)
+                confirmed = await reads.confirming.confirm(read, stream)
                 reads.check_ended(stream)
                 is_there = stream.outlasts_failure(reads.clock.now(), reads.clock.wall())
                 if confirmed is not None and not (reads.has_failed(confirmed) and is_there):

@@ -68,7 +68,7 @@ class LongPoll:
     async def _within_patience(self, read: Read, stream: Stream) -> Answer | WaitingPoll:
         if read.start == NOW or not stream.tape.knows_after(read.start):
             return await self._on(read, stream)
-        return await self._reads.patience.answer(
+        return await self._reads.patience.answer_or_held(
             read, stream, lambda: self._on(read, stream), lambda: self._held(read, stream)
         )
 

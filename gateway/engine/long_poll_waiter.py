@@ -360,7 +360,7 @@ class Waiter:
         elif isinstance(found, NotShareable):
             read = self._waiting.read
             if found.is_lasting:
-                read.route.unshared.add(read.key, read.shape, found.reason)
+                read.route.unshared.remember(read.key, read.shape, found.reason)
             self._relay()
         elif isinstance(found, Answer):
             self._finish(found)

@@ -73,7 +73,7 @@ class Manners:
     def __repr__(self) -> str:
         return f"<Manners {len(self._known)}>"
 
-    def of(self, headers: Headers, shape: ReplyShape | None = None, own: Sequence[FieldLine] = ()) -> Manner:
+    def manner_of(self, headers: Headers, shape: ReplyShape | None = None, own: Sequence[FieldLine] = ()) -> Manner:
         """The manner of a reply with these headers, which are the lines of `shape`, if that is known, and its `own`."""
         if shape is None:
             return self._of(headers)

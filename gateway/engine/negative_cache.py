@@ -71,7 +71,7 @@ class _Bucket:
         is_ample = self._all.left(self._own, now) > self._all.burst / 2
         return is_ample or client is None or not self._few.wait_s(client, now)
 
-    def take(self, client: Account | None, now: float) -> None:
+    def take_token(self, client: Account | None, now: float) -> None:
         self._all.take_left(self._own, now)
         if client is not None:
             self._few.take_left(client, now)
@@ -108,7 +108,7 @@ class NegativeCache:
         """Places of which something is remembered, or was until lately."""
         return self._entry_count
 
-    def add(
+    def remember(
         self,
         key: StreamKey,
         offset: str | None,
@@ -141,7 +141,7 @@ class NegativeCache:
     def count(self, route: Route, client: str = UNKNOWN) -> None:
         """The origin has answered 404 to a request for the net `client`."""
         if (bucket := self._bucket(route)) is not None:
-            bucket.take(self._accounts.of(client), self._now())
+            bucket.take_token(self._accounts.open_account(client), self._now())
 
     def add_relayed(
         self,
@@ -156,7 +156,7 @@ class NegativeCache:
         """Remember the status of a relayed HEAD of the stream.  Such an answer has no body to repeat, so it answers
         only reads that begin with a HEAD.  Does nothing if `write_epoch` has changed since the request."""
         if write_epoch == self._pending.epoch:
-            self.add(key, METADATA, OriginError.of_ended(status), request_headers, route, asked_at, client)
+            self.remember(key, METADATA, OriginError.of_ended(status), request_headers, route, asked_at, client)
 
     def find(self, key: StreamKey, offset: str | None, request_headers: CIMultiDict[str]) -> OriginError | None:
         """The remembered error for a read of the stream from `offset` with the headers `request_headers`, or None;
@@ -193,7 +193,7 @@ class NegativeCache:
         bucket = self._buckets.get((route.authority, route.absent_per_s))
         return bucket is None or bucket.may_ask(self._accounts.find(client), self._now())
 
-    def forget(self, group: Group) -> None:
+    def forget_path(self, group: Group) -> None:
         """A write to the group's path is about to be sent, and pending."""
         if not self.groups or (forgotten := self.groups.pop(group, None)) is None:
             return

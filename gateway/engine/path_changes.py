@@ -108,7 +108,7 @@ class Purge:
         """Drop the stream's bytes now; return False if it had ended before."""
         if stream.ended is not None:
             return False
-        if self._live.find(stream) is not None:
+        if self._live.find_topic(stream) is not None:
             self._store.forget_bytes(stream)
             return self.revalidate(stream)
         return self._store.drop(stream, End.PURGED)
@@ -125,5 +125,5 @@ class Purge:
         """Drop streams that no route leads to any more: those outside these public partitions (`Route.public`).  A
         stream with a topic stays until the topic ends."""
         for stream in list(self._store):
-            if stream.key.partition.public not in partitions and self._live.find(stream) is None:
+            if stream.key.partition.public not in partitions and self._live.find_topic(stream) is None:
                 self._store.drop(stream, End.PURGED)

@@ -77,7 +77,7 @@ class Drain:
         self._ends_at = 0.0
         self._gone_at = math.inf
 
-    def start(self, now: float, spread_s: float, within_s: float = math.inf) -> None:
+    def begin_drain(self, now: float, spread_s: float, within_s: float = math.inf) -> None:
         self.is_set = True
         self.spread_s = spread_s
         self._within_s = within_s

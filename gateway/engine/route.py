@@ -175,7 +175,7 @@ class Route:
         if why is None:
             self._has_shared_live = True
         else:
-            self.unshared.add(key, ANY_LIVE, why.reason)
+            self.unshared.remember(key, ANY_LIVE, why.reason)
             # Not until the next reader comes: it must be relayed.
             self._shares_live_from = self._now() + max(self.config.hit_for_miss_s, _LEAST_UNSHARED_S)
 
@@ -215,7 +215,7 @@ class Route:
             if shared is not None and not allows(shared, web_origin):
                 self.notice(Ground.ORIGIN, reply.headers)
         elif reply.status in (200, 204) and not self.sharing.varies_by_origin(reply.headers):
-            self.denied_origins.add(group, web_origin)
+            self.denied_origins.remember(group, web_origin)
 
     def is_denial_recent(self, seen_at: float) -> bool:
         """Whether shared answers need no other look yet because they did not suit a web origin at `seen_at`

@@ -83,7 +83,7 @@ class Writes:
         """A write is about to be sent; `answered` or `failed` must follow."""
         group = write.request.group
         self._pending.begin(write)
-        self._negative_cache.forget(group)
+        self._negative_cache.forget_path(group)
         for stream in self._store.awake(group):
             # The origin may move its tail past them at any moment.
             stream.forget_beyond()

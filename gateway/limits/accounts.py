@@ -158,7 +158,7 @@ class Accounts:
     def __iter__(self) -> Iterator[Account]:
         return iter(self._all.values())
 
-    def of(self, net: str) -> Account | None:
+    def open_account(self, net: str) -> Account | None:
         """The account of a network; None for `UNKNOWN`, which no limit per client bounds."""
         account = self._all.get(net)
         if account is None and net != UNKNOWN:

@@ -33,7 +33,7 @@ class Inflow:
         elif size > 0:
             self._renewed.fire_one()
 
-    def take(self, size: int) -> bool:
+    def count_bytes(self, size: int) -> bool:
         """Count `size` added bytes; return whether more may be added now."""
         left = self._left
         if left is None:

@@ -223,7 +223,7 @@ class Askers:
         """The net of the client that the request was made for at first."""
         return next(iter(self.nets))
 
-    def join(self, net: str) -> None:
+    def add_client(self, net: str) -> None:
         """A request of this client waits for the shared one."""
         if net not in self.nets and len(self.nets) < _MOST_ASKERS:
             self.nets[net] = None

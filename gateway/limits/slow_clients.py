@@ -61,7 +61,7 @@ class ReadingWindow:
         self._waited_s += now - self._began
         self._taken_bytes += self._unsent_bytes - unsent_bytes
 
-    def take(self) -> int:
+    def take_window(self) -> int:
         """The bytes taken in the window that is over; another one begins."""
         taken, self._taken_bytes, self._waited_s = self._taken_bytes, 0, 0.0
         return taken

@@ -138,15 +138,15 @@ class KeptFrames:
 
     def grown(self, frames: Frames) -> None:
         """A stream keeps other frames than before."""
-        self.forget(frames)
+        self.forget_frames(frames)
         size = self._sizes[frames] = frames.kept_bytes
         self.size += size
         while self.size > self._most_bytes and len(self._sizes) > 1:
             oldest = next(iter(self._sizes))
-            self.forget(oldest)
+            self.forget_frames(oldest)
             oldest.clear()
 
-    def forget(self, frames: Frames) -> None:
+    def forget_frames(self, frames: Frames) -> None:
         """A stream's frames are not kept any more."""
         self.size -= self._sizes.pop(frames, 0)
 

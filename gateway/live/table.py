@@ -107,7 +107,7 @@ class LiveTable:
 
     # -- readers
 
-    def add(self, topic: LiveTopic, beat_s: float, removed: Callable[[], object]) -> None:
+    def add_topic(self, topic: LiveTopic, beat_s: float, removed: Callable[[], object]) -> None:
         """Take in a topic, which beats every `beat_s` seconds, for a stream that has none.  `removed` is called as the
         topic leaves the table, to end its readers and its timers."""
         assert topic.stream not in self._entries
@@ -285,7 +285,7 @@ class LiveTable:
         self._give_back(net)
 
     def _take(self, net: str) -> None:
-        if (account := self._accounts.of(net)) is not None:
+        if (account := self._accounts.open_account(net)) is not None:
             account.followed += 1
 
     def _give_back(self, net: str) -> None:

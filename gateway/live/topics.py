@@ -69,7 +69,7 @@ class LiveTopics:
         """Every topic, the oldest first."""
         return self._topics.values()
 
-    def find(self, stream: Stream) -> Topic | None:
+    def find_topic(self, stream: Stream) -> Topic | None:
         """The stream's topic, or None."""
         return self._topics.get(stream)
 
@@ -96,7 +96,7 @@ class LiveTopics:
                 DeliveryTimes(self._surroundings.metrics, self._clock.now, stream.key.route),
                 self._kept_frames,
             )
-            self._table.add(topic, times.heartbeat_s / BEATS, partial(self._removed, topic))
+            self._table.add_topic(topic, times.heartbeat_s / BEATS, partial(self._removed, topic))
             self.watch_expiry(stream)
         if topic.is_refused:
             # With shared credentials the first reader's may have been revoked: use those of the new reader.
@@ -266,7 +266,7 @@ class LiveTopics:
     def _removed(self, topic: Topic) -> None:
         """The topic has left the table."""
         del self._topics[topic.stream]
-        self._kept_frames.forget(topic.frames)
+        self._kept_frames.forget_frames(topic.frames)
         for timers in (self._expiries, self._revalidations, self._stalls):
             if (timer := timers.pop(topic, None)) is not None:
                 timer.cancel()

@@ -60,7 +60,7 @@ class ClientMemory(Protocol):
     def counts(self) -> Mapping[str, int]:
         """Dropped connections by reason."""
 
-    def forget(self) -> None:
+    def release_connections(self) -> None:
         """Keep nothing of what was looked at."""
 
 
@@ -169,7 +169,7 @@ class MemoryWatch:
             _log.warning("clients hold %d bytes, more than client_bytes: %d dropped", self.client_bytes, dropped)
         if limits.memory_max_bytes:
             self._guard_memory(limits.memory_max_bytes)
-        self._clients.forget()
+        self._clients.release_connections()
         if limits.memory_max_bytes:
             await self._resize_cache(limits.memory_max_bytes)
 

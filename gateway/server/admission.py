@@ -52,7 +52,9 @@ class Admission:
         self._bans.configure(limits.client_refusals_per_s, self.accounts)
         self.accounts.forget_full()
 
-    def admit(self, channel: Channel, account: Account | None, route: str, *, is_live: bool) -> RateLimitFields | None:
+    def admit_request(
+        self, channel: Channel, account: Account | None, route: str, *, is_live: bool
+    ) -> RateLimitFields | None:
         """Count the request, and the live read until the channel's `live_use` ends.
 
         Returns the fields for its answer.  Raises TooManyRequests, with nothing counted.
@@ -115,13 +117,13 @@ class Admission:
         """Count the request of a live read that has joined."""
         if self.rates.limits:
             # It may be over already, and its account forgotten: what is taken of another object counts for nothing.
-            current = self.accounts.of(account.net) if account is not None else None
+            current = self.accounts.open_account(account.net) if account is not None else None
             self.rates.take(current, route, self.now())
 
     def charge(self, net: str, route: str, sent_bytes: int) -> None:
         """Count the body bytes of an answer that is not live."""
         if self.rates.limits:
-            self.rates.charge(self.accounts.of(net), route, sent_bytes, self.now())
+            self.rates.charge(self.accounts.open_account(net), route, sent_bytes, self.now())
 
     def _begin_live(self, channel: Channel, account: Account | None, route: str) -> None:
         channel.live_use = account

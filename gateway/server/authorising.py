@@ -123,7 +123,7 @@ class Authoriser:
 
     def _account(self, net: str) -> Account | None:
         accounts = self._admission.accounts
-        return accounts.of(net)
+        return accounts.open_account(net)
 
     def _check_rate(self, account: Account | None) -> None:
         now = self._admission.now()

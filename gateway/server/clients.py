@@ -211,7 +211,7 @@ class Clients:
         self.is_short_of_memory = False
         """Whether new connections are refused because the process is close to its memory limit."""
         self.unadmitted = 0
-        """Connections that have been accepted and not admitted yet.  Each adds itself; a call to `admit` follows."""
+        """Connections that have been accepted and not admitted yet.  Each adds itself and calls `admit_connection`."""
         self.latest_peer: str | None = None
         """The address of the latest connection; the connections of one proxy share its text."""
         self._arrivals = 0
@@ -253,13 +253,13 @@ class Clients:
         self._most_connections = limits.max_connections
         self._most_connections_of_one = limits.most_client_connections
 
-    def admit(self, client: ClientConnection) -> bool:
+    def admit_connection(self, client: ClientConnection) -> bool:
         """Register a new connection; False if there are too many or the gateway is about to stop."""
         self.unadmitted -= 1
         address, proxies = client.client, client.proxies
         # A trusted proxy's connection belongs to no net: its requests name others.
         is_proxy = proxies is not None and proxies.trusts(address)
-        account = self.accounts.of(self.accounts.net_of(address)) if not is_proxy else None
+        account = self.accounts.open_account(self.accounts.net_of(address)) if not is_proxy else None
         refusal = self._refusal(account)
         if refusal is not None:
             self.refused[refusal] += 1

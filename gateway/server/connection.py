@@ -93,7 +93,7 @@ class Connection(RecognisingConnection):
             if (peer := peer_of(transport)) != clients.latest_peer:
                 clients.latest_peer = peer
             self.client = clients.latest_peer
-        if not clients.admit(self):
+        if not clients.admit_connection(self):
             transport.abort()
             return
         transport.set_write_buffer_limits(clients.high_water)

@@ -231,7 +231,7 @@ class Frontend:
             accounts, address, proxies = self.clients.accounts, peer.client, peer.proxies
             if proxies is not None:
                 address = section.client(proxies, address)
-            account = accounts.of(accounts.net_of(address))
+            account = accounts.open_account(accounts.net_of(address))
         return self._admission.admit_remembered(account, answer.route, answer.body_bytes)
 
     def _answer(self, request: Request) -> Work | None:
@@ -256,9 +256,14 @@ class Frontend:
             return None
         engine = self._engine
         remembered = RememberedAnswers(
-            engine.clock, engine.store, self._metrics, self._sections, engine.touch, engine.negative_cache.has_any
+            engine.clock,
+            engine.store,
+            self._metrics,
+            self._sections,
+            engine.touch_stream,
+            engine.negative_cache.has_any,
         )
-        engine.on_forget = remembered.forget
+        engine.on_forget = remembered.forget_stream
         return remembered
 
     def _header_rules(self) -> list[HeaderRules]:

@@ -198,9 +198,9 @@ class RequestHandler:
             return
         context.client = parsed.client
         try:
-            context.fields = admission.admit(
+            context.fields = admission.admit_request(
                 context.request.channel,
-                admission.accounts.of(parsed.client),
+                admission.accounts.open_account(parsed.client),
                 parsed.route.name,
                 is_live=is_live,
             )
@@ -421,7 +421,7 @@ class RequestHandler:
         if proxies is not None:
             address = section.client(proxies, address)
         if account is None:
-            account = self._accounts.of(self._accounts.net_of(address))
+            account = self._accounts.open_account(self._accounts.net_of(address))
         route = read.route.name
         # Counted first: the answer may be out when `_join` returns.
         if not admission.begin_join(channel, account, route):

@@ -199,7 +199,7 @@ class Handshake(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast("asyncio.Transport", transport)
         acceptor = self._acceptor
-        if not acceptor.clients.admit(self):
+        if not acceptor.clients.admit_connection(self):
             transport.abort()
             return
         if acceptor.expects_proxy:

@@ -105,7 +105,7 @@ class Joins:
         join = self._all.pop((line, meaning), None)
         if join is not None:
             self._size -= _cost(line, meaning)
-            meaning.forget(line, join)
+            meaning.forget_known(line, join)
 
     def clear(self) -> None:
         """Forget everything, because the routes have changed."""

@@ -7,8 +7,8 @@ common.  Requests are judged by one parser only: a key is made of bytes that the
 
 An answer is valid until its `until`: the end of the second that its Date and Age name, or earlier if the stream's trust
 or life ends.  Everything else that invalidates it is signalled: the end of a stream and the loss of its bytes or
-records by `forget`; a need for revalidation, and a change to what is known of an open stream's tail, for answers that
-name the tail, by the stream's `Version`.  An answer whose bytes were read before a `forget` is not
+records by `forget_stream`; a need for revalidation, and, for answers that name the tail, a change to the known tail of
+an open stream, by the stream's `Version`.  An answer whose bytes were read before a call of `forget_stream` is not
 remembered after it.
 
 Memory that answers take beside the tape is lent from the cache's budget, to the byte: keys, heads, joined bodies, and
@@ -380,7 +380,7 @@ class RememberedAnswers:
         self.exact[request] = (remembered, section)
         self._by_stream.setdefault(remembered.stream, set()).add(remembered)
 
-    def forget(self, stream: Stream) -> None:
+    def forget_stream(self, stream: Stream) -> None:
         """Drop every answer that contains bytes of `stream`."""
         if stream in self._by_stream:
             for remembered in list(self._by_stream[stream]):
@@ -391,7 +391,7 @@ class RememberedAnswers:
         self._count(remembered)
         self._uncounted.discard(remembered)
         line, meaning = remembered.key
-        meaning.forget(line, remembered)
+        meaning.forget_known(line, remembered)
         del self.exact[remembered.alias], self._all[remembered]
         remembered.dropped()
         self._charge(remembered, -remembered.cost)

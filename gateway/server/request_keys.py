@@ -155,7 +155,7 @@ class Meaning:
             kind.meanings[self.text] = self
         self.known[line] = known
 
-    def forget(self, line: bytes, known: Known) -> None:
+    def forget_known(self, line: bytes, known: Known) -> None:
         """Know this no more, if it is what is known of requests with this line."""
         kind = self._kind
         if self.known.get(line) is known:
@@ -337,10 +337,10 @@ class Sections:
         if len(request) > MAX_REQUEST_BYTES or not request.startswith(b"GET "):
             return None
         end = request.find(b"\r\n")
-        section = self.of(request[end:])
+        section = self.section_of(request[end:])
         return (request[:end], section) if section is not None else None
 
-    def of(self, text: bytes) -> Section | None:
+    def section_of(self, text: bytes) -> Section | None:
         """The section with these bytes, from the line break behind the request line on; None if it has no meaning."""
         return self._sections.get(text) or self._new(text)
 

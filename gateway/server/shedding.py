@@ -93,7 +93,7 @@ class Shedding:
         """Dropped connections by reason."""
         return {reason.value: self.shed[reason] for reason in ShedReason}
 
-    def forget(self) -> None:
+    def release_connections(self) -> None:
         """Keep no connection alive until the next look."""
         self._held = []
 

@@ -239,7 +239,7 @@ class TimedConnection(asyncio.Protocol):
     def _check_window(self, transport: asyncio.Transport) -> None:
         """The window is over: abort if the client has taken too little in it, else begin another one."""
         self._end_window()
-        if self._window is None or self._clients.keeps_up(self._window.take()):
+        if self._window is None or self._clients.keeps_up(self._window.take_window()):
             self._begin_window()
         else:
             self._give_up(transport)

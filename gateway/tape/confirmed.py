@@ -104,7 +104,7 @@ class Confirmations:
         place = bisect_right(self._offsets, offset)
         return self._at[place - 1] if place else -math.inf
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """The bytes held from now on are others."""
         self.start_at = self.asked_at = self.refused_at = -math.inf
         self._offsets, self._at = _NONE, _NEVER

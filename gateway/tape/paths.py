@@ -171,7 +171,7 @@ class Paths:
         streams = self._groups.get(key.group)
         return streams.get(key) if streams is not None else None
 
-    def add(self, stream: Stream) -> Iterable[Stream]:
+    def add_stream(self, stream: Stream) -> Iterable[Stream]:
         """Add a stream, which is awake; returns the streams whose remembered answers must be dropped for it."""
         group = stream.key.group
         streams = self._groups.get(group)

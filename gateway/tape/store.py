@@ -164,7 +164,7 @@ class TapeStore:
         """A stream for `key`, which is not in memory."""
         stream = kind(key, Tape(), Version(Edition(self._mint())), contacted_at=now, used_at=now)
         stream.facts_cost = key_cost(key)
-        for other in self._paths.add(stream):
+        for other in self._paths.add_stream(stream):
             self.on_forget(other)
         self._count += 1
         self._order.admit(stream, 0)
@@ -312,7 +312,7 @@ class TapeStore:
             stream.begin_incarnation(self._mint())
             stream.lost_tail()
             stream.beyond.clear()
-            stream.confirmed.forget()
+            stream.confirmed.clear()
             self.withdraw(stream)
 
     def forget_before(self, stream: Stream, token: str) -> None:

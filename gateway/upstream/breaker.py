@@ -131,7 +131,7 @@ class _Window:
         """The counts of the last bucket, until its end."""
         self._until = -inf
 
-    def add(self, now: float, successes: float, failures: float) -> None:
+    def count(self, now: float, successes: float, failures: float) -> None:
         if now >= self._until:
             self._begin_bucket(int(now // self._width_s))
         counts = self._last
@@ -292,7 +292,7 @@ class Breaker:
         else:
             self._is_proved = True
             self._consecutive = 0
-            self._window.add(now, 1, 0)
+            self._window.count(now, 1, 0)
 
     def failed(
         self,
@@ -326,7 +326,7 @@ class Breaker:
             return
         weight = _LOSS if is_loss else 1.0
         self._consecutive += weight
-        self._window.add(now, 1 - weight, weight)
+        self._window.count(now, 1 - weight, weight)
         if had_succeeded:
             self._window.take_back()
         requests, failures = self._window.counts(now)

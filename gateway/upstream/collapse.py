@@ -108,7 +108,7 @@ class Collapse(Generic[K, F]):
         fetch = self._fetches.get(key)
         return fetch if fetch is not None and not fetch.is_over else None
 
-    def join(self, key: K, client: str, begin: Callable[[], F]) -> Lead[F] | Follow[F]:
+    def join_fetch(self, key: K, client: str, begin: Callable[[], F]) -> Lead[F] | Follow[F]:
         """The fetch of this key that has not been sent, for a reader of the net `client`.
 
         If there is none, `begin` makes one, even if an earlier one is under way; `leave` must follow.
@@ -124,10 +124,10 @@ class Collapse(Generic[K, F]):
         fetch = self._fetches.get(key)
         if fetch is None or fetch.is_sent or fetch.is_over:
             return None
-        fetch.askers.join(client)
+        fetch.askers.add_client(client)
         return fetch
 
-    def add(self, key: K, fetch: F) -> None:
+    def add_fetch(self, key: K, fetch: F) -> None:
         """Add a fetch that its reader has begun; `leave` must follow."""
         self._fetches[key] = fetch
 

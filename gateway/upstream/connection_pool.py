@@ -113,7 +113,7 @@ class ConnectionPool:
 
     def take_idle(self, lane: Lane, client: str, now: float, *, is_head: bool) -> Carrier | None:
         """An open connection that can take a request at `now`, and a slot for it; None unless both are available."""
-        if not self._slots.take(lane, client):
+        if not self._slots.take_slot(lane, client):
             return None
         connection = self._usable(lane.endpoint, now, is_head=is_head)
         if connection is not None:
@@ -132,7 +132,7 @@ class ConnectionPool:
         slots = self._slots
         clients = (asker,) if isinstance(asker, str) else tuple(asker.nets)
         for client in clients:
-            if slots.take(lane, client):
+            if slots.take_slot(lane, client):
                 return lane, client
         loop = asyncio.get_running_loop()
         granted: asyncio.Future[None] = loop.create_future()
@@ -143,7 +143,7 @@ class ConnectionPool:
         self._reclaim_soon()
         timer = loop.call_later(self._wait_s, _time_out, granted)
         if not isinstance(asker, str):
-            asker.on_join = partial(slots.join, waiting)
+            asker.on_join = partial(slots.add_client, waiting)
         try:
             await granted
             assert waiting.paid_by is not None
@@ -240,7 +240,7 @@ class ConnectionPool:
     def _usable(self, endpoint: Endpoint, now: float, *, is_head: bool) -> Carrier | None:
         """A carrier for a request that has its slot."""
         named = self._addresses.get((endpoint.host, endpoint.port)) if self._addresses else None
-        found = self._idle.take(endpoint, now, named, is_head=is_head)
+        found = self._idle.take_connection(endpoint, now, named, is_head=is_head)
         if found is not None:
             return found
         if self._slots.exceeded_by(len(self) + len(self._idle)):
@@ -261,7 +261,7 @@ class ConnectionPool:
     def freed(self, connection: Connection) -> None:
         """An exchange has ended: keep the connection for the next one."""
         lane, client = self._busy.pop(connection)
-        self._idle.add(connection)
+        self._idle.add_connection(connection)
         self._slots.free(lane, client)
         if self._is_closed or connection.made_at < self._made_after:
             connection.drop()

@@ -43,7 +43,7 @@ class Dialer:
 
     def forget_names(self) -> None:
         """Resolve every name before the next connection."""
-        self._resolver.forget()
+        self._resolver.forget_addresses()
 
     async def dial(self, endpoint: Endpoint, owner: ConnectionOwner, within_s: float) -> Connection:
         """A new connection, made within `within_s` seconds, including name resolution and TLS.

@@ -128,7 +128,7 @@ class FlightReader:
                     await flight.inflow.renewed()
                     continue
                 chunk = flight.kept[self.index - flight.base]
-                flight.inflow.take(len(chunk))
+                flight.inflow.count_bytes(len(chunk))
                 self.index += 1
                 self.position += len(chunk)
                 flight.advanced()
@@ -280,7 +280,7 @@ class Flight(SharedFetch):
             case Beyond():
                 super().land()
 
-    def add(self, chunk: bytes) -> None:
+    def add_chunk(self, chunk: bytes) -> None:
         """A part of the body has arrived."""
         if not chunk:
             return

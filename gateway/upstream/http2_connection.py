@@ -120,7 +120,7 @@ class Http2Connection(asyncio.Protocol):
 
     # -- from the exchanges
 
-    def add(self, stream: Stream, carrier: Http2Stream) -> None:
+    def add_stream(self, stream: Stream, carrier: Http2Stream) -> None:
         """Pass the stream's events to `carrier` from now on."""
         self._carriers[stream] = carrier
 

@@ -39,7 +39,7 @@ class StreamOwner(Protocol):
     def is_open(self) -> bool:
         """Whether requests may be sent on it, as far as is known."""
 
-    def add(self, stream: Stream, carrier: Http2Stream) -> None:
+    def add_stream(self, stream: Stream, carrier: Http2Stream) -> None:
         """Pass the stream's events to `carrier` from now on."""
 
     def ended(self, carrier: Http2Stream, *, is_complete: bool) -> None:
@@ -124,7 +124,7 @@ class Http2Stream:
         connection, session = self.connection, self.connection.session
         block = request_block(request, self.endpoint.scheme)
         stream = self.stream = session.begin(block, ends=not body and not is_upload, is_head=is_head)
-        connection.add(stream, self)
+        connection.add_stream(stream, self)
         if body:
             session.send(stream, body, ends=True)
         incoming = self._incoming = IncomingReply(self, self.connection)

@@ -48,7 +48,7 @@ class IdleConnections:
     def __repr__(self) -> str:
         return f"<IdleConnections {self._count}>"
 
-    def add(self, connection: Connection) -> None:
+    def add_connection(self, connection: Connection) -> None:
         """A connection has become idle; it rests until `connection.rests_until`."""
         key = connection.endpoint, connection.is_for_heads
         shelf = self._shelves.get(key)
@@ -58,7 +58,9 @@ class IdleConnections:
         shelf.resting[connection] = None
         self._count += 1
 
-    def take(self, endpoint: Endpoint, now: float, named: frozenset[str] | None, *, is_head: bool) -> Connection | None:
+    def take_connection(
+        self, endpoint: Endpoint, now: float, named: frozenset[str] | None, *, is_head: bool
+    ) -> Connection | None:
         """The most recently used connection that has rested and is usable, or None.  Connections that are not usable
         are dropped on the way.  `named` are the addresses that the endpoint's name leads to, if known."""
         for is_for_heads in _SHELVES_FOR_HEAD if is_head else _SHELVES:

@@ -61,7 +61,7 @@ class Stalls:
     def __len__(self) -> int:
         return len(self._replies)
 
-    def add(self, reply: Stallable) -> None:
+    def add_reply(self, reply: Stallable) -> None:
         """The reply has stalled; `discard` must follow."""
         self._replies[reply] = None
 
@@ -259,7 +259,7 @@ class Reply:
         """The reader takes no more for now."""
         if self._stalls is not None and not self._incoming.has_ended:
             self.is_stalled = self._has_stalled = True
-            self._stalls.add(self)
+            self._stalls.add_reply(self)
 
     def rate(self, now: float) -> float:
         """Bytes a second that the reader has taken since the head; infinite if the head has just come."""

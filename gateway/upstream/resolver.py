@@ -142,7 +142,7 @@ class Resolver:
         if entry is not None and self._now() >= entry.until:
             self._start(host, port)
 
-    def forget(self) -> None:
+    def forget_addresses(self) -> None:
         """Forget all addresses."""
         self._entries.clear()
 

@@ -111,7 +111,7 @@ class _Scope:
         self.reads.limit = self.writes.limit = three_quarters(slots)
         self.uploads.limit = three_quarters(self.writes.limit)
 
-    def of(self, purpose: Purpose) -> tuple[_Share, ...]:
+    def shares_of(self, purpose: Purpose) -> tuple[_Share, ...]:
         """The shares that a request takes a slot of."""
         match purpose:
             case Purpose.READ:
@@ -143,7 +143,7 @@ class Lane:
         """The lane of an upload whose body is sent; None for other requests."""
         self.uploads = () if after_upload is None else tuple(scope.uploads for scope in scopes)
         """The shares that an upload gives back once its body is sent."""
-        self.shares = (*(share for scope in scopes for share in scope.of(purpose)), *self.uploads)
+        self.shares = (*(share for scope in scopes for share in scope.shares_of(purpose)), *self.uploads)
         self.queue: FairQueue[str, Waiting] = FairQueue()
         self.waiting = 0
 
@@ -260,7 +260,7 @@ class Slots:
 
     # -- slots
 
-    def take(self, lane: Lane, client: str, *, has_turn: bool = False) -> bool:
+    def take_slot(self, lane: Lane, client: str, *, has_turn: bool = False) -> bool:
         """Take a slot for the client; returns False, with nothing taken, if none is free, or if earlier requests wait
         for it and it is not the turn of this one."""
         of_all, of_host = self._all.taken_by, lane.taken_by
@@ -347,7 +347,7 @@ class Slots:
         self._grant()
         return waiting
 
-    def join(self, waiting: Waiting, client: str) -> None:
+    def add_client(self, waiting: Waiting, client: str) -> None:
         """Let a waiting request wait under one more client, unless too many of its requests wait."""
         if waiting.paid_by is None and client not in waiting.clients:
             self._add(waiting, client)
@@ -394,6 +394,6 @@ class Slots:
             self._crowded.move_to_end(lane)
             client, waiting = lane.queue.pop()
             self._remove(waiting)
-            self.take(lane, client, has_turn=True)
+            self.take_slot(lane, client, has_turn=True)
             waiting.paid_by = client
             waiting.on_slot()

@@ -125,11 +125,11 @@ def test_two_replies_of_one_new_stream_make_one() -> None:
 
 def test_the_table_is_bounded_and_what_falls_out_is_taken_for_the_same() -> None:
     sightings = S2Sightings(most=2)
-    first = sightings.of("a")
-    sightings.of("b")
-    assert sightings.of("a") is first
-    sightings.of("c")
+    first = sightings.stream_of("a")
+    sightings.stream_of("b")
+    assert sightings.stream_of("a") is first
+    sightings.stream_of("c")
     assert repr(sightings) == "<S2Sightings of 2 streams>"
-    assert sightings.of("a") is first
-    assert sightings.of("b").identity == first.identity
+    assert sightings.stream_of("a") is first
+    assert sightings.stream_of("b").identity == first.identity
     assert MOST_SIGHTINGS >= 2

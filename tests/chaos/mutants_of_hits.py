@@ -191,7 +191,7 @@ def renewed_answer_ignores_the_lifetime() -> Patches:
 
 @mutant("an answer ends with the bytes that it shows")
 def hit_outlives_its_stream() -> Patches:
-    return [(RememberedAnswers, "forget", nothing)]
+    return [(RememberedAnswers, "forget_stream", nothing)]
 
 
 @mutant("the way from the exact bytes to an answer ends with it")

@@ -58,7 +58,7 @@ def late_404_is_believed() -> Patches:
 
 @mutant("a read joins no fetch that was sent before it came")
 def flight_is_joined_after_it_was_sent() -> Patches:
-    join = FetchTable.join
+    join = FetchTable.join_fetch
 
     def joined(self: FetchTable, stream: Stream, start: str, *rest: Any) -> Lead[Flight] | Follow[Flight]:
         flight = self._flights.pending((stream, start))
@@ -67,7 +67,7 @@ def flight_is_joined_after_it_was_sent() -> Patches:
         return join(self, stream, start, *rest)
 
     # Nor does it wait for the earlier one to be over.
-    return [(FetchTable, "join", joined), (FetchTable, "pending", nothing)]
+    return [(FetchTable, "join_fetch", joined), (FetchTable, "pending", nothing)]
 
 
 @mutant("a body that is cut short is never ended cleanly")
@@ -218,13 +218,13 @@ def expiry_is_ignored() -> Patches:
 
 @mutant("a 404 is not repeated over a write")
 def absence_outlives_a_write() -> Patches:
-    return [(NegativeCache, "forget", nothing)]
+    return [(NegativeCache, "forget_path", nothing)]
 
 
 @mutant("a remembered answer ends with its stream")
 def remembered_answer_outlives_its_stream() -> Patches:
     return [
-        (RememberedAnswers, "forget", nothing),
+        (RememberedAnswers, "forget_stream", nothing),
         (RememberedAnswers, "is_current", lambda _, answer, __: answer.until > -math.inf),
     ]
 

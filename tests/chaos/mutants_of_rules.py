@@ -81,7 +81,7 @@ def held_bytes_wait_for_a_silent_origin() -> Patches:
     async def answer(self: Patience, read: Any, stream: Stream, work: Coroutine[Any, Any, Any], held: Any) -> Any:
         return await work
 
-    return [(Patience, "answer", answer)]
+    return [(Patience, "answer_or_held", answer)]
 
 
 @mutant("bytes that lack an acknowledged write are not given for want of the origin")

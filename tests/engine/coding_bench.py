@@ -40,7 +40,7 @@ class Bench:
         self.gate = self.coder.executor = Gate()
         self.evicted: list[Stream] = []
         self.coder.on_evict = self.evicted.append
-        self.store.on_forget = self.coder.forget
+        self.store.on_forget = self.coder.forget_stream
         self.route = Route(RouteConfig(origin="http://127.0.0.1:1", **route), "n", self.clock)
 
     def stream(self, name: str = "s") -> Stream:

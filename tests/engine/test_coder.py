@@ -334,7 +334,7 @@ async def test_coded_bytes_stay_within_their_share_and_evict_the_least_recently_
     hot = bench.stream("hot")
     await bench.code(hot, LARGE)
     for at in range(20):
-        bench.coder.touch(hot)
+        bench.coder.keep_coded(hot)
         await bench.code(bench.stream(str(at)), LARGE)
         assert bench.coder.cost <= 60_000
         assert bench.store.lent == bench.coder.cost

@@ -16,7 +16,7 @@ def shape(start: str, *, is_live: bool = False) -> Shape:
 
 def test_one_unshareable_reply_stops_one_shape_of_one_stream() -> None:
     unshared = Unshared(120, ManualClock().now)
-    unshared.add(KEY, shape("snapshot"), "status 307")
+    unshared.remember(KEY, shape("snapshot"), "status 307")
     assert unshared.reason(KEY, shape("snapshot")) == "status 307"
     assert unshared.reason(KEY, shape("-1")) is None
     assert unshared.reason(KEY, shape("snapshot", is_live=True)) is None
@@ -29,7 +29,7 @@ def test_several_shapes_stop_all_reads_of_that_kind_and_no_others() -> None:
         assert unshared.reason(KEY, shape("-1")) is None
         # Repeated proofs of one shape count once.
         for _ in range(3):
-            unshared.add(KEY, shape(str(number)), "Vary")
+            unshared.remember(KEY, shape(str(number)), "Vary")
     assert unshared.reason(KEY, shape("-1")) == "Vary"
     assert unshared.reason(KEY, shape("-1", is_live=True)) is None
     assert unshared.reason(OTHER, shape("-1")) is None
@@ -39,7 +39,7 @@ def test_a_shape_is_forgotten_after_its_time() -> None:
     clock = ManualClock()
     unshared = Unshared(120, clock.now)
     for number in range(MOST_SHAPES):
-        unshared.add(KEY, shape(str(number)), "cookie")
+        unshared.remember(KEY, shape(str(number)), "cookie")
     clock.advance(119.9)
     assert unshared.reason(KEY, shape("0")) == "cookie"
     clock.advance(0.2)
@@ -50,8 +50,8 @@ def test_a_shape_is_forgotten_after_its_time() -> None:
 def test_memory_is_bounded_for_ever_new_streams() -> None:
     unshared = Unshared(120, ManualClock().now)
     for number in range(12_000):
-        unshared.add(KEY._replace(query=f"q={number}"), shape("-1"), "cookie")
+        unshared.remember(KEY._replace(query=f"q={number}"), shape("-1"), "cookie")
     assert 5_000 < len(unshared) < 10_000
     for number in range(3_000):
-        unshared.add(KEY._replace(query=f"q={number}{'x' * 8_000}"), shape("-1"), "cookie")
+        unshared.remember(KEY._replace(query=f"q={number}{'x' * 8_000}"), shape("-1"), "cookie")
     assert len(unshared) < (8 << 20) / 8_000

@@ -37,7 +37,7 @@ class Bench:
         )  # fmt: skip
         sent = SentRequest(passed, None, self.clock.now())
         self.pending.begin(sent)
-        self.negative_cache.forget(GROUP)
+        self.negative_cache.forget_path(GROUP)
         return sent
 
     def add(
@@ -49,7 +49,7 @@ class Bench:
         asked_s_ago: float = 0.0,
     ) -> None:
         error = OriginError(status, CIMultiDict(), body)
-        self.negative_cache.add(key, offset, error, ALICE, self.route, self.clock.now() - asked_s_ago)
+        self.negative_cache.remember(key, offset, error, ALICE, self.route, self.clock.now() - asked_s_ago)
 
 
 def test_a_missing_stream_answers_every_offset_and_a_trimmed_offset_only_itself() -> None:
@@ -158,7 +158,7 @@ def test_memory_is_bounded_for_ever_new_offsets_of_one_stream() -> None:
     for number in range(45_000):
         bench.add(offset=str(number), status=410)
     assert bench.negative_cache.entry_count <= 2 * len(bench.negative_cache) < 40_000
-    bench.negative_cache.forget(GROUP)
+    bench.negative_cache.forget_path(GROUP)
     assert (bench.negative_cache.entry_count, len(bench.negative_cache)) == (0, 0)
 
 

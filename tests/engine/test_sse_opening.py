@@ -94,7 +94,7 @@ async def test_the_next_reader_is_sent_the_same_in_one_piece_and_reads_on(start:
 
 async def test_it_is_a_reader_like_any_other(start: Start) -> None:
     tail = await opened(start(BinaryOrigin(b"ab")))
-    topic = tail.bench.engine.live.find(tail.bench.stream)
+    topic = tail.bench.engine.live.find_topic(tail.bench.stream)
     assert topic is not None
     readers, reads, sent = topic.readers, topic.stream.reads, topic.stream.sent_bytes
     again = tail.reopen()
@@ -153,12 +153,12 @@ async def forgotten(tail: Opened) -> None:
 
 
 async def unshared(tail: Opened) -> None:
-    tail.read.route.unshared.add(tail.read.key, tail.read.shape, "private")
+    tail.read.route.unshared.remember(tail.read.key, tail.read.shape, "private")
 
 
 async def refused(tail: Opened) -> None:
     read = tail.read
-    tail.bench.engine.negative_cache.add(
+    tail.bench.engine.negative_cache.remember(
         read.key,
         tail.read.start,
         OriginError.of_ended(404),
@@ -170,7 +170,7 @@ async def refused(tail: Opened) -> None:
 
 
 async def refused_to_the_follower(tail: Opened) -> None:
-    topic = tail.bench.engine.live.find(tail.bench.stream)
+    topic = tail.bench.engine.live.find_topic(tail.bench.stream)
     assert topic is not None
     topic.is_refused = True
 
@@ -196,7 +196,7 @@ async def headers_were_replaced(tail: Opened) -> None:
 
 
 async def drained(tail: Opened) -> None:
-    tail.bench.engine.drain.start(1.0, 2.0)
+    tail.bench.engine.drain.begin_drain(1.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ async def test_after_anything_that_it_was_found_from_the_next_reader_begins_by_i
 ) -> None:
     tail = await opened(start(appendable(BinaryOrigin(b"ab"))))
     stream = tail.bench.stream
-    topic = tail.bench.engine.live.find(stream)
+    topic = tail.bench.engine.live.find_topic(stream)
     assert topic is not None
     readers = topic.readers
     await happened(tail)
@@ -275,7 +275,7 @@ async def test_bytes_are_not_kept_with_a_request(start: Start) -> None:
 async def test_a_remembered_request_keeps_no_stream_that_is_over(start: Start) -> None:
     tail = await opened(bench := start(BinaryOrigin(b"ab")))
     opening = tail.opening
-    topic = bench.engine.live.find(bench.stream)
+    topic = bench.engine.live.find_topic(bench.stream)
     assert topic is not None
     gone = ref(topic)
     bench.engine.live.drop(bench.stream, End.DELETED)

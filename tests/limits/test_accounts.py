@@ -22,7 +22,7 @@ class Counting(RuleBasedStateMachine):
         self.owing: dict[str, float] = {}
 
     def of(self, net: str) -> Account:
-        account = self.accounts.of(net)
+        account = self.accounts.open_account(net)
         assert account is not None
         return account
 
@@ -73,7 +73,7 @@ TestCounting = Counting.TestCase
 
 def filled(accounts: Accounts, seconds: float) -> list[Account]:
     """As many accounts as may be unused, which owe what comes in so many seconds."""
-    found = [account for n in range(MOST_UNUSED) if (account := accounts.of(f"{n}")) is not None]
+    found = [account for n in range(MOST_UNUSED) if (account := accounts.open_account(f"{n}")) is not None]
     for account in found:
         RATE.take(account, 0.0, seconds)
     return found
@@ -84,7 +84,7 @@ def test_beyond_the_bound_the_oldest_settled_accounts_are_forgotten() -> None:
     found = filled(accounts, 4)
     found[0].begin_live()
     Bans(0.1).refused(found[1], 5.0)
-    accounts.of("new")
+    accounts.open_account("new")
     assert accounts.find("0") is found[0]
     assert accounts.find("1") is found[1]
     assert accounts.find("2") is None
@@ -97,11 +97,11 @@ def test_beyond_the_bound_the_account_that_owes_least_of_the_oldest_is_forgotten
     RATE.take(found[0], 0.0, 30)
     RATE.take(found[1], 0.0, 20)
     for n in range(MOST_UNUSED - 1):
-        RATE.take(accounts.of(f"new {n}") or found[0], 0.0, 8)
+        RATE.take(accounts.open_account(f"new {n}") or found[0], 0.0, 8)
     assert len(accounts) == MOST_UNUSED
     assert accounts.find("0") is found[0]
     assert accounts.find("1") is found[1]
 
 
 def test_a_client_without_a_network_has_no_account() -> None:
-    assert Accounts(client_nets(32, 64), lambda: 0.0).of(UNKNOWN) is None
+    assert Accounts(client_nets(32, 64), lambda: 0.0).open_account(UNKNOWN) is None

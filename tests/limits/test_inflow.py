@@ -10,23 +10,23 @@ from tests.waiting import pass_turns
 
 async def test_any_number_of_bytes_may_arrive_without_a_bound() -> None:
     inflow = Inflow()
-    assert inflow.take(1 << 40)
+    assert inflow.count_bytes(1 << 40)
     inflow.bound(10)
-    assert not inflow.take(10)
+    assert not inflow.count_bytes(10)
     inflow.bound(None)
-    assert inflow.take(1 << 40)
+    assert inflow.count_bytes(1 << 40)
 
 
 async def test_arrived_bytes_count_until_the_next_bound() -> None:
     inflow = Inflow()
     inflow.bound(10)
-    assert inflow.take(9)
+    assert inflow.count_bytes(9)
     looked_for = asyncio.ensure_future(inflow.spent.wait())
     await pass_turns()
-    assert not inflow.take(1)
+    assert not inflow.count_bytes(1)
     await looked_for
     inflow.bound(10)
-    assert inflow.take(9)
+    assert inflow.count_bytes(9)
 
 
 async def test_bodies_that_wait_go_on_one_after_the_other() -> None:
@@ -37,7 +37,7 @@ async def test_bodies_that_wait_go_on_one_after_the_other() -> None:
     async def bring(number: int) -> None:
         await inflow.renewed()
         taken.append(number)
-        inflow.take(4)
+        inflow.count_bytes(4)
 
     bringing = [asyncio.ensure_future(bring(number)) for number in range(9)]
     await pass_turns()

@@ -18,7 +18,7 @@ class Limits(RateLimits):
 
     def __init__(self, *tables: dict[str, Any]) -> None:
         super().__init__([RateLimitConfig(**{"name": f"limit-{n}", **table}) for n, table in enumerate(tables)])
-        self.of = Accounts(client_nets(32, 64), lambda: 0.0).of
+        self.of = Accounts(client_nets(32, 64), lambda: 0.0).open_account
 
 
 def admitted(rates: Limits, net: str = "a", route: str = "r", now: float = 0.0, *, is_live: bool = False) -> bool:

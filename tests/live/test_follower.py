@@ -42,7 +42,7 @@ class Followed:
     @property
     def position(self) -> str | None:
         """The tail as the live request has confirmed it; None while it is unconfirmed."""
-        topic = self.bench.engine.live.find(self.bench.stream)
+        topic = self.bench.engine.live.find_topic(self.bench.stream)
         return topic.position if topic is not None and topic.is_confirmed else None
 
     def join(self) -> None:

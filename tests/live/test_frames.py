@@ -32,7 +32,7 @@ def test_a_stream_whose_readers_have_left_is_not_counted() -> None:
     all_kept = KeptFrames(10 * len(BODY))
     found = [frames_of(number, all_kept) for number in range(3)]
     for frames in found:
-        all_kept.forget(frames)
+        all_kept.forget_frames(frames)
     assert all_kept.size == 0
 
 

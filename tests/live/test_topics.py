@@ -92,7 +92,7 @@ async def test_an_absolute_end_that_proves_to_be_earlier_is_kept(start: Start, h
     stream = bench.stream
     origin.fields = {"Stream-Expires-At": "2026-09-21T14:13:40Z"}
     bench.upstream.script = lambda asked: None
-    topic = bench.engine.live.find(stream)
+    topic = bench.engine.live.find_topic(stream)
     assert topic is not None
     asking = asyncio.ensure_future(topic.access.fetch(None))
     asked = await bench.until(len(bench.upstream.asked) + 1)

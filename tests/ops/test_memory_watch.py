@@ -67,7 +67,7 @@ class Process:
     def counts(self) -> Mapping[str, int]:
         return {}
 
-    def forget(self) -> None:
+    def release_connections(self) -> None:
         pass
 
 

@@ -21,7 +21,7 @@ BODY = {JSON: b'["a"]', "text/plain": b"a", "application/octet-stream": b"a"}
 def position(edge: Edge, path: str) -> str | None:
     """The position that the follower of the stream at `path` has confirmed."""
     live = edge.gateway.engine.live
-    topics = [live.find(stream) for stream in edge.gateway.engine.store if stream.key.group.path == path]
+    topics = [live.find_topic(stream) for stream in edge.gateway.engine.store if stream.key.group.path == path]
     return next((topic.position for topic in topics if topic is not None and topic.is_confirmed), None)
 
 

@@ -134,7 +134,7 @@ async def test_a_reader_that_leaves_as_it_comes_leaves_no_flight_behind(edge: Ed
     route = Route(edge.gateway.config.routes[0], "n", edge.clock)
     target = parse_target("/s")
     source = route.source(target, route.source_headers(CIMultiDict()))
-    flight = engine.fetches.join(stream, "-1", route, source).fetch
+    flight = engine.fetches.join_fetch(stream, "-1", route, source).fetch
     flight.attach().leave()
     await edge.until_idle()
     assert (await edge.get("/s")).body == b"0123456789"

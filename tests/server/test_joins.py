@@ -34,16 +34,16 @@ def test_sections_are_forgotten_beyond_a_number_of_bytes() -> None:
     sections = Sections([RULES])
     texts = [b"\r\nHost: a\r\nUser-Agent: %d%b\r\n\r\n" % (number, b"x" * 3_000) for number in range(4_000)]
     for text in texts[:-1]:
-        assert sections.of(text) is not sections.of(text)
+        assert sections.section_of(text) is not sections.section_of(text)
     # Only sections that are seen again are kept.
-    kept = [sections.of(text) for text in texts]
+    kept = [sections.section_of(text) for text in texts]
     assert {sections.for_hits(section, RULES).text for section in kept if section is not None} == {
         b"\r\nHost: a\r\n\r\n"
     }
     assert 1_000 < len(sections) < (8 << 20) / 3_000
-    assert sections.of(texts[-2]) is kept[-2]
-    assert sections.of(texts[0]) is not kept[0]
-    assert sections.of(texts[-1]) is not kept[-1]
+    assert sections.section_of(texts[-2]) is kept[-2]
+    assert sections.section_of(texts[0]) is not kept[0]
+    assert sections.section_of(texts[-1]) is not kept[-1]
 
 
 @pytest.mark.parametrize(
@@ -63,21 +63,21 @@ def test_sections_are_forgotten_beyond_a_number_of_bytes() -> None:
 def test_a_line_of_unusual_form_or_with_meaning_stays_in_the_key(line: bytes) -> None:
     rules = HeaderRules(frozenset({"authorization"}))
     sections = Sections([rules])
-    section = sections.of(b"\r\nHost: a\r\n" + line + b"\r\n\r\n")
+    section = sections.section_of(b"\r\nHost: a\r\n" + line + b"\r\n\r\n")
     assert section is not None
     assert line in sections.for_hits(section, rules).text
 
 
 @pytest.mark.parametrize("end", [b"\r\n", b"\r\n\r\nUser-Agent: a\r\n\r\n", b"\r\n\r\nmore"])
 def test_bytes_that_are_not_exactly_one_section_give_no_key(end: bytes) -> None:
-    assert Sections([RULES]).of(b"\r\nHost: a" + end) is None
+    assert Sections([RULES]).section_of(b"\r\nHost: a" + end) is None
 
 
 def test_credentials_leave_the_key_only_on_routes_whose_readers_share() -> None:
     text = b"\r\nHost: a\r\nAuthorization: Bearer a\r\n\r\n"
     decisive, personal = HeaderRules(frozenset({"authorization"})), HeaderRules(personal=frozenset({"authorization"}))
     sections = Sections([decisive, personal])
-    section = sections.of(text)
+    section = sections.section_of(text)
     assert section is not None
     assert sections.for_hits(section, personal).text == b"\r\nHost: a\r\n\r\n"
     assert sections.for_hits(section, decisive).text == text
@@ -86,7 +86,7 @@ def test_credentials_leave_the_key_only_on_routes_whose_readers_share() -> None:
 @pytest.mark.parametrize(("name", "other"), [("x--a", "x-b-a"), ("x-", "x-b"), ("x-^a", "x-ba")])
 def test_a_credential_of_an_unusual_name_takes_no_other_line_out_of_the_key(name: str, other: str) -> None:
     rules = HeaderRules(personal=frozenset({name}))
-    section = (sections := Sections([rules])).of(f"\r\n{name}: 1\r\n{other}: 2\r\n\r\n".encode())
+    section = (sections := Sections([rules])).section_of(f"\r\n{name}: 1\r\n{other}: 2\r\n\r\n".encode())
     assert section is not None
     assert sections.for_hits(section, rules).text == f"\r\n{other}: 2\r\n\r\n".encode()
 
@@ -111,7 +111,7 @@ def test_allowed_web_origins_share_live_answers_and_others_share_all(
     one: bytes, other: bytes, is_same_for_hits: bool, is_same_for_lives: bool
 ) -> None:
     sections = Sections([ALLOWED])
-    first, second = (sections.of(b"\r\nHost: a\r\n%b\r\n\r\n" % line) for line in (one, other))
+    first, second = (sections.section_of(b"\r\nHost: a\r\n%b\r\n\r\n" % line) for line in (one, other))
     assert first is not None
     assert second is not None
     for meaning, is_same in ((sections.for_hits, is_same_for_hits), (sections.for_lives, is_same_for_lives)):
@@ -121,8 +121,8 @@ def test_allowed_web_origins_share_live_answers_and_others_share_all(
 @pytest.mark.parametrize("line", [b"Cookie: a=b\r\n", b"a:\r\n"])
 def test_a_section_with_more_lines_than_the_parser_accepts_gives_no_key(line: bytes) -> None:
     sections = Sections([RULES])
-    assert sections.of(b"\r\nHost: a\r\n" + line * (MOST_FIELDS - 1) + b"\r\n") is not None
-    assert sections.of(b"\r\nHost: a\r\n" + line * MOST_FIELDS + b"\r\n") is None
+    assert sections.section_of(b"\r\nHost: a\r\n" + line * (MOST_FIELDS - 1) + b"\r\n") is not None
+    assert sections.section_of(b"\r\nHost: a\r\n" + line * MOST_FIELDS + b"\r\n") is None
 
 
 def test_a_section_is_looked_through_only_for_routes_that_know_its_request_line() -> None:
@@ -139,6 +139,6 @@ def test_a_section_is_looked_through_only_for_routes_that_know_its_request_line(
     assert (found[0], len(found[1].kinds)) == (known, 1)
     count = len(sections)
     assert sections.find(request.replace(b"/s", b"/t") % b"3") is None
-    meaning.forget(line, known)
+    meaning.forget_known(line, known)
     assert sections.find(request % b"4") is None
     assert len(sections) == count

@@ -40,12 +40,12 @@ class Kept:
         self.answers = RememberedAnswers(
             self.bench.clock, self.store, NoMetrics(), Sections([HeaderRules()]), self.store.touch, lambda _: False
         )
-        self.coder.on_evict = self.answers.forget
+        self.coder.on_evict = self.answers.forget_stream
         self.store.on_forget = self._forget
 
     def _forget(self, stream: Stream) -> None:
-        self.coder.forget(stream)
-        self.answers.forget(stream)
+        self.coder.forget_stream(stream)
+        self.answers.forget_stream(stream)
 
     def stream(self, name: str) -> Stream:
         stream = self.bench.stream(name)

@@ -50,7 +50,7 @@ def test_nothing_is_confirmed_after_the_bytes_were_forgotten() -> None:
     confirmed = Confirmations()
     confirmed.start_at = 5.0
     confirmed.confirm("0000", 5.0)
-    confirmed.forget()
+    confirmed.clear()
     assert {confirmed.since(offset) for offset in ("-1", "0000", "0009")} == {-math.inf}
 
 

@@ -12,7 +12,7 @@ class Table:
         self.fetches: Collapse[str, SharedFetch] = Collapse()
 
     def join(self) -> Lead[SharedFetch] | Follow[SharedFetch]:
-        return self.fetches.join("key", "net", lambda: SharedFetch("net"))
+        return self.fetches.join_fetch("key", "net", lambda: SharedFetch("net"))
 
 
 def test_readers_share_a_fetch_until_it_is_sent() -> None:

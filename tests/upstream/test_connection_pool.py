@@ -157,13 +157,13 @@ async def test_uploads_leave_a_quarter_of_the_writes_to_small_ones() -> None:
 def test_an_upload_whose_body_is_sent_counts_as_a_write() -> None:
     slots = Slots(SlotLimits(4))
     upload = slots.lane(HOSTS["a"], "one", Purpose.WRITE, is_upload=True)
-    assert slots.take(upload, "1")
-    assert slots.take(upload, "2")
-    assert not slots.take(upload, "3")
+    assert slots.take_slot(upload, "1")
+    assert slots.take_slot(upload, "2")
+    assert not slots.take_slot(upload, "3")
     waiting = slots.wait(upload, ["3"], lambda: None)
     after = slots.upload_done(upload)
     assert waiting.paid_by == "3"
-    assert not slots.take(after, "4"), "it still is one of the writes"
+    assert not slots.take_slot(after, "4"), "it still is one of the writes"
     slots.free(after, "1")
     slots.free(upload, "2")
     slots.free(upload, "3")
@@ -260,7 +260,7 @@ async def test_a_shared_request_does_not_wait_behind_its_first_clients_bound() -
     askers = Askers("1")
     await line.share("a r shared", askers)
     assert line.got == ["a r 1 x"]
-    askers.join("2")
+    askers.add_client("2")
     await pass_turns()
     assert line.got == ["a r 1 x", "a r shared"]
     # It counts for the second client now.
@@ -268,7 +268,7 @@ async def test_a_shared_request_does_not_wait_behind_its_first_clients_bound() -
     assert line.got[-1] == "a r shared"
     await line.release("a r shared")
     assert line.got[-1] == "a r 2 x"
-    askers.join("3")
+    askers.add_client("3")
     await line.end()
 
 
@@ -276,7 +276,7 @@ async def test_a_shared_request_is_not_refused_for_its_first_clients_crowd() -> 
     line = line_of(1, waiting=16)
     await line.join("a r 0 x", *names("a r", 1, 4))
     askers = Askers("1")
-    askers.join("2")
+    askers.add_client("2")
     await line.share("a r shared", askers)
     assert not line.refused
     await line.release("a r 0 x")

@@ -41,9 +41,9 @@ async def test_every_reader_gets_the_whole_body_whenever_it_attached() -> None:
     flight = Flight("-1", KEEP)
     first = flight.attach()
     flight.announce(HEAD)
-    flight.add(b"a")
+    flight.add_chunk(b"a")
     second = flight.attach()
-    flight.add(b"b")
+    flight.add_chunk(b"b")
     flight.land()
     third = flight.attach()
     assert [await taken(reader) for reader in (first, second, third)] == [b"ab"] * 3
@@ -54,12 +54,12 @@ async def test_readers_read_while_the_body_arrives() -> None:
     flight = Flight("-1", KEEP)
     chunks = flight.attach().chunks()
     flight.announce(HEAD)
-    flight.add(b"a")
+    flight.add_chunk(b"a")
     assert await anext(chunks) == b"a"
     waiting = asyncio.ensure_future(anext(chunks))
     await pass_turns()
     assert not waiting.done()
-    flight.add(b"b")
+    flight.add_chunk(b"b")
     assert await waiting == b"b"
 
 
@@ -70,7 +70,7 @@ async def test_a_failure_reaches_all_watchers_and_readers() -> None:
     watching = asyncio.ensure_future(flight.until_over())
     await pass_turns()
     flight.announce(HEAD)
-    flight.add(b"a")
+    flight.add_chunk(b"a")
     flight.fail(UpstreamBroken("early"))
     with pytest.raises(UpstreamBroken):
         await reading
@@ -139,7 +139,7 @@ async def test_a_cancelled_reader_does_not_affect_the_others() -> None:
     readings[0].cancel()
     await pass_turns()
     flight.announce(HEAD)
-    flight.add(b"a")
+    flight.add_chunk(b"a")
     flight.land()
     assert await asyncio.gather(*readings[1:]) == [b"a", b"a"]
 
@@ -148,9 +148,9 @@ async def test_the_fetch_pauses_while_the_fastest_reader_is_a_window_behind() ->
     flight = Flight("-1", KEEP)
     fast, slow = flight.attach(), flight.attach()
     flight.announce(HEAD)
-    flight.add(b"x" * (WINDOW_BYTES - 1))
+    flight.add_chunk(b"x" * (WINDOW_BYTES - 1))
     await flight.until_wanted()
-    flight.add(b"x")
+    flight.add_chunk(b"x")
     wanted = asyncio.ensure_future(flight.until_wanted())
     await pass_turns()
     assert not wanted.done()
@@ -163,7 +163,7 @@ async def test_a_watcher_lets_the_fetch_run_ahead_of_its_readers() -> None:
     flight = Flight("-1", KEEP)
     flight.attach()
     flight.announce(HEAD)
-    flight.add(b"x" * WINDOW_BYTES)
+    flight.add_chunk(b"x" * WINDOW_BYTES)
     wanted = asyncio.ensure_future(flight.until_wanted())
     await pass_turns()
     assert not wanted.done()
@@ -175,7 +175,7 @@ async def test_a_fetch_without_readers_does_not_pause() -> None:
     flight = Flight("-1", KEEP)
     reader = flight.attach()
     flight.announce(HEAD)
-    flight.add(b"x" * WINDOW_BYTES)
+    flight.add_chunk(b"x" * WINDOW_BYTES)
     reader.leave()
     await flight.until_wanted()
 
@@ -185,7 +185,7 @@ async def test_chunks_of_a_large_body_are_dropped_behind_the_slowest_reader() ->
     first, second = flight.attach().chunks(), flight.attach().chunks()
     flight.announce(HEAD)
     for chunk in (b"a", b"b", b"c"):
-        flight.add(chunk)
+        flight.add_chunk(chunk)
     assert not flight.is_kept
     assert [await anext(first) for _ in range(3)] == [b"a", b"b", b"c"]
     assert flight.base == 0
@@ -202,10 +202,10 @@ async def test_a_watcher_learns_at_once_that_a_body_is_not_kept() -> None:
     flight.watch()
     known = asyncio.ensure_future(flight.until_known())
     flight.announce(HEAD)
-    flight.add(b"ab")
+    flight.add_chunk(b"ab")
     await pass_turns()
     assert not known.done()
-    flight.add(b"c")
+    flight.add_chunk(b"c")
     await known
     assert not flight.is_over
 
@@ -217,7 +217,7 @@ async def test_a_reader_too_far_behind_is_dropped_and_the_others_continue() -> N
     flight.announce(HEAD)
     piece = b"x" * (WINDOW_BYTES // 2)
     for _ in range(5):
-        flight.add(piece)
+        flight.add_chunk(piece)
         await anext(chunks)
     assert slow.is_dropped
     assert not fast.is_dropped
@@ -233,8 +233,8 @@ async def test_the_only_reader_is_never_dropped_for_one_large_chunk() -> None:
     flight = Flight("-1", 1)
     reader = flight.attach()
     flight.announce(HEAD)
-    flight.add(b"x" * WINDOW_BYTES)
-    flight.add(b"y" * WINDOW_BYTES)
+    flight.add_chunk(b"x" * WINDOW_BYTES)
+    flight.add_chunk(b"y" * WINDOW_BYTES)
     flight.land()
     assert len(await taken(reader)) == 2 * WINDOW_BYTES
 
@@ -242,8 +242,8 @@ async def test_the_only_reader_is_never_dropped_for_one_large_chunk() -> None:
 async def test_a_flight_that_dropped_chunks_takes_no_new_readers() -> None:
     flight = Flight("-1", 1)
     flight.announce(HEAD)
-    flight.add(b"ab")
-    flight.add(b"c")
+    flight.add_chunk(b"ab")
+    flight.add_chunk(b"c")
     with pytest.raises(AssertionError):
         flight.attach()
 
@@ -254,6 +254,6 @@ async def test_the_length_is_known_early_only_when_the_chunks_are_the_body_itsel
     unwrapped.announce(HEAD, 5, is_verbatim=False)
     assert (verbatim.length, unwrapped.length) == (5, None)
     assert (verbatim.expected, unwrapped.expected) == (5, 5)
-    unwrapped.add(b"1,2")
+    unwrapped.add_chunk(b"1,2")
     unwrapped.land()
     assert unwrapped.length == 3

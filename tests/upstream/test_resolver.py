@@ -101,7 +101,7 @@ async def test_forgotten_names_are_resolved_again() -> None:
     names = Names()
     await names.addresses()
     names.answer = ["192.0.2.3"]
-    names.resolver.forget()
+    names.resolver.forget_addresses()
     assert await names.addresses() == ["192.0.2.3"]
 
 

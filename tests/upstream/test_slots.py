@@ -59,7 +59,7 @@ class SlotsMachine(RuleBasedStateMachine):
         client = CLIENTS[pick[3] % len(CLIENTS)]
         lane = self.slots.lane(host, route, purpose, is_upload=is_upload)
         request = Request(host, route, purpose, is_upload, lane)
-        if self.slots.take(lane, client):
+        if self.slots.take_slot(lane, client):
             request.paid_by = client
             self.taking.append(request)
             return
@@ -112,7 +112,7 @@ class SlotsMachine(RuleBasedStateMachine):
         request = self.waiting[pick % len(self.waiting)]
         assert request.waiting is not None
         request.clients.add(client)
-        self.slots.join(request.waiting, client)
+        self.slots.add_client(request.waiting, client)
 
     @rule(hosts=st.integers(1, 2), routes=st.integers(1, 2))
     def configure(self, hosts: int, routes: int) -> None:
@@ -144,7 +144,7 @@ class SlotsMachine(RuleBasedStateMachine):
         """It would have got a slot if there had been one for any client that it waits under."""
         for request in self.waiting:
             assert request.waiting is not None
-            assert not any(self.slots.take(request.lane, client) for client in request.waiting.clients)
+            assert not any(self.slots.take_slot(request.lane, client) for client in request.waiting.clients)
 
     def teardown(self) -> None:
         for request in self.waiting:

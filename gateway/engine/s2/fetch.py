@@ -220,7 +220,7 @@ class S2Fetches:
         """Whether this question is under way, or about to be sent."""
         return self._fetches.pending(question) is not None
 
-    async def ask(
+    async def ask_question(
         self, question: S2Question, send: Callable[[Askers], Awaitable[S2Outcome | None]], client: str
     ) -> S2Outcome | None:
         """The answer to a question that is sent after this call, for a client of this net.
@@ -229,7 +229,7 @@ class S2Fetches:
         """
         earlier = self._fetches.pending(question)
         if earlier is not None and earlier.is_sent:
-            earlier.askers.join(client)
+            earlier.askers.add_client(client)
             earlier.later += 1
             try:
                 await earlier.until_over()
@@ -238,7 +238,7 @@ class S2Fetches:
             if earlier.end is FetchEnd.GIVEN_UP:
                 # The gateway is about to stop, or the question has met an error of its own.
                 return await earlier.result()
-        joined = self._fetches.join(question, client, lambda: S2Fetch(client))
+        joined = self._fetches.join_fetch(question, client, lambda: S2Fetch(client))
         if isinstance(joined, Lead):
             self._run(question, joined.fetch, lambda fetch: send(fetch.askers), question.value)
         return await joined.fetch.result()
@@ -250,9 +250,9 @@ class S2Fetches:
             fetch = next((one for _, one in self._fetches if one.spans(start.seq_num)), None)
         return fetch
 
-    def join(self, start: Start, wanted: Limits, send: Send, client: str) -> S2Fetch:
+    def join_fetch(self, start: Start, wanted: Limits, send: Send, client: str) -> S2Fetch:
         """The fetch from `start` on that has not been sent yet, for a client of this net."""
-        joined = self._fetches.join(start, client, lambda: S2Fetch(client, wanted, start))
+        joined = self._fetches.join_fetch(start, client, lambda: S2Fetch(client, wanted, start))
         if isinstance(joined, Lead):
             self._run(start, joined.fetch, send, "fetch")
         else:

@@ -87,7 +87,7 @@ class S2Reads:
     def _admit(self, read: S2Read) -> None:
         """Count a read of a stream that is not in memory.  Raises TooManyAbsent or TooManyRequests."""
         if self._store.find(read.key) is None:
-            self._cold_read_limit.admit(read.source.configured, read.client)
+            self._cold_read_limit.admit_read(read.source.configured, read.client)
 
     # -- whole answers
 
@@ -234,9 +234,9 @@ class S2Reads:
 
     # -- the whole
 
-    def forget(self, stream: Stream) -> None:
+    def forget_stream(self, stream: Stream) -> None:
         """Bytes or records of the stream were dropped."""
-        self.streams.forget(stream)
+        self.streams.forget_stream(stream)
 
     def leave(self, spread_s: float, within_s: float) -> None:
         """End every session, spread over `spread_s` seconds, the last of them within `within_s`; end waiting reads."""

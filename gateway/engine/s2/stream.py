@@ -158,7 +158,7 @@ class S2Stream:
                 self.sees(found.tail, end)
             return found
 
-        found = await self._fetches.ask(question, send, client)
+        found = await self._fetches.ask_question(question, send, client)
         assert isinstance(found, AtTail | S2Refused)
         self._checked(found)
         return found.tail if isinstance(found, AtTail) else found
@@ -209,11 +209,11 @@ class S2Stream:
         """The fetch that a reader waits for, and whether it is sent after now."""
         earlier = self._fetches.bringing(start)
         if earlier is not None and (earlier.is_sent or earlier.start != start):
-            earlier.askers.join(client)
+            earlier.askers.add_client(client)
             return earlier, False
         if earlier is None and not self._shared.store.may_grow:
             raise ShortOfMemory
-        return self._fetches.join(start, wanted, self._send, client), True
+        return self._fetches.join_fetch(start, wanted, self._send, client), True
 
     async def _send(self, fetch: S2Fetch) -> S2Outcome:
         start = fetch.start
@@ -339,7 +339,9 @@ class S2Stream:
         """
         if not self.stream.is_doubted:
             return None
-        refused = await self._fetches.ask(S2Question.CONFIRMATION, lambda askers: self.verify(self.end, askers), client)
+        refused = await self._fetches.ask_question(
+            S2Question.CONFIRMATION, lambda askers: self.verify(self.end, askers), client
+        )
         assert refused is None or isinstance(refused, S2Refused)
         return self._checked(refused)
 

@@ -233,7 +233,7 @@ class S2Confirmations:
     def __repr__(self) -> str:
         return f"<S2Confirmations of {sum(map(len, self._waiting.values()))} streams>"
 
-    def add(self, stream: S2Stream, client: str) -> None:
+    def queue_stream(self, stream: S2Stream, client: str) -> None:
         """Have the stream confirmed in its turn."""
         self._waiting.setdefault(stream.stream.key.group, {}).setdefault(stream, client)
         if self._timer is None:
@@ -311,7 +311,7 @@ class S2Streams:
         topic = self.topic_of(record)
         return topic.readers if topic is not None else 0
 
-    def find(self, record: Stream) -> S2Stream | None:
+    def find_in_use(self, record: Stream) -> S2Stream | None:
         """The stream, if it is in use."""
         return self._streams.get(record)
 
@@ -359,7 +359,7 @@ class S2Streams:
             del self._streams[stream.stream]
             self._shared.store.release(stream.stream)
 
-    def forget(self, record: Stream) -> None:
+    def forget_stream(self, record: Stream) -> None:
         """Records of the stream were dropped; if it has ended, so have its live readers."""
         stream = self._streams.get(record)
         if stream is not None and record.ended is not None and stream.topic is not None:
@@ -378,7 +378,7 @@ class S2Streams:
             topic = stream.topic = S2Topic(stream.stream, tail, self._shared.soon, partial(self._beat, stream, client))
             stream.users += 1
             stream.stream.followed()
-            self._table.add(topic, BEAT_S, partial(self._removed, stream, topic))
+            self._table.add_topic(topic, BEAT_S, partial(self._removed, stream, topic))
             self._table.charge(topic, client)
             follower = S2Follower(topic, stream, client, self._shared.origin, self._surroundings)
             self._table.follow(topic, self._follow(topic, follower))
@@ -405,7 +405,7 @@ class S2Streams:
 
     def _beat(self, stream: S2Stream, client: str) -> None:
         if stream.stream.is_doubted:
-            self._confirmations.add(stream, client)
+            self._confirmations.queue_stream(stream, client)
 
     def _confirm(self, stream: S2Stream, client: str) -> None:
         """Have the origin confirm a stream in doubt, so that its live readers end if it is gone."""

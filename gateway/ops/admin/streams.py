@@ -241,7 +241,7 @@ class _Rows:
     def _readers(self, stream: Stream) -> int:
         if isinstance(stream, RecordStream):
             return self._s2.readers_of(stream)
-        topic = self._live.find(stream)
+        topic = self._live.find_topic(stream)
         return topic.readers if topic is not None else 0
 
     def _tail(self, stream: Stream) -> str | None:
@@ -291,7 +291,7 @@ class _Rows:
         )
 
     def _live_readers(self, stream: Stream, now: float) -> Iterator[Reader]:
-        topic, followed = self._live.find(stream), self._s2.topic_of(stream)
+        topic, followed = self._live.find_topic(stream), self._s2.topic_of(stream)
         if topic is not None:
             yield from (_reader(reader, now) for reader in topic.readers_now)
         elif followed is not None:

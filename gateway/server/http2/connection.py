@@ -134,7 +134,7 @@ class Http2Connection(TimedHttp2Connection):
         # uvloop's transports do not inherit from asyncio's.
         made = cast("asyncio.Transport", transport)
         self.transport = made
-        if not self.clients.admit(self):
+        if not self.clients.admit_connection(self):
             made.abort()
             return
         self._begin(made)

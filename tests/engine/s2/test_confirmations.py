@@ -47,8 +47,8 @@ def bench() -> Bench:
 
 def test_the_first_stream_is_confirmed_at_once_and_the_paths_take_turns(bench: Bench) -> None:
     for token in "abc":
-        bench.confirmations.add(bench.stream("large", token), "x")
-    bench.confirmations.add(bench.stream("small", "d"), "y")
+        bench.confirmations.queue_stream(bench.stream("large", token), "x")
+    bench.confirmations.queue_stream(bench.stream("small", "d"), "y")
     assert bench.confirmed == ["large of a for x"]
     for _ in range(4):
         bench.clock.advance(EVERY_S)
@@ -59,7 +59,7 @@ def test_the_first_stream_is_confirmed_at_once_and_the_paths_take_turns(bench: B
 def test_a_stream_waits_once_and_is_left_out_when_it_is_followed_no_more(bench: Bench) -> None:
     first, left, twice = [bench.stream("path", token) for token in "abc"]
     for stream in (first, left, twice, twice):
-        bench.confirmations.add(stream, "x")
+        bench.confirmations.queue_stream(stream, "x")
     bench.confirmations.remove(left)
     bench.clock.advance(10 * EVERY_S)
     assert bench.confirmed == ["path of a for x", "path of c for x"]
@@ -67,7 +67,7 @@ def test_a_stream_waits_once_and_is_left_out_when_it_is_followed_no_more(bench: 
 
 def test_nothing_is_confirmed_after_the_end(bench: Bench) -> None:
     for token in "ab":
-        bench.confirmations.add(bench.stream("path", token), "x")
+        bench.confirmations.queue_stream(bench.stream("path", token), "x")
     bench.confirmations.close()
     bench.clock.advance(1)
     assert bench.confirmed == ["path of a for x"]

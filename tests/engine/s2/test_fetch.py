@@ -36,7 +36,7 @@ class Bench:
         return AtTail(StreamPosition(number, 0))
 
     async def _number(self, client: str, question: S2Question) -> int:
-        found = await self.fetches.ask(question, self.send, client)
+        found = await self.fetches.ask_question(question, self.send, client)
         assert isinstance(found, AtTail)
         return found.tail.seq_num
 

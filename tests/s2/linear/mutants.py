@@ -27,13 +27,13 @@ def tail_from_memory() -> Patches:
 
 @_mutant("a question that was sent before the request arrived does not answer it")
 def late_readers_join_a_question() -> Patches:
-    original = S2Fetches.ask
+    original = S2Fetches.ask_question
 
     async def ask(fetches: S2Fetches, question: S2Question, *arguments: Any) -> Any:
         earlier = fetches._fetches.pending(question)
         return await (original(fetches, question, *arguments) if earlier is None else earlier.result())
 
-    return [(S2Fetches, "ask", ask)]
+    return [(S2Fetches, "ask_question", ask)]
 
 
 @_mutant("what the session at the origin said before a request is not the tail that the request finds")
