@@ -31,7 +31,7 @@ from gateway.auth.verdicts import Allowed, Verdicts
 from gateway.config.routes import RouteConfig
 from gateway.limits.oldest import evict_oldest
 
-_MOST_KNOWN: Final = 1 << 14
+MOST_KNOWN: Final = 1 << 14
 """Verified tokens that are known by their digests: some 15 MB."""
 _BEARER: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +([A-Za-z0-9._~+/-]+=*) *")
 _SCHEME: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr](?: |$)")
@@ -117,8 +117,8 @@ class Guard:
     ) -> Allowed:
         """The verdict that allows the request.  Raises an AuthRefused.
 
-        `may_verify` is called before a credential is verified that is not known, and raises a GatewayError if the
-        client has sent too many bad ones; `failed` is called for each bad one.
+        `may_verify` is called before a token is verified that is not known, and raises a GatewayError if the client
+        has sent too many bad credentials; `failed` is called for each bad one.
         """
         try:
             credential, has_one = self._credential(asked)
@@ -216,7 +216,7 @@ class Guard:
         rule, value = credential.rule, credential.value
         if isinstance(rule, SignedRule):
             assert isinstance(value, Presented)
-            may_verify()
+            # An HMAC takes no longer than to look whether it may be verified.
             return verify_signature(value, rule.keys, asked.client, wall)
         assert isinstance(value, Unverified)
         digest = hashlib.blake2b(value.text.encode(), digest_size=32).digest()
@@ -226,7 +226,7 @@ class Guard:
             return known
         may_verify()
         principal = self._known[digest] = verify(value, rule.tokens, wall)
-        evict_oldest(self._known, _MOST_KNOWN)
+        evict_oldest(self._known, MOST_KNOWN)
         return principal
 
 

@@ -40,7 +40,7 @@ from gateway.server.request import Channel, LiveUse, Request
 from gateway.server.request_keys import Section, Sections
 
 _BAD_PER_S: Final = 5.0
-_BAD_AT_ONCE: Final = 50
+BAD_AT_ONCE: Final = 50
 """Bad credentials of one client network: so many at once, and so many a second."""
 _MOST_EARLY: Final = 0.1
 _MOST_EARLY_S: Final = 5.0
@@ -82,7 +82,7 @@ class Authoriser:
         self._remembered = remembered
         self._admission = admission
         self._rng = rng
-        self._bad = Rate(_BAD_PER_S, _BAD_AT_ONCE)
+        self._bad = Rate(_BAD_PER_S, BAD_AT_ONCE)
 
     def authorise(self, context: RequestContext, parsed: ParsedRequest, guard: Guard) -> None:
         """Have the request judged.  Raises a GatewayError unless it is allowed."""

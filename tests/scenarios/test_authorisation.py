@@ -12,6 +12,7 @@ from aiohttp import ClientSession
 from gateway.auth.verdicts import Revocation
 from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind
+from gateway.server.authorising import BAD_AT_ONCE
 from tests.commands.here import run_here
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.credentials import WALL, bearer, jwt_rule, signed, signed_rule
@@ -231,3 +232,25 @@ async def test_the_sign_command_and_the_revoke_endpoint_work_together(edge: Edge
         async with session.post(f"{edge.gateway.admin_url}/api/revoke", json=body) as answer:
             assert (answer.status, await answer.json()) == (200, {"live_reads": 0})
     assert (await edge.get(made_by_command())).status == 401
+
+
+async def test_bad_tokens_of_one_network_are_limited_and_known_ones_still_served(edge: Edge) -> None:
+    await made(edge, "/shared/s", **{"Stream-Closed": "true"})
+    wire = await edge.wire()
+
+    async def status(headers: dict[str, str]) -> int:
+        await wire.ask("/shared/s", headers)
+        return (await bounded(wire.answer("GET"))).status
+
+    ada = bearer("ada")
+    assert await status(ada) == 200
+    bad = [await status({"Authorization": f"{bearer('eve')['Authorization']}{number}"}) for number in range(52)]
+    assert (bad[0], bad[-1]) == (401, 429)
+    assert bad.count(401) == BAD_AT_ONCE
+    assert await status(bearer("bob")) == 429
+    # It was verified before the bad ones came.
+    assert await status(ada) == 200
+    await wire.ask(signed("/shared/s"))
+    assert (await bounded(wire.answer("GET"))).status == 200
+    edge.clock.advance(1)
+    assert await status(bearer("bob")) == 200
