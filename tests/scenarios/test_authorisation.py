@@ -10,6 +10,7 @@ import pytest
 from aiohttp import ClientSession
 
 from gateway.auth.verdicts import Revocation
+from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind
 from gateway.server.authorising import BAD_AT_ONCE
@@ -17,6 +18,7 @@ from tests.commands.here import run_here
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.credentials import WALL, bearer, jwt_rule, signed, signed_rule
 from tests.scenarios.hostile import Asked, part_of_stream
+from tests.scenarios.noting import log_lines
 from tests.scenarios.wire import Dropped
 from tests.waiting import eventually
 
@@ -254,3 +256,22 @@ async def test_bad_tokens_of_one_network_are_limited_and_known_ones_still_served
     assert (await bounded(wire.answer("GET"))).status == 200
     edge.clock.advance(1)
     assert await status(bearer("bob")) == 200
+
+
+async def test_no_credential_reaches_the_access_log(
+    start: Start, origin: RunningOrigin, settings: dict[str, Any]
+) -> None:
+    log = Path(settings["auth"][1]["keys_file"]).with_name("access.log")
+    edge = await start(origin.url, **settings, sink="file", path=str(log))
+    await made(edge, "/s")
+    secret = signed("/s").partition("signature=")[2]
+    targets = ["/s?{0}", "/t?{0}", "/s?{0}&{0}", "/s?{0}&offset=-1&offset=1", "/s?{0}&x=%zz", "/s?{0}&live=sse"]
+    for target in targets:
+        await edge.get(target.format(f"expires={WALL + 60}&key=one&signature={secret}"))
+    await edge.get(signed("/s"))
+    await edge.get("/s", bearer("eve"))
+    lines = await log_lines(edge, log, len(targets) + 3)
+    text = log.read_text()
+    assert len(lines) == len(targets) + 3
+    assert secret not in text
+    assert "eyJ" not in text
