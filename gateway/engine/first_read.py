@@ -6,6 +6,7 @@ therefore waits without a task, and its answer is made in one go.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from asyncio import Future
 from collections.abc import Callable
 from typing import Final
@@ -27,7 +28,7 @@ def is_awaited(flight: Flight) -> bool:
     return head is None or (isinstance(head, StreamHead) and expected is not None and expected <= SMALL_BYTES)
 
 
-class FirstRead:
+class FirstRead(ABC):
     """A first read under way; it holds its stream.  The owner calls `wait` and then either `leave`, or by
     `Incarnations` `at_hand` or `answer`, which release the stream."""
 
@@ -67,12 +68,12 @@ class FirstRead:
         self.parts.close()
         store.release(self.stream)
 
+    @abstractmethod
     def at_hand(self) -> Answer | None:
         """The answer, whose `close` the caller must call, if the fetch has brought a part of the stream, whole; None if
         `answer` is needed."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def answer(self) -> Answer:
         """The answer, whose `close` the caller must call.  Raises Uncacheable, TailMovedBack or another
         GatewayError."""
-        raise NotImplementedError

@@ -93,7 +93,7 @@ class Proxies:
             return False
         return any(plain in network for network in self._networks)
 
-    def client(self, peer: str | None, headers: HeaderLines) -> str | None:
+    def client_address(self, peer: str | None, headers: HeaderLines) -> str | None:
         """The client's address, without a port, for a request with these headers from `peer`; None if unknown."""
         return self._client_and_scheme(peer, headers)[0] if self.trusts(peer) else peer
 

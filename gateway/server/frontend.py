@@ -230,7 +230,7 @@ class Frontend:
         if (account := peer.use) is None:
             accounts, address, proxies = self.clients.accounts, peer.client, peer.proxies
             if proxies is not None:
-                address = section.client(proxies, address)
+                address = section.client_address(proxies, address)
             account = accounts.open_account(accounts.net_of(address))
         return self._admission.admit_remembered(account, answer.route, answer.body_bytes)
 
@@ -275,7 +275,7 @@ class Frontend:
         if answer.repeated is not None:
             client, proxies = peer.client, peer.proxies
             if proxies is not None:
-                client = section.client(proxies, client)
+                client = section.client_address(proxies, client)
             self._access_log.repeat(answer.repeated, began, self._now(), client, section.text)
         if self._tracer is not NO_TRACER:
             self._tracer.hit(request, answer.mode, answer.outcome)

@@ -419,7 +419,7 @@ class RequestHandler:
                 return False
         account, address, proxies = channel.use, channel.client, channel.proxies
         if proxies is not None:
-            address = section.client(proxies, address)
+            address = section.client_address(proxies, address)
         if account is None:
             account = self._accounts.open_account(self._accounts.net_of(address))
         route = read.route.name

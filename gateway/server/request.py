@@ -268,7 +268,7 @@ class Request:
     def client(self) -> str | None:
         """The client's address without its port; None if it is not known."""
         proxies, peer = self.channel.proxies, self.channel.client
-        return peer if proxies is None else proxies.client(peer, self.headers)
+        return peer if proxies is None else proxies.client_address(peer, self.headers)
 
     @property
     def scheme(self) -> str:

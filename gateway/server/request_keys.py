@@ -195,7 +195,7 @@ class Section:
             self._origin = found[1] if found is not None else None
         return self._origin
 
-    def client(self, proxies: Proxies, peer: str | None) -> str | None:
+    def client_address(self, proxies: Proxies, peer: str | None) -> str | None:
         """The client's address, without a port, for a request from `peer`; None if it is not known."""
         if peer != self._peer:
             self._client, self._peer = proxies.client_of(peer, self.text), peer

@@ -1,7 +1,7 @@
 """A circuit breaker: decides whether one origin may be used.
 
 It is a pure state machine: it sends nothing, reads no clock and has no randomness of its own.  `now` and `rng` are
-arguments; the events are `admit`, `succeeded`, `failed` and `abandoned`.  Each origin has one
+arguments; the events are `admit`, `succeeded`, `record_failure` and `abandoned`.  Each origin has one
 (`gateway.upstream.origins`).
 
     closed     all requests pass.  Consecutive failures, or a share of failures within a window, open the breaker.
@@ -294,7 +294,7 @@ class Breaker:
             self._consecutive = 0
             self._window.count(now, 1, 0)
 
-    def failed(
+    def record_failure(
         self,
         permit: Permit,
         now: float,

@@ -91,7 +91,7 @@ class Dialer:
                         return await connect(address)
                 except OSError as failed:
                     error = failed
-                    self._resolver.failed(endpoint.host, endpoint.port, address)
+                    self._resolver.avoid_address(endpoint.host, endpoint.port, address)
         except OSError as failed:
             error = failed
         try:

@@ -164,7 +164,7 @@ class Http2Connection(asyncio.Protocol):
                 transport.write(b"".join(out))
             if session.is_blocked or not session.can_pump:
                 break
-            drained += session.pump()
+            drained += session.send_queued()
         for stream in drained:
             if (carrier := self._carriers.get(stream)) is not None:
                 carrier.drained()

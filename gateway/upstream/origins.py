@@ -211,7 +211,7 @@ class Origin:
 
     # -- outcomes
 
-    def failed(
+    def record_failure(
         self,
         permit: Permit,
         reason: str,
@@ -226,7 +226,7 @@ class Origin:
         self.failures += 1
         self._reason = reason
         was_closed = self.breaker.state is BreakerState.CLOSED
-        self.breaker.failed(permit, now, had_succeeded=had_succeeded, is_loss=is_loss, is_answer=is_answer)
+        self.breaker.record_failure(permit, now, had_succeeded=had_succeeded, is_loss=is_loss, is_answer=is_answer)
         if was_closed and self.breaker.state is BreakerState.OPEN:
             self._events.say(f"origin {self.authority} {'fails' if is_answer else 'is unreachable'}: {reason}")
             self._events.on_open(self)
@@ -344,7 +344,7 @@ class OriginRequest:
         if by_client or is_no_sign(error, is_patient=is_patient, is_reused=is_reused):
             self.abandoned()
         else:
-            self.failed(reason_of(error), self.origin.now(), is_loss=is_loss(error))
+            self.record_failure(reason_of(error), self.origin.now(), is_loss=is_loss(error))
         self.close()
         return self.has_ended
 
@@ -387,20 +387,20 @@ class OriginRequest:
         self._is_reported = True
         origin.heard_at = now
         if status in FAILING:
-            origin.failed(permit, reason_of_status(status), now, is_answer=True)
+            origin.record_failure(permit, reason_of_status(status), now, is_answer=True)
         elif origin.breaker.state is _CLOSED and not permit.is_own:
             origin.breaker.succeeded(permit, now)
         else:
             origin.succeeded(permit, now)
 
-    def failed(self, reason: str, now: float, *, is_loss: bool = False) -> None:
+    def record_failure(self, reason: str, now: float, *, is_loss: bool = False) -> None:
         """No answer arrived, or none that could be parsed; `is_loss`: its connection was lost."""
         self._no_longer_waits()
         if self.has_ended:
             self.abandoned()
         elif not self._is_reported:
             self._is_reported = True
-            self.origin.failed(self._permit, reason, now, is_loss=is_loss)
+            self.origin.record_failure(self._permit, reason, now, is_loss=is_loss)
 
     def abandoned(self) -> None:
         """It has no result through no fault of the origin."""
@@ -413,7 +413,7 @@ class OriginRequest:
         """Its answer ended early; `is_loss`: its connection was lost.  For a live request this does not count: proxies
         cut those off after a while."""
         if not self.is_live and not self.has_ended:
-            self.origin.failed(self._permit, "answer cut off", now, is_loss=is_loss, had_succeeded=True)
+            self.origin.record_failure(self._permit, "answer cut off", now, is_loss=is_loss, had_succeeded=True)
 
     def _decide(self) -> None:
         if self._is_undecided:

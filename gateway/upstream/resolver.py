@@ -129,7 +129,7 @@ class Resolver:
             return [entry.addresses[-1], *entry.addresses[:-1], *entry.failed]
         return list(entry.failed)
 
-    def failed(self, host: str, port: int, address: str) -> None:
+    def avoid_address(self, host: str, port: int, address: str) -> None:
         """No connection could be made to this address."""
         entry = self._entries.get((host, port))
         if entry is not None and address in entry.addresses:

@@ -259,18 +259,18 @@ def join_ignores_authorization() -> Patches:
 
 @mutant("a client behind a proxy is the one that its own header section names")
 def client_of_a_section_is_the_proxy() -> Patches:
-    return [(Section, "client", lambda _, __, peer: peer)]
+    return [(Section, "client_address", lambda _, __, peer: peer)]
 
 
 @mutant("a client behind a proxy is the one that its own header section names")
 def client_of_a_section_is_the_first_client() -> Patches:
-    client, first = Section.client, list[str | None]()
+    client, first = Section.client_address, list[str | None]()
 
     def first_client(self: Section, *about: Any) -> str | None:
         first.append(client(self, *about))
         return first[0]
 
-    return [(Section, "client", first_client)]
+    return [(Section, "client_address", first_client)]
 
 
 @mutant("rate limits count remembered answers")

@@ -174,7 +174,7 @@ async def test_an_origin_that_fails_its_heads_is_read_again_after_an_outage(
         if (permit := breaker.admit(now)) is None:
             asked.fail(CircuitOpen())
         elif is_down or (asked.method == "HEAD" and fails_heads):
-            breaker.failed(permit, now)
+            breaker.record_failure(permit, now)
             asked.answer(503)
         else:
             breaker.succeeded(permit, now)

@@ -387,11 +387,11 @@ def forwarded(data: bytes) -> None:
     for one in _PROXIES:
         headers = _fields("Forwarded" if one is _PROXIES[1] else "X-Forwarded-For", data)
         headers.add("X-Forwarded-Proto", _text(data))
-        client = one.client("10.0.0.1", headers)
+        client = one.client_address("10.0.0.1", headers)
         assert client is not None
         assert re.fullmatch(r"[0-9a-f.:]+", client), client
         assert one.scheme("10.0.0.1", headers, "http") in ("http", "https")
-        assert one.client("192.0.2.1", headers) == "192.0.2.1"
+        assert one.client_address("192.0.2.1", headers) == "192.0.2.1"
 
 
 # -- before HTTP

@@ -118,7 +118,7 @@ def test_life_cycle() -> None:
             case [name, "succeeds"]:
                 breaker.succeeded(out.pop(name), clock.now())
             case [name, "fails"]:
-                breaker.failed(out.pop(name), clock.now())
+                breaker.record_failure(out.pop(name), clock.now())
             case [name, "is", "abandoned"]:
                 breaker.abandoned(out.pop(name))
             case other:
@@ -138,7 +138,7 @@ def closed(**policy: Any) -> tuple[Breaker, ManualClock]:
 def ask(breaker: Breaker, clock: ManualClock, *, is_good: bool) -> None:
     permit = breaker.admit(clock.now())
     assert permit is not None
-    (breaker.succeeded if is_good else breaker.failed)(permit, clock.now())
+    (breaker.succeeded if is_good else breaker.record_failure)(permit, clock.now())
 
 
 def test_a_share_of_failures_opens_it_once_there_are_enough_requests() -> None:
@@ -178,7 +178,7 @@ def test_open_times_are_jittered() -> None:
         breaker = Breaker(Policy(failures=1, open_s=8, longest_open_s=8), random.Random(seed), 0.0)
         permit = breaker.admit(0.0)
         assert permit is not None
-        breaker.failed(permit, 0.0)
+        breaker.record_failure(permit, 0.0)
         retry_in_s = breaker.retry_in_s(0.0)
         assert retry_in_s is not None
         assert 4 <= retry_in_s <= 8
@@ -231,7 +231,7 @@ def test_probes_are_bounded_and_recovery_is_always_possible(life: list[tuple[flo
                 case "succeed":
                     breaker.succeeded(permit, clock.now())
                 case "fail":
-                    breaker.failed(permit, clock.now())
+                    breaker.record_failure(permit, clock.now())
                 case _:
                     breaker.abandoned(permit)
         terms = [permit.term for permit in out if permit.is_probe]
@@ -254,7 +254,7 @@ def test_ten_lost_connections_in_a_row_open_it_where_five_failures_do() -> None:
         assert breaker.state is CLOSED, number
         permit = breaker.admit(clock.now())
         assert permit is not None
-        breaker.failed(permit, clock.now(), is_loss=True)
+        breaker.record_failure(permit, clock.now(), is_loss=True)
     assert breaker.state is OPEN
 
 
@@ -267,7 +267,7 @@ def test_a_network_that_loses_every_fifth_connection_does_not_open_it(per_s: int
         permit = breaker.admit(clock.now())
         assert permit is not None
         if rng.random() < 0.2:
-            breaker.failed(permit, clock.now(), is_loss=True)
+            breaker.record_failure(permit, clock.now(), is_loss=True)
         else:
             breaker.succeeded(permit, clock.now())
     assert breaker.transitions == {}
@@ -282,7 +282,7 @@ def test_answers_that_are_cut_off_open_it_only_if_they_are_most() -> None:
                 break
             breaker.succeeded(permit, clock.now())
             if rng.random() < share:
-                breaker.failed(permit, clock.now(), had_succeeded=True, is_loss=True)
+                breaker.record_failure(permit, clock.now(), had_succeeded=True, is_loss=True)
         assert breaker.state is state
 
 
@@ -301,7 +301,7 @@ def tripped(**policy: Any) -> tuple[Breaker, ManualClock]:
 def probe(breaker: Breaker, clock: ManualClock, *, is_good: bool) -> None:
     permit = breaker.admit(clock.now(), is_own=True)
     assert permit is not None
-    (breaker.succeeded if is_good else breaker.failed)(permit, clock.now())
+    (breaker.succeeded if is_good else breaker.record_failure)(permit, clock.now())
 
 
 def test_own_probes_go_on_at_the_same_pace_however_long_the_origin_is_away() -> None:
@@ -350,7 +350,7 @@ def test_a_client_that_is_not_answered_does_not_delay_the_recovery() -> None:
     probe(breaker, clock, is_good=True)
     ask(breaker, clock, is_good=True)
     assert breaker.state is CLOSED
-    breaker.failed(silent, clock.now())
+    breaker.record_failure(silent, clock.now())
     assert breaker.state is CLOSED
 
 
@@ -361,7 +361,7 @@ def test_a_client_may_probe_at_once_where_an_own_probe_fails_at_an_origin_that_i
     assert breaker.admit(clock.now()) is None
     permit = breaker.admit(clock.now(), is_own=True)
     assert permit is not None
-    breaker.failed(permit, clock.now(), **{how: True})
+    breaker.record_failure(permit, clock.now(), **{how: True})
     assert breaker.state is HALF_OPEN
     ask(breaker, clock, is_good=True)
     assert breaker.state is CLOSED

@@ -58,7 +58,7 @@ class Bench:
         for _ in range(times):
             sent = origin.admit(self.clock.now(), is_live=False)
             assert sent is not None
-            sent.failed(reason, self.clock.now())
+            sent.record_failure(reason, self.clock.now())
             sent.close()
 
 
@@ -308,7 +308,7 @@ def test_a_request_ended_here_is_not_a_failure_of_the_origin() -> None:
     live = bench.send(bench.path_of(A), is_live=True)
     bench.origins.eject(A, "check", "timed out")
     failures = bench.origin(A).failures
-    live.failed("timed out", bench.clock.now())
+    live.record_failure("timed out", bench.clock.now())
     live.close()
     assert bench.origin(A).failures == failures
 

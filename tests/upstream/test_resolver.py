@@ -56,10 +56,10 @@ async def test_a_name_is_resolved_again_after_its_time() -> None:
 async def test_a_failed_address_is_tried_last_until_the_next_lookup() -> None:
     names = Names()
     await names.addresses()
-    names.resolver.failed("origin.test", 80, "192.0.2.1")
+    names.resolver.avoid_address("origin.test", 80, "192.0.2.1")
     for _ in range(3):
         assert await names.addresses() == ["192.0.2.2", "192.0.2.1"]
-    names.resolver.failed("origin.test", 80, "192.0.2.2")
+    names.resolver.avoid_address("origin.test", 80, "192.0.2.2")
     assert await names.addresses() == ["192.0.2.1", "192.0.2.2"]
     names.clock.advance(TTL_S)
     assert {(await names.addresses())[0] for _ in range(2)} == {"192.0.2.1", "192.0.2.2"}

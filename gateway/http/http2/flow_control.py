@@ -119,8 +119,8 @@ class Sending(ABC):
         if stream.send_window > 0:
             self._turns[stream] = None
             if len(self._turns) == 1:
-                # With other streams waiting, it waits for its turn, and a later `pump` reports when it is drained.
-                self.pump()
+                # It waits for its turn behind other streams; a later `send_queued` reports when it is drained.
+                self.send_queued()
 
     def end(self, stream: Stream) -> None:
         """End the body."""
@@ -131,7 +131,7 @@ class Sending(ABC):
         else:
             self.send(stream, b"", ends=True)
 
-    def pump(self) -> list[Stream]:
+    def send_queued(self) -> list[Stream]:
         """Write queued data in turns, as far as there is room; returns the streams that have nothing queued now."""
         drained = []
         turns = self._turns

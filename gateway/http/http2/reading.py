@@ -363,7 +363,7 @@ class Reading(Ending, Generic[Head]):
             # Once for each frame: each change goes over all streams.
             self._change_windows(window)
         self._write(frames.SETTINGS_ACK)
-        self._events += map(StreamDrained, self.pump())
+        self._events += map(StreamDrained, self.send_queued())
 
     def _change_windows(self, value: int) -> None:
         difference, self._first_window = value - self._first_window, value
@@ -424,7 +424,7 @@ class Reading(Ending, Generic[Head]):
                 raise SessionError(ErrorCode.PROTOCOL_ERROR)
             return
         if self._turns:
-            self._events += map(StreamDrained, self.pump())
+            self._events += map(StreamDrained, self.send_queued())
 
     # -- stream errors
 

@@ -397,7 +397,7 @@ class Http2Connection(TimedHttp2Connection):
             return
         drained: list[Stream] = []
         while not session.is_blocked and session.can_pump:
-            drained += session.pump()
+            drained += session.send_queued()
             self._write()
         for stream in drained:
             if (channel := self._channels.get(stream)) is not None:

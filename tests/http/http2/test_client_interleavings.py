@@ -103,14 +103,14 @@ def test_every_body_arrives_whole_and_in_order(
                 exchange.reply()
             case "block":
                 exchange.session.is_blocked = not exchange.session.is_blocked
-                exchange.session.pump()
+                exchange.session.send_queued()
     # Then all bodies are allowed to finish.
     exchange.session.is_blocked = False
     exchange.peer.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 1 << 16})
     for _ in range(400):
         for id_ in parts:
             exchange.write_part(id_, parts[id_])
-        exchange.session.pump()
+        exchange.session.send_queued()
         exchange.carry_up(1 << 20)
         exchange.reply()
         exchange.carry_down(1 << 20)

@@ -340,7 +340,7 @@ def test_the_end_of_a_body_waits_neither_for_the_transport_nor_for_a_window() ->
     client.session.send(other, b"waits")
     client.session.end(stream)
     client.session.is_blocked = False
-    client.session.pump()
+    client.session.send_queued()
     assert (frames.DATA, frames.END_STREAM, stream.id, b"") in client.said()
     assert other.is_full
 

@@ -115,7 +115,7 @@ def test_every_body_arrives_whole_and_in_order(
                 exchange.upload()
             case "block":
                 exchange.session.is_blocked = not exchange.session.is_blocked
-                exchange.session.pump()
+                exchange.session.send_queued()
             case "window":
                 exchange.resize(draw.draw(st.sampled_from([0, 1, 10_000, 65_535])))
     # Then all bodies are allowed to finish.
@@ -126,7 +126,7 @@ def test_every_body_arrives_whole_and_in_order(
         exchange.carry_up(1 << 20)
         for id_ in list(exchange.streams):
             exchange.answer(id_, parts[id_])
-        exchange.session.pump()
+        exchange.session.send_queued()
         exchange.carry_down(1 << 20)
         exchange.acknowledge()
         if not exchange.session.streams and len(exchange.streams) == len(ids):

@@ -278,7 +278,7 @@ def test_a_window_that_shrinks_before_its_turn_is_waited_out() -> None:
     server.take(setting(Setting.INITIAL_WINDOW_SIZE, 0))
     server.said()
     server.session.is_blocked = False
-    server.session.pump()
+    server.session.send_queued()
     assert server.said() == []
     server.take(window(1, 103))
     assert sent(server) == {1: b"abc"}
@@ -294,7 +294,7 @@ def test_streams_take_turns() -> None:
     server.session.is_blocked = False
     ids = []
     while server.session.can_pump:
-        server.session.pump()
+        server.session.send_queued()
         ids += [stream_id for _, _, stream_id, _ in server.said()]
     assert ids == [1, 3, 5, 1, 3, 5]
 
@@ -312,7 +312,7 @@ def test_a_stream_that_has_been_drained_is_reported() -> None:
         server.session.send(second, bytes(1 << 15))
         server.said()
     while server.session.can_pump:
-        drained += server.session.pump()
+        drained += server.session.send_queued()
         server.said()
     assert first in drained
 
