@@ -84,7 +84,7 @@ def is_close(record: Record) -> bool:
 
 
 def page_of(records: Sequence[Record]) -> Page:
-    """What readers see of these consecutive records, of which there is at least one."""
+    """The page that readers see of one or more consecutive records."""
     data: list[Record] = []
     closed_at: int | None = None
     for record in records:
@@ -227,7 +227,7 @@ class Content(ABC):
 
     @abstractmethod
     def body(self, records: Sequence[Record]) -> bytes:
-        """What a reader receives of these records."""
+        """The bytes that a reader receives of these records."""
 
     @abstractmethod
     def records(self, body: bytes) -> tuple[AppendRecord, ...]:

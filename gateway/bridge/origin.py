@@ -48,7 +48,7 @@ _MOST_COMMAND_BYTES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What all S2 requests for one request of the engine's have in common."""
+    """The common part of all S2 requests for one request of the engine."""
 
     client: S2Client
     base: str

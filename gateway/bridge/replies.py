@@ -177,7 +177,7 @@ def text(status: int, line: str, headers: dict[str, str] | None = None) -> Made:
 
 
 def position_headers(seq_num: int, *, up_to_date: bool = False, is_closed: bool = False) -> dict[str, str]:
-    """What a reply says of the position after it."""
+    """The fields of a reply about the position after it."""
     headers = {STREAM_NEXT_OFFSET: offset_at(seq_num)}
     if up_to_date or is_closed:
         headers[STREAM_UP_TO_DATE] = "true"

@@ -1,4 +1,4 @@
-"""What was last seen of each stream, by which a stream that took its place is recognised.
+"""The last sighting of each stream, by which a stream that took its place is recognised.
 
 An S2 stream that is deleted and created again counts from 0, and S2 has no name for the one life or the other.  What
 tells them apart is the timestamp of a record: a number that had another one before belongs to another stream, and so
@@ -30,7 +30,7 @@ MOST_SIGHTINGS: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class KnownSighting:
-    """What was known of a stream when a request was sent."""
+    """The state of a stream, as known when a request was sent."""
 
     incarnation: int
     position: StreamPosition | None

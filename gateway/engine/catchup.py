@@ -266,7 +266,7 @@ class _Attempt(FirstRead):
         self._progress.may_connect, self._progress.has_waited = bool(self._read.route.heard_s), False
 
     async def _fresh(self, start: str) -> Head:
-        """What the origin says at `start` now.  Raises Uncacheable."""
+        """The origin's statement at `start` now.  Raises Uncacheable."""
         head = await self._fetches.fresh_head(self.stream, start, self._read.route, self._read.source)
         if isinstance(head, NotShareable):
             raise Uncacheable(head)

@@ -53,7 +53,7 @@ BEYOND_TAIL: Final = NotShareable("offset beyond the tail", is_lasting=False)
 
 
 class TapeFacts(NamedTuple):
-    """What was known when a request was sent: its reply is compared with this, because the tape moves on."""
+    """The facts known when a request was sent: its reply is compared with them, because the tape moves on."""
 
     tail: str | None
     closed_at: str | None
@@ -205,10 +205,10 @@ class Effect(StrEnum):
 
 
 class Applied(NamedTuple):
-    """What came of a reply."""
+    """The result of a reply."""
 
     head: StreamHead | Beyond | NotShareable | OriginError
-    """What the readers of the flight are told."""
+    """The outcome for the readers of the flight."""
     effect: Effect | None = None
     tail: str | None = None
     """The tail of the open stream, if the reply has named it."""

@@ -29,7 +29,7 @@ _MOST_BYTES: Final = 1 << 23
 
 
 class Shape(NamedTuple):
-    """What in a read's request, besides its stream, determines the origin's answer."""
+    """The parts of a read's request, besides its stream, that determine the origin's answer."""
 
     is_live: bool
     start: str | None

@@ -56,7 +56,7 @@ class PollClient(Protocol):
 
     @property
     def shape(self) -> Hashable:
-        """What in the client determines the response: clients of equal shape get the same bytes."""
+        """The properties of the client that determine the response: clients of equal shape get the same bytes."""
 
     def render(self, answer: Answer) -> Rendered:
         """The response for such a client."""
@@ -155,7 +155,7 @@ class Waiter:
         self._waiting = waiting
         self._client = client
         self._answer_key = (read.start, read.accepted, client.shape) if read.if_none_match is None else None
-        """What determines its answer, except the cursor; None if the answer cannot be shared."""
+        """The values that determine its answer, except the cursor; None if the answer cannot be shared."""
         self._cursor = parse_cursor(read.cursor) or -1
         self._was_confirmed = waiting.topic.is_confirmed
         """Whether the follower has confirmed the stream since the client arrived."""

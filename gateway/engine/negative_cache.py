@@ -30,7 +30,7 @@ from gateway.tape.facts_cost import headers_cost, key_cost, texts_cost
 from gateway.upstream.flight import METADATA, OriginError
 
 _MOST_BYTES: Final = 1 << 24
-"""What is remembered is charged at most this much: names, queries and replies are as long as others make them."""
+"""The most bytes charged for remembered refusals: names, queries and replies are as long as others make them."""
 _LEAST_PRUNED: Final = 1_000
 """Entries below this number are not worth a search for expired ones."""
 _MOST_BODY_BYTES: Final = 1_024

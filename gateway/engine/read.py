@@ -42,7 +42,7 @@ class Read(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """What in the request, besides the stream, determines the origin's answer."""
+        """The parts of the request, besides the stream, that determine the origin's answer."""
         return Shape(self.is_live, self.start)
 
     def is_kept_from(self, stream: Stream) -> bool:

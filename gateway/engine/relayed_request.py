@@ -27,8 +27,8 @@ from gateway.upstream.call import Body
 
 WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 Change: TypeAlias = int
-"""What writes may do to the existence of a stream: a sum of bits.  No `enum.Flag`: in Python 3.11 its operators take
-10 % of the time of a relayed append."""
+"""Possible effects of writes on the existence of a stream: a sum of bits.  No `enum.Flag`: in Python 3.11 its operators
+take 10 % of the time of a relayed append."""
 NO_CHANGE: Final[Change] = 0
 DELETES: Final[Change] = 1
 CREATES: Final[Change] = 2
@@ -131,7 +131,7 @@ class SentRequest:
 
 
 _MOST_BYTES: Final = 1 << 20
-"""What is remembered of unanswered writes is charged at most this much: paths are as long as clients make them."""
+"""The most bytes charged for unanswered writes: paths are as long as clients make them."""
 _ENTRY_COST: Final = 300
 """Bytes charged per path in addition to its texts: a tuple and an entry."""
 
@@ -145,7 +145,7 @@ class PendingWrites:
         self._changes: dict[Group, dict[Change, int]] = {}
         """How many of them may do what; an append that can do neither is not counted."""
         self._unanswered: dict[Group, Change] = {}
-        """What writes that had no answer may have done, the latest last."""
+        """Possible effects of the writes that had no answer, the latest last."""
         self._cost = 0
         self.epoch = 0
         """Counts starts and ends of writes of all paths: an answer that spans one of them may predate the write."""
@@ -211,7 +211,7 @@ class PendingWrites:
         return displaced
 
     def settle(self, group: Group) -> None:
-        """What had no answer does not matter any more: nothing is held of the path's earlier streams."""
+        """Forget the writes without an answer: nothing is held of the path's earlier streams."""
         if self._unanswered.pop(group, None) is not None:
             self._cost -= _cost(group)
 

@@ -51,7 +51,7 @@ class HeaderRules(NamedTuple):
 
 
 class SharingFacts(NamedTuple):
-    """What a section means to one route."""
+    """The meaning of a header section to one route."""
 
     has_credentials: bool
     partition: Partition
@@ -299,7 +299,7 @@ class Route:
         return public + (self._prefix + path if self.config.strip_prefix else path)
 
     def sharing_of(self, headers: CIMultiDict[str], nodes: Sequence[str]) -> SharingFacts:
-        """What a header section means to this route; `nodes` are the gateways that the request has passed."""
+        """The meaning of a header section to this route; `nodes` are the gateways that the request has passed."""
         credentials, cache_control = self.credentials(headers), joined(headers, "Cache-Control")
         return SharingFacts(
             bool(credentials),
@@ -391,7 +391,7 @@ def _rank(name: str, configs: Sequence[RouteConfig]) -> int:
 
 
 def _sharing(config: RouteConfig, origin: str) -> tuple[object, ...]:
-    """What determines whose bytes a tape holds and which readers may use it."""
+    """The settings that determine whose bytes a tape holds and which readers may use it."""
     path = URL(config.members[0].url).raw_path
     whose: tuple[object, ...] = (origin, path, config.strip_prefix, config.cache, config.protocol, config.present)
     if config.is_bridged:

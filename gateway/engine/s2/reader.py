@@ -46,7 +46,7 @@ _QUIET_BEATS: Final = 2
 
 
 class S2ReaderContext(Protocol):
-    """What all sessions of a process share."""
+    """The state that all sessions of a process share."""
 
     @property
     def clock(self) -> Clock:
@@ -68,7 +68,7 @@ class S2ReaderContext(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class S2Session:
-    """What a session was asked for."""
+    """The request of a session."""
 
     stream: S2Stream
     form: S2Form
@@ -140,7 +140,7 @@ class S2SessionReader:
 
     @property
     def wanted(self) -> Limits:
-        """What the next batch may hold."""
+        """The limits of the next batch."""
         return self.read.left.within(UNARY.count or 0, UNARY.bytes or 0)
 
     @property
