@@ -145,7 +145,7 @@ def decide(stream: Stream, read: Progress, now: float) -> Decision:
     | The origin has failed, and what is held may be shown.        | Send, not up to date | Send, not up to date     |
     | The origin has failed.                                       | Gone                 | Gone                     |
     | The lifetime was lost.                                       | Ask LIFETIME         |                          |
-    | The type is unknown.                                         |                      | Ask FACTS                |
+    | The type is unknown.                                         | (see below)          | Ask FACTS                |
     | The stream is not trusted.                                   | (see below)          | Ask EXISTENCE            |
     | It starts at the tail, or beyond it, and the tail is known.  | Send the tail        | Wait there; beyond: Send |
     | It starts at the tail.                                       | Ask TAIL             | Ask TAIL                 |
@@ -163,7 +163,8 @@ def decide(stream: Stream, read: Progress, now: float) -> Decision:
     | Bytes are missing.                                           | Ask BYTES            | Ask BYTES                |
 
     A catch-up read is sent nothing from memory before the lifetime is known and the stream is trusted: where the table
-    says Send, the step is Ask LIFETIME or Ask EXISTENCE first.  If these fail, the row does not apply.
+    says Send, the step is Ask LIFETIME or Ask EXISTENCE first.  If these fail, or the type is unknown, the row does not
+    apply.
     """
     if stream.ended is not None or (is_another(stream, read) and not read.is_live):
         return GONE
@@ -216,6 +217,9 @@ def _catch_up(stream: Stream, read: Progress, now: float) -> Decision:
 
 def _alone(stream: Stream, read: Progress, now: float, send: Send) -> Decision | None:
     """What precedes an answer from memory, or the answer; None if the origin does not allow one."""
+    if stream.content_type is None:
+        # Writes have named the tail, and no shared reply has named the type, on which an empty answer depends.
+        return None
     expiry = stream.expiry
     if stream.may_answer_alone(now, read.trust_s) or (read.is_there and expiry.lifetime is not None):
         return send

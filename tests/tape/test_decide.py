@@ -110,6 +110,15 @@ def test_the_end_of_a_closed_stream_is_sent_as_such(start: str) -> None:
     assert step(stream, catching_up(stream, start, NOW if start == NOW else "4")) == Send("4", True, True)
 
 
+@pytest.mark.parametrize("start", ["4", NOW])
+def test_a_tail_that_only_writes_have_named_is_not_sent_before_the_type_is_known(start: str) -> None:
+    stream = new_stream(ENDLESS)
+    stream.tape.reached("4", is_closed=True)
+    assert step(stream, catching_up(stream, start, start)) == Ask(Question.TAIL, start)
+    stream.learn_type("application/json")
+    assert step(stream, catching_up(stream, start, start)) == Send("4", True, True)
+
+
 def test_an_open_stream_is_not_closed_at_its_tail() -> None:
     stream = seen(held())
     for read in (catching_up(stream), catching_up(stream, NOW, NOW), live(stream, START, "4", follower=Topic("4"))):
