@@ -25,7 +25,7 @@ from gateway.auth.signatures import (
     parameters_of,
     verify_signature,
 )
-from gateway.auth.tokens import Unverified, read_token, verify
+from gateway.auth.tokens import TokenRule, Unverified, read_token, verify
 from gateway.auth.verdict import PUBLIC, BadCredential, Concealed, Forbidden, Principal, Unauthenticated
 from gateway.auth.verdicts import Allowed, Verdicts
 from gateway.config.routes import RouteConfig
@@ -85,7 +85,8 @@ class Guard:
         """Query parameters that carry tokens."""
         self.drops_credentials = config.client_credentials == "drop"
         """Whether the origin does not get the clients' credentials."""
-        self._known: OrderedDict[bytes, Principal] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[TokenRule, Principal]] = OrderedDict()
+        """Verified tokens by their digests, with the rule that each is valid for."""
         has_cookies = any(rule.cookie for rule in rules if not isinstance(rule, PublicRule))
         self.vary = ("Authorization", "Cookie") if has_cookies else ("Authorization",)
         """Header fields that decide who may."""
@@ -221,11 +222,12 @@ class Guard:
         assert isinstance(value, Unverified)
         digest = hashlib.blake2b(value.text.encode(), digest_size=32).digest()
         known = self._known.get(digest)
-        if known is not None and wall < known.expires_at:
+        if known is not None and known[0] is rule.tokens and wall < known[1].expires_at:
             self._known.move_to_end(digest)
-            return known
+            return known[1]
         may_verify()
-        principal = self._known[digest] = verify(value, rule.tokens, wall)
+        principal = verify(value, rule.tokens, wall)
+        self._known[digest] = (rule.tokens, principal)
         evict_oldest(self._known, MOST_KNOWN)
         return principal
 

@@ -133,7 +133,7 @@ def verify_signature(presented: Presented, keys: Sequence[SigningKey], client: s
         pattern = Pattern(streams) if streams else Exact(presented.path)
     except BadPermission:
         raise wrong from None
-    return Principal(key_id, (Permission(actions, pattern),), float(expires), key_id=key_id)
+    return Principal(key_id, (Permission(actions, pattern),), float(expires), key_id=key_id, network=network)
 
 
 class Exact(Pattern):

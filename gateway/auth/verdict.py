@@ -20,6 +20,8 @@ class Principal(NamedTuple):
     tenant: str = ""
     token_id: str = ""
     key_id: str = ""
+    network: str = ""
+    """The client network (CIDR) that the credential is bound to; empty for any."""
     claims: dict[str, object] = {}  # noqa: RUF012
     """The claims that patterns are filled in from."""
 

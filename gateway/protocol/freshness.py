@@ -300,7 +300,17 @@ def _keys(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> Iterator[str]:
 
 
 _FOR_SHARED: Final = ("public", "s-maxage", "proxy-revalidate", "private")
-_TARGETED: Final = ("CDN-Cache-Control", "Surrogate-Control", "Cloudflare-CDN-Cache-Control", "Expires")
+_TARGETED: Final = (
+    "CDN-Cache-Control",
+    "Surrogate-Control",
+    "Cloudflare-CDN-Cache-Control",
+    "Netlify-CDN-Cache-Control",
+    "Vercel-CDN-Cache-Control",
+    "Edge-Control",
+    "X-Accel-Expires",
+    "Expires",
+)
+"""Fields that some cache follows rather than Cache-Control."""
 
 
 def keep_private(headers: CIMultiDict[str], varied: Sequence[str]) -> None:

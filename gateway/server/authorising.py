@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote, unquote_plus
@@ -21,7 +22,6 @@ from multidict import CIMultiDict
 from gateway.aio.clock import Clock, Timer
 from gateway.auth.guard import Asked, Guard
 from gateway.auth.permissions import Action
-from gateway.auth.signatures import NETWORK
 from gateway.auth.verdict import PUBLIC, Forbidden
 from gateway.auth.verdicts import Allowed, Verdicts
 from gateway.config.routes import RouteConfig
@@ -46,8 +46,12 @@ _MOST_EARLY: Final = 0.1
 _MOST_EARLY_S: Final = 5.0
 """A live read ends before its credential expires, by a part of the time left, so that readers return one by one."""
 _RESERVED: Final = "/__ds/"
-_OF_THE_ORIGIN: Final = ("/callback", "/ack", "/release")
-"""Calls of subscriptions whose Authorization is a token that the origin has given out."""
+_OF_THE_ORIGIN: Final = {
+    "GET": re.compile(r"jwks\.json"),
+    "POST": re.compile(r"subscriptions/[^/%\\]+/(?:callback|ack|release)"),
+}
+"""Calls below the reserved path that the origin alone judges, by their methods: those of subscriptions, whose
+Authorization is a token that the origin has given out, and the one for its public keys."""
 _FIELD_SAFE: Final = "!#$&'()*+,/:;=?@[]|^`{}~ "
 _ACTIONS: Final = {
     Mode.CATCHUP: Action.READ,
@@ -87,14 +91,15 @@ class Authoriser:
     def authorise(self, context: RequestContext, parsed: ParsedRequest, guard: Guard) -> None:
         """Have the request judged.  Raises a GatewayError unless it is allowed."""
         request = context.request
-        if is_of_the_origin(parsed):
+        if is_of_the_origin(request, parsed):
             return
         asked = self._asked(request, parsed)
         account = self._account(parsed.client)
         context.is_public = asked.is_read and guard.is_public(asked.path)
         context.allowed = guard.judge(asked, lambda: self._check_rate(account), lambda: self._count_bad(account))
         alias = request.channel.alias
-        if alias is not None and not (parsed.parameters and NETWORK in parsed.parameters):
+        # The same bytes from another network have another verdict.
+        if alias is not None and not context.allowed.principal.network:
             self._remember(alias, context.allowed)
 
     def _remember(self, alias: bytes, allowed: Allowed) -> None:
@@ -120,6 +125,12 @@ class Authoriser:
     def register(self, channel: Channel, allowed: Allowed) -> None:
         """A live read that was allowed has been admitted."""
         channel.live_use = GuardedUse(channel, channel.live_use, allowed, self.verdicts)
+
+    def end_at_expiry(self, clock: Clock) -> None:
+        """Have every guarded live read end with its credential: an undone drain has begun another lifetime."""
+        for one in self.verdicts.live:
+            if isinstance(one, GuardedUse):
+                one.end_at_expiry(clock)
 
     def _account(self, net: str) -> Account | None:
         accounts = self._admission.accounts
@@ -152,29 +163,33 @@ class Authoriser:
         )
 
 
-def headers_for_origin(headers: CIMultiDict[str], config: RouteConfig, allowed: Allowed | None) -> CIMultiDict[str]:
-    """A relayed request's headers, without the credentials that were judged, and with the names of its principal."""
+def headers_for_origin(
+    headers: CIMultiDict[str], config: RouteConfig, guard: Guard, allowed: Allowed | None
+) -> CIMultiDict[str]:
+    """A relayed request's headers, without the credentials that were judged, and with the names of its principal.
+    `allowed` is None for a request that the origin judges, which keeps its credentials."""
     headers = headers.copy()
-    if config.client_credentials == "drop":
-        for name in (*config.credential_headers, "authorization"):
+    if guard.drops_credentials and allowed is not None:
+        for name in (*config.credential_headers, *guard.vary):
             headers.popall(name, None)
     principal = allowed.principal if allowed is not None else PUBLIC
     for name, value in ((config.principal_header, principal.name), (config.tenant_header, principal.tenant)):
         if name:
-            headers.popall(name, None)
+            # CGI and its heirs read an underscore as a hyphen (RFC 3875 section 4.1.18).
+            wanted = name.lower().replace("_", "-")
+            for forged in [one for one in headers if one.lower().replace("_", "-") == wanted]:
+                headers.popall(forged, None)
             if value:
                 # Names from tokens may have any characters; a field has ASCII.
                 headers[name] = quote(value, safe=_FIELD_SAFE)
     return headers
 
 
-def is_of_the_origin(parsed: ParsedRequest) -> bool:
+def is_of_the_origin(request: Request, parsed: ParsedRequest) -> bool:
     """Whether the origin alone judges the request: it has a token of the origin's own, or asks for its public keys."""
-    path, mode = parsed.target.path, parsed.mode
-    if mode is not Mode.OTHER or _RESERVED not in path:
-        return False
-    below = path.partition(_RESERVED)[2]
-    return below == "jwks.json" or (below.startswith("subscriptions/") and path.endswith(_OF_THE_ORIGIN))
+    calls = _OF_THE_ORIGIN.get(request.method)
+    before, _, below = parsed.target.path.partition(_RESERVED)
+    return calls is not None and calls.fullmatch(below) is not None and "%" not in before
 
 
 def _actions(request: Request, parsed: ParsedRequest, *, is_fork: bool) -> tuple[Action, ...]:
@@ -184,7 +199,9 @@ def _actions(request: Request, parsed: ParsedRequest, *, is_fork: bool) -> tuple
         return (Action.SUBSCRIBE if _RESERVED in path else Action.OTHER,)
     if action is Action.READ:
         return (action,)
-    closes = is_true(request.headers.get(STREAM_CLOSED))
+    # An origin may read any of several values.
+    lines = request.headers.getall(STREAM_CLOSED, ())
+    closes = any(is_true(value) for line in lines for value in line.split(","))
     if action is Action.APPEND and closes and request.body is None:
         return (Action.CLOSE,)
     found = [action]
@@ -229,7 +246,7 @@ class GuardedUse:
 
     def end_at_expiry(self, clock: Clock) -> None:
         """Have the read end when the credential expires: a relayed one lasts as long as the origin likes."""
-        if math.isfinite(self.allowed.until):
+        if self._timer is None and math.isfinite(self.allowed.until):
             self._timer = clock.call_later(max(0.0, self.allowed.until - clock.wall()), self._channel.end_early)
 
     def end_live(self, sent_bytes: int) -> None:

@@ -199,6 +199,7 @@ class Frontend:
         """Keep connections again."""
         for clients in self.every_clients:
             clients.undo_drain()
+        self._authoriser.end_at_expiry(self._engine.clock)
         # Those made during the drain say that the connection closes.
         self._joins.clear()
         self._choose_shortcuts()

@@ -39,7 +39,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.forwarded_headers import response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.s2.errors import DrainWatch
-from gateway.server.authorising import GuardedUse, headers_for_origin, is_of_the_origin, without_credentials
+from gateway.server.authorising import GuardedUse, headers_for_origin, without_credentials
 from gateway.server.context import RequestContext, ResponseRecorder, Stage
 from gateway.server.delivery import PART_BYTES
 from gateway.server.parsing import LIVE, ParsedRequest
@@ -162,8 +162,8 @@ class Relays:
         raw_query = request.target.partition("?")[2].partition("#")[0] if "?" in request.target else ""
         if parsed.parameters:
             raw_query = without_credentials(raw_query, parsed.parameters)
-        if parsed.route.guard is not None and not is_of_the_origin(parsed):
-            headers = headers_for_origin(headers, parsed.route.config, context.allowed)
+        if (guard := parsed.route.guard) is not None:
+            headers = headers_for_origin(headers, parsed.route.config, guard, context.allowed)
         return RelayedRequest(
             parsed.route,
             key.group,

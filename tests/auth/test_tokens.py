@@ -16,8 +16,8 @@ from gateway.auth.guard import Asked, Guard
 from gateway.auth.keys import BadKeys, parse_keys
 from gateway.auth.permissions import Action
 from gateway.auth.rules import load_rules
-from gateway.auth.verdict import AuthRefused
-from gateway.auth.verdicts import Verdicts
+from gateway.auth.verdict import AuthRefused, Unauthenticated
+from gateway.auth.verdicts import Revocation, Verdicts
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from tests.scenarios.credentials import AUDIENCE, ISSUER, KEYS, PEM_KEYS, SECRET, WALL, jwt_rule, token
@@ -193,3 +193,29 @@ def test_missing_files_are_mistakes_of_the_configuration(tmp_path: Path) -> None
     with pytest.raises(ConfigError) as refused:
         load_rules(GatewayConfig.for_origin("http://origin.test", auth=rules))
     assert [where in str(refused.value.mistakes) for where in ("auth[0].keys_file", "auth[1].keys")] == [True, True]
+
+
+def test_token_that_one_rule_verified_is_judged_by_another_for_itself(tmp_path: Path) -> None:
+    first = jwt_rule(tmp_path)
+    second = jwt_rule(tmp_path, cookie="__Secure-t", audience=["others"])
+    guard = guard_of(tmp_path, first, second)
+    text = token()
+    guard.judge(Asked(PATH, (Action.READ,), authorization=[f"Bearer {text}"]))
+    with pytest.raises(AuthRefused):
+        guard.judge(Asked(PATH, (Action.READ,), cookies=[f"__Secure-t={text}"]))
+
+
+def test_revoked_key_is_refused_to_tokens_that_do_not_name_it(tmp_path: Path) -> None:
+    guard = guard_of(tmp_path, jwt_rule(tmp_path))
+    asked = Asked(PATH, (Action.READ,), authorization=[f"Bearer {token(header={'kid': None})}"])
+    guard.judge(asked)
+    guard.verdicts.revoke(Revocation("key", "ec"), 60)
+    with pytest.raises(AuthRefused):
+        guard.judge(asked)
+
+
+@pytest.mark.parametrize("end", ["\udcff", "\xe9", "~", "="])
+def test_token_with_characters_that_no_signature_has_is_refused(end: str, tmp_path: Path) -> None:
+    guard = guard_of(tmp_path, jwt_rule(tmp_path, parameter="token"))
+    with pytest.raises(Unauthenticated):
+        guard.judge(Asked(PATH, (Action.READ,), parameters={"token": token() + end}))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
+from gateway.auth.signatures import Signed, signed_query
 from gateway.auth.verdicts import Revocation
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
@@ -16,10 +17,10 @@ from gateway.origin.requests import Kind
 from gateway.server.authorising import BAD_AT_ONCE
 from tests.commands.here import run_here
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
-from tests.scenarios.credentials import WALL, bearer, jwt_rule, signed, signed_rule
+from tests.scenarios.credentials import LINK_KEY, WALL, bearer, jwt_rule, signed, signed_rule, token
 from tests.scenarios.hostile import Asked, part_of_stream
 from tests.scenarios.noting import log_lines
-from tests.scenarios.wire import Dropped
+from tests.scenarios.wire import Dropped, Wire
 from tests.waiting import eventually
 
 CREATE = bearer("writer", streams=["* /**"])
@@ -275,3 +276,140 @@ async def test_no_credential_reaches_the_access_log(
     assert len(lines) == len(targets) + 3
     assert secret not in text
     assert "eyJ" not in text
+
+
+def signed_cookie(streams: str, **more: str) -> dict[str, str]:
+    """A Cookie field with a signature for the streams of a pattern."""
+    named = Signed(str(WALL + 3_600), streams=streams, **more)
+    return {"Cookie": f"a=b; __Secure-s={signed_query(named, LINK_KEY, '')}"}
+
+
+async def from_address(edge: Edge, address: str, live: str, headers: dict[str, str]) -> int:
+    """The status of a read by a client with this address; the bytes of the request are the same for each."""
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", int(edge.url.rpartition(":")[2]), local_addr=(address, 0)
+    )
+    wire = Wire(reader, writer)
+    try:
+        await wire.ask(f"/s?{live}", headers)
+        return (await bounded(wire.head())).status
+    finally:
+        await wire.closed()
+
+
+@pytest.mark.parametrize("live", ["offset=-1", "live=sse&offset=-1"])
+async def test_a_cookie_for_one_network_is_refused_to_another_that_sends_the_same_bytes(
+    start: Start, origin: RunningOrigin, tmp_path: Path, live: str
+) -> None:
+    rules = [jwt_rule(tmp_path), signed_rule(tmp_path, cookie="__Secure-s")]
+    edge = await start(origin.url, auth=rules, credentials="shared")
+    await made(edge, "/s", **{} if "live" in live else {"Stream-Closed": "true"})
+    cookie = signed_cookie("/s", network="127.0.0.1/32")
+    for _ in range(4):
+        assert await from_address(edge, "127.0.0.1", live, cookie) == 200
+        assert await from_address(edge, "127.0.0.2", live, cookie) == 401
+
+
+async def test_cookies_authorise_reads_and_writes_from_the_site_and_never_reach_the_origin(
+    hostile: Hostile, start: Start, tmp_path: Path
+) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(part_of_stream(b"" if asked.method == "POST" else b"x", "0001"))
+
+    origin = await hostile(script, takes_head=True)
+    rules = [jwt_rule(tmp_path, cookie="__Secure-t"), signed_rule(tmp_path, cookie="__Secure-s")]
+    more = {"credential_headers": ["authorization"], "cors": {"allow_origins": ["https://site.test"]}}
+    edge = await start(origin.url, auth=rules, credentials="shared", **more)
+    mine = {"Cookie": f"__Secure-t={token('ada')}"}
+    for cookie in (mine, signed_cookie("/ada/**", methods="read,append")):
+        for _ in range(3):
+            answer = await edge.get("/ada/s?offset=-1", cookie)
+            assert answer.status == 200
+            assert "private" in answer.headers["Cache-Control"]
+            varied = ", ".join(answer.headers.getall("Vary"))
+            assert "Authorization" in varied
+            assert "Cookie" in varied
+        for web_origin, status in (("https://site.test", 200), ("https://evil.test", 403), (None, 403)):
+            sent = {**cookie, "Content-Type": "text/plain", **({"Origin": web_origin} if web_origin else {})}
+            assert (await edge.send("POST", "/ada/s", sent, b"x")).status == status
+        assert (await edge.get("/bob/s", cookie)).status == 403
+    twice = {"Cookie": f"{mine['Cookie']}; __Secure-t={token('bob')}"}
+    for bad in (twice, {"Cookie": f"{mine['Cookie']}\xff"}):
+        assert (await edge.get("/ada/s", bad)).status == 401
+    assert origin.asked
+    assert not any("Cookie" in asked.headers for asked in origin.asked)
+
+
+async def test_calls_with_tokens_of_the_origin_pass_and_no_other_spelling_of_them(
+    hostile: Hostile, start: Start, settings: dict[str, Any]
+) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(part_of_stream(b"", "0001"))
+
+    origin = await hostile(script, takes_head=True)
+    edge = await start(origin.url, **settings, principal_header="x-principal")
+    forged = {"X-Principal": "root", "X_Principal": "root", "Authorization": "Bearer callback-token"}
+    for method, path in (
+        ("POST", "/__ds/subscriptions/one/callback"),
+        ("POST", "/v1/__ds/subscriptions/one/ack"),
+        ("GET", "/__ds/jwks.json"),
+    ):
+        assert (await edge.send(method, path, forged, b"" if method == "POST" else None)).status == 200
+    for method, path in (
+        ("GET", "/__ds/subscriptions/one/callback"),
+        ("DELETE", "/__ds/subscriptions/callback"),
+        ("PUT", "/__ds/subscriptions/ack"),
+        ("POST", "/__ds/subscriptions/release"),
+        ("POST", "/__ds/subscriptions/..%2F..%2Fada%2Fx/callback"),
+        ("POST", "/__ds/subscriptions/one/two/callback"),
+        ("PUT", "/__ds/jwks.json"),
+    ):
+        assert (await edge.send(method, path, forged, b"" if method != "GET" else None)).status == 401, (method, path)
+    assert len(origin.asked) == 3
+    for asked in origin.asked:
+        assert "X-Principal" not in asked.headers
+        assert "X_Principal" not in asked.headers
+        assert asked.headers["Authorization"] == "Bearer callback-token"
+
+
+async def test_a_relayed_live_read_ends_when_its_token_expires(
+    start: Start, origin: RunningOrigin, settings: dict[str, Any]
+) -> None:
+    edge = await start(origin.url, **settings, cache=False, long_poll_timeout_s=300)
+    tail = await made(edge, "/shared/s")
+    wires = [
+        await edge.begin(f"/shared/s?live={mode}&offset={tail}", bearer("ada", exp=WALL + 10))
+        for mode in ("sse", "long-poll")
+    ]
+    assert (await bounded(wires[0].head())).status == 200
+    verdicts = edge.gateway.routes.verdicts
+    await eventually(lambda: len(verdicts.live) == 2 and edge.gateway.engine.live_table.relayed == 2)
+    edge.clock.advance(9)
+    assert len(verdicts.live) == 2
+    edge.clock.advance(1.1)
+    with pytest.raises(Dropped):
+        await bounded(wires[1].answer("GET"))
+    await eventually(lambda: not verdicts.live)
+
+
+async def test_a_drain_that_is_undone_lengthens_no_read_beyond_its_token(edge: Edge) -> None:
+    tail = await made(edge, "/shared/s")
+    wire = await edge.begin(f"/shared/s?live=sse&offset={tail}", bearer("ada", exp=WALL + 20))
+    assert (await bounded(wire.head())).status == 200
+    topics = edge.gateway.engine.live.topics
+    await eventually(lambda: any(topic.is_confirmed and topic.readers == 1 for topic in topics()))
+    edge.gateway.drain(50)
+    assert edge.gateway.undo_drain()
+    edge.clock.advance(20)
+    edge.clock.advance(0.2)
+    await bounded(wire.body())
+    await eventually(lambda: not edge.gateway.routes.verdicts.live)
+
+
+async def test_each_closing_spelling_of_a_write_needs_the_permission_to_close(edge: Edge) -> None:
+    await made(edge, "/s")
+    appender = {"Content-Type": "text/plain", **bearer("eve", streams=["append /s"])}
+    assert (await edge.send("POST", "/s", appender, b"x")).status == 204
+    for fields in ("Stream-Closed: true", "Stream-Closed: false\r\nStream-Closed: true", "stream-closed: false, TRUE"):
+        name, _, value = fields.partition(": ")
+        assert (await edge.send("POST", "/s", {**appender, name: value}, b"x")).status == 403
