@@ -112,8 +112,8 @@ def _fits(wanted: str, segment: str, claims: Mapping[str, object]) -> bool:
     if (place := _PLACE.fullmatch(wanted)) is None:
         return wanted == segment
     value = claims.get(place[1])
+    # A principal with the name of the protocol's reserved path must not get all subscriptions.
     if not isinstance(value, str) or not value or value in (".", "..", "__ds"):
-        # Nor is the protocol's reserved path the name of a principal.
         return False
     try:
         # The canonical spelling of paths leaves exactly these characters as they are.

@@ -66,12 +66,13 @@ def test_odd_spelling_passes_no_pattern_that_the_stream_it_names_would_not(
         ("/{sub}/x", "/user%7C1/x", True),
         ("/{sub}/x", "/other/x", False),
         ("/{sub}/x", "/user%2F1/x", False),
+        ("/{service}/**", "/__ds/subscriptions/x", False),
         ("/**", "/any%2Fthing", True),
         ("/rooms/*", "/rooms/a%2Fb", False),
     ],
 )
 def test_pattern_matches_whole_segments(pattern: str, path: str, *, matches: bool) -> None:
-    assert Pattern(pattern).matches(path, {"sub": "user|1"}) is matches
+    assert Pattern(pattern).matches(path, {"sub": "user|1", "service": "__ds"}) is matches
 
 
 @pytest.mark.parametrize(
