@@ -181,7 +181,8 @@ def charged(holdings: Iterable[tuple[int, Holding]], holders: int) -> Iterator[i
 
 
 SPARE: Final = 64
-"""Open files beside connections: listeners, logs, plans and certificates being read, name resolution, the loop."""
+"""Open files beside connections: listeners and their further descriptors, logs, plans and certificates being read, name
+resolution, the loop."""
 _UPSTREAM_SHARE: Final = 8
 _FOLLOWED_SHARE: Final = 4
 _FIXED_SHARE: Final = 4

@@ -22,6 +22,8 @@ from gateway.server.sockets import adopt, serve_on
 ARRIVALS_PER_LOOK: Final = 32
 """New connections after which the kernel's queue is looked at: a look costs some microseconds."""
 MOST_FURTHER: Final = 15
+"""The most further descriptors of all sockets: they are some of the open files kept for other uses than connections
+(`gateway.limits.memory.SPARE`)."""
 _LOOKS: Final = 3
 """Looks of which the shortest queue counts: a burst is soon over."""
 _UNACKED: Final = 24
@@ -56,18 +58,24 @@ class AcceptQueue:
         return f"<AcceptQueue {1 + len(self._further)} descriptors>"
 
     @property
+    def further(self) -> int:
+        """The number of further descriptors."""
+        return len(self._further)
+
+    @property
     def servers(self) -> list[asyncio.Server]:
         """The server, and those of the further descriptors."""
         return [self._first, *self._further]
 
-    async def look(self) -> None:
-        """Have as many further descriptors as connections have waited lately.  Raises OSError without files to open."""
+    async def look(self, most: int = MOST_FURTHER) -> None:
+        """Have as many further descriptors as connections have waited lately, `most` of them at most.  Raises OSError
+        without files to open."""
         if not (sockets := self._first.sockets):
             return
         self._seen.append(waiting(sockets[0]))
         if len(self._seen) < _LOOKS:
             return
-        wanted = min(MOST_FURTHER, *self._seen)
+        wanted = min(most, *self._seen)
         self._seen.clear()
         while len(self._further) > wanted:
             self._further.pop().close()

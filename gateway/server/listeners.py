@@ -30,7 +30,7 @@ from gateway.config.listener import ListenerConfig, SystemdSockets, UnixAddress
 from gateway.config.reader import ConfigReader, ConfigReadTimeout
 from gateway.config.watched_files import Stamp, Watch
 from gateway.protocol.client_address import Proxies
-from gateway.server.accepting import AcceptQueue
+from gateway.server.accepting import MOST_FURTHER, AcceptQueue
 from gateway.server.certificates import LoadedCertificates, load
 from gateway.server.clients import Clients
 from gateway.server.connection import Connection
@@ -249,8 +249,10 @@ class Listeners:
     async def _look_at_queues(self) -> None:
         # Without files to open, connections are accepted one by one.
         with suppress(OSError):
-            for queue in [queue for listening in self._open for queue in listening.queues]:
-                await queue.look()
+            queues = [queue for listening in self._open for queue in listening.queues]
+            for queue in queues:
+                others = sum(other.further for other in queues if other is not queue)
+                await queue.look(MOST_FURTHER - others)
 
     def _factory(self, index: int) -> Callable[[], asyncio.BaseProtocol]:
         config, protocols = self._configs[index], self._protocols
