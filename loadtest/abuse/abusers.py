@@ -281,6 +281,8 @@ async def _dripped(spot: Spot, wire: Wire, every_s: float) -> None:
 
 Kind = Callable[[Spot], Coroutine[Any, Any, None]]
 
+ALL_STRUCK: Final = "every kind has struck"
+"""A line of a child's output."""
 KINDS: Final[dict[str, tuple[Kind, float]]] = {
     "slow heads": (slow_heads, 0),
     "slow bodies": (slow_bodies, 0),

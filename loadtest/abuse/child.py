@@ -32,6 +32,8 @@ NETS: Final = 4
 _CALLER_BOUND_S: Final = 5.0
 _CALLER_EVERY_S: Final = 1.0
 _NAMES: Final = 4
+_LOOK_S: Final = 0.05
+_MOST_LOOKS: Final = 1_000
 
 
 async def origin(port: int, count_port: int, s2_port: int) -> None:
@@ -124,8 +126,18 @@ async def _until_cancelled(work: list[Coroutine[Any, Any, None]], got: dict[str,
         async with asyncio.TaskGroup() as group:
             for one in work:
                 group.create_task(one)
+            group.create_task(_say_when_all_struck(got))
     finally:
         print(json.dumps(got), flush=True)
+
+
+async def _say_when_all_struck(got: dict[str, Counter[str]]) -> None:
+    for of in got.values():
+        for _ in range(_MOST_LOOKS):
+            if of["tries"]:
+                break
+            await asyncio.sleep(_LOOK_S)
+    print(abusers.ALL_STRUCK, flush=True)
 
 
 async def serve_hostile(ports: dict[str, int]) -> None:

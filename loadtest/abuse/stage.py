@@ -40,6 +40,7 @@ _REALTIME: Final = os.SCHED_RR | os.SCHED_RESET_ON_FORK
 _PRIORITY: Final = 10
 _START_S: Final = 30.0
 _STOP_S: Final = 30.0
+_LOOK_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,7 @@ async def _phases(plan: Plan, folder: Path, ports: Ports, pid: int, core: int | 
         alone = await _phase(plan, good, ports, pid, used)
         with _abuse(plan, folder, ports, core) as log:
             beside = await _phase(plan, good, ports, pid, used)
+            await _all_struck(log)
     finally:
         for task in tasks:
             task.cancel()
@@ -150,6 +152,14 @@ async def _phases(plan: Plan, folder: Path, ports: Ports, pid: int, core: int | 
     if failed:
         raise failed[0]
     return Result(plan, alone, beside, _said(log))
+
+
+async def _all_struck(log: Path) -> None:
+    """Wait, for `PATIENCE_S` at most, until each kind has struck: in a short run on a busy machine one may be late."""
+    for _ in range(int(PATIENCE_S / _LOOK_S)):
+        if _has_said(log, abusers.ALL_STRUCK):
+            return
+        await asyncio.sleep(_LOOK_S)
 
 
 @contextmanager
@@ -341,6 +351,11 @@ def _said(log: Path) -> dict[str, dict[str, int]]:
         raise BenchError(f"{log.name} ends without figures: {lines[-1:]}")
     said: dict[str, dict[str, int]] = json.loads(lines[-1])
     return said
+
+
+def _has_said(log: Path, line: str) -> bool:
+    """Whether the output of a child has this line."""
+    return line in log.read_text(encoding="utf-8", errors="replace")
 
 
 def _waited_s(pid: int) -> float:

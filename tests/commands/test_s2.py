@@ -386,8 +386,8 @@ async def test_a_gateway_is_measured_and_left_as_it_was(
     reads, delays = figures["reads"], figures["delays"]
     assert (reads["errors"], reads["hit_ratio"]) == (0, 1.0)
     assert (delays["appends"], delays["delivered"], delays["expected"]) == (4, 12, 12)
-    # The tail of the stream that is followed is asked for too.
-    assert s2_origin.origin.counters.requests[Call.READ] <= 5
+    # What is held is confirmed now and then, however often it is read, and the tail of the stream that is followed too.
+    assert s2_origin.origin.counters.requests[Call.READ] <= 20
     assert s2_origin.origin.counters.requests[Call.READ_SESSION] == 1
     assert (await streams.send("GET", "/streams"))["streams"] == []
 
