@@ -29,10 +29,11 @@ from gateway.auth.tokens import TokenRule, Unverified, read_token, verify
 from gateway.auth.verdict import PUBLIC, BadCredential, Concealed, Forbidden, Principal, Unauthenticated
 from gateway.auth.verdicts import Allowed, Verdicts
 from gateway.config.routes import RouteConfig
-from gateway.limits.oldest import evict_oldest
 
 MOST_KNOWN: Final = 1 << 14
 """Verified tokens that are known by their digests: some 15 MB."""
+MOST_PATTERNS: Final = 1 << 16
+"""Patterns in the permissions of known tokens, each as one for every 64 of its characters: 110 MB at most."""
 _BEARER: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +([A-Za-z0-9._~+/-]+=*) *")
 _SCHEME: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr](?: |$)")
 
@@ -71,6 +72,15 @@ class Credential(NamedTuple):
     is_cookie: bool = False
 
 
+class Known(NamedTuple):
+    """A verified token."""
+
+    rule: TokenRule
+    """The rule that it is valid for."""
+    principal: Principal
+    patterns: int
+
+
 class Guard:
     """Owner of the known tokens of one route."""
 
@@ -85,8 +95,10 @@ class Guard:
         """Query parameters that carry tokens."""
         self.drops_credentials = config.client_credentials == "drop"
         """Whether the origin does not get the clients' credentials."""
-        self._known: OrderedDict[bytes, tuple[TokenRule, Principal]] = OrderedDict()
-        """Verified tokens by their digests, with the rule that each is valid for."""
+        self._known: OrderedDict[bytes, Known] = OrderedDict()
+        """Verified tokens by their digests."""
+        self._patterns = 0
+        """Their patterns, as `MOST_PATTERNS` counts them."""
         has_cookies = any(rule.cookie for rule in rules if not isinstance(rule, PublicRule))
         self.vary = ("Authorization", "Cookie") if has_cookies else ("Authorization",)
         """Header fields that decide who may."""
@@ -99,6 +111,7 @@ class Guard:
         if rules != self._rules:
             self._rules = rules
             self._known.clear()
+            self._patterns = 0
             self.verdicts.begin_edition()
 
     def is_public(self, path: str) -> bool:
@@ -222,14 +235,25 @@ class Guard:
         assert isinstance(value, Unverified)
         digest = hashlib.blake2b(value.text.encode(), digest_size=32).digest()
         known = self._known.get(digest)
-        if known is not None and known[0] is rule.tokens and wall < known[1].expires_at:
+        if known is not None and known.rule is rule.tokens and wall < known.principal.expires_at:
             self._known.move_to_end(digest)
-            return known[1]
+            return known.principal
         may_verify()
         principal = verify(value, rule.tokens, wall)
-        self._known[digest] = (rule.tokens, principal)
-        evict_oldest(self._known, MOST_KNOWN)
+        self._keep(digest, rule.tokens, principal)
         return principal
+
+    def _keep(self, digest: bytes, rule: TokenRule, principal: Principal) -> None:
+        """Know the token with this digest from now on; the oldest make room."""
+        # The permissions of the rule itself come first, and all its tokens share them.
+        own = principal.permissions[len(rule.permissions) :]
+        patterns = sum(1 + len(one.pattern.text) // 64 for one in own)
+        if (before := self._known.pop(digest, None)) is not None:
+            self._patterns -= before.patterns
+        self._known[digest] = Known(rule, principal, patterns)
+        self._patterns += patterns
+        while len(self._known) > MOST_KNOWN or self._patterns > MOST_PATTERNS:
+            self._patterns -= self._known.popitem(last=False)[1].patterns
 
 
 def _cookie(lines: Sequence[str], name: str) -> str | None:

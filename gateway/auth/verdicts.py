@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, Protocol
 
-from gateway.auth.verdict import Principal
+from gateway.auth.verdict import PUBLIC, Principal
 from gateway.limits.oldest import evict_oldest
 
 MOST_REVOCATIONS: Final = 1 << 16
@@ -26,7 +26,10 @@ class Allowed:
     __slots__ = ("edition", "principal", "until")
 
     def __init__(self, principal: Principal, edition: int) -> None:
-        self.principal = principal
+        # Verdicts are kept in number, and have no use for what the principal may do elsewhere.
+        self.principal = (
+            principal._replace(permissions=(), claims=PUBLIC.claims) if principal.permissions else principal
+        )
         self.until = principal.expires_at
         """Unix seconds."""
         self.edition = edition

@@ -205,6 +205,20 @@ def test_token_that_one_rule_verified_is_judged_by_another_for_itself(tmp_path: 
         guard.judge(Asked(PATH, (Action.READ,), cookies=[f"__Secure-t={text}"]))
 
 
+def test_known_tokens_are_bounded_by_their_patterns_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.auth.guard.MOST_PATTERNS", 8)
+    guard, checks = guard_of(tmp_path, jwt_rule(tmp_path)), []
+
+    def judge(number: int) -> None:
+        text = token(jti=str(number), alg="Ed25519", streams=["read /a"] * 3)
+        guard.judge(Asked(PATH, (Action.READ,), authorization=[f"Bearer {text}"]), lambda: checks.append(number))
+
+    # An Ed25519 signature is always the same, so the token is, too.
+    for number in (1, 2, 2, 1, 3, 2, 1):
+        judge(number)
+    assert checks == [1, 2, 3, 2, 1]
+
+
 def test_revoked_key_is_refused_to_tokens_that_do_not_name_it(tmp_path: Path) -> None:
     guard = guard_of(tmp_path, jwt_rule(tmp_path))
     asked = Asked(PATH, (Action.READ,), authorization=[f"Bearer {token(header={'kid': None})}"])
