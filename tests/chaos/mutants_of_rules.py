@@ -5,7 +5,7 @@ Chaos may meet them or not: what tells them for certain is `python -m tests.chao
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from gateway.engine import catchup, classifier
@@ -78,8 +78,10 @@ def early_head_tells_the_lifetime() -> Patches:
 
 @mutant("bytes in memory do not wait for a silent origin")
 def held_bytes_wait_for_a_silent_origin() -> Patches:
-    async def answer(self: Patience, read: Any, stream: Stream, work: Coroutine[Any, Any, Any], held: Any) -> Any:
-        return await work
+    async def answer(
+        self: Patience, read: Any, stream: Stream, asking: Callable[[], Coroutine[Any, Any, Any]], held: Any
+    ) -> Any:
+        return await asking()
 
     return [(Patience, "answer_or_held", answer)]
 
