@@ -58,7 +58,8 @@ async def begin(stream: S2Stream, query: ReadQuery, read: S2Read) -> tuple[Recor
                 return start
             progress.at, progress.tail, outcome = start
             if progress.tail is None:
-                progress.trust(trusted)
+                # Not the tail of before: the record that was found may have been appended since.
+                progress.trust(stream.trusted_tail(read.trust_s))
     return progress, outcome
 
 

@@ -12,10 +12,11 @@ from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
 from gateway.engine.s2.fetch import S2Fetched, S2Origin, S2Source
 from gateway.engine.s2.stream import VERIFIED_S, S2Shared, S2Stream
+from gateway.engine.s2.unary import S2Read, begin
 from gateway.limits.queues import Askers
 from gateway.protocol.sharing import Group, Partition, StreamKey
-from gateway.s2.read_query import FromSeqNum, Start
-from gateway.s2.records import Record
+from gateway.s2.read_query import FromSeqNum, FromTimestamp, ReadQuery, Start
+from gateway.s2.records import Record, StreamPosition
 from gateway.tape.eviction import POLICIES
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.records import Limits
@@ -152,3 +153,19 @@ async def test_a_refused_read_behind_a_full_answer_confirms_nothing(
     origin.reads.clear()
     assert numbers(await fetch(stream, 8, 1)) == [8]
     assert origin.reads == [(3, 1, ["a"]), (8, 1, ["a"])]
+
+
+async def test_a_record_found_by_its_time_is_not_unwritten_by_the_tail_of_before(
+    stream: S2Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tails = [StreamPosition(5, 50)]
+
+    async def found(*_: object) -> S2Fetched:
+        tails.append(StreamPosition(6, 100))
+        return S2Fetched(FoundRecords((Record(5, 100, (), b"x"),)), is_fresh=True, is_all=False)
+
+    monkeypatch.setattr(stream, "trusted_tail", lambda _: tails[-1])
+    monkeypatch.setattr(stream, "fetch_or_tail", found)
+    begun = await begin(stream, ReadQuery(FromTimestamp(100), count=1), S2Read(KEY, stream.source, "net", 0.0, 1.0))
+    assert not isinstance(begun, S2Refused)
+    assert (begun[0].at, begun[0].tail) == (5, StreamPosition(6, 100))
