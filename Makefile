@@ -5,7 +5,7 @@ ARGS ?=
 PYTEST_ARGS ?= -q
 # One process has the Java, and the others wait a good part of their time: that keeps two processors busy.  Each more
 # costs 3 s of a processor, for it imports the gateway.
-JOBS ?= 6
+JOBS ?= 4
 # Files are what a process collects first (tests/late.py), so there is no percentage of tests to show.
 PARALLEL = --numprocesses $(JOBS) --dist loadfile -o console_output_style=classic
 BENCH_OUT ?= build/bench
@@ -47,7 +47,7 @@ help: ## show the verbs
 dev: $(RUNTIME_INSTALLED) ## run the in-memory origin and the gateway in front of it, with lines to paste (ARGS="--listen …")
 	@$(BIN)/durable-gateway dev $(ARGS)
 
-test: ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=6)
+test: ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=4)
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) check suite $(JAVA_CLASSES)
 
 # Beside the checks: tests wait a good part of their time, and the checks need one processor for a minute.
