@@ -307,11 +307,15 @@ class Http2Connection(TimedHttp2Connection):
                 channel.abort()
                 return True
             del self._channels[stream]
-        if not isinstance(known, RememberedAnswer) or not clients.is_current(known, alias):
+        if not isinstance(known, RememberedAnswer):
+            return False
+        began = clients.now()
+        if (
+            began >= known.until or known.version is not known.stream.version or clients.refusals
+        ) and not clients.is_current(known, alias):
             return False
         if clients.admits is not None and not clients.admits(known, self, section):
             return False
-        began = clients.now()
         known.hits += 1
         self._send_remembered(stream, known, request)
         if (on_hit := clients.on_hit) is not None:
