@@ -39,7 +39,7 @@ _SCHEME: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr](?: |$)")
 
 
 class Asked(NamedTuple):
-    """What a request asks for, as far as it matters to who may."""
+    """The parts of a request that a verdict depends on."""
 
     path: str
     """The canonical path, as the client named the stream."""

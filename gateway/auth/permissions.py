@@ -30,7 +30,7 @@ _EVERY: Final = "/**"
 
 
 class Action(StrEnum):
-    """What a request does to its stream."""
+    """An action of a request on its stream."""
 
     READ = "read"
     APPEND = "append"

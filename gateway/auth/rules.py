@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from gateway.auth.permissions import BadPermission, Pattern, parse_permission
 from gateway.auth.signatures import LEAST_SIGNING_BYTES, SigningKey
 from gateway.auth.tokens import TokenRule, registry_of
 from gateway.config.authorisation import AuthRuleConfig
+from gateway.config.credentials import read_secret
 from gateway.config.errors import ConfigError, Mistakes
 from gateway.config.gateway import GatewayConfig
 from gateway.config.routes import RouteConfig
@@ -76,7 +76,7 @@ def _rule(route: RouteConfig, index: int, config: AuthRuleConfig) -> Rule:
 
     file = f"{where}.keys_file: {config.keys_file}"
     try:
-        ring = parse_keys(_read(config.keys_file, file))
+        ring = parse_keys(read_secret(config.keys_file, _MOST_BYTES, file))
     except BadKeys as error:
         raise ConfigError(f"{file}: {error}") from None
     tokens = TokenRule(
@@ -95,20 +95,7 @@ def _rule(route: RouteConfig, index: int, config: AuthRuleConfig) -> Rule:
 
 
 def _secret(path: str, where: str) -> bytes:
-    secret = _read(path, where).strip()
+    secret = read_secret(path, _MOST_BYTES, where).strip()
     if len(secret) < LEAST_SIGNING_BYTES:
         raise ConfigError(f"{where}: a key of fewer than {LEAST_SIGNING_BYTES} bytes can be guessed")
     return secret
-
-
-def _read(path: str, where: str) -> bytes:
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{where}: cannot be read: {error.strerror or error}") from None
-    except ValueError:
-        raise ConfigError(f"{where}: cannot be read: not a valid path") from None
-    if len(data) > _MOST_BYTES:
-        raise ConfigError(f"{where}: is larger than {_MOST_BYTES} bytes")
-    return data

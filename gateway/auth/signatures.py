@@ -52,7 +52,7 @@ class SigningKey(NamedTuple):
 
 
 class Signed(NamedTuple):
-    """What a signature stands for."""
+    """The terms of a signature."""
 
     expires: str
     methods: str = ""

@@ -39,7 +39,7 @@ class TokenRule(NamedTuple):
     any_type: bool
     leeway_s: float
     permissions: tuple[Permission, ...]
-    """What each valid token allows."""
+    """Permissions of each valid token, besides its own."""
     permissions_claim: str
     tenant_claim: str
 

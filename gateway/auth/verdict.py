@@ -64,14 +64,6 @@ class Concealed(AuthRefused):
     text = "Stream not found"
 
 
-class Undecided(AuthRefused):
-    """Whether the request is allowed cannot be found out now.  A 4xx would be final for clients."""
-
-    status = 503
-    fault = Fault.UPSTREAM
-    text = "Authorisation cannot be decided now"
-
-
 class BadCredential(Exception):
     """A credential is wrong.  The text is fixed, and names nothing that the client sent."""
 

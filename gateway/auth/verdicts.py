@@ -17,7 +17,7 @@ from gateway.limits.oldest import evict_oldest
 MOST_REVOCATIONS: Final = 1 << 16
 
 Subject = Literal["principal", "token", "key"]
-"""What a revocation names: a principal, one token by its id, or all that one key has signed."""
+"""The kinds of revocations: of a principal, of one token by its id, or of all that one key has signed."""
 
 
 class Allowed:
@@ -46,7 +46,7 @@ class GuardedRead(Protocol):
 
 
 class Revocation(NamedTuple):
-    """What is revoked."""
+    """A principal, a token or a key that is refused."""
 
     subject: Subject
     name: str

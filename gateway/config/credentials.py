@@ -52,7 +52,7 @@ def _value(route: RouteConfig, wanted: OriginCredentialsConfig, environ: Mapping
         text = environ[wanted.environment]
     else:
         where = f"{key}.file: {wanted.file}"
-        text = _read(Path(wanted.file), where)
+        text = read_secret(wanted.file, _MOST_BYTES, where).decode("latin-1")
     value = text.strip(" \t\r\n")
     if not value:
         raise ConfigError(f"{where}: is empty")
@@ -61,14 +61,16 @@ def _value(route: RouteConfig, wanted: OriginCredentialsConfig, environ: Mapping
     return value
 
 
-def _read(path: Path, where: str) -> str:
+def read_secret(path: str, most_bytes: int, where: str) -> bytes:
+    """The bytes of a file with a secret or a key.  Raises ConfigError, which begins with `where`, if it cannot be read
+    or is larger than `most_bytes`."""
     try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+        with Path(path).open("rb") as file:
+            data = file.read(most_bytes + 1)
     except OSError as error:
         raise ConfigError(f"{where}: cannot be read: {error.strerror or error}") from None
     except ValueError:
         raise ConfigError(f"{where}: cannot be read: not a valid path") from None
-    if len(data) > _MOST_BYTES:
-        raise ConfigError(f"{where}: is larger than {_MOST_BYTES} bytes")
-    return data.decode("latin-1")
+    if len(data) > most_bytes:
+        raise ConfigError(f"{where}: is larger than {most_bytes} bytes")
+    return data

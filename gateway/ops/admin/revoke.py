@@ -18,7 +18,7 @@ _DAY_S = 86_400.0
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class RevokeBody:
-    """What is refused from now on."""
+    """A principal, a token or a key, to be refused from now on."""
 
     subject: Subject
     """principal: the `sub` of tokens; token: one token by its `jti`; key: the `kid` of tokens, or the id of a key that
