@@ -255,7 +255,7 @@ class Http2Connection(asyncio.Protocol):
             self._leave_owner()
         for carrier in changed:
             carrier.notify()
-        if session.has_failed and not self._is_lost:
+        if session.failed is not None and not self._is_lost:
             self._close(_broken)
         elif session.has_goaway and not self.exchanges and not self._is_lost:
             self._leave()

@@ -65,11 +65,6 @@ class Ending(Receiving):
         """The highest id among the streams reset before those."""
 
     @property
-    def has_failed(self) -> bool:
-        """Whether the connection has ended: nothing more is read or written."""
-        return self.failed is not None
-
-    @property
     @abstractmethod
     def _last_peer_id(self) -> int:
         """The last stream that the peer has begun and this side has processed; 0 if there is none."""

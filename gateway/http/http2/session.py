@@ -33,15 +33,15 @@ class Session(Reading[Http2Request]):
     __slots__ = (
         "_has_preface",
         "_has_sent_goaway",
-        "_last_answered_id",
         "_most_streams",
+        "last_answered_id",
     )
 
     def __init__(self, most_streams: int, counts: SessionCounts) -> None:
         super().__init__(counts, MOST_LIST_BYTES, Http2Request)
         self._most_streams = most_streams
         self._has_preface = False
-        self._last_answered_id: int | None = None
+        self.last_answered_id: int | None = None
         """The last stream that is answered, once this side has named it."""
         self._has_sent_goaway = False
         """Whether this side has sent the first GOAWAY of an orderly end."""
@@ -65,11 +65,6 @@ class Session(Reading[Http2Request]):
         """Whether the client was asked to begin no more requests."""
         return self._has_sent_goaway
 
-    @property
-    def is_leaving(self) -> bool:
-        """Whether this side has named the last request that is answered."""
-        return self._last_answered_id is not None
-
     def _read_preface(self, data: bytes) -> int:
         if self._has_preface:
             return 0
@@ -92,7 +87,7 @@ class Session(Reading[Http2Request]):
 
     def _begin(self, stream_id: int, request: Http2Request, ends: bool) -> None:
         self._last_id = stream_id
-        if self._last_answered_id is not None and stream_id > self._last_answered_id:
+        if self.last_answered_id is not None and stream_id > self.last_answered_id:
             # Such a stream is ignored, as GOAWAY has announced; the client may retry elsewhere (RFC 9113 section 6.8).
             self._spend(Kind.IDLE)
             self._note_reset(stream_id)
@@ -119,7 +114,7 @@ class Session(Reading[Http2Request]):
             return
         is_flood = self._now < stream.settled_at and not self._budget.spend(Kind.RESET, self._now)
         self._drop(stream, ErrorCode.CANCEL)
-        if is_flood and self._last_answered_id is None:
+        if is_flood and self.last_answered_id is None:
             self._end_for_resets()
         self._events.append(StreamReset(stream, is_by_peer=True))
 
@@ -132,7 +127,7 @@ class Session(Reading[Http2Request]):
         if not self.streams:
             raise SessionError(ErrorCode.ENHANCE_YOUR_CALM)
         self._counts.goaways[ErrorCode.ENHANCE_YOUR_CALM] += not self._has_sent_goaway
-        self._last_answered_id = self._last_id
+        self.last_answered_id = self._last_id
         self._write(frames.goaway(self._last_id, ErrorCode.ENHANCE_YOUR_CALM))
 
     def _close_if_ended(self, stream: Stream) -> None:
@@ -156,13 +151,13 @@ class Session(Reading[Http2Request]):
         First with `is_final` False: a GOAWAY without a last stream, and a PING, whose answer shows that the client has
         read it.  Then with `is_final` True: a GOAWAY that names the last request that is answered.
         """
-        if self.failed is not None or self._last_answered_id is not None:
+        if self.failed is not None or self.last_answered_id is not None:
             return
         if not self._has_sent_goaway:
             self._counts.goaways[ErrorCode.NO_ERROR] += 1
             self._has_sent_goaway = True
         if is_final:
-            self._last_answered_id = self._last_id
+            self.last_answered_id = self._last_id
             self._write(frames.goaway(self._last_id, ErrorCode.NO_ERROR))
         else:
             self._write(frames.goaway(frames.LAST_STREAM_ID, ErrorCode.NO_ERROR))

@@ -199,7 +199,7 @@ class Http2Connection(TimedHttp2Connection):
     def _hold_input(self) -> None:
         """Read the transport no longer, or again, by how much input waits."""
         session, transport = self.session, self.transport
-        if transport is None or transport.is_closing() or session.has_failed or self._has_ended:
+        if transport is None or transport.is_closing() or session.failed is not None or self._has_ended:
             return
         if not self._is_held and session.has_more and session.input_bytes > MOST_INPUT:
             self._is_held = True
@@ -214,7 +214,7 @@ class Http2Connection(TimedHttp2Connection):
         unanswered, turns = self._unanswered, self.clients.turns
         while unanswered and not self._is_waiting:
             channel = unanswered[0]
-            if channel.stream.reset_code is not None or self.session.has_failed:
+            if channel.stream.reset_code is not None or self.session.failed is not None:
                 del unanswered[0]
             elif not is_turn and turns.must_wait(self, is_request=self._has_requests):
                 self._is_waiting = True
@@ -238,14 +238,14 @@ class Http2Connection(TimedHttp2Connection):
         match event:
             case RequestReceived(stream, request, is_whole):
                 self._is_active = True
-                if stream.reset_code is not None or self.session.has_failed:
+                if stream.reset_code is not None or self.session.failed is not None:
                     # Reset again by a later frame of the same input, after its head has been decoded.
                     self._next_heads = HEADS
                     self.clients.turns.begin()
                 elif (
                     (use := self.use) is not None
                     and use.banned_until
-                    and not self.session.is_leaving
+                    and self.session.last_answered_id is None
                     and self.clients.is_banned(use)
                 ):
                     self.session.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)

@@ -128,7 +128,7 @@ class TimedHttp2Connection(asyncio.Protocol):
         if session.flood is not None:
             self.clients.note_flood(self.use, session.flood.value)
             session.flood = None
-        if session.has_failed:
+        if session.failed is not None:
             self._end()
         elif session.is_mid_head or not session.is_greeted:
             if not self._head_timer.is_set:
@@ -136,7 +136,7 @@ class TimedHttp2Connection(asyncio.Protocol):
         else:
             if self._head_timer.is_set:
                 self._head_timer.clear()
-            if session.has_goaway or session.is_leaving:
+            if session.has_goaway or session.last_answered_id is not None:
                 self._close_if_over()
 
     def _check_idle(self) -> None:
@@ -163,7 +163,7 @@ class TimedHttp2Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """The client has half-closed: answer its requests, then close.  False if none is unanswered."""
         session, transport = self.session, self.transport
-        if transport is None or transport.is_closing() or session.has_failed:
+        if transport is None or transport.is_closing() or session.failed is not None:
             return False
         if not (self._channels or session.streams or session.has_more):
             return False
@@ -229,7 +229,7 @@ class TimedHttp2Connection(asyncio.Protocol):
 
     def begin_leaving(self) -> None:
         """Send a GOAWAY, unless one is sent: requests in progress and on their way are answered."""
-        if self.session.has_failed or self.session.has_sent_goaway or self.transport is None:
+        if self.session.failed is not None or self.session.has_sent_goaway or self.transport is None:
             return
         self.session.leave(is_final=False)
         self.flush()
@@ -244,7 +244,9 @@ class TimedHttp2Connection(asyncio.Protocol):
         """Close the connection if either side is leaving and no request is open."""
         session = self.session
         # What waits to be read may be requests: those behind the client's GOAWAY are answered as well.
-        is_ending = session.is_leaving or self._has_ended or (session.has_goaway and not session.has_more)
+        is_ending = (
+            session.last_answered_id is not None or self._has_ended or (session.has_goaway and not session.has_more)
+        )
         if is_ending and not self._channels and not session.streams:
             self._close()
 

@@ -95,7 +95,7 @@ def check_refusals(second: h2.connection.H2Connection, side: Client | Server, se
         except h2.exceptions.ProtocolError:
             refuses = True
         side.take(raw)
-        is_refused = side.session.has_failed or bool(side.resets())
+        is_refused = side.session.failed is not None or bool(side.resets())
         assert is_refused or not refuses
         if refuses or is_refused or side.session.has_goaway:
             # From here on the two have different states.

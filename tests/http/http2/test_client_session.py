@@ -248,7 +248,7 @@ def test_an_origin_begins_with_settings(raw: bytes) -> None:
     client.ask()
     for byte in raw:
         client.take(bytes((byte,)))
-    assert client.session.has_failed
+    assert client.session.failed is not None
     assert not client.session.is_greeted
 
 
@@ -262,7 +262,7 @@ def test_goaway_ends_the_streams_that_it_does_not_name() -> None:
     # What is still under way for the others is no error, and the first goes on.
     client.take(reply(second.id), data(third.id, b"x"))
     assert client.take(data(first.id, b"abc", ends=True))[-1] == BodyEnded(first)
-    assert not client.session.has_failed
+    assert client.session.failed is None
 
 
 def test_a_first_goaway_of_two_ends_nothing() -> None:
@@ -308,7 +308,7 @@ def test_unread_bodies_share_a_bound() -> None:
             unread += event.size
             client.session.unread(stream, stream.unread_bytes + event.size)
             client.session.acknowledge(stream, event.size)
-    assert not client.session.has_failed
+    assert client.session.failed is None
     assert MOST_UNREAD_BYTES < unread <= MOST_UNREAD_BYTES + len(streams) * REPLY_WINDOW
     assert client.session.input_bytes == unread
     # A body that is read goes on.

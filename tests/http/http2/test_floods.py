@@ -133,7 +133,7 @@ def test_resets_of_answered_streams_are_no_flood() -> None:
         server.take(reset(id_))
         server.said()
     assert server.session.failed is None
-    assert not server.session.is_leaving
+    assert server.session.last_answered_id is None
 
 
 def test_resets_of_streams_that_have_waited_for_their_answers_are_no_flood() -> None:
@@ -146,14 +146,14 @@ def test_resets_of_streams_that_have_waited_for_their_answers_are_no_flood() -> 
         server.take(*map(reset, batch))
         server.said()
     assert server.session.failed is None
-    assert not server.session.is_leaving
+    assert server.session.last_answered_id is None
 
 
 def test_resets_before_the_answers_begin_leave_the_open_streams_to_their_end() -> None:
     server = Server()
     answered(1, server)
     ids = iter(range(3, 1 << 30, 2))
-    while not server.session.is_leaving:
+    while server.session.last_answered_id is None:
         id_ = next(ids)
         server.take(request(id_))
         server.session.send_head(server.streams[id_], b"\x08\x03100", is_interim=True)
