@@ -121,13 +121,13 @@ def first_event(lines: Iterator[str]) -> list[str]:
     ("command", "options"),
     [
         ([], ["dev", "serve", "origin", "check", "--version"]),
-        (["dev"], ["--listen", "--admin", "--origin-listen", "--protocol"]),
+        (["dev"], ["--listen", "--admin", "--origin-listen", "--protocol", "--auth"]),
         (
             ["serve"],
             ["--origin", "--config", "--listen", "--admin", "--long-poll-timeout", "--sse-lifetime", "--cache-bytes"],
         ),
         (["origin"], ["--listen", "--protocol", "--long-poll-timeout", "--sse-lifetime", "--max-chunk-bytes"]),
-        (["check"], ["CONFIG"]),
+        (["check"], ["CONFIG", "URL", "--as"]),
     ],
 )
 def test_help_names_every_option(command: list[str], options: list[str]) -> None:
@@ -571,6 +571,29 @@ def test_dev_prints_lines_that_work_when_pasted(start: Start) -> None:
         assert event[0] == "event: data"
         assert '{"hello":"world"}' in "".join(event[1:])
         assert command.told(signal.SIGINT) == (0, "", "")
+
+
+def test_dev_with_rules_prints_tokens_and_lines_that_work_when_pasted(start: Start) -> None:
+    places = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--origin-listen", "127.0.0.1:0")
+    command = start("dev", "--auth", *places).ready("origin", "gateway", "admin")
+    printed = [command.line() for _ in range(20)][1::2]
+    tokens = dict(line.split("=", 1) for line in printed[:2])
+
+    def paste(line: str) -> int:
+        for name, token in tokens.items():
+            line = line.replace(f"${name}", token)
+        method, url, headers, body = pasted(line)
+        with httpx.stream(method, url, headers=headers, content=body, timeout=PATIENCE_S) as reply:
+            return reply.status_code
+
+    create, append, read, _, sse, refused, link, why = printed[2:]
+    assert [paste(line) for line in (create, append, read, sse, refused, link)] == [201, 204, 200, 200, 401, 200]
+    assert paste(append.replace("$WRITER", "$READER")) == 403
+    words = shlex.split(why.replace("$READER", tokens["READER"]))[1:]
+    status, out, _ = run_here(*words)
+    assert (status, "principal: reader" in out, "granted by: read /**" in out) == (0, True, True)
+    assert command.told(signal.SIGINT) == (0, "", "")
+    assert not Path(words[1]).exists()
 
 
 def test_dev_with_an_s2_origin_prints_lines_that_work_when_pasted(start: Start) -> None:

@@ -106,6 +106,11 @@ class Guard:
     def __repr__(self) -> str:
         return f"<Guard {len(self._rules)} rules, {len(self._known)} known tokens>"
 
+    @property
+    def rules(self) -> Rules:
+        """The rules in effect."""
+        return self._rules
+
     def replace(self, rules: Rules) -> None:
         """Judge by the same rules with other keys from now on."""
         if rules != self._rules:
@@ -135,14 +140,14 @@ class Guard:
         has sent too many bad credentials; `failed` is called for each bad one.
         """
         try:
-            credential, has_one = self._credential(asked)
+            credential, has_one = self.find_credential(asked)
             if credential is None:
                 if asked.is_read and self.is_public(asked.path):
                     return Allowed(PUBLIC, self.verdicts.edition)
                 if has_one:
                     raise BadCredential("No rule accepts the credential")
                 raise Unauthenticated(None, self._challenge())
-            principal = self._principal(credential, asked, may_verify)
+            principal = self.identify(credential, asked, may_verify)
         except BadCredential as error:
             failed()
             raise Unauthenticated(*self._explained(error)) from None
@@ -179,8 +184,9 @@ class Guard:
             return Concealed()
         return Forbidden(text, self._challenge("insufficient_scope", text))
 
-    def _credential(self, asked: Asked) -> tuple[Credential | None, bool]:
-        """The request's credential, if a rule knows it or the request is public; and whether there is one at all."""
+    def find_credential(self, asked: Asked) -> tuple[Credential | None, bool]:
+        """The request's credential and the rule that it belongs to, None if no rule knows it or the request is public;
+        and whether there is a credential at all.  Raises BadCredential."""
         bearer = self._bearer(asked)
         has_one = bearer is not None
         for rule in self._rules:
@@ -225,7 +231,10 @@ class Guard:
             raise BadCredential("The token is no JWT")
         return found[1]
 
-    def _principal(self, credential: Credential, asked: Asked, may_verify: Callable[[], None]) -> Principal:
+    def identify(
+        self, credential: Credential, asked: Asked, may_verify: Callable[[], None] = lambda: None
+    ) -> Principal:
+        """The principal of a credential, once it is verified.  Raises BadCredential."""
         wall = self.verdicts.wall()
         rule, value = credential.rule, credential.value
         if isinstance(rule, SignedRule):

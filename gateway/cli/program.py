@@ -156,6 +156,9 @@ def dev(
     tls: Annotated[
         bool, typer.Option("--tls", help="Listen over TLS, with a certificate made for this machine.")
     ] = False,
+    auth: Annotated[
+        bool, typer.Option("--auth", help="Authorise requests, with a key made for this run; print tokens.")
+    ] = False,
 ) -> None:
     """Run an in-memory origin and a gateway in front of it, and print commands to try."""
     from gateway.cli import servers
@@ -165,7 +168,10 @@ def dev(
     # Validate before anything listens, with a placeholder for the origin's port, which is known only afterwards.
     load_config(environ=os.environ, flags=[*flags, Flag("route.*.origin", f"http://{_ORIGIN_LISTEN}", "dev")])
     address, is_s2 = _address("--origin-listen", origin_listen), protocol is _OriginProtocol.S2
-    servers.run(servers.run_dev(flags, address, servers.load_local_certificate() if tls else None, is_s2=is_s2))
+    if auth and is_s2:
+        raise ConfigError("--auth is not for --protocol s2")
+    local = servers.load_local_certificate() if tls else None
+    servers.run(servers.run_dev(flags, address, local, is_s2=is_s2, has_auth=auth))
 
 
 @app.command()

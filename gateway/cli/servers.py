@@ -14,6 +14,7 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import uvloop
@@ -37,6 +38,7 @@ NO_FILE: Final = "this gateway was started without a configuration file"
 
 if TYPE_CHECKING:
     from gateway.app import RunningGateway
+    from gateway.commands.dev_auth import LocalRules
     from gateway.commands.dev_tls import LocalCertificate
     from gateway.origin.app import RunningOrigin
     from gateway.origin.s2.app import RunningS2Origin
@@ -204,10 +206,23 @@ def _over_tls(config: GatewayConfig, local: LocalCertificate) -> GatewayConfig:
     return GatewayConfig.model_validate(tree)
 
 
+def _with_rules(config: GatewayConfig, rules: LocalRules) -> GatewayConfig:
+    """`config` with these rules on each route, and one tape for all readers."""
+    tree = config.model_dump(exclude_unset=True)
+    more = {"auth": rules.auth, "credentials": "shared"}
+    return GatewayConfig.model_validate({**tree, "routes": [{**route, **more} for route in tree["routes"]]})
+
+
 async def run_dev(
-    flags: list[Flag], origin_address: Address, local: LocalCertificate | None, *, is_s2: bool = False
+    flags: list[Flag],
+    origin_address: Address,
+    local: LocalCertificate | None,
+    *,
+    is_s2: bool = False,
+    has_auth: bool = False,
 ) -> None:
-    """Run an in-memory origin and a gateway in front of it, over TLS with a `local` certificate."""
+    """Run an in-memory origin and a gateway in front of it, over TLS with a `local` certificate.  `has_auth` gives it
+    rules who may, and prints tokens."""
     from gateway.app import start_gateway
 
     shutdown = Shutdown()
@@ -232,6 +247,13 @@ async def run_dev(
             # Append sessions need HTTP/2 on both sides.
             dev_flags += [Flag("route.*.protocol", "s2", "dev"), Flag("route.*.origin_http", "2", "dev")]
         config = load_config(environ=os.environ, flags=[*flags, *dev_flags]).config
+        rules = None
+        if has_auth:
+            from gateway.commands.dev_auth import local_rules
+
+            folder = stack.enter_context(TemporaryDirectory(prefix="durable-gateway-"))
+            rules = local_rules(Path(folder), running.url, SystemClock.wall())
+            config = _with_rules(config, rules)
         if local is not None:
             config = _over_tls(config, local)
         gateway = await _started(start_gateway(config), *_bind_addresses(config))
@@ -239,7 +261,8 @@ async def run_dev(
         print_ready("origin", running.url)
         print_ready("gateway", gateway.gateway_url)
         print_ready("admin", gateway.admin_url)
-        print_lines_to_paste(gateway.gateway_url, local.authority if local is not None else None, is_s2=is_s2)
+        authority = local.authority if local is not None else None
+        print_lines_to_paste(gateway.gateway_url, authority, rules, is_s2=is_s2)
         await shutdown.requested()
 
 

@@ -6,7 +6,11 @@ every mistake, one a line, and warns of valid settings that have no effect, or h
 check that depends on other values (a check across fields, a file named by a wrong value) runs only once those are
 right.
 
-Exit statuses: 0 the configuration is valid; 1 an origin does not answer (`--probe`); 2 there are mistakes.
+With a URL it says in place of that which rule of its route decides a request, for whom, and why
+(`gateway.commands.check_request`).
+
+Exit statuses: 0 the configuration is valid, and the request is allowed; 1 an origin does not answer (`--probe`), or the
+request is refused; 2 there are mistakes.
 """
 
 from __future__ import annotations
@@ -56,6 +60,22 @@ class Probe:
 
 def check(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOML file to validate.")],
+    url: Annotated[
+        str | None,
+        typer.Argument(metavar="URL", help="Explain in place of that how a request for this URL is authorised."),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option("--as", metavar="TOKEN", help="The request's bearer token; - reads it from standard input."),
+    ] = None,
+    cookie: Annotated[str, typer.Option("--cookie", metavar="NAME=VALUE", help="The request's Cookie field.")] = "",
+    action: Annotated[
+        str,
+        typer.Option("--action", metavar="ACTIONS", show_default="read", help="What it does: append, delete, …"),
+    ] = "",
+    client: Annotated[
+        str, typer.Option("--client", metavar="ADDRESS", help="Its client, for signatures of one network.")
+    ] = "",
     everything: Annotated[bool, typer.Option("--all", help="Print every value in effect, including defaults.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but mistakes and warnings.")] = False,
     as_json: Annotated[
@@ -70,10 +90,13 @@ def check(
 ) -> None:
     """Validate a configuration and the files that it names; print the values it sets with their sources, and "ok".
 
-    Print all mistakes and warnings, one a line.  Exit status 2 if there are mistakes, 1 if an origin does not answer.
+    Print all mistakes and warnings, one a line.  With a URL, explain how its request is authorised.  Exit status 2 if
+    there are mistakes, 1 if an origin does not answer or the request is refused.
     """
     from gateway.config import advice
 
+    if url is None and (token is not None or cookie or action or client):
+        raise typer.BadParameter("--as, --cookie, --action and --client need a URL")
     if quiet and (everything or as_json):
         raise typer.BadParameter("cannot be combined with --all or --json", param_hint="'--quiet'")
     try:
@@ -85,6 +108,11 @@ def check(
             for mistake in error.mistakes:
                 typer.echo(f"durable-gateway: {mistake}", err=True)
         raise typer.Exit(2) from None
+    if url is not None:
+        from gateway.commands.check_request import explain_request, token_from
+
+        known = token_from(token) if token is not None else ""
+        raise typer.Exit(explain_request(loaded.config, url, known, action, client, cookie))
     probes = _probed(loaded.config, tls) if probe else []
     bad = [one for one in probes if one.problem is not None]
     settings = list(loaded.settings())

@@ -5,30 +5,48 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from gateway.commands.dev_auth import LocalRules
+
 _JSON: Final = "-H 'Content-Type: application/json'"
 
 
-def lines_to_paste(url: str, authority: Path | None = None) -> list[tuple[str, str]]:
+def lines_to_paste(url: str, authority: Path | None = None, rules: LocalRules | None = None) -> list[tuple[str, str]]:
     """Commands to try against a gateway at `url`, each with a comment.
 
-    `authority` is the file of the authority that signed the gateway's certificate; None without TLS.
+    `authority` is the file of the authority that signed the gateway's certificate; None without TLS.  `rules` are those
+    of `dev --auth`.
     """
-    stream = f"{url.rstrip('/')}/demo"
+    url = url.rstrip("/")
+    stream = f"{url}/demo"
     curl = "curl" if authority is None else f"curl --cacert {shlex.quote(str(authority))}"
+    reads, writes = (
+        ("", "") if rules is None else (f'-H "Authorization: Bearer ${name}" ' for name in ("READER", "WRITER"))
+    )
+    lines = [
+        ("create", f"{curl} -i -X PUT {writes}{_JSON} '{stream}'"),
+        ("append", f"{curl} -i -X POST {writes}{_JSON} --data '{{\"hello\":\"world\"}}' '{stream}'"),
+        ("read", f"{curl} -i {reads}'{stream}?offset=-1'"),
+        ("tail by long-poll: waits for the next append", f"{curl} -i {reads}'{stream}?live=long-poll&offset=now'"),
+        ("tail by SSE: everything, then what comes", f"{curl} -iN {reads}'{stream}?live=sse&offset=-1'"),
+    ]
+    if rules is None:
+        return lines
     return [
-        ("create", f"{curl} -i -X PUT {_JSON} '{stream}'"),
+        ("a token that reads every stream", f"READER={rules.reader}"),
+        ("a token that allows everything", f"WRITER={rules.writer}"),
+        *lines,
+        ("without a token: 401", f"{curl} -i '{stream}?offset=-1'"),
+        ("a signed URL, for an EventSource", f"{curl} -iN '{rules.signed(url, '/demo')}&live=sse&offset=-1'"),
         (
-            "append",
-            f"{curl} -i -X POST -H 'Content-Type: application/json' --data '{{\"hello\":\"world\"}}' '{stream}'",
+            "which rule decides, and why",
+            f"durable-gateway check {shlex.quote(str(rules.config))} '{stream}' --as $READER",
         ),
-        ("read", f"{curl} -i '{stream}?offset=-1'"),
-        ("tail by long-poll: waits for the next append", f"{curl} -i '{stream}?live=long-poll&offset=now'"),
-        ("tail by SSE: everything, then what comes", f"{curl} -iN '{stream}?live=sse&offset=-1'"),
     ]
 
 
@@ -60,12 +78,14 @@ def trust_lines(authority: Path) -> list[tuple[str, str]]:
     ]
 
 
-def print_lines_to_paste(url: str, authority: Path | None, *, is_s2: bool = False) -> None:
+def print_lines_to_paste(
+    url: str, authority: Path | None, rules: LocalRules | None = None, *, is_s2: bool = False
+) -> None:
     """Print the commands to try, and with TLS how to trust the certificate."""
     console = Console(soft_wrap=True, highlight=False)
-    lines = s2_lines_to_paste if is_s2 else lines_to_paste
+    lines = s2_lines_to_paste(url, authority) if is_s2 else lines_to_paste(url, authority, rules)
     trust = [] if authority is None else trust_lines(authority)
-    for comment, line in [*lines(url, authority), *trust]:
+    for comment, line in [*lines, *trust]:
         console.print(Text(f"# {comment}", "dim"))
         console.print(Text(line))
     sys.stdout.flush()

@@ -245,7 +245,7 @@ class RequestParser:
             raise LoopDetected
         parameters = None
         if route.guard is not None:
-            target, parameters = _take_credentials(target, route.guard)
+            target, parameters = take_credentials(target, route.guard)
         sharing = facts.for_route(route)
         key = route.key(target, sharing.partition)
         client = self._net_of(request.client)
@@ -311,7 +311,7 @@ class RequestParser:
         return facts
 
 
-def _take_credentials(target: Target, guard: Guard) -> tuple[Target, Mapping[str, str] | None]:
+def take_credentials(target: Target, guard: Guard) -> tuple[Target, Mapping[str, str] | None]:
     """The target without the credentials in its query, and these by name, decoded; None if there are none.  Raises
     BadTarget if one is there twice."""
     names = guard.credential_parameters(target.query)

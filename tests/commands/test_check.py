@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from gateway.origin.app import RunningOrigin
 from tests.certificates import Authority
 from tests.commands.here import run_here
 from tests.commands.runs import finished
+from tests.scenarios.credentials import AUDIENCE, ISSUER, key_file, link_key_file, signed, token
 
 GOOD = '[limits]\ncache_bytes = "1MiB"\n[[route]]\norigin = "{origin}"\n'
 NOWHERE = "http://127.0.0.1:1"
@@ -375,3 +377,58 @@ def test_a_certificate_that_is_never_used_is_named(file: Path, tmp_path: Path) -
         f"listener[0].tls.certificates[0]: {pairs[0].certificate} is never used: {pairs[1].certificate} has its names "
         "and a key of the same kind, and is valid longer"
     )
+
+
+def guarded(folder: Path) -> Path:
+    """A configuration with one rule of each kind."""
+    return written(
+        folder / "guarded.toml",
+        f'[[route]]\norigin = "{NOWHERE}"\ncredentials = "shared"\n'
+        '[[route.auth]]\nby = "public"\nstreams = ["/public/**"]\n'
+        f'[[route.auth]]\nby = "jwt"\nissuer = "{ISSUER}"\naudience = ["{AUDIENCE}"]\n'
+        f'keys_file = "{key_file(folder)}"\npermissions = ["read /{{sub}}/**"]\n'
+        f'[[route.auth]]\nby = "signed"\nkeys = [{{ id = "one", file = "{link_key_file(folder)}" }}]\n'
+        '[[route]]\nname = "open"\nhost = "open.test"\n'
+        f'origin = "{NOWHERE}/open"\ncredentials = "partition"\n',
+    )
+
+
+FAR = 1 << 32
+NO_TOKEN = f"auth[1] jwt {ISSUER}: the request has no token of this issuer"
+ADA = token("ada", exp=FAR, iat=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "lines"),
+    [
+        (["/ada/x", "--as", ADA], 0, ["principal: ada", "granted by: read /{sub}/**"]),
+        (["/bob/x", "--as", ADA], 1, ["principal: ada", "403: The credential does not allow this (read /bob/x)"]),
+        (["/ada/x", "--as", ADA, "--action", "append"], 1, ["auth[0] public: it is for reads alone"]),
+        (["/ada/x", "--as", token("ada", exp=1)], 1, ["401: The token has expired (read /ada/x)"]),
+        (["/ada/x", "--as", "junk"], 1, ["401: The token is no JWT (read /ada/x)"]),
+        (["/ada/x"], 1, [NO_TOKEN, "auth[2] signed: the request has no signature", "401: Authorisation needed"]),
+        (["/public/x", "--as", ADA], 0, ["auth[0] public: decides", "200: The stream is public (read /public/x)"]),
+        ([signed("/s", FAR)], 0, [NO_TOKEN, "auth[2] signed: decides", "principal: one", "granted by: read /s"]),
+        ([signed("/s", 1)], 1, ["401: SIGNATURE_EXPIRED: The signature has expired"]),
+        ([signed("/s", FAR, network="192.0.2.0/24"), "--client", "192.0.2.1"], 0, ["only from: 192.0.2.0/24"]),
+        (["http://open.test/s"], 0, ["200: the route has no [[route.auth]], so each request is served"]),
+    ],
+)
+def test_a_request_is_explained_by_rule_principal_and_permission(
+    tmp_path: Path, arguments: list[str], status: int, lines: list[str]
+) -> None:
+    done, out, err = run_here("check", str(guarded(tmp_path)), *arguments)
+    assert (done, err) == (status, "")
+    for line in lines:
+        assert line in out
+    assert ADA not in out
+
+
+def test_a_token_to_explain_may_come_from_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", StringIO(f"{ADA}\n"))
+    assert run_here("check", str(guarded(tmp_path)), "/ada/x", "--as", "-")[0] == 0
+
+
+def test_a_token_without_a_url_is_misuse(file: Path) -> None:
+    status, _, err = run_here("check", str(file), "--as", "junk")
+    assert (status, "need a URL" in err) == (2, True)

@@ -1,0 +1,116 @@
+"""`check CONFIG --as TOKEN URL`: which rule of a route decides a request, for whom, and why."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import typer
+
+from gateway.aio.clock import Clock, SystemClock
+
+if TYPE_CHECKING:
+    from gateway.auth.explain import Explanation
+    from gateway.auth.guard import Asked
+    from gateway.auth.verdict import Principal
+    from gateway.config.authorisation import AuthRuleConfig
+    from gateway.config.gateway import GatewayConfig
+    from gateway.engine.route import Route
+
+_RESERVED: Final = "/__ds/"
+
+
+def token_from(text: str) -> str:
+    """The token of `--as`; `-` reads it from standard input, which keeps it out of the list of processes."""
+    return (sys.stdin.readline() if text == "-" else text).strip()
+
+
+def explain_request(config: GatewayConfig, url: str, token: str, actions: str, client: str, cookie: str) -> int:
+    """Print how the request is judged, a fact a line.  The exit status: 0 if it is allowed, 1 if it is refused."""
+    from gateway.auth.explain import explain
+    from gateway.auth.rules import load_rules
+    from gateway.engine.core import route_for
+    from gateway.engine.route import RouteTable
+    from gateway.protocol.target import BadHost, BadTarget, host_of, parse_target
+    from gateway.server.parsing import take_credentials
+
+    clock = SystemClock()
+    parts = urlsplit(url)
+    try:
+        target = parse_target((parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
+        host = host_of(parts.netloc) if parts.netloc else ""
+    except (BadHost, BadTarget) as error:
+        raise typer.BadParameter(str(error), param_hint="'URL'") from None
+    table = RouteTable(config.routes, config.server.node_name, clock, load_rules(config))
+    route = route_for(sorted(table.routes, key=lambda one: one.precedence, reverse=True), host, target.path)
+    if route is None:
+        typer.echo("404: no route serves this host and path")
+        return 1
+    typer.echo(f"route {route.name}")
+    guard = route.guard
+    if guard is None:
+        typer.echo("200: the route has no [[route.auth]], so each request is served")
+        return 0
+    target, parameters = take_credentials(target, guard)
+    asked = _asked(target.path, target.query, parameters or {}, token, actions, client, cookie)
+    found = explain(guard, asked)
+    for line in _lines(route, found, asked, clock):
+        typer.echo(line)
+    return 0 if found.status == 200 else 1
+
+
+def _asked(
+    path: str, others: str, parameters: Mapping[str, str], token: str, actions: str, client: str, cookie: str
+) -> Asked:
+    from gateway.auth.guard import Asked
+    from gateway.auth.permissions import Action, BadPermission, parse_actions
+
+    names = actions or (Action.SUBSCRIBE if _RESERVED in path else Action.READ)
+    try:
+        wanted = tuple(sorted(parse_actions(names.split(","))))
+    except BadPermission as error:
+        raise typer.BadParameter(str(error), param_hint="'--action'") from None
+    return Asked(
+        path,
+        wanted,
+        authorization=(f"Bearer {token}",) if token else (),
+        cookies=(cookie,) if cookie else (),
+        parameters=parameters,
+        others=others,
+        client=client or None,
+    )
+
+
+def _lines(route: Route, found: Explanation, asked: Asked, clock: Clock) -> Iterable[str]:
+    rules = route.config.auth
+    for index, why in enumerate(found.passed):
+        yield f"auth[{index}] {_named(rules[index])}: {why}"
+    if found.rule is not None:
+        yield f"auth[{found.rule}] {_named(rules[found.rule])}: decides"
+    if found.principal is not None:
+        yield from _of_principal(found.principal, clock)
+    if found.granted_by:
+        yield f"granted by: {found.granted_by}"
+    yield f"{found.status}: {found.text} ({', '.join(asked.actions)} {asked.path})"
+
+
+def _named(rule: AuthRuleConfig) -> str:
+    return f"{rule.by} {rule.issuer}".rstrip()
+
+
+def _of_principal(principal: Principal, clock: Clock) -> Iterable[str]:
+    names = (
+        ("principal", principal.name),
+        ("tenant", principal.tenant),
+        ("token id", principal.token_id),
+        ("key", principal.key_id),
+        ("only from", principal.network),
+    )
+    yield from (f"{what}: {value}" for what, value in names if value)
+    left_s = principal.expires_at - clock.wall()
+    yield f"expires: {datetime.fromtimestamp(principal.expires_at, UTC):%Y-%m-%dT%H:%M:%SZ}, in {left_s:.0f} s"
+    for permission in principal.permissions:
+        yield f"permission: {permission}"
