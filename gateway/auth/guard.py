@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from gateway.auth.concealment import Concealment
 from gateway.auth.permissions import Action
 from gateway.auth.rules import JwtRule, PublicRule, Rules, SignedRule
 from gateway.auth.signatures import (
@@ -87,7 +88,8 @@ class Guard:
     def __init__(self, config: RouteConfig, rules: Rules, verdicts: Verdicts) -> None:
         self._rules = rules
         self.verdicts = verdicts
-        self._conceals = config.conceal
+        self.concealment = Concealment() if config.conceal else None
+        """How refusals are made like the 404 of an absent stream; None if they need not be."""
         self.realm = config.name
         tokens = {rule.parameter for rule in rules if isinstance(rule, JwtRule) and rule.parameter}
         self._has_signatures = any(isinstance(rule, SignedRule) for rule in rules)
@@ -180,7 +182,7 @@ class Guard:
             raise self._forbidden("The credential does not allow this")
 
     def _forbidden(self, text: str) -> Forbidden | Concealed:
-        if self._conceals:
+        if self.concealment is not None:
             return Concealed()
         return Forbidden(text, self._challenge("insufficient_scope", text))
 

@@ -169,7 +169,8 @@ class RouteConfig(Model):
     )
     conceal: bool = Field(
         default=False,
-        description="Answer requests that a credential does not allow with 404 in place of 403, with [[route.auth]].",
+        description="Answer requests that a credential does not allow like requests for streams that do not exist, "
+        "with [[route.auth]].",
     )
     client_credentials: Literal["drop", "pass"] = Field(
         default="drop",

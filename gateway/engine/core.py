@@ -187,6 +187,12 @@ class Engine:
         asked = read if read.if_none_match is None else _without_codings(read)
         return self._incarnations.begin(asked, self._catch_up.begin)
 
+    def count_concealed(self, read: Read) -> None:
+        """Count a read that is refused like one of a stream that is not there.  Raises TooManyAbsent or
+        TooManyRequests, as that would."""
+        self._cold_read_limit.admit_read(read.route, read.source.client)
+        self.negative_cache.count(read.route, read.source.client)
+
     def knows(self, read: Read) -> bool:
         """Whether anything in memory may answer or refuse a HEAD.  If not, it has to be relayed, which is counted."""
         is_known = (

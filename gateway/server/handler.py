@@ -12,6 +12,8 @@ from typing import Any
 
 from multidict import CIMultiDict
 
+from gateway.auth.guard import Guard
+from gateway.auth.verdict import Concealed
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.answer import Answer, BodyRun
 from gateway.engine.core import Engine
@@ -36,6 +38,7 @@ from gateway.server import cors
 from gateway.server.admission import Admission
 from gateway.server.authorising import Authoriser
 from gateway.server.clients import Work
+from gateway.server.concealing import conceal_absence, concealment_of, refuse_concealed
 from gateway.server.context import RequestContext, ResponseRecorder, Stage, learn_hit
 from gateway.server.delivery import Delivery
 from gateway.server.handling import INTERNAL_ERROR
@@ -161,7 +164,10 @@ class RequestHandler:
             if (guard := parsed.route.guard) is not None:
                 if context.observed is not None and context.observed.record is not None:
                     note_request(context.mode, parsed.recorded, parsed.start)
-                self._authoriser.authorise(context, parsed, guard)
+                try:
+                    self._authoriser.authorise(context, parsed, guard)
+                except Concealed:
+                    return self._conceal(context, parsed, guard)
             if context.mode in LIVE or self._admission.rates.limits:
                 self._admit(context, parsed)
             is_alone = request.is_alone
@@ -188,6 +194,13 @@ class RequestHandler:
             return self._recorder.refuse(context, BadRequest(str(error)))
         except GatewayError as error:
             return self._recorder.refuse(context, error)
+
+    def _conceal(self, context: RequestContext, parsed: ParsedRequest, guard: Guard) -> Work:
+        """Refuse the request like one for a stream that is not there."""
+        assert guard.concealment is not None
+        if context.mode in LIVE or self._admission.rates.limits:
+            self._admit(context, parsed)
+        return refuse_concealed(self._engine, self._relays.limits, guard.concealment, context, parsed)
 
     def _admit(self, context: RequestContext, parsed: ParsedRequest) -> None:
         """Have the request counted.  Raises TooManyRequests."""
@@ -491,6 +504,13 @@ class RequestHandler:
     def _begin_delivery(self, context: RequestContext, read: Read, answer: Answer) -> Answered | Work:
         """Send the answer if that needs no waiting, and close it; else the remaining work, which does."""
         context.outcome, context.saved_bytes = answer.outcome, answer.saved_bytes
+        if read.route.guard is not None and (concealment := concealment_of(context)) is not None:
+            is_from_origin = answer.outcome is not _HIT
+            if answer.status == 404:
+                answer.close()
+                return conceal_absence(self._recorder, context, concealment, is_from_origin=is_from_origin)
+            if is_from_origin and context.mode not in LIVE:
+                concealment.note(context.mode, self._now() - context.began, is_absent=False)
         answered: Answered | None = None
         try:
             self._recorder.finish(context, answer.headers)

@@ -40,6 +40,7 @@ from gateway.protocol.forwarded_headers import response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.s2.errors import DrainWatch
 from gateway.server.authorising import GuardedUse, headers_for_origin, without_credentials
+from gateway.server.concealing import conceal_absence, concealment_of
 from gateway.server.context import RequestContext, ResponseRecorder, Stage
 from gateway.server.delivery import PART_BYTES
 from gateway.server.parsing import LIVE, ParsedRequest
@@ -333,6 +334,10 @@ class Relaying(RelayedCall):
                 self._write_epoch,
                 parsed.client,
             )
+        if status == 404 and (concealment := concealment_of(context)) is not None:
+            self._close()
+            recorder.end(context, conceal_absence(recorder, context, concealment, is_from_origin=True))
+            return
         headers = relayed_fields(recorder, context, reply)
         recorder.state_limits(context, headers)
         if context.is_replay:

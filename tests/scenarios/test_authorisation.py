@@ -211,14 +211,6 @@ async def test_the_origin_gets_the_principal_and_no_credentials_unless_they_are_
     assert {asked.target.partition("?")[2].partition("&")[0] for asked in origin.asked} >= {"b=2", ""}
 
 
-@pytest.mark.parametrize("settings", [{"conceal": True}], indirect=True)
-async def test_concealed_streams_are_not_found(edge: Edge) -> None:
-    await made(edge, "/ada/s")
-    for method in ("GET", "HEAD", "DELETE"):
-        assert (await edge.send(method, "/ada/s", bearer("bob"))).status == 404
-    assert (await edge.get("/ada/s")).status == 401
-
-
 async def test_the_sign_command_and_the_revoke_endpoint_work_together(edge: Edge, tmp_path: Path) -> None:
     await made(edge, "/s", **{"Stream-Closed": "true"})
 

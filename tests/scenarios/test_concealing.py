@@ -1,0 +1,104 @@
+"""Concealing routes: what a client may not read is answered as if it were not there, in form and in time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.origin.counters import Counters
+from gateway.origin.faults import Faults
+from tests.scenarios.conftest import Edge, bounded
+from tests.scenarios.credentials import bearer, jwt_rule, signed, signed_rule
+from tests.scenarios.wire import Answer
+from tests.waiting import eventually
+
+TEXT = {"Content-Type": "text/plain"}
+LIMIT = {"name": "some", "requests_per_s": 1000, "live_reads": 100}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    rules = [jwt_rule(tmp_path, permissions=["* /{sub}/**"]), signed_rule(tmp_path)]
+    return {"auth": rules, "credentials": "shared", "conceal": True, "cors": {}, "rate_limits": [LIMIT]}
+
+
+async def made(edge: Edge, path: str) -> None:
+    headers = {**TEXT, **bearer(path.split("/")[1])}
+    assert (await edge.send("PUT", path, headers, b"0123456789")).status == 201
+
+
+def told(answer: Answer) -> tuple[int, list[tuple[str, str]], bytes]:
+    """All that a client gets, but for the time of day and how much of a limit is left."""
+    fields = [(name, value) for name, value in answer.headers.items() if name.lower() not in ("date", "ratelimit")]
+    return answer.status, sorted(fields), answer.body
+
+
+REQUESTS = [
+    ("GET", "", None),
+    ("GET", "?offset=-1", None),
+    ("GET", "?offset=now", None),
+    ("GET", "?offset=-1&live=long-poll", None),
+    ("GET", "?offset=-1&live=sse", None),
+    ("GET", "?offset=now&live=sse", None),
+    ("HEAD", "", None),
+    ("POST", "", b"x"),
+    ("DELETE", "", None),
+]
+
+
+@pytest.mark.http_2
+async def test_refusal_is_the_whole_answer_of_an_absent_stream_and_asks_the_origin_nothing(
+    edge: Edge, counters: Counters
+) -> None:
+    await made(edge, "/eve/kept")
+    await made(edge, "/eve/read")
+    assert (await edge.get("/eve/read", bearer("eve"))).status == 200
+    for method, query, body in REQUESTS:
+        sent = {**bearer("ada"), **(TEXT if body else {})}
+        for _ in range(2):
+            absent = await edge.send(method, f"/ada/none{query}", sent, body)
+            assert absent.status == 404, (method, query)
+            asked = counters.total_requests
+            for path in ("/eve/kept", "/eve/read", "/eve/none"):
+                assert told(await edge.send(method, f"{path}{query}", sent, body)) == told(absent), (method, path)
+            assert counters.total_requests == asked
+            if method in ("HEAD", "GET"):
+                refused = await edge.send(method, f"/eve/kept{query}", {})
+                assert told(refused) == told(await edge.send(method, f"/ada/none{query}", {}))
+                assert refused.status == 401
+    assert (await edge.get("/eve/kept", bearer("eve"))).body == b"0123456789"
+
+
+async def test_a_signature_for_reads_conceals_writes_like_those_to_an_absent_stream(edge: Edge) -> None:
+    await made(edge, "/eve/s")
+    absent = await edge.send("DELETE", "/ada/none", bearer("ada"))
+    assert told(await edge.send("DELETE", signed("/eve/s"))) == told(absent)
+    assert (await edge.get(signed("/eve/s"))).status == 200
+
+
+async def test_refusal_takes_the_time_of_an_absent_stream_and_is_repeated_like_its_404(
+    edge: Edge, faults: Faults, counters: Counters
+) -> None:
+    await made(edge, "/eve/s")
+    for target in ("{}", "{}?offset=now&live=sse"):
+        edge.clock.advance(2)
+        held = faults.hold(times=1)
+        absent = edge.asking(target.format("/ada/none"), bearer("ada"))
+        await bounded(held.waiting(1))
+        edge.clock.advance(0.3)
+        held.release()
+        assert (await bounded(absent)).status == 404
+        before = edge.clock.pending
+        refused = edge.asking(target.format("/eve/s"), bearer("ada"))
+        await eventually(lambda before=before: edge.clock.pending > before)
+        edge.clock.advance(0.29)
+        assert not refused.done()
+        edge.clock.advance(0.02)
+        assert told(await bounded(refused)) == told(absent.result())
+        asked = counters.total_requests
+        # Both are repeated from memory.
+        for path in ("/ada/none", "/eve/s"):
+            assert (await bounded(edge.get(target.format(path), bearer("ada")))).status == 404
+        assert counters.total_requests == asked
