@@ -28,7 +28,7 @@ from gateway.config.change import change as config_change
 from gateway.config.credentials import load_credentials
 from gateway.config.file import load_plan
 from gateway.config.gateway import GatewayConfig
-from gateway.config.origin_tls import OriginTls, load_tls, tls_files
+from gateway.config.origin_tls import OriginTls, load_auth_tls, load_tls, tls_files
 from gateway.config.reader import ConfigReader, Load
 from gateway.config.watched_files import Stamp, stamp
 from gateway.engine.core import Engine
@@ -95,6 +95,7 @@ class RunningGateway:
         self.routes = frontend.routes
         self.clients = frontend.clients
         self.started_at = engine.clock.now()
+        self.auth_services = frontend.auth_services
         self._frontend = frontend
         self.listeners = frontend.listeners
         self._reader = ConfigReader(self._loaded, engine.clock)
@@ -184,6 +185,7 @@ class RunningGateway:
             self._sampling.close()
             await self._close_admin()
             await self._tasks.close()
+            await self.auth_services.close()
             await self.engine.close()
             if self._log is not None:
                 await self._log.close(0.0)
@@ -231,7 +233,7 @@ class RunningGateway:
 
     async def _take_anew(self) -> Change:
         async with self._reloading:
-            wanted, plan, credentials, tls, certificates, rules = await self._reader.read()
+            wanted, plan, credentials, tls, certificates, rules, auth_tls = await self._reader.read()
             change = config_change(self.config, wanted)
             self._frontend.use_certificates(certificates)
             self.config = change.config
@@ -242,6 +244,7 @@ class RunningGateway:
             # Origins may have moved, whether the configuration says so or not.
             self.engine.client.exchanges.renew()
             self.engine.limit_clients(change.config.limits)
+            self.auth_services.configure_tls(auth_tls)
             self._frontend.reconfigure(change.config, rules)
             self.memory.limits = _memory_limits(change.config)
             if self.take_plan(plan, is_budget_set=_is_budget_set(wanted)):
@@ -257,7 +260,8 @@ class RunningGateway:
         shown = config_change(self.config, config).config.every_listener
         certificates = load_certificates(shown, self.listeners.alpn, self.listeners.certificates)
         credentials = _origin_credentials(config, self._environ)
-        return config, load_plan(config), credentials, load_tls(config), certificates, load_rules(config)
+        tls, auth_tls = load_tls(config), load_auth_tls(config)
+        return config, load_plan(config), credentials, tls, certificates, load_rules(config), auth_tls
 
     def take_plan(self, plan: CachePlan | None, *, is_budget_set: bool) -> bool:
         """Apply this plan under the current configuration; return whether it differs from the one before."""
@@ -298,6 +302,7 @@ class RunningGateway:
         )
         await self.listeners.wait_closed()
         await self._tasks.close()
+        await self.auth_services.close()
         await self.engine.close()
         if self._log is not None:
             # Every request has ended by now, so the log may use the rest of the time.
@@ -344,6 +349,7 @@ async def start_gateway(
     plan = load_plan(config)
     known = stamp(tls_files(config))
     credentials, tls, rules = _origin_credentials(config, environ), load_tls(config), load_rules(config)
+    auth_tls = load_auth_tls(config)
     address = config.server.admin_address
     guard = Guard(address, admin_token(environ, address))
     rng = rng or random.Random()
@@ -354,6 +360,9 @@ async def start_gateway(
     log = open_access_log(config, clock, metrics, rng, partitions)
     engine = Engine(config, clock, metrics, rng, tracer, log or NO_ACCESS_LOG, credentials, tls=tls)
     frontend = Frontend(config, engine, metrics, tracer, log or NO_ACCESS_LOG, metrics.listeners, rng, rules)
+    metrics.auth_services = auth_services = frontend.auth_services
+    auth_services.configure_tls(auth_tls)
+    auth_services.configure(rules.values())
     certificate_stamp = stamp(certificate_files(config.every_listener))
     frontend.use_certificates(load_certificates(config.every_listener, frontend.listeners.alpn))
     clients = frontend.clients
@@ -385,7 +394,15 @@ def _memory_limits(config: GatewayConfig) -> MemoryLimits:
     return MemoryLimits(most, limits.most_client_bytes)
 
 
-_Loaded = tuple[GatewayConfig, CachePlan | None, Credentials, dict[str, OriginTls], Certificates, dict[str, Rules]]
+_Loaded = tuple[
+    GatewayConfig,
+    CachePlan | None,
+    Credentials,
+    dict[str, OriginTls],
+    Certificates,
+    dict[str, Rules],
+    dict[str, OriginTls],
+]
 
 
 def _origin_credentials(config: GatewayConfig, environ: Mapping[str, str]) -> Credentials:
@@ -404,6 +421,7 @@ def _configure(metrics: Metrics, config: GatewayConfig, budget: int) -> None:
     metrics.configure(routes, budget, limits)
     metrics.protocols = {one.name: "durable-streams" if one.is_bridged else one.protocol for one in config.routes}
     metrics.limit_figures.configure(config.rate_limits, routes)
+    metrics.guarded_routes = tuple(route.name for route in config.routes if route.auth)
 
 
 def _sampled_trace() -> str | None:

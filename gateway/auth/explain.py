@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.auth.guard import Asked, Guard
+from gateway.auth.questions import Undecided
 from gateway.auth.rules import JwtRule, PublicRule, Rule, SignedRule
 from gateway.auth.verdict import AuthRefused, BadCredential, Concealed, Principal
 
@@ -38,7 +39,7 @@ def explain(guard: Guard, asked: Asked) -> Explanation:
         if credential is not None:
             decides = credential.rule
             principal = guard.identify(credential, asked)
-    except BadCredential:
+    except (BadCredential, Undecided):
         # `judge` says why.
         pass
     if decides is None:
@@ -61,6 +62,9 @@ def explain(guard: Guard, asked: Asked) -> Explanation:
             principal,
             "",
         )
+    except Undecided as error:
+        text = "A running gateway asks for it by URL: this cannot be decided here"
+        return Explanation(error.status, text, rule, tuple(passed), principal, "")
     except AuthRefused as error:
         return Explanation(error.status, str(error), rule, tuple(passed), principal, "")
     text = "The stream is public" if principal is None else "A permission allows it"

@@ -12,10 +12,11 @@ import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.auth.concealment import Concealment
 from gateway.auth.permissions import Action
+from gateway.auth.questions import KeySource, Undecided
 from gateway.auth.rules import JwtRule, PublicRule, Rules, SignedRule
 from gateway.auth.signatures import (
     EXPIRED_CODE,
@@ -26,10 +27,13 @@ from gateway.auth.signatures import (
     parameters_of,
     verify_signature,
 )
-from gateway.auth.tokens import TokenRule, Unverified, read_token, verify
+from gateway.auth.tokens import Keys, TokenRule, Unverified, read_token, verify
 from gateway.auth.verdict import PUBLIC, BadCredential, Concealed, Forbidden, Principal, Unauthenticated
 from gateway.auth.verdicts import Allowed, Verdicts
 from gateway.config.routes import RouteConfig
+
+if TYPE_CHECKING:
+    from gateway.auth.keys import KeyRing
 
 MOST_KNOWN: Final = 1 << 14
 """Verified tokens that are known by their digests: some 15 MB."""
@@ -80,6 +84,8 @@ class Known(NamedTuple):
     """The rule that it is valid for."""
     principal: Principal
     patterns: int
+    version: int
+    """The version of its issuer's key set."""
 
 
 class Guard:
@@ -136,7 +142,7 @@ class Guard:
     def judge(
         self, asked: Asked, may_verify: Callable[[], None] = lambda: None, failed: Callable[[], None] = lambda: None
     ) -> Allowed:
-        """The verdict that allows the request.  Raises an AuthRefused.
+        """The verdict that allows the request.  Raises an AuthRefused, or Undecided.
 
         `may_verify` is called before a token is verified that is not known, and raises a GatewayError if the client
         has sent too many bad credentials; `failed` is called for each bad one.
@@ -245,23 +251,38 @@ class Guard:
             return verify_signature(value, rule.keys, asked.client, wall)
         assert isinstance(value, Unverified)
         digest = hashlib.blake2b(value.text.encode(), digest_size=32).digest()
+        keys, version = self._keys(rule.tokens.keys)
         known = self._known.get(digest)
-        if known is not None and known.rule is rule.tokens and wall < known.principal.expires_at:
+        if (
+            known is not None
+            and known.rule is rule.tokens
+            and known.version == version
+            and wall < known.principal.expires_at
+        ):
             self._known.move_to_end(digest)
             return known.principal
         may_verify()
-        principal = verify(value, rule.tokens, wall)
-        self._keep(digest, rule.tokens, principal)
+        principal = verify(value, rule.tokens, keys, wall)
+        self._keep(digest, rule.tokens, principal, version)
         return principal
 
-    def _keep(self, digest: bytes, rule: TokenRule, principal: Principal) -> None:
+    def _keys(self, keys: KeyRing | KeySource) -> tuple[Keys, int]:
+        """The keys of a rule's issuer, and their version.  Raises Undecided if the rule has just been removed."""
+        if not isinstance(keys, KeySource):
+            return keys, 0
+        found = self.verdicts.key_sets.find_set(keys)
+        if found is None:
+            raise Undecided
+        return found, found.version
+
+    def _keep(self, digest: bytes, rule: TokenRule, principal: Principal, version: int) -> None:
         """Know the token with this digest from now on; the oldest make room."""
         # The permissions of the rule itself come first, and all its tokens share them.
         own = principal.permissions[len(rule.permissions) :]
         patterns = sum(1 + len(one.pattern.text) // 64 for one in own)
         if (before := self._known.pop(digest, None)) is not None:
             self._patterns -= before.patterns
-        self._known[digest] = Known(rule, principal, patterns)
+        self._known[digest] = Known(rule, principal, patterns, version)
         self._patterns += patterns
         while len(self._known) > MOST_KNOWN or self._patterns > MOST_PATTERNS:
             self._patterns -= self._known.popitem(last=False)[1].patterns

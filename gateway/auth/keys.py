@@ -1,4 +1,4 @@
-"""The keys of one issuer, as files hold them.
+"""The keys of one issuer, as files and JWK Sets hold them.
 
 Each key knows its type, so a public key never verifies an HMAC.  A key that is too weak is refused when it is read.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from joserfc.errors import JoseError, SecurityWarning
@@ -38,6 +39,10 @@ class KeyRing(NamedTuple):
 
     keys: tuple[VerifyingKey, ...]
 
+    def names(self) -> frozenset[tuple[str | None, str | None, str]]:
+        """Their ids, algorithms and thumbprints (RFC 7638): equal keys have equal ones."""
+        return frozenset((one.kid, one.alg, one.key.thumbprint()) for one in self.keys)
+
     def find(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
         """The keys that may have signed a token with this header; `kind` is the key type that its algorithm needs.  A
         token without a `kid` fits only if one key does."""
@@ -63,6 +68,26 @@ def parse_keys(text: bytes) -> KeyRing:
     if not keys:
         raise BadKeys("holds no key that can verify a token")
     return KeyRing(keys)
+
+
+def parse_published_keys(text: bytes) -> KeyRing:
+    """The keys in a JWK Set that an issuer publishes.  Keys that cannot be used are passed over (RFC 7517 section 5),
+    and so are secrets, which are none once they are published.  Raises BadKeys if no key is left."""
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadKeys("is no JWK Set") from None
+    found = tree.get("keys") if isinstance(tree, dict) else None
+    if not isinstance(found, list) or len(found) > MOST_KEYS:
+        raise BadKeys(f"is no JWK Set of at most {MOST_KEYS} keys")
+    keys: list[VerifyingKey] = []
+    for jwk in found:
+        with suppress(BadKeys):
+            if isinstance(jwk, dict) and jwk.get("kty") != "oct" and (one := _from_jwk(jwk)) is not None:
+                keys.append(one)
+    if not keys:
+        raise BadKeys("holds no key that can verify a token")
+    return KeyRing(tuple(keys))
 
 
 def _from_pem(text: bytes) -> VerifyingKey:

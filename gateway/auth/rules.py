@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.auth.permissions import BadPermission, Pattern, parse_permission
+from gateway.auth.questions import KeySource
 from gateway.auth.signatures import LEAST_SIGNING_BYTES, SigningKey
 from gateway.auth.tokens import TokenRule, registry_of
-from gateway.config.authorisation import AuthRuleConfig
+from gateway.config.authorisation import AuthRuleConfig, discovery_url
 from gateway.config.credentials import read_secret
 from gateway.config.errors import ConfigError, Mistakes
 from gateway.config.gateway import GatewayConfig
 from gateway.config.routes import RouteConfig
+
+if TYPE_CHECKING:
+    from gateway.auth.keys import KeyRing
 
 _MOST_BYTES: Final = 1 << 20
 
@@ -71,19 +76,11 @@ def _rule(route: RouteConfig, index: int, config: AuthRuleConfig) -> Rule:
     if config.by == "signed":
         keys = [SigningKey(one.id, _secret(one.file, f"{where}.keys: {one.file}")) for one in config.keys]
         return SignedRule(tuple(keys), config.cookie)
-    # A gateway without rules for tokens need not load the library.
-    from gateway.auth.keys import BadKeys, parse_keys
-
-    file = f"{where}.keys_file: {config.keys_file}"
-    try:
-        ring = parse_keys(read_secret(config.keys_file, _MOST_BYTES, file))
-    except BadKeys as error:
-        raise ConfigError(f"{file}: {error}") from None
     tokens = TokenRule(
         config.issuer,
         frozenset(config.audience),
         frozenset(config.algorithms),
-        ring,
+        _keys(config, where),
         registry_of(config.algorithms),
         config.any_type,
         config.leeway_s,
@@ -92,6 +89,27 @@ def _rule(route: RouteConfig, index: int, config: AuthRuleConfig) -> Rule:
         config.tenant_claim,
     )
     return JwtRule(tokens, config.cookie, config.parameter)
+
+
+def _keys(config: AuthRuleConfig, where: str) -> KeyRing | KeySource:
+    if not config.keys_file:
+        return KeySource(config.issuer, config.keys_url or discovery_url(config.issuer), not config.keys_url)
+    # A gateway without rules for tokens need not load the library.
+    from gateway.auth.keys import BadKeys, parse_keys
+
+    file = f"{where}.keys_file: {config.keys_file}"
+    try:
+        return parse_keys(read_secret(config.keys_file, _MOST_BYTES, file))
+    except BadKeys as error:
+        raise ConfigError(f"{file}: {error}") from None
+
+
+def key_sources(every: Iterable[Rules]) -> Iterator[KeySource]:
+    """The sources of keys that these rules name."""
+    for rules in every:
+        for rule in rules:
+            if isinstance(rule, JwtRule) and isinstance(rule.tokens.keys, KeySource):
+                yield rule.tokens.keys
 
 
 def _secret(path: str, where: str) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from base64 import urlsafe_b64decode
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from gateway.auth.permissions import BadPermission, Permission, parse_claim, parse_details
 from gateway.auth.verdict import BadCredential, Principal
@@ -18,7 +18,8 @@ from gateway.auth.verdict import BadCredential, Principal
 if TYPE_CHECKING:
     from joserfc import jws
 
-    from gateway.auth.keys import KeyRing
+    from gateway.auth.keys import KeyRing, VerifyingKey
+    from gateway.auth.questions import KeySource
 
 MOST_TOKEN_BYTES: Final = 8_192
 _MOST_NAME_CHARS: Final = 256
@@ -28,13 +29,20 @@ _TYPES: Final = frozenset({"at+jwt", "application/at+jwt"})
 _KINDS: Final = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP", "HS": "oct"}
 
 
+class Keys(Protocol):
+    """The keys of an issuer, as they are known now."""
+
+    def find(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
+        """The keys that may have signed a token with this header."""
+
+
 class TokenRule(NamedTuple):
     """Which tokens of an issuer are valid, and what they allow."""
 
     issuer: str
     audience: frozenset[str]
     algorithms: frozenset[str]
-    keys: KeyRing
+    keys: KeyRing | KeySource
     registry: jws.JWSRegistry
     any_type: bool
     leeway_s: float
@@ -100,8 +108,9 @@ def _refuse(constant: str) -> Any:
     raise ValueError(constant)
 
 
-def verify(token: Unverified, rule: TokenRule, wall: float) -> Principal:
-    """The principal of a token of the rule's issuer, at `wall` (Unix seconds).  Raises BadCredential."""
+def verify(token: Unverified, rule: TokenRule, keys: Keys, wall: float) -> Principal:
+    """The principal of a token of the rule's issuer, which has these keys, at `wall` (Unix seconds).  Raises
+    BadCredential, and Undecided if the token's key is not known yet."""
     header, claims = token.header, token.claims
     alg, kid, typ = header.get("alg"), header.get("kid"), header.get("typ")
     if "crit" in header or "b64" in header:
@@ -114,15 +123,16 @@ def verify(token: Unverified, rule: TokenRule, wall: float) -> Principal:
         raise BadCredential("The token is no access token")
     if claims.get("iss") != rule.issuer:
         raise BadCredential("The token's issuer is unknown")
-    candidates = rule.keys.find(kid, alg, _KINDS[alg[:2]])
-    if not candidates:
-        raise BadCredential("The token's key is unknown")
-    _check_signature(token.text, candidates[0].key, rule)
+    # Checked before its key is looked for, so that an expired token causes no fetch.
     expires_at = _check_times(claims, rule.leeway_s, wall)
     aud = claims.get("aud")
     audience = [aud] if isinstance(aud, str) else aud
     if not isinstance(audience, list) or not any(isinstance(one, str) and one in rule.audience for one in audience):
         raise BadCredential("The token is for another audience")
+    candidates = keys.find(kid, alg, _KINDS[alg[:2]])
+    if not candidates:
+        raise BadCredential("The token's key is unknown")
+    _check_signature(token.text, candidates[0].key, rule)
     subject = claims.get("sub", "")
     tenant = claims.get(rule.tenant_claim, "") if rule.tenant_claim else ""
     token_id = claims.get("jti", "")

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, Protocol
 
+from gateway.auth.key_sets import KeySets
 from gateway.auth.verdict import PUBLIC, Principal
 from gateway.limits.oldest import evict_oldest
 
@@ -53,11 +54,12 @@ class Revocation(NamedTuple):
 
 
 class Verdicts:
-    """Owner of the edition, the revocations and the register of guarded live reads.  `wall` is the time in Unix
-    seconds."""
+    """Owner of the edition, the revocations, the key sets and the register of guarded live reads.  `wall` is the time
+    in Unix seconds, and `now` in monotonic ones."""
 
-    def __init__(self, wall: Callable[[], float]) -> None:
+    def __init__(self, wall: Callable[[], float], now: Callable[[], float]) -> None:
         self.wall = wall
+        self.key_sets = KeySets(now)
         self.edition = 0
         self._revoked: OrderedDict[Revocation, float] = OrderedDict()
         """Until when, in Unix seconds."""

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -44,9 +44,10 @@ _PROBE_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The result of one request to an origin."""
+    """The result of one request to an origin, or to a URL of `[[route.auth]]`."""
 
     origin: str
+    """Scheme, host and port of an origin; else the URL."""
     status: int | None
     """Status of the answer; None without an answer."""
     problem: str | None
@@ -54,8 +55,10 @@ class Probe:
     unshared: tuple[str, ...] = ()
     """Why routes cannot share such answers, and what to do about it, a line each."""
 
+    kind: Literal["origin", "keys", "service"] = "origin"
+
     def __str__(self) -> str:
-        return f"origin {self.origin}: {self.problem or f'answers ({self.status})'}"
+        return f"{self.kind} {self.origin}: {self.problem or f'answers ({self.status})'}"
 
 
 def check(
@@ -84,7 +87,9 @@ def check(
     probe: Annotated[
         bool,
         typer.Option(
-            "--probe", help="Ask each origin whether it answers, within 3 s, and warn if such answers cannot be shared."
+            "--probe",
+            help="Ask each origin, and each URL of [[route.auth]], whether it answers, within 3 s, and warn if such "
+            "answers cannot be shared.",
         ),
     ] = False,
 ) -> None:
@@ -129,7 +134,9 @@ def check(
             "settings": [_shown(one) for one in settings],
         }
         if probe:
-            answer["origins"] = [{"origin": one.origin, "status": one.status, "problem": one.problem} for one in probes]
+            of = [(one.kind, {one.kind: one.origin, "status": one.status, "problem": one.problem}) for one in probes]
+            answer["origins"] = [shown for kind, shown in of if kind == "origin"]
+            answer["services"] = [shown for kind, shown in of if kind != "origin"]
         _print_json(answer)
     else:
         for warning in warnings:
@@ -156,7 +163,7 @@ def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[
     from gateway.auth.rules import load_rules
     from gateway.config.credentials import load_credentials
     from gateway.config.file import load_config, load_plan
-    from gateway.config.origin_tls import load_tls
+    from gateway.config.origin_tls import load_auth_tls, load_tls
     from gateway.ops.access_log.sinks import check_log
     from gateway.ops.admin.guard import admin_token
     from gateway.ops.tracing_extra import check_tracing
@@ -174,6 +181,8 @@ def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[
         load_rules(loaded.config)
     with mistakes.collected():
         tls = load_tls(loaded.config)
+    with mistakes.collected():
+        load_auth_tls(loaded.config)
     with mistakes.collected():
         for certificates in load_certificates(loaded.config.every_listener, ()).values():
             shadowed += certificates.shadowed
@@ -203,14 +212,15 @@ def _check_socket(index: int, listener: ListenerConfig) -> None:
 
 
 def _probed(config: GatewayConfig, tls: Mapping[str, OriginTls]) -> list[Probe]:
-    """The results of one request to every origin and leader of every route."""
+    """The results of one request to every origin and leader of every route, and to every URL of its rules who may."""
     found: list[Probe] = []
     if not run(_probe(config, tls, found)):
-        raise CommandFailed("stopped before every origin had answered")
+        raise CommandFailed("stopped before all had answered")
     return found
 
 
 async def _probe(config: GatewayConfig, tls: Mapping[str, OriginTls], found: list[Probe]) -> None:
+    from gateway.config.origin_tls import load_auth_tls
     from gateway.upstream.exchanges import Exchanges
     from gateway.upstream.origin_pool import authority_of
     from gateway.upstream.slots import SlotLimits
@@ -222,15 +232,25 @@ async def _probe(config: GatewayConfig, tls: Mapping[str, OriginTls], found: lis
     exchanges = Exchanges(SlotLimits(config.limits.upstream_connections))
     exchanges.configure_tls(tls)
     exchanges.configure_http2(config.http2_origins)
+    services = Exchanges(SlotLimits(config.limits.upstream_connections))
+    services.configure_tls(load_auth_tls(config))
+    urls = {url: rule.by == "jwt" for route in config.routes for rule in route.auth for url in rule.urls}
     try:
-        found += await asyncio.gather(*(_probe_one(exchanges, *one) for one in routes.items()))
+        found += await asyncio.gather(
+            *(_probe_one(exchanges, "origin", one, f"{one}/", of) for one, of in routes.items()),
+            *(_probe_one(services, "keys" if is_keys else "service", url, url) for url, is_keys in urls.items()),
+        )
     finally:
         await exchanges.close()
+        await services.close()
 
 
-async def _probe_one(exchanges: Any, authority: str, routes: Sequence[RouteConfig]) -> Probe:
-    """Send `HEAD /` to one origin.  Any status below 500 shows that it answers; what the answer's headers say of
-    sharing, such as a load balancer's cookie, is likely to be true of its other answers too."""
+async def _probe_one(
+    exchanges: Any, kind: Literal["origin", "keys", "service"], name: str, url: str, routes: Sequence[RouteConfig] = ()
+) -> Probe:
+    """Send a request: `HEAD` to an origin, `GET` to another server.  Any status below 500 shows that it answers, but
+    keys need a 200.  What the headers of an origin's answer say of sharing, such as a load balancer's cookie, is likely
+    to be true of its other answers too."""
     from multidict import CIMultiDict
 
     from gateway.errors import GatewayError
@@ -239,16 +259,17 @@ async def _probe_one(exchanges: Any, authority: str, routes: Sequence[RouteConfi
 
     bounds = Bounds(_PROBE_S, _PROBE_S, _PROBE_S, _PROBE_S)
     try:
-        reply = await exchanges.send(OriginCall("HEAD", f"{authority}/", CIMultiDict(), bounds))
+        reply = await exchanges.send(OriginCall("HEAD" if kind == "origin" else "GET", url, CIMultiDict(), bounds))
     except GatewayError as error:
-        return Probe(authority, None, f"does not answer: {reason_of(error.__cause__ or error)}")
+        return Probe(name, None, f"does not answer: {reason_of(error.__cause__ or error)}", kind=kind)
     reply.close()
     unshared = tuple(
         f"route {route.name} will not share answers like that to HEAD /: the origin {why}"
         for route in routes
         if (why := _why_not_shared(route, reply.headers)) is not None
     )
-    return Probe(authority, reply.status, f"answers {reply.status}" if reply.status >= 500 else None, unshared)
+    is_bad = reply.status >= 500 or (kind == "keys" and reply.status != 200)
+    return Probe(name, reply.status, f"answers {reply.status}" if is_bad else None, unshared, kind)
 
 
 def _why_not_shared(route: RouteConfig, headers: Headers) -> str | None:

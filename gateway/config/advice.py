@@ -149,6 +149,13 @@ def _routes(loaded: LoadedConfig) -> Iterator[str]:
                 f"{source('auth')}: route.{route.name}.auth: a token in a query parameter is in histories and in the "
                 "logs of proxies (RFC 9700): prefer a cookie or a signed URL"
             )
+        for url in (url for rule in route.auth if rule.by == "jwt" for url in rule.urls):
+            host = _address_of(url).host
+            if url.startswith("http:") and not any(map(_is_of_this_machine, EVERY.get(host, (host,)))):
+                yield (
+                    f"{source('auth')}: route.{route.name}.auth: {_authority_of(url)} is plain http: a party between "
+                    "replaces the keys, and so forges tokens"
+                )
         urls = (*(one.url for one in route.members), *route.leaders)
         if route.origin_tls is not None and not any(url.startswith("https:") for url in urls):
             key = f"{source('origin_tls')}: route.{route.name}.origin_tls"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Final, Literal, Self, get_args
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
 from gateway.config.model import MisfitError, Model
+from gateway.config.origins import OriginTlsConfig
 
 Asymmetric = Literal[
     "RS256",
@@ -55,6 +57,23 @@ def _parameter(text: str) -> str:
     return text
 
 
+def _url(text: str) -> str:
+    if not text:
+        return text
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.fragment:
+        raise ValueError(f"expected a URL such as https://login.example.org/jwks.json, got {text[:80]!r}")
+    if not text.isascii() or not text.isprintable() or " " in text or len(text) > _MOST_CHARS:
+        raise ValueError(f"{text[:80]!r} is no URL")
+    return text
+
+
+def discovery_url(issuer: str) -> str:
+    """The URL of an issuer's metadata (OpenID Connect Discovery 1.0 section 4)."""
+    return f"{issuer.rstrip('/')}/.well-known/openid-configuration"
+
+
+Url = Annotated[str, AfterValidator(_url)]
 Patterns = Annotated[tuple[Annotated[str, AfterValidator(_pattern)], ...], Field(strict=False, max_length=64)]
 Permissions = Annotated[tuple[Annotated[str, AfterValidator(_permission)], ...], Field(strict=False, max_length=64)]
 Parameter = Annotated[str, AfterValidator(_parameter)]
@@ -73,6 +92,8 @@ _OF_JWT: Final = (
     "issuer",
     "audience",
     "keys_file",
+    "keys_url",
+    "tls",
     "algorithms",
     "any_type",
     "leeway_s",
@@ -103,6 +124,16 @@ class AuthRuleConfig(Model):
     )
     keys_file: str = Field(
         default="", description="The issuer's keys: a JWK Set, or a public key in PEM. The file is read at each reload."
+    )
+    keys_url: Url = Field(
+        default="",
+        description="URL of the issuer's JWK Set, in place of keys_file; it is fetched again ahead of the end of its "
+        "Cache-Control max-age (1 minute to 1 day; 10 minutes if it states none). Without either, the URL is found by "
+        "OpenID Connect Discovery below the issuer.",
+    )
+    tls: OriginTlsConfig | None = Field(
+        default=None,
+        description="TLS to the issuer; absent: the system's authorities. The files are read at each reload.",
     )
     algorithms: Annotated[tuple[Algorithm, ...], Field(strict=False)] = Field(
         default=get_args(Asymmetric),
@@ -140,17 +171,41 @@ class AuthRuleConfig(Model):
         default=(), strict=False, max_length=16, description='Keys of signed URLs, with by = "signed".'
     )
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The URLs that the gateway asks because of the rule."""
+        if self.by != "jwt" or self.keys_file:
+            return ()
+        return (self.keys_url or discovery_url(self.issuer),)
+
+    def _keys_fit(self) -> None:
+        if not self.algorithms:
+            raise MisfitError("is empty: no token would be accepted", "algorithms")
+        if self.keys_file and self.keys_url:
+            raise MisfitError("goes without keys_file", "keys_url")
+        if self.keys_file and self.tls is not None:
+            raise MisfitError("has no effect with keys_file", "tls")
+        if not self.keys_file and not set(self.algorithms) <= set(get_args(Asymmetric)):
+            raise MisfitError("names one with a shared secret, which needs keys_file", "algorithms")
+        if not (self.keys_file or self.keys_url):
+            try:
+                is_url = bool(_url(self.issuer)) and "?" not in self.issuer
+            except ValueError:
+                is_url = False
+            if not is_url:
+                raise MisfitError("is needed, or keys_url, because the issuer is no URL", "keys_file")
+
     @model_validator(mode="after")
     def _fields_fit(self) -> Self:
         of = {"jwt": _OF_JWT, "signed": (*_OF_SIGNED, "cookie"), "public": ("streams",)}[self.by]
         for name in self.model_fields_set - {"by", *of}:
             raise MisfitError(f'has no effect with by = "{self.by}"', name)
-        needed = {"jwt": ("issuer", "audience", "keys_file"), "signed": ("keys",), "public": ("streams",)}[self.by]
+        needed = {"jwt": ("issuer", "audience"), "signed": ("keys",), "public": ("streams",)}[self.by]
         for name in needed:
             if not getattr(self, name):
                 raise MisfitError(f'is needed with by = "{self.by}"', name)
-        if self.by == "jwt" and not self.algorithms:
-            raise MisfitError("is empty: no token would be accepted", "algorithms")
+        if self.by == "jwt":
+            self._keys_fit()
         if self.cookie and not self.cookie.startswith(("__Secure-", "__Host-")):
             raise MisfitError("begins with __Secure- or __Host-: others may come over plain HTTP", "cookie")
         ids = [key.id for key in self.keys]

@@ -7,6 +7,7 @@ settings.
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from yarl import URL
@@ -44,15 +45,42 @@ def load_tls(config: GatewayConfig) -> dict[str, OriginTls]:
 
 def _add(route: RouteConfig, found: dict[str, OriginTls], declared: dict[str, OriginTlsConfig | None]) -> None:
     """Add the origins of one route to `found`, and their settings to `declared`, which holds those of all routes."""
+    urls = (*(one.url for one in route.members), *route.leaders)
+    key = f"route.{route.name}.origin_tls"
+    _add_hosts(key, urls, route.origin_tls, found, declared, is_http2=route.origin_http == "2")
+
+
+def load_auth_tls(config: GatewayConfig) -> dict[str, OriginTls]:
+    """The same for the issuers and services that the rules of `[[route.auth]]` name."""
+    found: dict[str, OriginTls] = {}
+    declared: dict[str, OriginTlsConfig | None] = {}
+    mistakes = Mistakes()
+    for route in config.routes:
+        for index, rule in enumerate(route.auth):
+            with mistakes.collected():
+                _add_hosts(f"route.{route.name}.auth[{index}].tls", rule.urls, rule.tls, found, declared)
+    mistakes.raise_any()
+    return found
+
+
+def _add_hosts(
+    key: str,
+    urls: Iterable[str],
+    wanted: OriginTlsConfig | None,
+    found: dict[str, OriginTls],
+    declared: dict[str, OriginTlsConfig | None],
+    *,
+    is_http2: bool = False,
+) -> None:
     made: OriginTls | None = None
-    for url in (*(one.url for one in route.members), *route.leaders):
-        origin = str(URL(url).origin())
-        if not origin.startswith("https:"):
+    for url in urls:
+        host = str(URL(url).origin())
+        if not host.startswith("https:"):
             continue
-        if declared.setdefault(origin, route.origin_tls) != route.origin_tls:
-            raise ConfigError(f"route.{route.name}.origin_tls: differs from another route's for {origin}")
-        if route.origin_tls is not None:
-            made = found[origin] = made or OriginTls(_context(route, route.origin_tls), route.origin_tls.server_name)
+        if declared.setdefault(host, wanted) != wanted:
+            raise ConfigError(f"{key}: differs from another route's for {host}")
+        if wanted is not None:
+            made = found[host] = made or OriginTls(_context(key, wanted, is_http2=is_http2), wanted.server_name)
 
 
 def tls_files(config: GatewayConfig) -> tuple[str, ...]:
@@ -68,8 +96,7 @@ def tls_files(config: GatewayConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _context(route: RouteConfig, wanted: OriginTlsConfig) -> ssl.SSLContext:
-    key = f"route.{route.name}.origin_tls"
+def _context(key: str, wanted: OriginTlsConfig, *, is_http2: bool) -> ssl.SSLContext:
     context = ssl.create_default_context()
     if wanted.ca_file:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -80,7 +107,7 @@ def _context(route: RouteConfig, wanted: OriginTlsConfig) -> ssl.SSLContext:
             raise ConfigError(f"{where}: holds no certificates") from None
         except (OSError, ValueError) as error:
             raise ConfigError(f"{where}: cannot be read: {file_problem(error)}") from None
-    if route.origin_http == "2":
+    if is_http2:
         context.set_alpn_protocols(["h2"])
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if wanted.cert_file:

@@ -49,7 +49,11 @@ TABLES: Final[Mapping[tuple[type[BaseModel], str], type[BaseModel]]] = {
     (ListenerConfig, "tls"): ListenerTlsConfig,
 }
 """Tables inside a section, by the section's model and the field."""
-RULES: Final[Mapping[str, type[BaseModel]]] = {"route.auth": AuthRuleConfig, "route.auth.keys": SigningKeyConfig}
+RULES: Final[Mapping[str, type[BaseModel]]] = {
+    "route.auth": AuthRuleConfig,
+    "route.auth.tls": OriginTlsConfig,
+    "route.auth.keys": SigningKeyConfig,
+}
 """Lists of tables within a route."""
 LISTS: Final[Mapping[str, tuple[str, type[BaseModel]]]] = {
     "routes": ("route", RouteConfig),
@@ -81,6 +85,8 @@ def model_at(path: KeyPath) -> type[BaseModel] | None:
             return OriginConfig
         case ("routes", int(), "auth", int(), _):
             return AuthRuleConfig
+        case ("routes", int(), "auth", int(), "tls", _):
+            return OriginTlsConfig
         case ("routes", int(), "auth", int(), "keys", int(), _):
             return SigningKeyConfig
         case ("cache", "plan", _):

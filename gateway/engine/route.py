@@ -414,7 +414,7 @@ class RouteTable:
         """`rules` says who may, by the names of the routes with `[[route.auth]]`."""
         self._node = node
         self._clock = clock
-        self.verdicts = Verdicts(clock.wall)
+        self.verdicts = Verdicts(clock.wall, clock.now)
         self._rules: Mapping[str, Rules] = rules or {}
         self._begun = 0
         self._budgets: dict[str, RetryBudget] = {}

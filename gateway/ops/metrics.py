@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from gateway import __version__
 from gateway.http.http2.flood_limits import SessionCounts
+from gateway.ops.auth_families import auth_families
 from gateway.ops.connection_families import connection_families
 from gateway.ops.families import (
     build_family,
@@ -51,6 +52,7 @@ from gateway.telemetry.metrics import NO_ROUTE, NOTHING_SENT, Sent
 
 if TYPE_CHECKING:
     from gateway.ops.plan_state import PlanState
+    from gateway.upstream.auth_services import AuthServices
 
 _CLASSES: Final = {hundreds: f"{hundreds}xx" for hundreds in range(2, 6)}
 
@@ -126,6 +128,9 @@ class Metrics(Collector):
         self.http2 = SessionCounts()
         """Counts of clients' HTTP/2 sessions; replaced by those of the server."""
         self.upstream_http2 = SessionCounts()
+        self.auth_services: AuthServices | None = None
+        self.guarded_routes: tuple[str, ...] = ()
+        """Routes with rules who may."""
         """Counts of the HTTP/2 sessions with origins; replaced by those of the engine's client."""
         self.plan: Callable[[], PlanState | None] = lambda: None
         """Reads the state of the cache plan in effect."""
@@ -308,6 +313,7 @@ class Metrics(Collector):
         yield from http2_families(self.http2)
         yield from upstream_http2_families(self.upstream_http2)
         yield from self.operations.families()
+        yield from auth_families(self.auth_services, self.guarded_routes)
         if (plan := self.plan()) is not None:
             yield from plan_families(plan)
         yield route_family(self.routes, self.protocols)

@@ -22,6 +22,7 @@ from multidict import CIMultiDict
 from gateway.aio.clock import Clock, Timer
 from gateway.auth.guard import Asked, Guard
 from gateway.auth.permissions import Action
+from gateway.auth.questions import Question, Undecided
 from gateway.auth.verdict import PUBLIC, Forbidden
 from gateway.auth.verdicts import Allowed, Verdicts
 from gateway.config.routes import RouteConfig
@@ -38,6 +39,8 @@ from gateway.server.parsing import ParsedRequest
 from gateway.server.remembered import RememberedAnswers
 from gateway.server.request import Channel, LiveUse, Request
 from gateway.server.request_keys import Section, Sections
+from gateway.server.undecided import Judge, UndecidedRequest
+from gateway.upstream.auth_services import AuthServices
 
 _BAD_PER_S: Final = 5.0
 BAD_AT_ONCE: Final = 50
@@ -80,27 +83,48 @@ class Authoriser:
         remembered: RememberedAnswers | None,
         admission: Admission,
         rng: random.Random,
+        services: AuthServices,
     ) -> None:
         self.verdicts = verdicts
+        self.services = services
         self._sections = sections
         self._remembered = remembered
         self._admission = admission
         self._rng = rng
         self._bad = Rate(_BAD_PER_S, BAD_AT_ONCE)
 
-    def authorise(self, context: RequestContext, parsed: ParsedRequest, guard: Guard) -> None:
-        """Have the request judged.  Raises a GatewayError unless it is allowed."""
+    def authorise(
+        self, context: RequestContext, parsed: ParsedRequest, guard: Guard, judge: Judge, *, has_waited: bool
+    ) -> bool:
+        """Have the request judged; False if it waits until `judge` can go on.  Raises a GatewayError unless it is
+        allowed.
+
+        `has_waited` says whether it has waited before, and is to be decided now.
+        """
         request = context.request
         if is_of_the_origin(request, parsed):
-            return
+            return True
         asked = self._asked(request, parsed)
         account = self._account(parsed.client)
         context.is_public = asked.is_read and guard.is_public(asked.path)
-        context.allowed = guard.judge(asked, lambda: self._check_rate(account), lambda: self._count_bad(account))
+        try:
+            context.allowed = guard.judge(asked, lambda: self._check_rate(account), lambda: self._count_bad(account))
+        except Undecided as error:
+            if error.question is None or has_waited:
+                self.services.undecided[parsed.route.name] += 1
+                raise
+            self._await(UndecidedRequest(context, parsed, judge), error.question)
+            return False
         alias = request.channel.alias
         # The same bytes from another network have another verdict.
         if alias is not None and not context.allowed.principal.network:
             self._remember(alias, context.allowed)
+        return True
+
+    def _await(self, waiting: UndecidedRequest, question: Question) -> None:
+        """Have the request wait for the answer to a question."""
+        waiting.waiting = self.services.await_answer(question, waiting.parsed.client, waiting.ready)
+        waiting.context.request.channel.hand_over(waiting)
 
     def _remember(self, alias: bytes, allowed: Allowed) -> None:
         """Keep the verdict for requests with the same bytes."""

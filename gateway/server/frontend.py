@@ -44,6 +44,7 @@ from gateway.server.request_keys import Section, Sections
 from gateway.telemetry.access_record import AccessLog, Record
 from gateway.telemetry.metrics import MetricsRecorder, Sent
 from gateway.telemetry.tracing import NO_TRACER, Tracer
+from gateway.upstream.auth_services import AuthServices
 
 _TARGET: Final = re.compile(r"/[!-~]*")
 
@@ -113,7 +114,10 @@ class Frontend:
         self._admission = Admission(limits, accounts, self._rates, metrics, rng, engine.clock.now)
         self._admission.on_ban = engine.suspend_client
         remembered = self._make_remembered()
-        self._authoriser = Authoriser(self.routes.verdicts, self._sections, remembered, self._admission, rng)
+        self.auth_services = AuthServices(self.routes.verdicts, engine.clock, rng)
+        self._authoriser = Authoriser(
+            self.routes.verdicts, self._sections, remembered, self._admission, rng, self.auth_services
+        )
         self.clients = Clients(self._answer, limits, remembered, engine.clock, metrics, self._joins, accounts)
         self.clients.on_bad_request = self._note_bad_request
         self.clients.speaks_s2 = self._speaks_s2()
@@ -298,7 +302,9 @@ class Frontend:
         self._admission.configure(config.limits)
         self._rates.replace(config.rate_limits)
         self.clients.header_cache.clear()
-        if self.routes.replace(config.routes, rules):
+        is_other = self.routes.replace(config.routes, rules)
+        self.auth_services.configure((rules or {}).values())
+        if is_other:
             if self.clients.remembered is not None:
                 self.clients.remembered.reset()
             self._joins.clear()

@@ -53,6 +53,7 @@ from gateway.server.request import Answered, Channel, Request
 from gateway.server.request_keys import Section
 from gateway.server.s2 import S2Answers
 from gateway.server.s2_request import S2Request
+from gateway.server.undecided import UndecidedRequest
 from gateway.server.waiting_read import WaitingRead
 from gateway.telemetry.access_record import CommonFacts, note_request
 from gateway.telemetry.metrics import MetricsRecorder
@@ -109,15 +110,17 @@ class RequestHandler:
         context = RequestContext(request, Delivery(request, self._metrics, now), began, observed)
         return self._recorded(context) if observed is None else self._observed(context, observed)
 
-    def _observed(self, context: RequestContext, observed: Observed, waiting: WaitingRead | None = None) -> Work | None:
+    def _observed(
+        self, context: RequestContext, observed: Observed, waiting: WaitingRead | UndecidedRequest | None = None
+    ) -> Work | None:
         tokens = observed.enter()
         try:
             return self._recorded(context, waiting)
         finally:
             observed.leave(tokens)
 
-    def _recorded(self, context: RequestContext, waiting: WaitingRead | None = None) -> Work | None:
-        """Begin the answer, or go on with that to a first read that has waited; record its end."""
+    def _recorded(self, context: RequestContext, waiting: WaitingRead | UndecidedRequest | None = None) -> Work | None:
+        """Begin the answer, or go on with that to a request that has waited; record its end."""
         try:
             found = self._begin(context) if waiting is None else self._go_on(context, waiting)
         except Exception:
@@ -154,10 +157,11 @@ class RequestHandler:
                 context.delivery.count_sent(len(INTERNAL_ERROR))
             self._recorder.end(context, None)
 
-    def _begin(self, context: RequestContext) -> Answered | Work | None:
-        """The answer if it is out already, the remaining work, or None if the answer is given without a task."""
+    def _begin(self, context: RequestContext, undecided: ParsedRequest | None = None) -> Answered | Work | None:
+        """The answer if it is out already, the remaining work, or None if the answer is given without a task.
+        `undecided` is a request that has waited to be judged."""
         try:
-            parsed = self._parser.parse(context)
+            parsed = self._parser.parse(context) if undecided is None else undecided
             request = context.request
             if request.method == "OPTIONS" and (preflight := self._preflight(context, parsed.route)) is not None:
                 return preflight
@@ -165,7 +169,8 @@ class RequestHandler:
                 if context.observed is not None and context.observed.record is not None:
                     note_request(context.mode, parsed.recorded, parsed.start)
                 try:
-                    self._authoriser.authorise(context, parsed, guard)
+                    if not self._authoriser.authorise(context, parsed, guard, self, has_waited=undecided is not None):
+                        return None
                 except Concealed:
                     return self._conceal(context, parsed, guard)
             if context.mode in LIVE or self._admission.rates.limits:
@@ -293,13 +298,15 @@ class RequestHandler:
         context.request.channel.hand_over(waiting)
         first.wait(waiting.ready)
 
-    def go_on(self, waiting: WaitingRead) -> Work | None:
-        """Answer a first read, whose fetch has been awaited, as far as possible; returns the remaining work."""
+    def go_on(self, waiting: WaitingRead | UndecidedRequest) -> Work | None:
+        """Answer a request that has waited as far as possible; returns the remaining work."""
         context = waiting.context
         observed = context.observed
         return self._recorded(context, waiting) if observed is None else self._observed(context, observed, waiting)
 
-    def _go_on(self, context: RequestContext, waiting: WaitingRead) -> Answered | Work:
+    def _go_on(self, context: RequestContext, waiting: WaitingRead | UndecidedRequest) -> Answered | Work | None:
+        if isinstance(waiting, UndecidedRequest):
+            return self._begin(context, waiting.parsed)
         read, first = waiting.read, waiting.first
         try:
             answer = self._engine.caught_up(read, first)
@@ -320,6 +327,10 @@ class RequestHandler:
         """The client of a waiting read has left."""
         waiting.first.leave(self._engine.store)
         self._give_up(waiting.context, _ABORTED)
+
+    def abandon(self, context: RequestContext) -> None:
+        """The client of a request that waits to be judged has left."""
+        self._give_up(context, _ABORTED)
 
     async def _read(self, context: RequestContext, read: Read) -> Answered | None:
         if context.mode is _SSE:

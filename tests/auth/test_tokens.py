@@ -27,7 +27,7 @@ PATH = "/ada/s"
 
 def guard_of(folder: Path, *rules: Mapping[str, Any], **more: Any) -> Guard:
     config = GatewayConfig.for_origin("http://origin.test", auth=list(rules) or [jwt_rule(folder)], **more)
-    return Guard(config.routes[0], load_rules(config)["default"], Verdicts(lambda: float(WALL)))
+    return Guard(config.routes[0], load_rules(config)["default"], Verdicts(lambda: float(WALL), lambda: 1_000.0))
 
 
 def part(value: object) -> str:

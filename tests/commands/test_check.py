@@ -138,6 +138,21 @@ async def test_a_probe_asks_every_origin(file: Path, durable_origin: RunningOrig
     assert durable_origin.origin.counters.total_requests == 3
 
 
+async def test_a_probe_asks_for_the_keys_of_issuers(file: Path, durable_origin: RunningOrigin) -> None:
+    rule = f'[[route.auth]]\nby = "jwt"\nissuer = "{durable_origin.url}"\naudience = ["a"]\n'
+    other = f'{rule}keys_url = "{NOWHERE}/a"\n'
+    written(file, GOOD.format(origin=durable_origin.url) + rule + other)
+    assert (await finished("check", "--quiet", str(file)))[:2] == (0, "")
+    url = f"{durable_origin.url}/.well-known/openid-configuration"
+    status, out, err = await finished("check", "--probe", "--quiet", str(file))
+    assert (status, out) == (1, "")
+    assert f"keys {url}: answers 404\n" in err
+    assert f"keys {NOWHERE}/a: does not answer: connection refused\n" in err
+    assert "503" not in err
+    status, out, _ = await finished("check", "--probe", "--json", str(file))
+    assert [one["keys"] for one in json.loads(out)["services"]] == [url, f"{NOWHERE}/a"]
+
+
 async def test_a_probe_warns_of_answers_that_cannot_be_shared(file: Path, durable_origin: RunningOrigin) -> None:
     allowed = {"Access-Control-Allow-Origin": "https://a.example"}
     replies = durable_origin.origin.faults

@@ -1,4 +1,4 @@
-"""The state of the origins, as JSON and as the lines of the verbose readiness probe."""
+"""The state of the origins, and of issuers' key sets, as JSON and as the lines of the verbose readiness probe."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import with_config
 
+from gateway.auth.key_sets import KeySet
 from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.upstream.origins import OriginState
@@ -84,6 +85,19 @@ def _shown(origin: OriginState) -> ShownOrigin:
 def readiness_lines(origins: Iterable[OriginState]) -> str:
     """A line for each origin, for `/readyz?verbose`: `[+]` if it is up, `[-]` if not."""
     return "".join(f"{_line(origin)}\n" for origin in origins)
+
+
+def key_set_lines(every: Iterable[KeySet]) -> str:
+    """A line for each key set that is fetched by its URL: `[+]` if there are keys, `[-]` if not."""
+    return "".join(f"{_key_line(one)}\n" for one in every)
+
+
+def _key_line(one: KeySet) -> str:
+    where, why = f"keys of {one.source.issuer}", f": {one.problem}" if one.problem else ""
+    if one.ring is None:
+        return f"[-] {where} never fetched{why}"
+    latest = f", last fetch failed{why}" if why else ""
+    return f"[+] {where} fetched {one.age_s:.0f} s ago{latest}"
 
 
 def _line(origin: OriginState) -> str:

@@ -10,6 +10,7 @@ from gateway.engine.core import Engine
 from gateway.engine.route import RouteTable
 from gateway.ops.history import History, Sample
 from gateway.ops.metrics import Metrics
+from gateway.upstream.auth_services import AuthServices
 
 
 class NothingToRead(Exception):
@@ -23,6 +24,7 @@ class Subject(Protocol):
     metrics: Metrics
     history: History
     routes: RouteTable
+    auth_services: AuthServices
     has_file: bool
     """Whether a reload reads a configuration file, or only files that flags and the environment name."""
     started_at: float

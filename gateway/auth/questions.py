@@ -1,0 +1,45 @@
+"""Questions that must be answered before a request can be judged, and the error that carries one.
+
+The guard decides without I/O.  Where it lacks a key set or the verdict of an authorisation service, it raises
+`Undecided` with the question.  `gateway.upstream.auth_services` asks it, and the request is judged again.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from gateway.errors import Fault, GatewayError
+
+
+class KeySource(NamedTuple):
+    """Where an issuer publishes its keys; as a question, which keys these are."""
+
+    issuer: str
+    url: str
+    """URL of the key set, or of the metadata that names it."""
+    is_discovered: bool = False
+    """Whether `url` leads to the issuer's metadata (OpenID Connect Discovery 1.0 section 4)."""
+
+
+Question = KeySource
+
+
+class Undecided(GatewayError):
+    """Whether the request is allowed cannot be decided now: a key set or an authorisation service was not reached.
+    Never a 4xx, which clients take as final."""
+
+    status = 503
+    fault = Fault.UPSTREAM
+    text = "Authorisation cannot be decided now"
+
+    def __init__(self, question: Question | None = None, retry_in_s: float = 1.0) -> None:
+        super().__init__()
+        self.question = question
+        """What has to be asked first; None if it is too early to ask again."""
+        self._retry_in_s = retry_in_s
+
+    @property
+    def retry_after_s(self) -> int:
+        """Whole seconds, 1 at least (RFC 9110 section 10.2.3)."""
+        return max(1, math.ceil(self._retry_in_s))

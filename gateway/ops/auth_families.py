@@ -1,0 +1,40 @@
+"""The metric families of authorisation: the key sets of issuers, and requests that could not be decided."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.metrics_core import Metric
+
+from gateway.ops.families import counter, gauge
+from gateway.upstream.auth_services import AuthServices
+
+
+def auth_families(services: AuthServices | None, routes: Iterable[str]) -> Iterator[Metric]:
+    """Their current values; `routes` are those with rules who may."""
+    every = services.key_sets.look() if services is not None else ()
+    undecided = services.undecided if services is not None else Counter[str]()
+    yield counter(
+        "durable_gateway_auth_key_fetches",
+        "Fetches of an issuer's key set by its URL, by result. Excludes key files.",
+        ("issuer", "result"),
+        (
+            ((one.source.issuer, result), count)
+            for one in every
+            for result, count in (("fetched", one.fetches), ("failed", one.failures))
+        ),
+    )
+    yield gauge(
+        "durable_gateway_auth_key_set_age_seconds",
+        "Time since an issuer's key set was last fetched. Excludes key sets that never were.",
+        ("issuer",),
+        (((one.source.issuer,), one.age_s) for one in every if one.ring is not None),
+    )
+    yield counter(
+        "durable_gateway_auth_undecided",
+        "Requests answered 503 because it could not be decided who may: a key set was not reached. Excludes "
+        "requests that waited and were decided.",
+        ("route",),
+        (((route,), undecided[route]) for route in routes),
+    )

@@ -1,0 +1,285 @@
+"""The gateway's own requests for authorisation: for the key sets of issuers (`gateway.auth.key_sets`).
+
+Requests that cannot be judged yet wait here.  All that wait for one question share one request to the service, and all
+are judged again once it has ended, however it has.  The number of waiting requests is bounded, in total and for each
+client network.  So are the time of each request to a service, the bytes of its reply, and the connections, which are
+apart from those to origins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.aio.clock import DETACHED, Clock, Timer, wait_until
+from gateway.aio.tasks import Tasks
+from gateway.auth.key_sets import DEFAULT_LIFETIME_S, KeySet
+from gateway.auth.questions import KeySource, Question, Undecided
+from gateway.auth.rules import Rules, key_sources
+from gateway.auth.verdicts import Verdicts
+from gateway.config.origin_tls import OriginTls
+from gateway.errors import GatewayError, UpstreamBroken
+from gateway.protocol.freshness import age_from_headers, parse_cache_control, stated_lifetime
+from gateway.upstream.call import Bounds, OriginCall
+from gateway.upstream.exchanges import Exchanges
+from gateway.upstream.failures import reason_of
+from gateway.upstream.slots import SlotLimits
+
+if TYPE_CHECKING:
+    from gateway.auth.keys import KeyRing
+
+FETCH_S: Final = 5.0
+"""Bound on the fetch of a key set, its discovery included."""
+MOST_KEY_SET_BYTES: Final = 1 << 18
+MOST_WAITING: Final = 4_096
+"""Requests that wait to be judged; a quarter of them for one client network."""
+
+_log = logging.getLogger("gateway.auth")
+
+
+class _Unusable(Exception):
+    """The reply of a service is of no use; the message is a few words for the operator."""
+
+
+class _Fetched(NamedTuple):
+    ring: KeyRing
+    lifetime_s: float
+
+
+class WaitingRequest:
+    """A request that waits until its question has been asked."""
+
+    __slots__ = ("_asking", "_services", "net", "ready")
+
+    def __init__(self, services: AuthServices, asking: _Asking, net: str, ready: Callable[[], None]) -> None:
+        self._services = services
+        self._asking: _Asking | None = asking
+        self.net = net
+        self.ready = ready
+        asking.waiting[self] = None
+
+    def leave_queue(self) -> None:
+        """Wait no more: the client has left."""
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            asking.waiting.pop(self, None)
+            self._services.release(self.net)
+
+    def answered(self) -> None:
+        """The question has been asked."""
+        if self._asking is not None:
+            self.leave_queue()
+            self.ready()
+
+
+class _Asking:
+    """A question that is being asked, with the requests that wait for its answer."""
+
+    __slots__ = ("waiting",)
+
+    def __init__(self) -> None:
+        self.waiting: dict[WaitingRequest, None] = {}
+
+    def end_question(self) -> None:
+        """Have them judged, each in a call of its own."""
+        loop = asyncio.get_running_loop()
+        for one in tuple(self.waiting):
+            loop.call_soon(one.answered, context=DETACHED.copy())
+
+
+class AuthServices:
+    """Owner of the questions under way, and of the connections to services.  `close` ends them."""
+
+    def __init__(self, verdicts: Verdicts, clock: Clock, rng: random.Random) -> None:
+        self._verdicts = verdicts
+        self.key_sets = verdicts.key_sets
+        self._clock = clock
+        self._rng = rng
+        self._exchanges = Exchanges(SlotLimits())
+        self._tasks = Tasks()
+        self._asking: dict[Question, _Asking] = {}
+        self._waiting: Counter[str] = Counter()
+        """Waiting requests by client network."""
+        self._waiting_total = 0
+        self._timers: dict[KeySource, Timer] = {}
+        """The next fetch of each key set."""
+        self.undecided: Counter[str] = Counter()
+        """Requests that were answered with a 503, by route."""
+
+    def __repr__(self) -> str:
+        return f"<AuthServices {len(self._asking)} questions, {self._waiting_total} waiting>"
+
+    def configure(self, every: Iterable[Rules]) -> None:
+        """Fetch the keys that these rules name, now and from time to time, and no others."""
+        self.key_sets.configure(key_sources(every))
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        for one in self.key_sets.look():
+            if one.begin_due_fetch():
+                self._fetch(one)
+            elif not one.is_fetching:
+                self._schedule(one)
+
+    def configure_tls(self, tls: Mapping[str, OriginTls]) -> None:
+        """Use these TLS settings, by scheme, host and port, for new connections."""
+        self._exchanges.configure_tls(tls)
+
+    async def close(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        await self._tasks.close()
+        await self._exchanges.close()
+
+    def await_answer(self, question: Question, net: str, ready: Callable[[], None]) -> WaitingRequest:
+        """Ask the question, unless that is being done, and call `ready` afterwards for a request of this client
+        network.  Raises Undecided if it cannot wait."""
+        count = self._waiting[net]
+        if self._waiting_total >= MOST_WAITING or count >= MOST_WAITING // 4:
+            raise Undecided
+        asking = self._asking.get(question)
+        if asking is None:
+            asking = self._begin(question)
+        self._waiting[net] = count + 1
+        self._waiting_total += 1
+        return WaitingRequest(self, asking, net, ready)
+
+    def release(self, net: str) -> None:
+        """A request of this client network waits no more."""
+        self._waiting_total -= 1
+        self._waiting[net] -= 1
+        if not self._waiting[net]:
+            del self._waiting[net]
+
+    def _begin(self, question: Question) -> _Asking:
+        """Ask the question.  Raises Undecided if it is not to be asked now."""
+        keys = self.key_sets.find_set(question)
+        if keys is None or not keys.begin_fetch():
+            raise Undecided
+        return self._fetch(keys)
+
+    # -- key sets
+
+    def _schedule(self, keys: KeySet) -> None:
+        """Have the key set fetched when it is due."""
+        source = keys.source
+        if (timer := self._timers.pop(source, None)) is not None:
+            timer.cancel()
+        if self.key_sets.find_set(source) is keys:
+            self._timers[source] = self._clock.call_later(keys.due_at - self._clock.now(), lambda: self._is_due(keys))
+
+    def _is_due(self, keys: KeySet) -> None:
+        del self._timers[keys.source]
+        if keys.begin_due_fetch():
+            self._fetch(keys)
+
+    def _fetch(self, keys: KeySet) -> _Asking:
+        asking = self._asking[keys.source] = _Asking()
+        self._tasks.start(self._fetch_in_time(keys), f"keys of {keys.source.issuer}")
+        return asking
+
+    async def _fetch_in_time(self, keys: KeySet) -> None:
+        source = keys.source
+        fetching = self._tasks.start(self._fetch_keys(source), f"fetch {source.url}")
+        found: _Fetched | str = "timed out"
+        if await wait_until(fetching, self._clock, FETCH_S):
+            found = fetching.result()
+        else:
+            fetching.cancel()
+        was_failing = keys.failed_in_a_row
+        if isinstance(found, str):
+            keys.failed(found, self._rng.random())
+            if not was_failing:
+                then = "its tokens get a 503" if keys.ring is None else "the keys in use stay"
+                _log.warning("keys of %s: %s: %s; %s", source.issuer, source.url, found, then)
+        else:
+            if keys.fetched(found.ring, found.lifetime_s, self._rng.random()):
+                # Tokens of a withdrawn key are known, and their verdicts are remembered.
+                self._verdicts.begin_edition()
+            if was_failing:
+                _log.warning("keys of %s: fetched again from %s", source.issuer, source.url)
+        self._schedule(keys)
+        self._asking.pop(source).end_question()
+
+    async def _fetch_keys(self, source: KeySource) -> _Fetched | str:
+        """The keys of a source, or why there are none."""
+        # A gateway without such rules need not load the library.
+        from gateway.auth.keys import BadKeys, parse_published_keys
+
+        try:
+            url = await self._discover(source) if source.is_discovered else source.url
+            text, headers = await self._get(url)
+            return _Fetched(parse_published_keys(text), _lifetime(headers))
+        except (_Unusable, BadKeys) as error:
+            return str(error)
+        except GatewayError as error:
+            return reason_of(error.__cause__ or error)
+        except Exception:
+            _log.exception("unhandled error")
+            return "unhandled error"
+
+    async def _discover(self, source: KeySource) -> str:
+        """The URL of an issuer's key set.  Raises _Unusable."""
+        text, _ = await self._get(source.url)
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            raise _Unusable("its metadata is no JSON") from None
+        if not isinstance(found, dict) or found.get("issuer") != source.issuer:
+            # OpenID Connect Discovery 1.0 section 4.3.
+            raise _Unusable("its metadata is of another issuer")
+        url = found.get("jwks_uri")
+        schemes = ("https",) if source.url.startswith("https:") else ("https", "http")
+        if not isinstance(url, str) or not _is_url(url, schemes):
+            raise _Unusable("its metadata names no jwks_uri of use")
+        return url
+
+    async def _get(self, url: str) -> tuple[bytes, CIMultiDictProxy[str]]:
+        """The body and the headers of a reply with status 200.  Raises _Unusable or a GatewayError."""
+        headers = CIMultiDict({"Accept": "application/json, application/jwk-set+json", "Accept-Encoding": "identity"})
+        # By the connections for live requests, so that no crowd of other questions stands before it.
+        call = OriginCall("GET", url, headers, Bounds(FETCH_S, FETCH_S, FETCH_S, FETCH_S), is_live=True)
+        async with await self._exchanges.send(call) as reply:
+            if reply.status != 200:
+                raise _Unusable(f"answered {reply.status}")
+            try:
+                return await reply.read(MOST_KEY_SET_BYTES), reply.headers
+            except UpstreamBroken as error:
+                if error.__cause__ is None:
+                    raise _Unusable(f"answered more than {MOST_KEY_SET_BYTES} bytes") from None
+                raise
+
+
+def _lifetime(headers: CIMultiDictProxy[str]) -> float:
+    """For how long a key set is fresh, in seconds."""
+    directives = parse_cache_control(", ".join(headers.getall("Cache-Control", ())))
+    if not {"no-store", "no-cache", "max-age"} & set(directives):
+        return DEFAULT_LIFETIME_S
+    if "no-store" in directives:
+        return 0.0
+    stated_s = stated_lifetime({name: value for name, value in directives.items() if name != "s-maxage"})
+    return stated_s - age_from_headers(headers)
+
+
+def _is_url(text: str, schemes: tuple[str, ...]) -> bool:
+    try:
+        parts = urlsplit(text)
+        _ = parts.port
+    except ValueError:
+        return False
+    return (
+        parts.scheme in schemes
+        and bool(parts.hostname)
+        and not (parts.username or parts.fragment)
+        and text.isascii()
+        and text.isprintable()
+        and " " not in text
+    )

@@ -1,0 +1,58 @@
+"""Servers that a gateway asks about credentials: an issuer that publishes keys, and gates to hold its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from joserfc.jwk import Key
+
+from tests.scenarios.conftest import Hostile
+from tests.scenarios.credentials import KEYS
+from tests.scenarios.hostile import Asked, HostileOrigin, answer
+
+
+def key_set(keys: Iterable[Key]) -> bytes:
+    return json.dumps({"keys": [key.as_dict(private=False) for key in keys]}).encode()
+
+
+class AuthService:
+    """A server whose reply a test sets, and may hold back."""
+
+    def __init__(self) -> None:
+        self.status = "200 OK"
+        self.headers: dict[str, str] = {}
+        self.body = key_set(KEYS.values())
+        self.closes = False
+        """Whether it closes the connection after the reply."""
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.server: HostileOrigin
+
+    @classmethod
+    async def open(cls, hostile: Hostile, **more: Any) -> AuthService:
+        service = cls()
+        for name, value in more.items():
+            setattr(service, name, value)
+        service.server = await hostile(service.reply, takes_head=True)
+        return service
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    @property
+    def asked(self) -> list[Asked]:
+        return self.server.asked
+
+    async def reply(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await self.gate.wait()
+        writer.write(answer(self.status, self.headers, self.body))
+        if self.closes:
+            writer.close()
+
+    async def count(self, number: int) -> None:
+        """Wait until it has been asked this often."""
+        await self.server.until(lambda: len(self.asked) >= number)
