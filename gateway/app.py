@@ -292,7 +292,7 @@ class RunningGateway:
         self.planned.stop()
         gone_at = asyncio.get_running_loop().time() + timeout_s
         self._is_open = False
-        await self.listeners.leave(only_shared=True)
+        await self.listeners.stop_accepting(only_shared=True)
         # A tick of the wheel earlier than idle connections: an end may come that late, and must come before the cut.
         self.engine.begin_drain(timeout_s * 0.4, max(timeout_s * 0.4, timeout_s * 0.8 - TICK_S))
         self._frontend.begin_drain()

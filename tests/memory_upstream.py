@@ -58,7 +58,7 @@ class MemoryInflow:
     def retire(self) -> None:
         """It came by no connection."""
 
-    def end(self, error: BaseException) -> None:
+    def break_off(self, error: BaseException) -> None:
         if not self.has_ended and self._error is None:
             self._error = error
             self.on_change()
@@ -106,7 +106,7 @@ class Asked:
     def fail(self, error: BaseException) -> None:
         """Fail before the head, by an error of `errors.py`; or break off after it."""
         if self._answer.done():
-            self.inflow.end(ConnectionLost())
+            self.inflow.break_off(ConnectionLost())
         else:
             self._answer.set_exception(error)
 
@@ -122,9 +122,9 @@ class Asked:
         if isinstance(error, GatewayError):
             self._asker.failed(error)
         else:
-            self._asker.answered(Reply(answer.result(), self.inflow, self.bounds, inf))
+            self._asker.head_arrived(Reply(answer.result(), self.inflow, self.bounds, inf))
 
-    def leave(self) -> None:
+    def give_up(self) -> None:
         self._has_left = True
 
 

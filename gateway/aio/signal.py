@@ -64,12 +64,12 @@ class Signal:
 
     def gate(self, passed: Callable[[asyncio.Future[bool]], object]) -> asyncio.Future[bool]:
         """Have `passed` called with the returned future, in a later turn of the loop than the next firing, unless
-        `leave` is called before that firing."""
+        `leave_gate` is called before that firing."""
         gate = self._enter()
         gate.add_done_callback(passed)
         return gate
 
-    def leave(self, gate: asyncio.Future[bool]) -> None:
+    def leave_gate(self, gate: asyncio.Future[bool]) -> None:
         """Stop waiting at a gate."""
         self._waiting.pop(gate, None)
 

@@ -72,7 +72,7 @@ class Wheel:
         return f"<Wheel {len(self)} entries>"
 
     def add(self, entry: Entry, delay_s: float, now: float | None = None) -> int:
-        """Call `entry.due` after `delay_s`; return the tick, which `drop` takes.  `now` is the time by the wheel's
+        """Call `entry.due` after `delay_s`; return the tick, which `unlink` takes.  `now` is the time by the wheel's
         clock, if the caller knows it."""
         if now is None:
             now = self._clock.now()
@@ -90,7 +90,7 @@ class Wheel:
         entries[entry] = None
         return tick
 
-    def drop(self, entry: Entry, tick: int) -> None:
+    def unlink(self, entry: Entry, tick: int) -> None:
         """Remove the entry if it is still on the wheel."""
         found = self._entries.get(tick)
         if found is not None:

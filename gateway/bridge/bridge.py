@@ -103,7 +103,7 @@ class Bridge:
             requester.failed(UpstreamBroken())
             raise
         else:
-            requester.answered(made.reply(asked.bounds, is_head=asked.method == "HEAD"))
+            requester.head_arrived(made.reply(asked.bounds, is_head=asked.method == "HEAD"))
 
     async def _answer(self, requester: Requester, route: _Bridged, asked: OriginCall) -> Made:
         method, url, headers, bounds, body, is_live, client = asked
@@ -172,7 +172,7 @@ class _Translated:
     def __init__(self, work: Coroutine[object, object, None], tasks: Tasks) -> None:
         self._task = tasks.start(work, "bridged request")
 
-    def leave(self) -> None:
+    def give_up(self) -> None:
         """Give up waiting for the head of the reply."""
         self._task.cancel()
 

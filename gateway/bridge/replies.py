@@ -112,7 +112,7 @@ class MadeBody:
         """Fail with TimeoutError unless more arrives by this time of the loop's clock."""
         if not self._is_over:
             if self._deadline is None:
-                self._deadline = Deadline(asyncio.get_running_loop(), lambda: self.end(TimeoutError()))
+                self._deadline = Deadline(asyncio.get_running_loop(), lambda: self.break_off(TimeoutError()))
             self._deadline.move(by)
 
     async def changed(self) -> None:
@@ -124,7 +124,7 @@ class MadeBody:
         finally:
             self.on_change = _nothing
 
-    def end(self, error: BaseException) -> None:
+    def break_off(self, error: BaseException) -> None:
         """Fail with this error unless it is complete; the writer learns of it."""
         if self._deadline is not None:
             self._deadline.close()

@@ -110,7 +110,7 @@ class Parts:
         """Detach from the flight attached last and drop its part."""
         last = self._parts.pop()
         assert isinstance(last, FlightReader)
-        last.leave()
+        last.detach()
 
     def held(self, is_json: bool) -> list[bytes] | None:
         """The whole body if every part is in memory, else None."""
@@ -198,7 +198,7 @@ class Parts:
     def close(self) -> None:
         for part in self._parts:
             if isinstance(part, FlightReader):
-                part.leave()
+                part.detach()
         self._parts.clear()
 
 

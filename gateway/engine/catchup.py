@@ -116,11 +116,11 @@ class CatchUp:
             attempt.parts.close()
             raise
 
-    def begin(self, read: Read, stream: Stream) -> FirstRead:
+    def start_fetch(self, read: Read, stream: Stream) -> FirstRead:
         """Begin to answer a read of a stream that has been created for it, for which `decide` asks the origin: launch
         the fetch."""
         attempt = _Attempt(self, read, stream)
-        attempt.begin(self.fetches.launch(stream, read.start, read.route, read.source))
+        attempt.read_from(self.fetches.launch(stream, read.start, read.route, read.source))
         return attempt
 
     async def head(self, read: Read, stream: Stream) -> Answer | None:

@@ -337,7 +337,9 @@ class ReplyRecorder:
                 self._store.forget_through(stream, flight.start)
             stream.mark_stale()
             return Effect.REFOLLOW if flight.start == facts.tail else None
-        return Effect.END_READERS if self._store.drop(stream, End.GONE if status == 410 else End.DELETED) else None
+        return (
+            Effect.END_READERS if self._store.drop_stream(stream, End.GONE if status == 410 else End.DELETED) else None
+        )
 
     def apply_another(self, fetch: SentFetch) -> Effect | None:
         """The flight found another stream than the one in memory: end that record, unless it may be the later one."""
@@ -348,7 +350,7 @@ class ReplyRecorder:
             # The record learned its identity after the flight was sent, so it may be the later stream.
             stream.mark_stale()
             return Effect.REFOLLOW
-        return Effect.END_READERS if self._store.drop(stream, End.RECREATED) else None
+        return Effect.END_READERS if self._store.drop_stream(stream, End.RECREATED) else None
 
 
 def _content_type(stream: Stream, learned: Learned) -> str | None:

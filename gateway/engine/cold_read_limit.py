@@ -45,7 +45,7 @@ class ColdReadLimit:
     def __repr__(self) -> str:
         return f"<ColdReadLimit {self._rate}>"
 
-    def configure(self, per_s: float) -> None:
+    def set_rate(self, per_s: float) -> None:
         """Admit `per_s` reads a second of each net from now on; 0 is no bound."""
         if not per_s:
             self._rate = None

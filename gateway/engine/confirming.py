@@ -123,7 +123,7 @@ class Patience:
                 return answer
             raise
         finally:
-            wait.end()
+            wait.settle()
 
 
 class _Wait(Generic[H]):
@@ -169,7 +169,7 @@ class _Wait(Generic[H]):
         answer, self._found = self._found, None
         return answer
 
-    def end(self) -> None:
+    def settle(self) -> None:
         """The read has been answered, or is over."""
         self._timer.cancel()
         # A cancelled task keeps its traceback, whose frames refer to this wait.

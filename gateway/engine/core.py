@@ -185,7 +185,7 @@ class Engine:
         """Begin a catch-up read of a stream of which nothing is in memory; None for other reads.  Raises a
         GatewayError."""
         asked = read if read.if_none_match is None else _without_codings(read)
-        return self._incarnations.begin(asked, self._catch_up.begin)
+        return self._incarnations.start_first_read(asked, self._catch_up.start_fetch)
 
     def count_concealed(self, read: Read) -> None:
         """Count a read that is refused like one of a stream that is not there.  Raises TooManyAbsent or
@@ -245,7 +245,7 @@ class Engine:
         try:
             self.live.heat(topic, read.route.config.follow_above_per_s)
         finally:
-            self._reads.left(topic)
+            self._reads.reader_left(topic)
 
     def wait_at_once(self, read: Read) -> WaitingPoll | None:
         """The place of a long-poll that can wait, or be answered from the tape, without asking the origin; the caller
@@ -348,7 +348,7 @@ class Engine:
         )
         self.client.exchanges.configure_tls(tls or {})
         self.client.exchanges.configure_http2(config.http2_origins)
-        self.client.exchanges.configure(len(self.origins), len(config.routes))
+        self.client.exchanges.share_among(len(self.origins), len(config.routes))
         return changed
 
     def _trimmed(self, route: str, path: str, offset: str) -> None:
@@ -359,7 +359,7 @@ class Engine:
     def limit_clients(self, limits: LimitsConfig) -> None:
         """Bound what one client net may have followed and read anew, from now on."""
         self.live_table.most_per_client = limits.most_client_followed_streams
-        self._cold_read_limit.configure(limits.client_new_streams_per_s)
+        self._cold_read_limit.set_rate(limits.client_new_streams_per_s)
 
     def suspend_client(self, account: Account, until: float) -> None:
         """Have the client begin without any allowance at `until`, when its ban ends."""
@@ -368,8 +368,8 @@ class Engine:
     def begin_drain(self, spread_s: float, within_s: float = math.inf) -> None:
         """Drain live readers, spread over `spread_s` seconds, the last of them within `within_s`."""
         self.drain.begin_drain(self.clock.now(), spread_s, within_s)
-        self.live.leave(spread_s, within_s)
-        self.s2.leave(spread_s, within_s)
+        self.live.drain_readers(spread_s, within_s)
+        self.s2.drain_readers(spread_s, within_s)
 
     def undo_drain(self) -> None:
         """Let live readers stay that have not ended yet."""
@@ -379,7 +379,7 @@ class Engine:
 
     async def close(self) -> None:
         self.live_table.close()
-        self.s2.end()
+        self.s2.shut_down()
         self.fetches.close()
         await self.tls_reloader.close()
         await self.health.close()

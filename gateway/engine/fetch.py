@@ -155,7 +155,7 @@ class Fetch:
             self._task.cancel()
         if (pending := self._pending) is not None:
             self._pending = None
-            pending.leave()
+            pending.give_up()
         self._end()
 
     def _begin(self) -> None:
@@ -276,7 +276,7 @@ class Fetch:
     def informed(self, interim: Interim) -> None:
         """Ignore an interim reply."""
 
-    def answered(self, reply: Reply) -> None:
+    def head_arrived(self, reply: Reply) -> None:
         """The head of the reply has arrived."""
         self._is_decided, self._pending = True, None
         if self._is_over:
@@ -425,7 +425,7 @@ class Fetch:
                 self._work.live.revalidate(self.stream)
             case Effect.END_READERS:
                 assert self.stream.ended is not None
-                self._work.live.end(self.stream, self.stream.ended)
+                self._work.live.end_readers(self.stream, self.stream.ended)
             case None:
                 pass
             case _:

@@ -162,11 +162,11 @@ class FetchTable:
         """A fetch is over."""
         stream, flight = fetch.stream, fetch.flight
         self._under_way.discard(fetch)
-        self._flights.leave((stream, flight.key), flight)
+        self._flights.work_ended((stream, flight.key), flight)
         if self._access_log is not NO_ACCESS_LOG:
             self._report_unclaimed(stream, flight, fetch.source)
         if flight.span is not NO_FLIGHT:
-            flight.span.end(*_result(flight), flight.size)
+            flight.span.end_span(*_result(flight), flight.size)
         self._store.release(stream)
 
     def _report_unclaimed(self, stream: Stream, flight: Flight, source: Source) -> None:

@@ -29,7 +29,7 @@ def is_awaited(flight: Flight) -> bool:
 
 
 class FirstRead(ABC):
-    """A first read under way; it holds its stream.  The owner calls `wait` and then either `leave`, or by
+    """A first read under way; it holds its stream.  The owner calls `wait` and then either `give_up`, or by
     `Incarnations` `at_hand` or `answer`, which release the stream."""
 
     __slots__ = ("_flight", "_gate", "_ready", "parts", "stream")
@@ -38,7 +38,7 @@ class FirstRead(ABC):
         self.stream = stream
         self.parts = Parts()
 
-    def begin(self, flight: Flight) -> None:
+    def read_from(self, flight: Flight) -> None:
         """Read the stream's first bytes by this flight."""
         self._flight = flight
         self.parts.attach(flight)
@@ -59,11 +59,11 @@ class FirstRead(ABC):
         del self._ready
         ready()
 
-    def leave(self, store: TapeStore) -> None:
+    def give_up(self, store: TapeStore) -> None:
         """Give the read up: its client has left."""
         if (gate := self._gate) is not None:
             self._gate = None
-            self._flight.changed.leave(gate)
+            self._flight.changed.leave_gate(gate)
             del self._ready
         self.parts.close()
         store.release(self.stream)

@@ -68,7 +68,7 @@ class Incarnations:
         self._live = live
         self._clock = clock
 
-    def begin(self, read: Read, work: Callable[[Read, Stream], FirstRead]) -> FirstRead | None:
+    def start_first_read(self, read: Read, work: Callable[[Read, Stream], FirstRead]) -> FirstRead | None:
         """Begin `work` on the read's stream if nothing of it is in memory, and nothing else is known that could decide
         the answer; else None.  Raises TooManyAbsent or TooManyRequests."""
         if read.start == NOW or read.web_origin is not None or self._store.find(read.key) is not None:
@@ -158,7 +158,7 @@ class Incarnations:
             # An expired stream may have been replaced.  A sliding TTL may have been renewed elsewhere: live readers ask
             # the origin too.
             is_over = existing.expiry.has_passed(self._clock.wall())
-            self._live.drop(existing, End.EXPIRED if is_over else End.PURGED)
+            self._live.drop_stream(existing, End.EXPIRED if is_over else End.PURGED)
         elif existing is None:
             self._cold_read_limit.admit_read(read.route, read.source.client)
         return self._store.open(read.key, now)

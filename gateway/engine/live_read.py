@@ -67,14 +67,14 @@ class LiveReads:
         self.patience = Patience(fetches, clock)
         self.confirming = confirming
         self.live = live
-        self.left = live.detach
+        self.reader_left = live.detach
         """A reader has left the topic."""
         self.clock = clock
         self.rng = rng
         self.drain = drain
         self.max_reply_bytes = max_reply_bytes
 
-    async def begin(self, read: Read, stream: Stream, *, wants_lifetime: bool = False) -> Beginning:
+    async def settle_start(self, read: Read, stream: Stream, *, wants_lifetime: bool = False) -> Beginning:
         """Make sure that the stream exists, is unchanged and has a known type, and that its lifetime is known if bytes
         in memory are sent first and `wants_lifetime`.  Return the offset to start from, which is the tail for a reader
         that asked for an offset beyond it, and what the origin has answered.
@@ -137,7 +137,7 @@ class LiveReads:
                 raise head.anew()
 
     def attach(self, read: Read, stream: Stream) -> Topic:
-        """Join the stream's topic; the caller must call `left`."""
+        """Join the stream's topic; the caller must call `reader_left`."""
         route, source, config = read.route, read.source, read.route.config
         existing = self.live.find_topic(stream)
         if existing is not None and existing.not_shareable is not None:
@@ -214,7 +214,8 @@ class LiveReads:
         return topic.cursors.next_for(read.cursor, wall, self.rng)
 
     def join(self, read: Read, stream: Stream) -> Topic | None:
-        """Join the stream's topic if that needs no answer from the origin, else None; the caller must call `left`."""
+        """Join the stream's topic if that needs no answer from the origin, else None; the caller must call
+        `reader_left`."""
         topic = self.live.join(stream) if self.is_known(read, stream) else None
         if topic is not None:
             topic.cursors.note(read.cursor, self.clock.wall())
@@ -259,7 +260,7 @@ class _Opening:
         """The tail, if the origin has named it to this read."""
 
     async def ask_origin(self, question: Question, at: str) -> Beginning | None:
-        """Ask the origin; returns where the read begins if that is settled.  Raises like `LiveReads.begin`."""
+        """Ask the origin; returns where the read begins if that is settled.  Raises like `LiveReads.settle_start`."""
         progress, stream, read, reads = self.progress, self._stream, self._read, self._reads
         match question:
             case Question.FACTS:
@@ -338,7 +339,7 @@ class _Opening:
             return Beginning(reply.tail, reply, None)
         if isinstance(reply, OriginError) and reply.status == 400 and known != start:
             # The refused offset is the remembered one and not the client's: this is another stream.
-            reads.live.drop(stream, End.RECREATED)
+            reads.live.drop_stream(stream, End.RECREATED)
             raise TailMovedBack
         if isinstance(reply, OriginError) and reply.status == 410 and known != start:
             # The origin has trimmed the stream beyond the bytes in memory: begin again with the client's offset.

@@ -81,9 +81,9 @@ class LongPoll:
             return None
         return self._polled(read, stream, reading, Outcome.STALE_IF_ERROR, stream.version.edition, is_current=False)
 
-    def left(self, topic: Topic) -> None:
+    def reader_left(self, topic: Topic) -> None:
         """A reader has left the topic."""
-        self._reads.left(topic)
+        self._reads.reader_left(topic)
 
     async def _on(self, read: Read, stream: Stream) -> Answer | WaitingPoll:
         """Answer with the bytes after the offset if there are any, else return the place at which the client waits.
@@ -92,7 +92,7 @@ class LongPoll:
         is not the origin's from the start, or another GatewayError.
         """
         try:
-            start, head, _ = await self._reads.begin(read, stream, wants_lifetime=True)
+            start, head, _ = await self._reads.settle_start(read, stream, wants_lifetime=True)
             if isinstance(head, Beyond):
                 # A wait there might never end: answer with the tail at once.
                 return self._polled(
@@ -129,7 +129,7 @@ class LongPoll:
                         )
             finally:
                 if not is_waiting:
-                    self._reads.left(topic)
+                    self._reads.reader_left(topic)
         except StreamEnded as ended:
             return origin_error_answer(read.route, ended.error, Outcome.FOLLOWED)
 
@@ -221,7 +221,7 @@ class LongPoll:
         waiter = Waiter(waiting, client, waiting.read.route.config.long_poll_timeout_s)
         if self._reads.drain.is_set:
             drain, now = self._reads.drain, self.clock.now()
-            waiter.leave(drain.delay_s(now, self._reads.rng), drain.within_s(now))
+            waiter.drain_within(drain.delay_s(now, self._reads.rng), drain.within_s(now))
         return waiter
 
     async def answer_past_tape(self, read: Read, stream: Stream) -> Answer:

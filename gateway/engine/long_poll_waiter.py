@@ -61,7 +61,7 @@ class PollClient(Protocol):
     def render(self, answer: Answer) -> Rendered:
         """The response for such a client."""
 
-    def send(self, rendered: Rendered) -> None:
+    def send_rendered(self, rendered: Rendered) -> None:
         """Write the response."""
 
     def account(self, rendered: Rendered) -> None:
@@ -92,7 +92,7 @@ class Polls(Protocol):
     def wait(self, waiting: WaitingPoll, client: PollClient) -> Waiter:
         """A waiter, not yet started."""
 
-    def left(self, topic: Topic) -> None:
+    def reader_left(self, topic: Topic) -> None:
         """A reader has left the topic."""
 
     def poll_now(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome) -> Answer | Poll:
@@ -127,7 +127,7 @@ class WaitingPoll(NamedTuple):
         return self.polls.wait(self, client)
 
     def close(self) -> None:
-        self.polls.left(self.topic)
+        self.polls.reader_left(self.topic)
 
 
 class Waiter:
@@ -236,7 +236,7 @@ class Waiter:
             answer_key = (answer_key, "far" if topic.cursors.is_far(self._cursor) else self._cursor)
         if answers is not None and isinstance(shared := answers.get(answer_key), Rendered) and self._suits(shared):
             self._is_over = True
-            self._client.send(shared)
+            self._client.send_rendered(shared)
             if topic.is_pumping:
                 topic.to_account.append((self, shared))
             else:
@@ -288,12 +288,12 @@ class Waiter:
             found.append(alone)
         return found
 
-    def leave(self, delay_s: float, within_s: float) -> None:
+    def drain_within(self, delay_s: float, within_s: float) -> None:
         """End the wait after `delay_s`, if not before; an empty answer is harmless."""
         if self._is_over or self._has_timed_out:
             return
         wheel = self._waiting.polls.wheel
-        wheel.drop(self, self._tick)
+        wheel.unlink(self, self._tick)
         left_s = self._tick * TICK_S - self._waiting.polls.clock.now()
         self._tick = wheel.add(self, max(0.0, min(delay_s, within_s, left_s)))
 
@@ -420,7 +420,7 @@ class Waiter:
         rendered = self._client.render(waiting.polls.code_now(waiting.read, answer))
         self._leave()
         self._count(rendered)
-        self._client.send(rendered)
+        self._client.send_rendered(rendered)
         self._client.account(rendered)
         return rendered
 
@@ -433,7 +433,7 @@ class Waiter:
     def _leave(self) -> None:
         self._is_over = self._has_left = True
         waiting = self._waiting
-        waiting.polls.wheel.drop(self, self._tick)
+        waiting.polls.wheel.unlink(self, self._tick)
         self._detach(waiting)
 
     def _detach(self, waiting: WaitingPoll) -> None:

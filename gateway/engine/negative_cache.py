@@ -68,7 +68,7 @@ class _Bucket:
     def may_ask(self, client: Account | None, now: float) -> bool:
         if self._all.wait_s(self._own, now):
             return False
-        is_ample = self._all.left(self._own, now) > self._all.burst / 2
+        is_ample = self._all.tokens_left(self._own, now) > self._all.burst / 2
         return is_ample or client is None or not self._few.wait_s(client, now)
 
     def take_token(self, client: Account | None, now: float) -> None:

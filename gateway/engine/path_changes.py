@@ -42,7 +42,7 @@ class PathChange:
 
     def __call__(self, stream: Stream, /) -> None:
         if stream.has_expired(self._now, self._wall):
-            self._live.drop(stream, End.PURGED)
+            self._live.drop_stream(stream, End.PURGED)
         else:
             self._apply(stream)
 
@@ -75,7 +75,7 @@ class Acknowledged:
 
     def __call__(self, stream: Stream, /) -> None:
         if stream.has_expired(self._now, self._wall):
-            self._live.drop(stream, End.PURGED)
+            self._live.drop_stream(stream, End.PURGED)
             return
         stream.acknowledged(self._tail, is_closed=self._is_closed, query=self._query)
         self._live.expect(stream)
@@ -104,14 +104,14 @@ class Purge:
         self._store = store
         self._live = live
 
-    def drop(self, stream: Stream) -> bool:
+    def drop_stream(self, stream: Stream) -> bool:
         """Drop the stream's bytes now; return False if it had ended before."""
         if stream.ended is not None:
             return False
         if self._live.find_topic(stream) is not None:
             self._store.forget_bytes(stream)
             return self.revalidate(stream)
-        return self._store.drop(stream, End.PURGED)
+        return self._store.drop_stream(stream, End.PURGED)
 
     def revalidate(self, stream: Stream) -> bool:
         """Soft purge: keep the bytes, but ask the origin before the next hit; return False if it had ended before."""
@@ -126,4 +126,4 @@ class Purge:
         stream with a topic stays until the topic ends."""
         for stream in list(self._store):
             if stream.key.partition.public not in partitions and self._live.find_topic(stream) is None:
-                self._store.drop(stream, End.PURGED)
+                self._store.drop_stream(stream, End.PURGED)

@@ -53,13 +53,13 @@ class RelayedCall(SentRequest):
             # Else the two would refer to each other for ever.
             self._pending = pending
 
-    def leave(self) -> None:
+    def client_gone(self) -> None:
         """The client no longer waits for the answer.  A write is not cancelled by that, so its effects are still
         recorded."""
         self._has_left = True
         if not self.is_write and self._pending is not None:
             pending, self._pending = self._pending, None
-            pending.leave()
+            pending.give_up()
 
     # -- the party
 
@@ -88,9 +88,9 @@ class RelayedCall(SentRequest):
         if not self._has_left:
             self.take_interim(interim)
 
-    def answered(self, reply: Reply) -> None:
+    def head_arrived(self, reply: Reply) -> None:
         self._is_decided, self._pending = True, None
-        self._relay.answered(self, reply)
+        self._relay.record_reply(self, reply)
         if self._has_left:
             reply.close()
         else:
@@ -127,7 +127,7 @@ class Relay:
             # An origin may be silent on such a connection while nothing is appended.
             bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
         if relayed.is_write:
-            self._writes.begin(relayed)
+            self._writes.write_started(relayed)
         url = route.url + request.group.path
         return self._upstream.ask(
             relayed,
@@ -142,13 +142,13 @@ class Relay:
             ),
         )
 
-    def answered(self, relayed: RelayedCall, reply: Reply) -> None:
+    def record_reply(self, relayed: RelayedCall, reply: Reply) -> None:
         """The head of the answer has arrived: record its effects."""
         request = relayed.request
         request.route.heard()
         self.metrics.upstream_head(request.mode, reply.status, self.now() - relayed.asked_at, request.route.name)
         if relayed.is_write:
-            self._writes.answered(relayed, reply)
+            self._writes.write_answered(relayed, reply)
             return
         if request.mode is _OTHER:
             return

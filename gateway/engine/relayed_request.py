@@ -157,8 +157,8 @@ class PendingWrites:
     def __repr__(self) -> str:
         return f"<PendingWrites {len(self)} under way, {len(self._unanswered)} paths unanswered>"
 
-    def begin(self, write: SentRequest) -> None:
-        """A write is about to be sent; `end` must follow."""
+    def add_write(self, write: SentRequest) -> None:
+        """A write is about to be sent; `remove_write` must follow."""
         self.epoch += 1
         group, change = write.request.group, write.change
         writes = self._under_way.get(group)
@@ -170,7 +170,7 @@ class PendingWrites:
             counts = self._changes.setdefault(group, {})
             counts[change] = counts.get(change, 0) + 1
 
-    def end(self, write: SentRequest) -> None:
+    def remove_write(self, write: SentRequest) -> None:
         """The write was answered, or will never be."""
         self.epoch += 1
         group = write.request.group

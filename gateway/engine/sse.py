@@ -89,7 +89,7 @@ class Sse:
         self.clock = reads.clock
         self.drain = reads.drain
         self.wheel = wheel
-        self.left = reads.left
+        self.reader_left = reads.reader_left
         self._reads = reads
         self._incarnations = incarnations
         self._tasks = tasks
@@ -141,7 +141,7 @@ class Sse:
         Raises StreamEnded, Uncacheable, TailMovedBack or another GatewayError.
         """
         version = stream.version
-        start, _, tail = await self._reads.begin(read, stream)
+        start, _, tail = await self._reads.settle_start(read, stream)
         at = stream.tape.resolve(start)
         first = FirstTail(tail, version) if tail is not None else None
         topic = self._reads.attach(read, stream)
@@ -157,7 +157,7 @@ class Sse:
             if topic.not_shareable is not None:
                 raise Uncacheable(topic.not_shareable)
         except BaseException:
-            self._reads.left(topic)
+            self._reads.reader_left(topic)
             raise
         return Subscription(self, read, stream, topic, at, first)
 
@@ -178,7 +178,7 @@ class Sse:
         cursor = int(topic.cursors.next_for(read.cursor, self.clock.wall(), self._reads.rng))
         subscriber = Subscriber(topic, subscription.at, cursor, wire, self, now, lifetime_s, subscription.first)
         if self._reads.drain.is_set:
-            subscriber.leave(self.drain.delay_s(now, self._reads.rng), self.drain.within_s(now))
+            subscriber.drain_within(self.drain.delay_s(now, self._reads.rng), self.drain.within_s(now))
         return subscriber
 
     def opening(self, subscriber: Subscriber, start: str, wall: float) -> SseOpening | None:
@@ -248,4 +248,4 @@ class Subscription(NamedTuple):
         return self.sse.subscribe(self, wire)
 
     def close(self) -> None:
-        self.sse.left(self.topic)
+        self.sse.reader_left(self.topic)

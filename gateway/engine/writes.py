@@ -79,16 +79,16 @@ class Writes:
         self._clock = clock
         self._s2_written = s2_written
 
-    def begin(self, write: SentRequest) -> None:
-        """A write is about to be sent; `answered` or `failed` must follow."""
+    def write_started(self, write: SentRequest) -> None:
+        """A write is about to be sent; `write_answered` or `failed` must follow."""
         group = write.request.group
-        self._pending.begin(write)
+        self._pending.add_write(write)
         self._negative_cache.forget_path(group)
         for stream in self._store.awake(group):
             # The origin may move its tail past them at any moment.
             stream.forget_beyond()
 
-    def answered(self, write: SentRequest, reply: Reply) -> None:
+    def write_answered(self, write: SentRequest, reply: Reply) -> None:
         """The head of the answer has arrived."""
         try:
             if write.stream is not None:
@@ -98,7 +98,7 @@ class Writes:
             elif not write.is_cut_short:
                 self._mark_stale(write)
         finally:
-            self._pending.end(write)
+            self._pending.remove_write(write)
 
     def failed(self, write: SentRequest, error: GatewayError) -> None:
         """There is no answer."""
@@ -110,7 +110,7 @@ class Writes:
             if not error.is_unsent and not write.is_cut_short:
                 self._mark_stale(write)
         finally:
-            self._pending.end(write)
+            self._pending.remove_write(write)
 
     def missing(self, sent: SentRequest, reply: Reply) -> None:
         """Record that the origin reported the stream missing to this client; others may still see it."""
@@ -124,7 +124,7 @@ class Writes:
             sent.stream.mark_stale()
             self._live.revalidate(sent.stream)
         else:
-            self._live.drop(sent.stream, End.GONE if status == 410 else End.DELETED)
+            self._live.drop_stream(sent.stream, End.GONE if status == 410 else End.DELETED)
 
     def is_under_way(self, group: Group) -> bool:
         """Whether a write to the path is under way, so that its tail may move at any moment."""
@@ -141,7 +141,7 @@ class Writes:
         may be the first to reach its successor."""
         self._store.wake(stream)
         if stream.ended is None and stream.has_expired(self._clock.now(), self._clock.wall()):
-            self._live.drop(stream, End.PURGED)
+            self._live.drop_stream(stream, End.PURGED)
 
     def _tell(self, group: Group, change: Callable[[Stream], object], kind: str | None = None) -> None:
         """Change all streams of the path that have not expired.  Of two changes of one kind in a row, the later one is
@@ -178,7 +178,9 @@ class Writes:
         self._pending.overtake(write.request.group)
         own = write.stream
         known = None if write.is_outdated else own
-        self._tell(write.request.group, lambda stream: self._live.drop(stream, why if stream is known else End.PURGED))
+        self._tell(
+            write.request.group, lambda stream: self._live.drop_stream(stream, why if stream is known else End.PURGED)
+        )
 
     def _record_created(self, write: SentRequest, reply: Reply) -> None:
         """Record a stream created here: the answer to a PUT says what a HEAD would."""
@@ -320,7 +322,7 @@ class Writes:
         try:
             stream.tape.check(tail, tail, has_bytes=False)
         except GatewayError:
-            self._live.drop(stream, End.RECREATED)
+            self._live.drop_stream(stream, End.RECREATED)
             return
         stream.tape.reached(tail, is_closed=is_closed)
 

@@ -124,11 +124,11 @@ class Account:
     def end_live(self, sent_bytes: int) -> None:
         """One live read has ended, after `sent_bytes` body bytes, which this count does not depend on."""
         self.live_reads -= 1
-        # As `leave`, without two calls: a client behind a proxy often has one live read and nothing else.
+        # As `forget_if_unused`, without two calls: a client behind a proxy often has one live read and nothing else.
         if not (self.live_reads or self.connections or self.followed or self.live) and self._owner is not None:
             self._owner.forget_if_settled(self)
 
-    def leave(self) -> None:
+    def forget_if_unused(self) -> None:
         """Something of it is no longer in use: forget the account if nothing of it matters any more."""
         if self._owner is not None and not self.is_used:
             self._owner.forget_if_settled(self)
@@ -183,7 +183,7 @@ class Accounts:
     def disconnect(self, account: Account) -> None:
         """A connection that `connect` counted has ended."""
         self._resize(account, -1)
-        account.leave()
+        account.forget_if_unused()
 
     def forget_if_settled(self, account: Account) -> None:
         """Drop an unused account if it has taken nothing that matters and is not banned."""

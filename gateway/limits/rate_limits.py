@@ -56,7 +56,7 @@ class Rate:
     def __repr__(self) -> str:
         return f"<Rate {self.per_s:g} a second, {self.burst:g} at once>"
 
-    def left(self, account: Account, now: float) -> float:
+    def tokens_left(self, account: Account, now: float) -> float:
         """Tokens in the bucket; negative if more were taken than it held."""
         full_at = account.full_at.get(self)
         return self.burst if full_at is None or full_at <= now else self.burst - (full_at - now) * self.per_s
@@ -75,7 +75,7 @@ class Rate:
 
     def wait_s(self, account: Account, now: float, cost: float = 1.0) -> float:
         """Seconds until `cost` tokens are there; 0 if they are.  A cost above `burst` counts as `burst`."""
-        missing = min(cost, self.burst) - self.left(account, now)
+        missing = min(cost, self.burst) - self.tokens_left(account, now)
         wait_s = missing / self.per_s
         return wait_s if wait_s > _ROUNDING_S else 0.0
 
@@ -87,11 +87,11 @@ class Rate:
 
     def take_left(self, account: Account, now: float, cost: float = 1.0) -> None:
         """Take `cost` tokens, or as many as there are."""
-        self.take(account, now, max(0.0, min(cost, self.left(account, now))))
+        self.take(account, now, max(0.0, min(cost, self.tokens_left(account, now))))
 
     def keep_empty(self, account: Account, now: float, until: float) -> None:
         """Take the tokens that are there, and those that come before `until`."""
-        self.take(account, now, max(0.0, self.left(account, now) + (until - now) * self.per_s))
+        self.take(account, now, max(0.0, self.tokens_left(account, now) + (until - now) * self.per_s))
 
 
 UNKNOWN_WAIT_S: Final = 5.0
@@ -125,12 +125,12 @@ class Bans:
 
     def __init__(self, per_s: float) -> None:
         self._refusals: Rate | None = None
-        self.configure(per_s)
+        self.set_rate(per_s)
 
     def __repr__(self) -> str:
         return f"<Bans {self._refusals}>"
 
-    def configure(self, per_s: float, accounts: Iterable[Account] = ()) -> None:
+    def set_rate(self, per_s: float, accounts: Iterable[Account] = ()) -> None:
         """Ban nets that are refused more than `per_s` times a second from now on; 0 bans none and ends all bans."""
         if not per_s:
             self._refusals = None
@@ -247,7 +247,7 @@ class RateLimit:
         config, found = self.config, []
         for suffix, rate in (("", self.requests), ("-bytes", self.bytes)):
             if rate is not None:
-                left = rate.left(account, now)
+                left = rate.tokens_left(account, now)
                 full_s = math.ceil((rate.burst - left) / rate.per_s)
                 found.append(f'"{config.name}{suffix}";r={max(0, math.floor(left + 1e-6))};t={full_s}')
         if config.live_reads is not None:

@@ -51,13 +51,13 @@ class ReadingWindow:
     def __repr__(self) -> str:
         return f"<ReadingWindow {self._taken_bytes} bytes in {self._waited_s:g} s>"
 
-    def begin(self, unsent_bytes: int, now: float, window_s: float) -> float:
+    def start_waiting(self, unsent_bytes: int, now: float, window_s: float) -> float:
         """Bytes begin to wait; returns the seconds until the end of the window."""
         self._began, self._unsent_bytes = now, unsent_bytes
         return window_s - self._waited_s
 
-    def end(self, unsent_bytes: int, now: float) -> None:
-        """They wait no longer, or are counted anew; `begin` must precede."""
+    def stop_waiting(self, unsent_bytes: int, now: float) -> None:
+        """They wait no longer, or are counted anew; `start_waiting` must precede."""
         self._waited_s += now - self._began
         self._taken_bytes += self._unsent_bytes - unsent_bytes
 

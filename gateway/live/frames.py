@@ -53,7 +53,7 @@ class LiveReader(Protocol):
     def split(self) -> Iterable[LiveReader]:
         """Itself and the clients that shared it, each as a reader of its own from now on."""
 
-    def leave(self, delay_s: float, within_s: float) -> None:
+    def drain_within(self, delay_s: float, within_s: float) -> None:
         """The gateway is draining: end in order after about `delay_s`, and at the latest after `within_s`."""
 
     def stay(self, lifetime_s: float) -> None:

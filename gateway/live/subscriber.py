@@ -42,7 +42,7 @@ class Wire(Protocol):
     def is_full(self) -> bool:
         """Whether the client has left so much unread that nothing more may be written."""
 
-    def send(self, chunk: bytes, size: int) -> None:
+    def send_chunk(self, chunk: bytes, size: int) -> None:
         """Write `size` bytes of the body, framed as a chunk (RFC 9112 §7.1)."""
 
     def send_view(self, piece: memoryview) -> None:
@@ -71,7 +71,7 @@ class LiveContext(Protocol):
     def fill(self, subscriber: Subscriber) -> None:
         """Fetch the bytes after the subscriber's offset; call `filled` when done."""
 
-    def left(self, topic: Topic) -> None:
+    def reader_left(self, topic: Topic) -> None:
         """A subscriber has left the topic."""
 
 
@@ -143,7 +143,7 @@ class Subscriber:
         wire, readers = self.wire, self.topic.readers_now
         return wire.live_first_byte_s, self.at, wire.live_bytes, len(readers) + (self not in readers)
 
-    def left(self, _: object) -> None:
+    def client_left(self, _: object) -> None:
         """The client of this wire has disconnected."""
         self._finish(_LEFT)
 
@@ -176,7 +176,7 @@ class Subscriber:
             self._said_up_to_date = step.said_up_to_date
             self._sent_at_beat = topic.beats
             topic.stream.sent_bytes += step.size
-            wire.send(step.data, step.size)
+            wire.send_chunk(step.data, step.size)
             return
         if topic.not_shareable is not None:
             # The client is relayed when it reconnects.
@@ -212,7 +212,7 @@ class Subscriber:
         self._sent_at_beat = self.topic.beats
         self._said_up_to_date = step.said_up_to_date
         self.topic.stream.sent_bytes += step.size
-        self.wire.send(step.data, step.size)
+        self.wire.send_chunk(step.data, step.size)
         if step.is_last:
             self._finish(CloseReason.CLOSED)
 
@@ -243,19 +243,19 @@ class Subscriber:
         """Send a heartbeat if nothing was written for a heartbeat interval."""
         if self.topic.beats - self._sent_at_beat >= BEATS and self._large is None and not self.wire.is_full:
             self._sent_at_beat = self.topic.beats
-            self.wire.send(HEARTBEAT_CHUNK, HEARTBEAT_BYTES)
+            self.wire.send_chunk(HEARTBEAT_CHUNK, HEARTBEAT_BYTES)
 
     def split(self) -> tuple[Subscriber]:
         """Return itself: a subscriber stands for one client."""
         return (self,)
 
-    def leave(self, delay_s: float, within_s: float) -> None:
+    def drain_within(self, delay_s: float, within_s: float) -> None:
         """End after `delay_s`, but not before clients count the connection as successful, unless `within_s` is shorter:
         a response that ends in order is better than a truncated one."""
         if self._is_over:
             return
         wheel = self._context.wheel
-        wheel.drop(self, self._tick)
+        wheel.unlink(self, self._tick)
         # A tick later: clients measure it from when they are answered.
         established_s = self.began + SHORTEST_S + TICK_S - self._context.clock.now()
         left_s = self._tick * TICK_S - self._context.clock.now()
@@ -265,7 +265,7 @@ class Subscriber:
         """Begin another lifetime."""
         if not self._is_over:
             wheel = self._context.wheel
-            wheel.drop(self, self._tick)
+            wheel.unlink(self, self._tick)
             self._tick = wheel.add(self, max(SHORTEST_S, lifetime_s))
 
     def due(self) -> None:
@@ -283,7 +283,7 @@ class Subscriber:
     def _finish(self, reason: CloseReason) -> None:
         if not self._is_over:
             self._is_over = True
-            self._context.wheel.drop(self, self._tick)
+            self._context.wheel.unlink(self, self._tick)
             self.topic.readers_now.discard(self)
-            self._context.left(self.topic)
+            self._context.reader_left(self.topic)
             self.wire.over(reason, in_order=reason is not _LEFT and self._large is None)

@@ -272,7 +272,7 @@ class LiveTable:
         return TooManyRequests(retry_after_s(UNKNOWN_WAIT_S, self._rng), "Too many live streams")
 
     def begin_relayed(self, net: str) -> RelayedLive:
-        """Take a place for a live read of this net that is relayed; `RelayedLive.end` must follow.  Raises what
+        """Take a place for a live read of this net that is relayed; `RelayedLive.give_back` must follow.  Raises what
         `make_room` does."""
         self.make_room(net)
         self.relayed += 1
@@ -291,7 +291,7 @@ class LiveTable:
     def _give_back(self, net: str) -> None:
         if (account := self._accounts.find(net)) is not None:
             account.followed -= 1
-            account.leave()
+            account.forget_if_unused()
 
 
 class RelayedLive:
@@ -306,7 +306,7 @@ class RelayedLive:
     def __repr__(self) -> str:
         return f"<RelayedLive of {self._net!r}>"
 
-    def end(self) -> None:
+    def give_back(self) -> None:
         """The live read has ended."""
         self._table.end_relayed(self._net)
 

@@ -248,7 +248,7 @@ class Topic:
         self.position = None
         self._fire()
 
-    def end(self, why: End) -> None:
+    def end_readers(self, why: End) -> None:
         """The stream has ended: end every reader at once."""
         self.ended = why
         self.is_confirmed = False

@@ -239,9 +239,9 @@ class LiveTopics:
         """Drop the stream if it has expired; its lifetime may have changed since the timer was set."""
         del self._expiries[topic]
         if topic.stream.expiry.has_passed(self._clock.wall()):
-            self.drop(topic.stream, End.EXPIRED)
+            self.drop_stream(topic.stream, End.EXPIRED)
         elif topic.stream.has_expired(self._clock.now(), self._clock.wall()):
-            self.drop(topic.stream, End.PURGED)
+            self.drop_stream(topic.stream, End.PURGED)
         else:
             self.watch_expiry(topic.stream)
 
@@ -257,7 +257,7 @@ class LiveTopics:
     async def _run(self, topic: Topic, follower: Follower) -> None:
         why = await follower.run()
         if why is not None:
-            self.drop(topic.stream, why)
+            self.drop_stream(topic.stream, why)
 
     def detach(self, topic: Topic) -> None:
         """A reader leaves."""
@@ -272,17 +272,17 @@ class LiveTopics:
                 timer.cancel()
         topic.lost(self._clock.now(), None)
 
-    def end(self, stream: Stream, why: End) -> None:
+    def end_readers(self, stream: Stream, why: End) -> None:
         """The stream's record has ended: end its live readers."""
         topic = self._topics.get(stream)
         if topic is not None:
-            topic.end(why)
+            topic.end_readers(why)
             self._table.remove(topic)
 
-    def drop(self, stream: Stream, why: End) -> None:
+    def drop_stream(self, stream: Stream, why: End) -> None:
         """End the stream's record and its live readers."""
-        if self._store.drop(stream, why):
-            self.end(stream, why)
+        if self._store.drop_stream(stream, why):
+            self.end_readers(stream, why)
 
     def restart(self, stream: Stream) -> None:
         """Restart the stream's live request: the stream may have changed in a way that the request does not show."""
@@ -319,13 +319,13 @@ class LiveTopics:
         topic.revalidated_at = self._clock.now()
         self.restart(topic.stream)
 
-    def leave(self, spread_s: float, within_s: float) -> None:
+    def drain_readers(self, spread_s: float, within_s: float) -> None:
         """Drain every live reader, spread over `spread_s` seconds, the last of them within `within_s`."""
         self.cool_all()
         for topic in list(self._topics.values()):
             for reader in tuple(topic.readers_now):
                 for alone in reader.split():
-                    alone.leave(self._rng.uniform(0, spread_s), within_s)
+                    alone.drain_within(self._rng.uniform(0, spread_s), within_s)
             topic.wake()
 
     def stay(self) -> None:

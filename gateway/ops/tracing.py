@@ -132,7 +132,7 @@ class OpenTelemetryTracer:
             headers.add(name.decode(), value.decode().strip())
         span = _RequestSpan(self._begin_request(line[0], line[1].partition("?")[0], headers))
         span.describe(mode, outcome, None)
-        span.end()
+        span.end_span()
 
     def _begin_request(self, method: str, path: str, headers: Headers) -> _TimedSpan:
         client_context = _PROPAGATOR.extract(headers, Context(), _GETTER) if "traceparent" in headers else Context()
@@ -199,7 +199,7 @@ class OpenTelemetryTracer:
 
 
 class _TimedSpan:
-    """An OpenTelemetry span timed by the gateway's clock.  Only the first `end` counts."""
+    """An OpenTelemetry span timed by the gateway's clock.  Only the first `end_span` counts."""
 
     __slots__ = ("_began", "_clock", "_is_over", "_links", "_wall", "span")
 
@@ -216,7 +216,7 @@ class _TimedSpan:
             self._links += 1
             self.span.add_link(to, {"gateway.link": what})
 
-    def end(self) -> None:
+    def end_span(self) -> None:
         if not self._is_over:
             self._is_over = True
             # The wall clock may have been set back; the duration is that of the monotonic clock.
@@ -250,7 +250,7 @@ class _RequestSpan:
         if outcome is Outcome.FAILED:
             span.set_status(Status(StatusCode.ERROR))
 
-    def answered(self, status: int) -> None:
+    def set_status(self, status: int) -> None:
         self.span.set_attribute("http.response.status_code", status)
         if status >= 500:
             self.span.set_status(Status(StatusCode.ERROR))
@@ -258,8 +258,8 @@ class _RequestSpan:
     def aborted(self) -> None:
         self.span.add_event("aborted")
 
-    def end(self) -> None:
-        self._timed.end()
+    def end_span(self) -> None:
+        self._timed.end_span()
 
     def share(self, flight: Span, leader: Span | None) -> bool:
         """Link to a flight and its leader; False if this request leads the flight, or is linked to it already."""
@@ -289,7 +289,7 @@ class _FlightSpan:
         if isinstance(request, _RequestSpan) and request.share(self.span, self._leader):
             self._followers += 1
 
-    def end(self, result: str, status: int | None, size: int) -> None:
+    def end_span(self, result: str, status: int | None, size: int) -> None:
         span = self.span
         if span.is_recording():
             span.set_attribute("gateway.result", result)
@@ -299,7 +299,7 @@ class _FlightSpan:
                 span.set_attribute("http.response.status_code", status)
             if result == "failed":
                 span.set_status(Status(StatusCode.ERROR))
-        self._timed.end()
+        self._timed.end_span()
 
 
 class _ExchangeSpan:
@@ -313,7 +313,7 @@ class _ExchangeSpan:
             self.headers.popall(name, None)
         _PROPAGATOR.inject(self.headers, _context(timed.span))
 
-    def answered(self, status: int) -> None:
+    def set_status(self, status: int) -> None:
         self._timed.span.set_attribute("http.response.status_code", status)
         if status >= 500:
             self._timed.span.set_status(Status(StatusCode.ERROR))
@@ -325,8 +325,8 @@ class _ExchangeSpan:
         if not isinstance(error, asyncio.CancelledError):
             span.set_status(Status(StatusCode.ERROR))
 
-    def end(self) -> None:
-        self._timed.end()
+    def end_span(self) -> None:
+        self._timed.end_span()
 
 
 def _context(parent: Span | None) -> Context:

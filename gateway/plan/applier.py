@@ -169,7 +169,7 @@ class PlanApplier:
                     continue
                 seen = self._idle_since(stream, now)
                 if not stream.holds and now - seen.since >= keyed.entry.idle_s:
-                    self.given_up += store.drop(stream, End.EVICTED)
+                    self.given_up += store.drop_stream(stream, End.EVICTED)
                 else:
                     idle[stream] = seen
         if end < len(self.entries.lifetimes):

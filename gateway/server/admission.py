@@ -49,7 +49,7 @@ class Admission:
     def configure(self, limits: LimitsConfig) -> None:
         """Use these limits from now on."""
         self.most_live_reads = limits.most_client_live_reads
-        self._bans.configure(limits.client_refusals_per_s, self.accounts)
+        self._bans.set_rate(limits.client_refusals_per_s, self.accounts)
         self.accounts.forget_full()
 
     def admit_request(

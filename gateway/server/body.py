@@ -7,8 +7,8 @@ A small body is gathered before an upstream connection is taken for it, so that 
 If the length is announced, there is nothing else to wait for.  A chunked body may be that of a client that writes now
 and then and expects each part to arrive, so it is gathered for a short time only.
 
-A body ends in one of two ways: `end` makes it whole, `fail` records the error that its reader gets.  A body that broke
-off never looks whole.
+A body ends in one of two ways: `complete` makes it whole, `fail` records the error that its reader gets.  A body that
+broke off never looks whole.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class RequestBody:
         self._flow.unread(self._size)
         self._wake()
 
-    def end(self) -> None:
+    def complete(self) -> None:
         self.is_whole = True
         self._wake()
 

@@ -321,7 +321,7 @@ class Clients:
         self._open[successor] = None
         successor.use, client.use = client.use, None
 
-    def leave(self, client: ClientConnection) -> None:
+    def unregister(self, client: ClientConnection) -> None:
         """Unregister a connection that has ended, along with what was being answered on it."""
         if client in self._open:
             del self._open[client]

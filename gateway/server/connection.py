@@ -246,7 +246,7 @@ class Connection(RecognisingConnection):
     def _leave_live(self) -> bool:
         live, self._live = self._live, None
         if live is not None:
-            live.left(self)
+            live.client_left(self)
         if self.live_use is not None:
             self.end_live_use()
         return live is not None
@@ -354,9 +354,9 @@ class Connection(RecognisingConnection):
         request = self._request
         if self.transport is None and self._task is None and (request is None or not request.is_detached):
             self._request = None
-            self._clients.leave(self)
+            self._clients.unregister(self)
 
-    def answered(self, request: Request) -> None:
+    def response_written(self, request: Request) -> None:
         """The answer is written: take the next request, or close the connection."""
         self.phase = _IDLE
         self._live = self._request = None

@@ -42,7 +42,7 @@ _BY_CLIENT: Final = frozenset({400, 408, 414, 429, 431})
 
 
 class Stage(Enum):
-    """Who answers a request, and ends it by `ResponseRecorder.end`."""
+    """Who answers a request, and ends it by `ResponseRecorder.record_end`."""
 
     HANDLED = "the request handler, at once or in a task"
     RELAYED = "a relay, without a task"
@@ -111,7 +111,7 @@ class ResponseRecorder:
         self.metrics = metrics
         self.now = now
 
-    def end(self, context: RequestContext, answered: Answered | None) -> None:
+    def record_end(self, context: RequestContext, answered: Answered | None) -> None:
         """Record how the request has ended, in the metrics, the log and the trace; free the channel if the answer is
         out, or was broken off by a relay.  Does nothing for a request that has ended, or that is answered live.
 
@@ -139,10 +139,10 @@ class ResponseRecorder:
         if sent.body_bytes and route is not None:
             self._admission.charge(context.client, route, sent.body_bytes)
         if observed is not None:
-            self._observers.end(observed, answered, mode, outcome, route, began, sent)
+            self._observers.request_ended(observed, answered, mode, outcome, route, began, sent)
         if answered is not None or stage is _RELAYED:
             # A connection may have closed long ago, and may have been kept only for this answer.
-            request.channel.answered(request)
+            request.channel.response_written(request)
 
     def refuse(self, context: RequestContext, error: GatewayError) -> Answered:
         """Turn an error into a response: its status, and one line of text or S2's JSON."""

@@ -122,7 +122,7 @@ class Delivery:
     ) -> Answered:
         """Send a body as it becomes available; `run` names the stream that it belongs to, if any."""
         channel = self._request.channel
-        self.begin(status, reason, headers, length)
+        self.start_response(status, reason, headers, length)
         try:
             async for chunk in body:
                 if run is not None:
@@ -134,12 +134,12 @@ class Delivery:
                         await channel.drained()
         except GatewayError as error:
             raise self.abort() from error
-        self.end()
+        self.end_response()
         return Answered(status, headers)
 
-    def begin(self, status: int, reason: str | None, headers: CIMultiDict[str], length: int | None) -> None:
+    def start_response(self, status: int, reason: str | None, headers: CIMultiDict[str], length: int | None) -> None:
         """Send the head of a body of `length` bytes; None if the length is not known yet."""
-        self._request.channel.begin(self._request, status, reason, headers, length)
+        self._request.channel.start_response(self._request, status, reason, headers, length)
         self.first_byte_at = self._now()
 
     def part(self, piece: bytes) -> None:
@@ -147,9 +147,9 @@ class Delivery:
         self.count_sent(len(piece))
         self._request.channel.send_part(piece)
 
-    def end(self) -> None:
+    def end_response(self) -> None:
         """End the body in order."""
-        self._request.channel.end()
+        self._request.channel.end_response()
 
     def abort(self) -> Aborted:
         """Drop the connection at once: after an orderly end a truncated body would look complete."""

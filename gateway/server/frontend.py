@@ -214,7 +214,7 @@ class Frontend:
         now = asyncio.get_running_loop().time
         for clients in self.every_clients:
             await clients.emptied(accepts_until - now())
-        await self.listeners.leave()
+        await self.listeners.stop_accepting()
         for clients in self.every_clients:
             await clients.emptied(idle_at - now())
             clients.close_idle()
@@ -254,7 +254,7 @@ class Frontend:
             self._authoriser,
         )
         self._join = request_handler.join
-        return request_handler.begin
+        return request_handler.handle
 
     def _make_remembered(self) -> RememberedAnswers | None:
         if not self._config.server.fast_path:

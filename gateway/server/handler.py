@@ -97,13 +97,13 @@ class RequestHandler:
         self._live = LiveAnswers(rendering, observers.access_log)
         self._s2 = S2Answers(engine.s2, recorder, self._live)
 
-    def begin(self, request: Request) -> Work | None:
+    def handle(self, request: Request) -> Work | None:
         """Answer a request as far as possible without waiting.
 
         Returns the remaining work; None if the answer is out, or is given without a task.
         """
         observers, now = self._observers, self._engine.clock.now
-        began, observed = now(), observers.begin(request) if observers.is_on else None
+        began, observed = now(), observers.request_arrived(request) if observers.is_on else None
         if self._is_guarded and observed is not None and (record := observed.record) is not None:
             # Until it is parsed, the query may hold a signature or a token.
             record.stream = (record.stream or "").partition("?")[0]
@@ -117,7 +117,7 @@ class RequestHandler:
         try:
             return self._recorded(context, waiting)
         finally:
-            observed.leave(tokens)
+            observed.exit(tokens)
 
     def _recorded(self, context: RequestContext, waiting: WaitingRead | UndecidedRequest | None = None) -> Work | None:
         """Begin the answer, or go on with that to a request that has waited; record its end."""
@@ -127,7 +127,7 @@ class RequestHandler:
             self._give_up(context, _FAILED)
             raise
         if isinstance(found, Answered):
-            self._recorder.end(context, found)
+            self._recorder.record_end(context, found)
             return None
         return self._rest(context, found) if found is not None else None
 
@@ -147,7 +147,7 @@ class RequestHandler:
             self._give_up(context, _FAILED)
             raise
         if answered is not None:
-            self._recorder.end(context, answered)
+            self._recorder.record_end(context, answered)
 
     def _give_up(self, context: RequestContext, outcome: Outcome) -> None:
         """Record that the handler ends without an answer of its own: the channel answers with a 500, or is aborted."""
@@ -155,7 +155,7 @@ class RequestHandler:
             context.outcome, request = outcome, context.request
             if outcome is _FAILED and not request.has_begun and request.method != "HEAD":
                 context.delivery.count_sent(len(INTERNAL_ERROR))
-            self._recorder.end(context, None)
+            self._recorder.record_end(context, None)
 
     def _begin(self, context: RequestContext, undecided: ParsedRequest | None = None) -> Answered | Work | None:
         """The answer if it is out already, the remaining work, or None if the answer is given without a task.
@@ -193,7 +193,7 @@ class RequestHandler:
                     return self._answer_shared(context, parsed, read)
             if request.body is not None and not request.body.is_whole:
                 return self._relays.until_begun(context, parsed)
-            self._relays.begin(context, parsed)
+            self._relays.relay_request(context, parsed)
             return None
         except BadTarget as error:
             return self._recorder.refuse(context, BadRequest(str(error)))
@@ -281,7 +281,7 @@ class RequestHandler:
         )
 
     def _answer_s2(self, context: RequestContext, parsed: ParsedRequest, request: S2Request) -> Answered | Work:
-        answered = self._s2.begin(context, parsed, request)
+        answered = self._s2.answer_read(context, parsed, request)
         return answered if isinstance(answered, Answered) else self._or_relayed(context, parsed, answered)
 
     async def _or_relayed(self, context: RequestContext, parsed: ParsedRequest, work: Work) -> Answered | None:
@@ -323,9 +323,9 @@ class RequestHandler:
     ) -> Answered | None:
         return await self._deliver(context, read, await answer)
 
-    def left(self, waiting: WaitingRead) -> None:
+    def waiting_read_left(self, waiting: WaitingRead) -> None:
         """The client of a waiting read has left."""
-        waiting.first.leave(self._engine.store)
+        waiting.first.give_up(self._engine.store)
         self._give_up(waiting.context, _ABORTED)
 
     def abandon(self, context: RequestContext) -> None:

@@ -58,7 +58,7 @@ class Handling(ABC):
     def respond(self, request: Request, status: int, headers: CIMultiDict[str], body: bytes) -> None: ...
 
     @abstractmethod
-    def answered(self, request: Request) -> None: ...
+    def response_written(self, request: Request) -> None: ...
 
     @abstractmethod
     def abort(self) -> None: ...
@@ -137,12 +137,12 @@ class Handling(ABC):
             self._fail(request)
         else:
             if answered is not None:
-                self.answered(request)
+                self.response_written(request)
 
     def end_early(self) -> None:
         """End the live answer in progress: in order if it is an SSE answer, else by dropping the connection."""
         if isinstance(self._live, Subscriber):
-            self._live.leave(0.0, 0.0)
+            self._live.drain_within(0.0, 0.0)
         else:
             self.abort()
 
@@ -153,7 +153,7 @@ class Handling(ABC):
             return
         request.keeps_alive = False
         self.respond(request, 500, plain_text(), INTERNAL_ERROR)
-        self.answered(request)
+        self.response_written(request)
 
     @abstractmethod
     def go_on(self, request: Request, handler: Handler) -> None:
@@ -210,10 +210,10 @@ class _Again:
     def pump(self) -> None:
         """Do nothing: the answer has not begun."""
 
-    def left(self, channel: Channel) -> None:
+    def client_left(self, channel: Channel) -> None:
         """The client has left."""
         self._channel = None
-        self._group.left(channel)
+        self._group.client_left(channel)
 
     def take_turn(self) -> None:
         channel = self._channel

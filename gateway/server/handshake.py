@@ -214,7 +214,7 @@ class Handshake(asyncio.Protocol):
     def _set_deadline(self, delay_s: float) -> None:
         wheel = self._acceptor.clients.wheel
         if self._tick != NEVER:
-            wheel.drop(self, self._tick)
+            wheel.unlink(self, self._tick)
         self._tick = wheel.add(self, delay_s)
 
     def data_received(self, data: bytes) -> None:
@@ -249,9 +249,9 @@ class Handshake(asyncio.Protocol):
     def _leave(self) -> None:
         clients = self._acceptor.clients
         if self._tick != NEVER:
-            clients.wheel.drop(self, self._tick)
+            clients.wheel.unlink(self, self._tick)
             self._tick = NEVER
-        clients.leave(self)
+        clients.unregister(self)
 
     # -- the PROXY protocol
 

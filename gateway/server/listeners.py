@@ -276,7 +276,7 @@ class Listeners:
     def _failed(self, address: str, reason: HandshakeFailure) -> None:
         self._metrics.handshake_failure(address, reason.value)
 
-    async def leave(self, *, only_shared: bool = False) -> None:
+    async def stop_accepting(self, *, only_shared: bool = False) -> None:
         """Stop accepting, everywhere or only at ports that other processes may share.
 
         The kernel resets the connections that it has queued when their socket closes, so they are accepted first.  The

@@ -88,7 +88,7 @@ class LiveAnswers:
         opening.write_head()
         subscriber.wire = channel
         if ends_in_s is not None:
-            subscriber.leave(ends_in_s, ends_in_s)
+            subscriber.drain_within(ends_in_s, ends_in_s)
             return
         if known is not None and channel.live_bytes <= MOST_BYTES:
             # The second such reader in this second: others may follow.
@@ -174,10 +174,10 @@ class LiveAnswers:
 
             note = self.note(observed, Mode.LONGPOLL, route.config.name, began, fill)
         address, section = client if client is not None else (None, NO_SECTION)
-        group.begin(waiter, channel, (began, address, section), note)
+        group.add_first(waiter, channel, (began, address, section), note)
         _start(waiter)
         if ends_in_s is not None:
-            waiter.leave(ends_in_s, ends_in_s)
+            waiter.drain_within(ends_in_s, ends_in_s)
         return group
 
     def note(
@@ -215,20 +215,20 @@ class LiveRecord:
         """The trace for the metrics' exemplars; None if it is not sampled."""
         return self._span.trace_id if self._span.is_sampled else None
 
-    def end(self, outcome: Outcome, reason: CloseReason) -> None:
+    def record_end(self, outcome: Outcome, reason: CloseReason) -> None:
         seen = Record()
         self._fill(seen)
         if seen.status:
-            self._span.answered(seen.status)
+            self._span.set_status(seen.status)
         self._span.describe(self._mode, outcome, self._route)
-        self._span.end()
+        self._span.end_span()
         if self._note is not None:
-            self._note.end(outcome, reason)
+            self._note.record_end(outcome, reason)
 
-    def drop(self) -> None:
-        self._span.end()
+    def discard(self) -> None:
+        self._span.end_span()
         if self._note is not None:
-            self._note.drop()
+            self._note.discard()
 
 
 class _Opening:
@@ -253,12 +253,12 @@ class _Opening:
     def is_full(self) -> bool:
         return self._channel.is_full
 
-    def send(self, chunk: bytes, size: int) -> None:
+    def send_chunk(self, chunk: bytes, size: int) -> None:
         head, self._head = self._head, b""
         if head:
             self._channel.write_head(head, chunk, size)
         else:
-            self._channel.send(chunk, size)
+            self._channel.send_chunk(chunk, size)
 
     def send_view(self, piece: memoryview) -> None:
         self.write_head()

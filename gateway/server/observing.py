@@ -51,11 +51,11 @@ class Observed:
         return self.span.trace_id if self.span.is_sampled else ""
 
     def enter(self) -> Tokens:
-        """Make it current.  A task that serves this request alone need not call `leave`."""
+        """Make it current.  A task that serves this request alone need not call `exit`."""
         return record_now.set(self.record), request_now.set(self.span)
 
     @staticmethod
-    def leave(tokens: Tokens) -> None:
+    def exit(tokens: Tokens) -> None:
         """Undo `enter`."""
         record_now.reset(tokens[0])
         request_now.reset(tokens[1])
@@ -72,7 +72,7 @@ class Observers:
         self.is_on = access_log.is_kept or self.is_traced
         """Whether requests are observed one by one."""
 
-    def begin(self, request: Request) -> Observed:
+    def request_arrived(self, request: Request) -> Observed:
         """A request has arrived."""
         headers, span = request.headers, NO_REQUEST
         # The target as sent, until it has been parsed; an invalid one is logged as it is.
@@ -92,7 +92,7 @@ class Observers:
             )
         return Observed(record, span)
 
-    def end(
+    def request_ended(
         self,
         observed: Observed,
         answered: Answered | None,
@@ -108,10 +108,10 @@ class Observers:
         if span is not NO_REQUEST:
             span.describe(mode, outcome, route)
             if status:
-                span.answered(status)
+                span.set_status(status)
             else:
                 span.aborted()
-            span.end()
+            span.end_span()
         if record is None:
             return
         record.mode, record.outcome, record.status = mode, outcome, status
@@ -159,4 +159,4 @@ def end_sse(channel: SseChannel, clients: Clients, route: str, reason: CloseReas
         trace_id=(note.trace_id if note is not None else None) or "",
     )
     if note is not None:
-        note.end(outcome, channel.cut_reason or reason if reason is _LEFT else reason)
+        note.record_end(outcome, channel.cut_reason or reason if reason is _LEFT else reason)

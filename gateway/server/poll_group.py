@@ -104,7 +104,7 @@ class PollGroup:
         # A reload may have changed the CORS fields of a route since another group began.
         self.shape: Hashable = (route, origin is None, keeps)
         self._waiter: Waiter | None = None
-        """None before `begin`, after the end, and while clients wait to be handed over."""
+        """None before `add_first`, after the end, and while clients wait to be handed over."""
         self._channels: dict[Channel, PolledBy] = {}
         """The clients."""
         self._note: Note | None = None
@@ -131,7 +131,7 @@ class PollGroup:
         topic, is_there = self._topic, self._waiter in self._topic.readers_now
         return len(topic.readers_now) + topic.extra_clients + (0 if is_there else len(self._channels))
 
-    def begin(self, waiter: Waiter, channel: Channel, client: PolledBy, note: Note | None) -> None:
+    def add_first(self, waiter: Waiter, channel: Channel, client: PolledBy, note: Note | None) -> None:
         """Add the first client, which `note` records if the request handler has recorded its request."""
         self._waiter = waiter
         if note is not None:
@@ -185,7 +185,7 @@ class PollGroup:
     def pump(self) -> None:
         """Do nothing: a long-poll has no body before its end."""
 
-    def left(self, channel: Channel) -> None:
+    def client_left(self, channel: Channel) -> None:
         """Remove a client that has left.  Does nothing for one that `has_gone` aborts."""
         if channel not in self._channels:
             return
@@ -198,7 +198,7 @@ class PollGroup:
             if channel is self._noted:
                 note, self._note, self._noted = self._note, None, None
                 if note is not None:
-                    note.end(Outcome.ABORTED, reason)
+                    note.record_end(Outcome.ABORTED, reason)
             elif self.facts is not None:
                 self._record(self.facts, client, Outcome.ABORTED, reason, self.subscribers, is_final=True)
             del self._channels[channel]
@@ -229,7 +229,7 @@ class PollGroup:
         shared = answer.parts.shared if answer.parts is not None else None
         return Rendered(head, body, size, answer, shared or SharedBytes(size), keeps)
 
-    def send(self, rendered: Rendered) -> None:
+    def send_rendered(self, rendered: Rendered) -> None:
         """Write the response to all clients."""
         head, body, size, _, shared, _ = rendered
         if (origin := self._origin) is None:
@@ -268,7 +268,7 @@ class PollGroup:
         if channel is self._noted:
             note, self._note, self._noted = self._note, None, None
             if note is not None:
-                note.drop()
+                note.discard()
 
     def has_gone(self) -> None:
         """Abort all connections: no answer will come."""
@@ -294,14 +294,14 @@ class PollGroup:
         self._end_watch()
         note, self._note = self._note, None
         if note is not None and (noted := self._noted) is not None:
-            note.end(outcome, noted.cut_reason or reason if reason is CloseReason.LEFT else reason)
+            note.record_end(outcome, noted.cut_reason or reason if reason is CloseReason.LEFT else reason)
         if self.facts is not None and (self._noted is None or clients > 1):
             self._record_all(self.facts, outcome, reason, rendered, now)
 
     def _end_watch(self) -> None:
         watch, self._watch = self._watch, None
         if watch is not None:
-            watch.drop()
+            watch.discard()
 
     def _record_all(
         self,

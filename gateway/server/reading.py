@@ -205,7 +205,7 @@ class ReadingConnection(WritingConnection):
                 continue
             self._body = None
             if event is Mark.END:
-                body.end()
+                body.complete()
             else:
                 # Malformed: the end of the body is unknown, so this answer is the last on the connection.
                 body.fail(BadRequest("Malformed request body"))

@@ -80,7 +80,7 @@ class Relays:
             }
         )
 
-    def begin(self, context: RequestContext, parsed: ParsedRequest) -> None:
+    def relay_request(self, context: RequestContext, parsed: ParsedRequest) -> None:
         """Relay a request without a body, or with one that has arrived; the relay gives the answer.  Raises a
         GatewayError if the request must not be sent."""
         body = context.request.body
@@ -97,7 +97,7 @@ class Relays:
         """Wait for a small body, then relay the request.  Raises a GatewayError if it must not be sent."""
         request, body = context.request, context.request.body
         if body is None:
-            self.begin(context, parsed)
+            self.relay_request(context, parsed)
             return
         if context.is_session:
             self._relay(context, parsed, body.chunks(self._session_limits))
@@ -145,7 +145,7 @@ class Relays:
         if context.why_alone is not None:
             self.recorder.metrics.unshared(context.why_alone, parsed.route.name)
         context.stage = _RELAYED
-        Relaying(self, context, parsed, passed, upload, is_expecting=is_expecting).begin()
+        Relaying(self, context, parsed, passed, upload, is_expecting=is_expecting).send_request()
 
     @staticmethod
     def _passed(context: RequestContext, parsed: ParsedRequest, *, is_expecting: bool) -> RelayedRequest:
@@ -192,7 +192,7 @@ class _RelayedLiveUse:
         self._relayed = relayed
 
     def end_live(self, sent_bytes: int) -> None:
-        self._relayed.end()
+        self._relayed.give_back()
         if self._use is not None:
             self._use.end_live(sent_bytes)
 
@@ -261,7 +261,7 @@ class Relaying(RelayedCall):
         body = self._request.body
         return body is not None and body.error is not None
 
-    def begin(self) -> None:
+    def send_request(self) -> None:
         """Send the request to the origin."""
         # A client that leaves does not undo a write that may have happened.
         self._request.is_detached = self.is_write
@@ -310,7 +310,7 @@ class Relaying(RelayedCall):
 
     def take_answer(self, reply: Reply) -> None:
         if self._expectation is not None:
-            self._expectation.end()
+            self._expectation.cancel()
         self._reply = reply
         self._request.is_detached = False
         self._run(self._begin, reply)
@@ -345,7 +345,7 @@ class Relaying(RelayedCall):
             # The body may end earlier than the origin announced.
             headers.popall("Content-Length", None)
         if self._acks is not None:
-            self._acks.begin(status, reply.headers)
+            self._acks.read_head(status, reply.headers)
         if parsed.route.is_s2:
             self._drains = DrainWatch(status, reply.headers, reply.retire)
         if reply.has_arrived and self._end is None:
@@ -357,7 +357,7 @@ class Relaying(RelayedCall):
                 self._finish()
                 return
             self._unwritten = whole
-        context.delivery.begin(status, reply.reason, headers, None)
+        context.delivery.start_response(status, reply.reason, headers, None)
         self._answered = Answered(status, headers)
         self._pump()
         if not self._is_over:
@@ -418,19 +418,19 @@ class Relaying(RelayedCall):
         if self._record is not None:
             self._record.fetched_bytes += size
 
-    def left(self, channel: Channel) -> None:
+    def client_left(self, channel: Channel) -> None:
         """The client has left: stop, unless the request is a write in progress."""
         if self._is_over or self._request.is_detached:
             # The outcome of a write still has to be recorded.
             return
-        self.leave()
+        self.client_gone()
         self._break_off()
 
     # -- the end of the relay
 
     def _end_body(self) -> None:
         """End an answer in order whose head was written before."""
-        self._finish(self._channel.end)
+        self._finish(self._channel.end_response)
 
     def _finish(self, end: Callable[[], object] = no_op) -> None:
         """The answer is whole."""
@@ -438,14 +438,14 @@ class Relaying(RelayedCall):
             self._acks.finish()
         self._close()
         end()
-        self._relays.recorder.end(self._context, self._answered)
+        self._relays.recorder.record_end(self._context, self._answered)
 
     def _refuse(self, error: GatewayError) -> None:
         """Answer with the error, or abort an answer that has begun."""
         if self._is_over:
             return
         if self._request.has_begun:
-            # Over HTTP/2, `abort` calls `left` before it returns.
+            # Over HTTP/2, `abort` calls `client_left` before it returns.
             self._is_over = True
             # Abort, because after an orderly end a truncated body would look complete.  Abort before the channel is
             # declared free, or its next request would begin on the broken connection.
@@ -454,17 +454,17 @@ class Relaying(RelayedCall):
         else:
             self._close()
             recorder = self._relays.recorder
-            recorder.end(self._context, recorder.refuse(self._context, error))
+            recorder.record_end(self._context, recorder.refuse(self._context, error))
 
     def _break_off(self) -> None:
         """End an answer that its client does not get in full."""
         self._close()
         self._context.outcome = _ABORTED
-        self._relays.recorder.end(self._context, None)
+        self._relays.recorder.record_end(self._context, None)
 
     def _close(self) -> None:
         if self._expectation is not None:
-            self._expectation.end()
+            self._expectation.cancel()
         self._is_over = True
         self._request.is_detached = False
         # It leads to the reply.

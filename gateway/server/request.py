@@ -45,7 +45,7 @@ class LiveAnswer(Holder, Protocol):
     def pump(self) -> None:
         """The connection has room again."""
 
-    def left(self, channel: Channel) -> None:
+    def client_left(self, channel: Channel) -> None:
         """The client of this channel has left."""
 
 
@@ -63,18 +63,19 @@ class Note(Protocol):
     def trace_id(self) -> str | None:
         """The trace for the metrics' exemplars; None if there is none."""
 
-    def end(self, outcome: Outcome, reason: CloseReason) -> None:
+    def record_end(self, outcome: Outcome, reason: CloseReason) -> None:
         """Record the end of the answer."""
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         """Record nothing: the request is handled again."""
 
 
 class Channel(Protocol):
     """Takes one request's answer, and stands for the client behind it.
 
-    An answer is one `respond`; or `begin`, any number of `send_part`, and `end`; or, after `park`, a live answer.  An
-    answer of the first two kinds that is given without a task begins with `hand_over` and ends with `answered`.
+    An answer is one `respond`; or `start_response`, any number of `send_part`, and `end_response`; or, after `park`, a
+    live answer.  An answer of the first two kinds that is given without a task begins with `hand_over` and ends with
+    `response_written`.
     """
 
     versions: frozenset[str]
@@ -121,7 +122,7 @@ class Channel(Protocol):
     ) -> None:
         """Write a whole answer.  Raises UpstreamBroken, with nothing written, for headers that must not be sent."""
 
-    def begin(
+    def start_response(
         self, request: Request, status: int, reason: str | None, headers: CIMultiDict[str], length: int | None
     ) -> None:
         """Write the head of an answer whose body has `length` bytes; None if the length is not known yet."""
@@ -129,7 +130,7 @@ class Channel(Protocol):
     def send_part(self, piece: bytes) -> None:
         """Write a part of the body."""
 
-    def end(self) -> None:
+    def end_response(self) -> None:
         """End the body."""
 
     async def drained(self) -> None:
@@ -146,15 +147,15 @@ class Channel(Protocol):
         """Remember `answer` for the request's bytes, if the request has an alias that is still valid."""
 
     def hand_over(self, answering: LiveAnswer) -> None:
-        """Have `answering` give the answer without a task, until `answered`.  It is called when there is room, and when
-        the client leaves."""
+        """Have `answering` give the answer without a task, until `response_written`.  It is called when there is room,
+        and when the client leaves."""
 
     def go_on(
         self, request: Request, handler: Callable[[Request], Coroutine[Any, Any, Answered | None] | None]
     ) -> None:
         """Have the handler do the rest of an answer that a `LiveAnswer` has waited for."""
 
-    def answered(self, request: Request) -> None:
+    def response_written(self, request: Request) -> None:
         """The answer is written."""
 
     def park(self, live: LiveAnswer, *, keeps: bool, is_chunked: bool = True) -> None:
@@ -182,12 +183,13 @@ class Channel(Protocol):
         """Have `live` give an SSE answer, until `over`."""
 
     def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
-        """Write the head of a live answer, with the first piece of its body as in `send`, if there is one."""
+        """Write the head of a live answer, with the first piece of its body as in `send_chunk`, if there is one."""
 
     def write_first(self, joined: bytes, chunk: bytes, size: int) -> None:
-        """Write `joined`, the head of a live answer and the first piece of its body, which is `chunk`, as in `send`."""
+        """Write `joined`, the head of a live answer and the first piece of its body, which is `chunk`, as in
+        `send_chunk`."""
 
-    def send(self, chunk: bytes, size: int) -> None:
+    def send_chunk(self, chunk: bytes, size: int) -> None:
         """Write a piece of a live body, framed as a chunk; `size` is its number of body bytes."""
 
     def send_view(self, piece: memoryview) -> None:
@@ -207,7 +209,7 @@ class GivenUp(Protocol):
     def handed_over(self, channel: Channel) -> None:
         """A client's request is about to be handled again."""
 
-    def left(self, channel: Channel) -> None:
+    def client_left(self, channel: Channel) -> None:
         """A client has left before that."""
 
 
@@ -316,11 +318,11 @@ class Expectation:
     def meet(self) -> None:
         """Ask the client for the body, unless that was done or the request is answered."""
         if self._timer is not None:
-            self.end()
+            self.cancel()
             if not self._request.has_begun:
                 ask_for_body(self._request)
 
-    def end(self) -> None:
+    def cancel(self) -> None:
         """The client need not be asked any more."""
         timer, self._timer = self._timer, None
         if timer is not None:

@@ -45,7 +45,7 @@ class S2Answers:
         self._recorder = recorder
         self._live = live
 
-    def begin(self, context: RequestContext, parsed: ParsedRequest, request: S2Request) -> Answered | Work:
+    def answer_read(self, context: RequestContext, parsed: ParsedRequest, request: S2Request) -> Answered | Work:
         """Answer a read, at once if memory alone answers it; else return the work.  Raises a GatewayError."""
         read, asked = request
         answer = self._reads.held(read, asked) if isinstance(asked, S2ReadRecords) else None
@@ -97,9 +97,9 @@ class S2Answers:
         try:
             head = self._head(request, route, session, keeps=keeps, is_chunked=is_chunked)
         except GatewayError:
-            reads.close(session)
+            reads.discard_session(session)
             raise
-        reader, start = reads.begin(read, session, channel), session.read.at
+        reader, start = reads.start_session(read, session, channel), session.read.at
 
         def fill(into: Record) -> None:
             topic = reader.topic

@@ -63,7 +63,7 @@ class Shedding:
         self.held_bytes = sum(cost for cost, _ in self._held)
         return self.held_bytes
 
-    def drop(self, excess: int, reason: ShedReason) -> int:
+    def shed_connections(self, excess: int, reason: ShedReason) -> int:
         """Drop the connections that hold the most until `excess` bytes fewer are held; return how many were dropped."""
         if excess <= 0:
             return 0
@@ -78,11 +78,11 @@ class Shedding:
 
     def drop_over_bound(self, excess: int) -> int:
         """Drop the costliest because clients together hold `excess` bytes too many; return how many were dropped."""
-        return self.drop(excess, ShedReason.CLIENT_BYTES)
+        return self.shed_connections(excess, ShedReason.CLIENT_BYTES)
 
     def drop_for_memory(self, excess: int) -> int:
         """Drop the costliest because the process uses `excess` bytes too many; return how many were dropped."""
-        return self.drop(excess, ShedReason.MEMORY)
+        return self.shed_connections(excess, ShedReason.MEMORY)
 
     def refuse_new(self, refuses: bool) -> None:
         """Refuse new connections, or accept them again."""

@@ -44,10 +44,10 @@ class WheelTimer:
 
     def clear(self) -> None:
         if self._tick != NEVER:
-            self._wheel.drop(self, self._tick)
+            self._wheel.unlink(self, self._tick)
             self._tick = NEVER
 
-    def end(self) -> None:
+    def dispose(self) -> None:
         """Clear it for good, and drop the callback, which refers to the timer's owner."""
         self.clear()
         self._callback = _no_op
@@ -170,7 +170,7 @@ class TimedConnection(asyncio.Protocol):
 
     def _clear_deadline(self) -> None:
         if self._tick != NEVER:
-            self._clients.wheel.drop(self, self._tick)
+            self._clients.wheel.unlink(self, self._tick)
             self._tick = NEVER
 
     def _set_deadline(self, delay_s: float) -> None:
@@ -229,12 +229,12 @@ class TimedConnection(asyncio.Protocol):
             self._window = ReadingWindow()
         clients = self._clients
         unsent, window_s = self.transport.get_write_buffer_size(), clients.limits.client_write_timeout_s
-        self._set_deadline(max(0.0, self._window.begin(unsent, clients.loop.time(), window_s)))
+        self._set_deadline(max(0.0, self._window.start_waiting(unsent, clients.loop.time(), window_s)))
 
     def _end_window(self) -> None:
         """The client has taken enough for more to be written."""
         if self._window is not None and self.transport is not None:
-            self._window.end(self.transport.get_write_buffer_size(), self._clients.loop.time())
+            self._window.stop_waiting(self.transport.get_write_buffer_size(), self._clients.loop.time())
 
     def _check_window(self, transport: asyncio.Transport) -> None:
         """The window is over: abort if the client has taken too little in it, else begin another one."""

@@ -103,7 +103,7 @@ class Turns:
         self.waited += 1
         return True
 
-    def begin(self) -> None:
+    def count_begun(self) -> None:
         """Count something that was begun in this turn without asking `must_wait`."""
         if not self.has_begun:
             self.has_begun, self._began = True, self._now()
@@ -114,7 +114,7 @@ class Turns:
         """Whether this turn has begun requests, and read parts, for this long."""
         if self.has_begun:
             return self._now() - self._began > late_s
-        self.begin()
+        self.count_begun()
         return False
 
     def _share_s(self, share_s: float) -> float:

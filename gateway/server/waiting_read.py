@@ -19,7 +19,7 @@ class Answerer(Protocol):
     def go_on(self, waiting: WaitingRead) -> Work | None:
         """Answer a first read, whose fetch has been awaited, as far as possible; returns the remaining work."""
 
-    def left(self, waiting: WaitingRead) -> None:
+    def waiting_read_left(self, waiting: WaitingRead) -> None:
         """The client of a waiting read has left."""
 
 
@@ -44,9 +44,9 @@ class WaitingRead:
     def pump(self) -> None:
         """Do nothing: the answer has not begun."""
 
-    def left(self, channel: Channel) -> None:
+    def client_left(self, channel: Channel) -> None:
         """The client has left."""
-        self._answerer.left(self)
+        self._answerer.waiting_read_left(self)
 
     def ready(self) -> None:
         """The fetch has been awaited: answer."""

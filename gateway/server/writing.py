@@ -128,7 +128,7 @@ class WritingConnection(TimedConnection, ABC):
         else:
             self.transport.write(head + body if body and request.method != "HEAD" else head)
 
-    def begin(
+    def start_response(
         self, request: Request, status: int, reason: str | None, headers: CIMultiDict[str], length: int | None
     ) -> None:
         """Write the head of an answer whose body has `length` bytes; None if the length is not known yet."""
@@ -168,7 +168,7 @@ class WritingConnection(TimedConnection, ABC):
         else:
             self.transport.write(piece)
 
-    def end(self) -> None:
+    def end_response(self) -> None:
         """End the body."""
         if self.transport is not None and self._is_chunked and not self._is_bodiless:
             self.transport.write(_LAST_CHUNK)
@@ -197,8 +197,8 @@ class WritingConnection(TimedConnection, ABC):
                 room.set_exception(error)
 
     def hand_over(self, answering: LiveAnswer) -> None:
-        """Have `answering` give the answer without a task, until `answered`.  It is called when there is room, and when
-        the client leaves."""
+        """Have `answering` give the answer without a task, until `response_written`.  It is called when there is room,
+        and when the client leaves."""
         self.phase = _RELAYED
         self._live = answering
 
@@ -244,7 +244,7 @@ class WritingConnection(TimedConnection, ABC):
         self._clients.metrics.subscribers(_SSE, 1, route)
 
     def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
-        """Write the head of a live answer, with the first piece of its body as in `send`, if there is one."""
+        """Write the head of a live answer, with the first piece of its body as in `send_chunk`, if there is one."""
         self.live_first_byte_s = self._now() - self.sse_began
         if self.transport is None:
             return
@@ -255,14 +255,15 @@ class WritingConnection(TimedConnection, ABC):
         self._clients.sent_bytes += size
 
     def write_first(self, joined: bytes, chunk: bytes, size: int) -> None:
-        """Write `joined`, the head of a live answer and the first piece of its body, which is `chunk`, as in `send`."""
+        """Write `joined`, the head of a live answer and the first piece of its body, which is `chunk`, as in
+        `send_chunk`."""
         self.live_first_byte_s = self._now() - self.sse_began
         if self.transport is not None:
             self.transport.write(joined)
             self.live_bytes += size
             self._clients.sent_bytes += size
 
-    def send(self, chunk: bytes, size: int) -> None:
+    def send_chunk(self, chunk: bytes, size: int) -> None:
         """Write a piece of a live body, framed as a chunk; `size` is its number of body bytes."""
         transport = self.transport
         if transport is None:

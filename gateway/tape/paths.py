@@ -121,7 +121,7 @@ class Crowd:
         if isinstance(stream, RecordStream) and stream.block_count and not stream.is_doubted:
             held = self._records_to
             query = None if None in held else stream.key.query
-            held[query] = max(held.get(query, 0), stream.records.end)
+            held[query] = max(held.get(query, 0), stream.records.end_seq_num)
             if len(held) > MOST_QUERIES:
                 self._records_to = {None: max(held.values())}
 

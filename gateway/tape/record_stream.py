@@ -52,7 +52,7 @@ class RecordStream(Stream):
     @property
     def furthest(self) -> str | None:
         """The furthest sequence number that the origin has named; None if there is none."""
-        return str(self.records.end) if self.records.block_count else None
+        return str(self.records.end_seq_num) if self.records.block_count else None
 
     def drop_oldest(self) -> int:
         """Drop the oldest block; return the cost freed."""

@@ -204,7 +204,7 @@ class RecordTape:
             yield Span(block.start, block.end, len(block.records), block.size)
 
     @property
-    def end(self) -> int:
+    def end_seq_num(self) -> int:
         """The sequence number after the last one covered; 0 if none is."""
         return self._blocks[self._starts[-1]].end if self._starts else 0
 
@@ -328,7 +328,7 @@ class RecordTape:
             raise RecordsReplaced
         earlier = self._before(records[0].seq_num)
         timestamp = earlier.timestamp if earlier is not None else 0
-        seq_num, end = -1, self.end
+        seq_num, end = -1, self.end_seq_num
         for record in records:
             if record.seq_num <= seq_num or record.timestamp < timestamp:
                 raise RecordsReplaced

@@ -108,7 +108,7 @@ class TapeStore:
             return
         missed, dropped = self._paths.wake(stream)
         if missed is None:
-            self.drop(stream, End.EVICTED)
+            self.drop_stream(stream, End.EVICTED)
         for event in missed or ():
             if stream.ended is None:
                 event(stream)
@@ -152,7 +152,7 @@ class TapeStore:
         stream = self.find(key)
         if stream is not None and type(stream) is not kind:
             # The route has spoken another protocol until now.
-            self.drop(stream, End.PURGED)
+            self.drop_stream(stream, End.PURGED)
             stream = None
         if stream is None:
             return self.create(kind, key, now)
@@ -242,7 +242,7 @@ class TapeStore:
         if start >= self._paths.records_to(group, queries):
             return
         for stream in self.group(group):
-            is_beyond = isinstance(stream, RecordStream) and start < stream.records.end
+            is_beyond = isinstance(stream, RecordStream) and start < stream.records.end_seq_num
             if is_beyond and stream not in seen and (queries is None or stream.key.query in queries):
                 self.doubt_records(stream)
         self._paths.looked_at(group)
@@ -283,7 +283,7 @@ class TapeStore:
         self._book(stream, -stream.drop_all(), blocks=-blocks)
         self.withdraw(stream)
 
-    def drop(self, stream: Stream, why: End) -> bool:
+    def drop_stream(self, stream: Stream, why: End) -> bool:
         """End the stream; return False if it had ended before.  The caller ends its live readers."""
         if stream.ended is not None:
             return False
@@ -351,7 +351,7 @@ class TapeStore:
         if stream.holds or stream.ended is not None:
             return
         if stream.tape.tail is None and stream.block_count == 0:
-            self.drop(stream, End.EVICTED)
+            self.drop_stream(stream, End.EVICTED)
             return
         if self._not_stored:
             self._drop_unwanted(stream)

@@ -318,10 +318,10 @@ class LiveNote(Protocol):
     def trace_id(self) -> str | None:
         """None: the access log keeps no trace."""
 
-    def end(self, outcome: Outcome, reason: CloseReason) -> None:
+    def record_end(self, outcome: Outcome, reason: CloseReason) -> None:
         """The read has ended.  Further calls do nothing."""
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         """Write no line any more: another record takes the read's place."""
 
 
@@ -347,9 +347,9 @@ class AccessLog(Protocol):
         """An SSE read of this client has begun, which has these `facts` in common with others."""
 
     def watch(self, began: float, write: Callable[[int], bool]) -> LiveNote | None:
-        """Live reads that began together go on: call `write` when their next lines are due, until `drop`.  It writes at
-        most so many lines, and returns False if it has to be called again.  None if live reads have a line at their end
-        only."""
+        """Live reads that began together go on: call `write` when their next lines are due, until `discard`.  It writes
+        at most so many lines, and returns False if it has to be called again.  None if live reads have a line at their
+        end only."""
 
     def repeat_live(self, hit: Repeated, ended: float, clients: Sequence[PolledBy]) -> None:
         """Long-polls were sent the same answer at `ended`: when each began, its client's address, and its header
@@ -393,10 +393,10 @@ class NoAccessLog:
     def unclaimed(self, stream: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
         """Do nothing."""
 
-    def end(self, outcome: Outcome, reason: CloseReason) -> None:
+    def record_end(self, outcome: Outcome, reason: CloseReason) -> None:
         """Do nothing."""
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         """Do nothing."""
 
 

@@ -25,7 +25,7 @@ Headers = CIMultiDict[str] | CIMultiDictProxy[str]
 
 
 class RequestSpan(Protocol):
-    """One client's request.  The owner must call `end`; calls after it do nothing."""
+    """One client's request.  The owner must call `end_span`; calls after it do nothing."""
 
     @property
     def trace_id(self) -> str:
@@ -38,18 +38,18 @@ class RequestSpan(Protocol):
     def describe(self, mode: Mode, outcome: Outcome, route: str | None) -> None:
         """Record the mode, the outcome, and the route's name if there is one."""
 
-    def answered(self, status: int) -> None:
+    def set_status(self, status: int) -> None:
         """Record the HTTP status of the answer."""
 
     def aborted(self) -> None:
         """The connection was dropped before the answer was complete."""
 
-    def end(self) -> None:
+    def end_span(self) -> None:
         """The answer has ended."""
 
 
 class FlightSpan(Protocol):
-    """One shared fetch.  The owner must call `end`."""
+    """One shared fetch.  The owner must call `end_span`."""
 
     def enter(self) -> None:
         """Attribute the running task's requests to this flight from now on."""
@@ -57,23 +57,23 @@ class FlightSpan(Protocol):
     def joined(self) -> None:
         """The current request shares this flight: link it to the flight and to its leader."""
 
-    def end(self, result: str, status: int | None, size: int) -> None:
+    def end_span(self, result: str, status: int | None, size: int) -> None:
         """The flight ended: its result in one word, the status its readers were given, if any, and body bytes."""
 
 
 class ExchangeSpan(Protocol):
-    """One request to an origin.  The owner must call `end`."""
+    """One request to an origin.  The owner must call `end_span`."""
 
     headers: CIMultiDict[str]
     """The headers to send: the request's own with this span in `traceparent`."""
 
-    def answered(self, status: int) -> None:
+    def set_status(self, status: int) -> None:
         """The head of the answer has arrived."""
 
     def failed(self, error: BaseException) -> None:
         """There is no answer, or no complete one."""
 
-    def end(self) -> None:
+    def end_span(self) -> None:
         """The exchange is over."""
 
 
@@ -106,11 +106,11 @@ class _NoRequest:
 
     def describe(self, mode: Mode, outcome: Outcome, route: str | None) -> None: ...
 
-    def answered(self, status: int) -> None: ...
+    def set_status(self, status: int) -> None: ...
 
     def aborted(self) -> None: ...
 
-    def end(self) -> None: ...
+    def end_span(self) -> None: ...
 
 
 class _NoFlight:
@@ -120,7 +120,7 @@ class _NoFlight:
 
     def joined(self) -> None: ...
 
-    def end(self, result: str, status: int | None, size: int) -> None: ...
+    def end_span(self, result: str, status: int | None, size: int) -> None: ...
 
 
 NO_REQUEST: RequestSpan = _NoRequest()

@@ -31,7 +31,7 @@ class Requester(Protocol):
     def informed(self, interim: Interim) -> None:
         """An interim reply has arrived."""
 
-    def answered(self, reply: Reply) -> None:
+    def head_arrived(self, reply: Reply) -> None:
         """The head of the reply has arrived.  The requester must call `Reply.close`."""
 
     def failed(self, error: GatewayError) -> None:
@@ -43,7 +43,7 @@ class Requester(Protocol):
 class PendingRequest(Protocol):
     """A request whose reply is awaited."""
 
-    def leave(self) -> None:
+    def give_up(self) -> None:
         """Give up waiting for the head of the reply.  Has no effect once the head is here."""
 
 
@@ -58,7 +58,7 @@ class _Waiter:
 
     def informed(self, interim: Interim) -> None: ...
 
-    def answered(self, reply: Reply) -> None:
+    def head_arrived(self, reply: Reply) -> None:
         if self.answer.done():
             reply.close()
         else:
@@ -82,7 +82,7 @@ async def answer_to(
     try:
         return await answer
     except asyncio.CancelledError:
-        pending.leave()
+        pending.give_up()
         if answer.done() and not answer.cancelled() and answer.exception() is None:
             # The reply arrived in the same turn of the loop as the cancellation.
             answer.result().close()

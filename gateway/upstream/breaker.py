@@ -217,7 +217,7 @@ class Breaker:
     def __repr__(self) -> str:
         return f"<Breaker {self.state}, {self._consecutive:g} failures in a row, {self._probes} probes out>"
 
-    def configure(self, policy: Policy) -> None:
+    def set_policy(self, policy: Policy) -> None:
         """Use another policy from now on; the state does not change."""
         if policy != self._policy:
             self._policy = policy

@@ -147,17 +147,17 @@ class _RoutedExchange(Exchange):
             self._end(error)
             return
         self._sent = sent
-        self.begin(sent.origin.authority, self._target, route.route)
+        self.send_request(sent.origin.authority, self._target, route.route)
 
     def _end(self, error: GatewayError) -> None:
         self.is_over = True
         self._requester.failed(error)
 
-    def leave(self) -> None:
+    def give_up(self) -> None:
         if self._buffering is not None:
             self._buffering.cancel()
             self._buffering = None
-        super().leave()
+        super().give_up()
 
     # -- the end of one exchange
 
@@ -169,13 +169,13 @@ class _RoutedExchange(Exchange):
 
     def _answered(self, reply: Reply) -> None:
         if reply.status not in _REDIRECTS:
-            self._requester.answered(reply)
+            self._requester.head_arrived(reply)
             return
         call, sent = self._call, self._sent
         assert sent is not None
         leader = self._route.leader(sent, call.method, self._target, reply.headers.get("Location"))
         if leader is None or self._hops == _MOST_HOPS or call.is_upload:
-            self._requester.answered(reply)
+            self._requester.head_arrived(reply)
             return
         reply.close()
         leader.redirects += 1

@@ -111,7 +111,7 @@ class Collapse(Generic[K, F]):
     def join_fetch(self, key: K, client: str, begin: Callable[[], F]) -> Lead[F] | Follow[F]:
         """The fetch of this key that has not been sent, for a reader of the net `client`.
 
-        If there is none, `begin` makes one, even if an earlier one is under way; `leave` must follow.
+        If there is none, `begin` makes one, even if an earlier one is under way; `work_ended` must follow.
         """
         if (fetch := self.unsent(key, client)) is not None:
             return Follow(fetch)
@@ -128,10 +128,10 @@ class Collapse(Generic[K, F]):
         return fetch
 
     def add_fetch(self, key: K, fetch: F) -> None:
-        """Add a fetch that its reader has begun; `leave` must follow."""
+        """Add a fetch that its reader has begun; `work_ended` must follow."""
         self._fetches[key] = fetch
 
-    def leave(self, key: K, fetch: F) -> None:
+    def work_ended(self, key: K, fetch: F) -> None:
         """The work of the fetch has ended, which gives it up if it is not over."""
         if not fetch.is_over:
             fetch.give_up()

@@ -163,11 +163,11 @@ class Connection(asyncio.Protocol):
         return incoming
 
     def uploading(self, task: asyncio.Task[None]) -> None:
-        """Adopt the task that sends the request's body by `send`; it ends with the exchange."""
+        """Adopt the task that sends the request's body by `send_body`; it ends with the exchange."""
         self._upload = task
         task.add_done_callback(self._uploaded)
 
-    async def send(self, chunks: AsyncIterator[bytes], length: int | None) -> bool:
+    async def send_body(self, chunks: AsyncIterator[bytes], length: int | None) -> bool:
         """Send a body of `length` bytes, or chunked if None; returns whether it was sent.  A body that breaks off or
         has another length ends the exchange."""
         failure = await send_body(chunks, length, self._write if length is not None else self._write_chunk)
@@ -232,7 +232,7 @@ class Connection(asyncio.Protocol):
         """Whether a request that got no byte of an answer may be sent once more, on another connection."""
         return self.is_reused
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """Abandon the reply: drop what comes of it.  The connection is kept if the reply ends soon."""
         assert self._incoming is not None
         self._incoming.is_left = True

@@ -93,9 +93,9 @@ class ConnectionPool:
         """Slots in use."""
         return self._slots.taken
 
-    def configure(self, hosts: int, routes: int) -> None:
+    def share_among(self, hosts: int, routes: int) -> None:
         """Share the slots among this many hosts and routes."""
-        self._slots.configure(hosts, routes)
+        self._slots.share_among(hosts, routes)
 
     def look(self, now: float) -> Connections:
         """A snapshot of the connections.  A connection in the making has a slot but no age."""
@@ -149,10 +149,10 @@ class ConnectionPool:
             assert waiting.paid_by is not None
             return lane, waiting.paid_by
         except NoSlot as error:
-            slots.leave(waiting)
+            slots.give_back(waiting)
             raise slots.refusal(error.reason) from None
         except BaseException:
-            slots.leave(waiting)
+            slots.give_back(waiting)
             raise
         finally:
             timer.cancel()
@@ -278,7 +278,7 @@ class ConnectionPool:
         if slot is not None:
             self._slots.free(*slot)
 
-    def left(self, connection: Http2Connection) -> None:
+    def went_away(self, connection: Http2Connection) -> None:
         """An HTTP/2 connection takes no more requests."""
         of_host = self._http2.get(connection.endpoint)
         if of_host is not None and connection in of_host:

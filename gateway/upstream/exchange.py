@@ -82,7 +82,7 @@ class Hosts(Protocol):
 class Exchange:
     """One call at one host, from the first byte of the request to the head of its reply.
 
-    Fails once or is answered once.  After `leave` the requester is not notified any more.
+    Fails once or is answered once.  After `give_up` the requester is not notified any more.
     """
 
     __slots__ = (
@@ -123,7 +123,7 @@ class Exchange:
         self.is_over = False
         """Whether it has failed, been answered or been left."""
 
-    def begin(self, authority: str, target: str, route: str = "") -> None:
+    def send_request(self, authority: str, target: str, route: str = "") -> None:
         """Send the request, to `target` in origin form at `authority`, as in `http://host:port`.
 
         It takes its connection from the share of `route`, and for the account of the call's client, or of the first of
@@ -277,7 +277,7 @@ class Exchange:
             if self._sent is not None:
                 self._sent.took_head(head.status, reply.cut)
             if self._span is not None:
-                self._span.answered(reply.status)
+                self._span.set_status(reply.status)
                 reply.span = self._span
             self._answered(reply)
         elif (error := incoming.error) is not None:
@@ -310,18 +310,18 @@ class Exchange:
         failure.__cause__ = bare(error)
         if self._span is not None:
             self._span.failed(failure)
-            self._span.end()
+            self._span.end_span()
         self._failed(failure)
 
     # -- the end; `gateway.upstream.client` goes on to another host instead
 
     def _answered(self, reply: Reply) -> None:
-        self._requester.answered(reply)
+        self._requester.head_arrived(reply)
 
     def _failed(self, error: GatewayError) -> None:
         self._requester.failed(error)
 
-    def leave(self) -> None:
+    def give_up(self) -> None:
         """Give up waiting for the head.  Has no effect once it is here."""
         if self.is_over:
             return
@@ -330,14 +330,14 @@ class Exchange:
         if incoming is not None and self._lane.purpose is _READ:
             self._incoming = None
             incoming.detach()
-            incoming.leave()
+            incoming.abandon()
         self._cancel()
         left = asyncio.CancelledError()
         if self._sent is not None:
             self._sent.gave_up(left, by_client=True)
         if self._span is not None:
             self._span.failed(left)
-            self._span.end()
+            self._span.end_span()
 
     def _cancel(self) -> None:
         self.is_over = True
@@ -347,7 +347,7 @@ class Exchange:
             self._connecting = None
         if self._incoming is not None:
             self._incoming.detach()
-            self._incoming.end(ConnectionLost("left"))
+            self._incoming.break_off(ConnectionLost("left"))
 
 
 def _expire(bound: asyncio.Timeout) -> None:

@@ -45,10 +45,10 @@ class Exchanges:
         self.time = asyncio.get_running_loop().time
         return self.time()
 
-    def configure(self, hosts: int, routes: int) -> None:
+    def share_among(self, hosts: int, routes: int) -> None:
         """Share the connections among this many hosts and routes, so that one that hangs does not take them all."""
-        self.shared.configure(hosts, routes)
-        self.live.configure(hosts, routes)
+        self.shared.share_among(hosts, routes)
+        self.live.share_among(hosts, routes)
 
     def keep(self, keeping: Keeping) -> None:
         """Keep connections like this from now on."""
@@ -104,7 +104,7 @@ class Exchanges:
         """Send one request.  `requester` is notified of its outcome, possibly before this returns, and so is `sent`, if
         the host has a state."""
         exchange = Exchange(self, requester, call, sent)
-        exchange.begin(*split_url(call.url))
+        exchange.send_request(*split_url(call.url))
         return exchange
 
     async def send(

@@ -107,7 +107,7 @@ def as_seen_by(head: Head, headers: CIMultiDict[str]) -> Head:
 
 
 class FlightReader:
-    """One reader of a flight, whose body is the flight's.  `leave` must be called in all cases."""
+    """One reader of a flight, whose body is the flight's.  `detach` must be called in all cases."""
 
     __slots__ = ("flight", "index", "is_dropped", "position")
 
@@ -140,8 +140,8 @@ class FlightReader:
             else:
                 await flight.changed.wait()
 
-    def leave(self) -> None:
-        self.flight.leave(self)
+    def detach(self) -> None:
+        self.flight.detach(self)
 
 
 class Flight(SharedFetch):
@@ -339,7 +339,7 @@ class Flight(SharedFetch):
             self._room.fire()
         return reader
 
-    def leave(self, reader: FlightReader) -> None:
+    def detach(self, reader: FlightReader) -> None:
         """Remove a reader; removing the last one cancels the fetch."""
         if reader in self._readers:
             self._readers.discard(reader)

@@ -55,7 +55,7 @@ class Http2Owner(Protocol):
     def ended(self, carrier: Carrier) -> None:
         """An exchange is over."""
 
-    def left(self, connection: Http2Connection) -> None:
+    def went_away(self, connection: Http2Connection) -> None:
         """The connection takes no more requests.  Called once."""
 
 
@@ -185,7 +185,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _leave(self) -> None:
         """Close the connection in order: it has no exchanges."""
-        self.session.leave()
+        self.session.send_goaway()
         self._close(ConnectionLost)
 
     def _close(self, why: Callable[[], ConnectionLost | ReplyBroken]) -> None:
@@ -199,7 +199,7 @@ class Http2Connection(asyncio.Protocol):
     def _leave_owner(self) -> None:
         if not self._has_left:
             self._has_left = True
-            self._owner.left(self)
+            self._owner.went_away(self)
 
     def _lose(self, why: Callable[[], ConnectionLost | ReplyBroken], *, is_http2: bool = True) -> None:
         """Fail the exchanges, each with an error of its own; `is_http2` is False if the origin does not speak it."""

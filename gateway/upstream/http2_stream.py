@@ -123,28 +123,28 @@ class Http2Stream:
         assert self.stream is None
         connection, session = self.connection, self.connection.session
         block = request_block(request, self.endpoint.scheme)
-        stream = self.stream = session.begin(block, ends=not body and not is_upload, is_head=is_head)
+        stream = self.stream = session.send_request(block, ends=not body and not is_upload, is_head=is_head)
         connection.add_stream(stream, self)
         if body:
-            session.send(stream, body, ends=True)
+            session.send_data(stream, body, ends=True)
         incoming = self._incoming = IncomingReply(self, self.connection)
         self.deadline.move(by)
         connection.flush()
         return incoming
 
     def uploading(self, task: asyncio.Task[None]) -> None:
-        """Adopt the task that sends the request's body by `send`."""
+        """Adopt the task that sends the request's body by `send_body`."""
         self._upload = task
         task.add_done_callback(self._uploaded)
 
-    async def send(self, chunks: AsyncIterator[bytes], length: int | None) -> bool:
+    async def send_body(self, chunks: AsyncIterator[bytes], length: int | None) -> bool:
         """Send a body of `length` bytes, or of any length if None; returns whether it was sent."""
         failure = await send_body(chunks, length, self._write)
         if failure is not None:
             self.fail(failure)
             return False
         if not self._is_over and self.stream is not None:
-            self.connection.session.end(self.stream)
+            self.connection.session.end_stream(self.stream)
             self.connection.flush()
             return True
         return False
@@ -153,7 +153,7 @@ class Http2Stream:
         stream = self.stream
         if stream is None or self._is_over:
             return
-        self.connection.session.send(stream, data)
+        self.connection.session.send_data(stream, data)
         self.connection.flush()
         while stream.is_full and not self._is_over:
             self._drained = self._loop.create_future()
@@ -241,7 +241,7 @@ class Http2Stream:
         """Whether the request, which got no byte of an answer, may be sent once more."""
         return self.connection.take_repetition()
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """Reset the stream: that costs no connection."""
         self.fail(ConnectionLost("left"))
 

@@ -61,12 +61,12 @@ class Carrier(Protocol):
         self, request: bytes, body: bytes | None, by: float, *, is_head: bool, is_upload: bool = False
     ) -> IncomingReply:
         """Send a request, whose head is as in HTTP/1.1.  The reply's head must arrive by `by`, in seconds of the loop's
-        clock.  `is_upload` means that the body is streamed by `send`."""
+        clock.  `is_upload` means that the body is streamed by `send_body`."""
 
     def uploading(self, task: asyncio.Task[None]) -> None:
-        """Adopt the task that sends the request's body by `send`; it ends with the exchange."""
+        """Adopt the task that sends the request's body by `send_body`; it ends with the exchange."""
 
-    async def send(self, chunks: AsyncIterator[bytes], length: int | None) -> bool:
+    async def send_body(self, chunks: AsyncIterator[bytes], length: int | None) -> bool:
         """Send a body of `length` bytes, or of any length if None; returns whether it was sent.  A body that breaks off
         or has another length ends the exchange."""
 
@@ -76,7 +76,7 @@ class Carrier(Protocol):
     def may_repeat(self) -> bool:
         """Whether a request that got no byte of an answer may be sent once more; each complete reply allows one."""
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """Abandon a read: its reply is not needed any more."""
 
     def fail(self, error: BaseException) -> None:
@@ -89,7 +89,7 @@ class Carrier(Protocol):
 class IncomingReply:
     """A reply as it arrives, for one reader at a time.
 
-    `end` abandons it, and ends the exchange unless the whole reply has arrived.
+    `break_off` abandons it, and ends the exchange unless the whole reply has arrived.
     """
 
     __slots__ = (
@@ -199,18 +199,18 @@ class IncomingReply:
 
     def time_out(self) -> None:
         """Fail with TimeoutError now."""
-        self.end(TimeoutError())
+        self.break_off(TimeoutError())
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """Wait for no more of the reply to a read, which has not begun to arrive."""
         if self.connection is not None:
-            self.connection.leave()
+            self.connection.abandon()
 
     def retire(self) -> None:
         """Let the connection serve no further request, also if the exchange is over."""
         self._line.retire()
 
-    def end(self, error: BaseException) -> None:
+    def break_off(self, error: BaseException) -> None:
         """Fail with this error unless the reply is complete, and end the exchange."""
         connection = self.connection
         if connection is not None:

@@ -275,7 +275,7 @@ class Origins:
         before, self._origins, self._pools = self._origins, origins, pools
         self._by_url = {route_url(name): pool for name, pool in pools.items()}
         for old in before.values():
-            old.leave()
+            old.restart_moved()
         return tuple(name for name in changed if name in pools)
 
     def pool(self, url: str) -> OriginPool:

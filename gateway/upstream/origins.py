@@ -151,7 +151,7 @@ class Origin:
 
     def configure(self, config: OriginsConfig) -> None:
         """Use another configuration from now on."""
-        self.breaker.configure(policy_of(config))
+        self.breaker.set_policy(policy_of(config))
         self._most_waiting = config.waiting_requests
 
     def look(self, now: float) -> OriginState:
@@ -268,13 +268,13 @@ class Origin:
         """End its live requests that another origin could serve, so that they restart there."""
         for sent in tuple(self._sent):
             if sent.pin is not None and sent.pin.has_other(self):
-                sent.end()
+                sent.restart_elsewhere()
 
-    def leave(self) -> None:
+    def restart_moved(self) -> None:
         """End the live requests of routes that no longer lead here, so that they restart at the new origins."""
         for sent in tuple(self._sent):
             if sent.pin is not None and not sent.pin.leads_to(self):
-                sent.end()
+                sent.restart_elsewhere()
 
 
 class OriginRequest:
@@ -319,7 +319,7 @@ class OriginRequest:
     # -- what became of it
 
     def end_by(self, end: Callable[[], None]) -> None:
-        """Let the origin end the request by `end`, which is called at once if it already has."""
+        """Let the origin end the request by `restart_elsewhere`, which is called at once if it already has."""
         self.on_end = end
         if self.has_ended:
             end()
@@ -331,7 +331,7 @@ class OriginRequest:
             self._is_undecided = True
             self._no_longer_waits()
         else:
-            self.answered(status, self.origin.now())
+            self.status_arrived(status, self.origin.now())
 
     def drains(self) -> None:
         """The server has said that it is about to leave."""
@@ -371,7 +371,7 @@ class OriginRequest:
             if self.on_close is not None:
                 self.on_close()
 
-    def end(self) -> None:
+    def restart_elsewhere(self) -> None:
         """Fail the request now, so that it restarts elsewhere."""
         self.has_ended = True
         if self.on_end is not None:
@@ -379,7 +379,7 @@ class OriginRequest:
 
     # -- what counts
 
-    def answered(self, status: int, now: float) -> None:
+    def status_arrived(self, status: int, now: float) -> None:
         """Its answer has this status."""
         origin, permit = self.origin, self._permit
         origin.waiting -= self._is_waiting
@@ -418,7 +418,7 @@ class OriginRequest:
     def _decide(self) -> None:
         if self._is_undecided:
             self._is_undecided = False
-            self.answered(_MAY_DRAIN, self.origin.now())
+            self.status_arrived(_MAY_DRAIN, self.origin.now())
 
     def _no_longer_waits(self) -> None:
         self.origin.waiting -= self._is_waiting

@@ -113,7 +113,7 @@ class BodySource(Protocol):
     async def changed(self) -> None:
         """Wait for the next change; replaces `on_change`."""
 
-    def end(self, error: BaseException) -> None:
+    def break_off(self, error: BaseException) -> None:
         """Fail with this error unless all of it has arrived."""
 
     def retire(self) -> None:
@@ -299,11 +299,11 @@ class Reply:
         if self._has_stalled and self._stalls is not None:
             self._stalls.discard(self)
         self.on_reclaim = no_op
-        self._incoming.end(ConnectionLost("left"))
+        self._incoming.break_off(ConnectionLost("left"))
         if self._sent is not None:
             self._sent.close()
         if self.span is not None:
-            self.span.end()
+            self.span.end_span()
 
     def retire(self) -> None:
         """Let the connection serve no further request, and count no failure: the server has said in this reply that it
@@ -314,7 +314,7 @@ class Reply:
 
     def cut(self) -> None:
         """End the body here with an error."""
-        self._incoming.end(ConnectionLost("cut"))
+        self._incoming.break_off(ConnectionLost("cut"))
 
     async def __aenter__(self) -> Self:
         return self

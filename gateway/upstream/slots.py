@@ -215,7 +215,7 @@ class Slots:
         """Whether this many connections are more than there may be."""
         return connections > self._slots
 
-    def configure(self, hosts: int, routes: int) -> None:
+    def share_among(self, hosts: int, routes: int) -> None:
         """Share the slots among this many hosts and routes: of several, one gets three quarters at most."""
         self._host_limit, of_client = self._slots, self._client_limit
         if hosts > 1:
@@ -332,7 +332,7 @@ class Slots:
     # -- waiting
 
     def wait(self, lane: Lane, clients: Iterable[str], on_slot: Callable[[], None]) -> Waiting:
-        """Wait for a slot under these clients.  The caller must call `leave`.  Raises NoSlot if too many wait."""
+        """Wait for a slot under these clients.  The caller must call `give_back`.  Raises NoSlot if too many wait."""
         clients = tuple(clients)
         is_bound = all(self._is_at_bound(lane, client) for client in clients)
         waiting = Waiting(lane, on_slot, Delay.CLIENT if is_bound else Delay.CONNECTIONS)
@@ -353,7 +353,7 @@ class Slots:
             self._add(waiting, client)
             self._grant()
 
-    def leave(self, waiting: Waiting) -> None:
+    def give_back(self, waiting: Waiting) -> None:
         """A request stops waiting, or gives back the slot that it has got."""
         if waiting.paid_by is None:
             self._remove(waiting)

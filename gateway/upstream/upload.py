@@ -43,7 +43,7 @@ class Upload:
     async def run(self, connection: Carrier, incoming: IncomingReply) -> None:
         """Send the body; once it is sent, start the bound on the first byte."""
         self._has_begun = True
-        self.has_ended = await connection.send(self._body, self._length)
+        self.has_ended = await connection.send_body(self._body, self._length)
         if self.has_ended and incoming.head is None and incoming.connection is not None:
             now = asyncio.get_running_loop().time()
             connection.deadline.move(min(now + self._first_byte_s, self._deadline))

@@ -71,7 +71,7 @@ class TestWheel:
         entry = Recording()
         tick = wheel.add(entry, 5.0)
         assert repr(wheel) == "<Wheel 1 entries>"
-        wheel.drop(entry, tick)
+        wheel.unlink(entry, tick)
         clock.advance(10)
         assert entry.seen == []
         assert clock.pending == 0
@@ -109,7 +109,7 @@ class TestWheel:
                 if len(fired) == 4:
                     # What waits for a later turn can still be dropped, and others can be added meanwhile.
                     late = next(one for one in entries if one.number not in fired)
-                    wheel.drop(late, late.tick)
+                    wheel.unlink(late, late.tick)
                     dropped.append(late.number)
                     wheel.add(more, 1.0)
 

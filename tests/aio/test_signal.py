@@ -48,7 +48,7 @@ async def test_a_single_firing_wakes_the_first_waiter() -> None:
 async def test_a_gate_calls_back_in_a_later_turn_unless_it_was_left() -> None:
     signal, passed = Signal(), list[asyncio.Future[bool]]()
     left, kept = signal.gate(passed.append), signal.gate(passed.append)
-    signal.leave(left)
+    signal.leave_gate(left)
     assert len(signal) == 1
     signal.fire()
     assert passed == []

@@ -86,7 +86,7 @@ def cut_body_ends_cleanly() -> Patches:
 
 @mutant("the leader of a shared fetch is a reader like any other")
 def first_to_leave_ends_the_flight() -> Patches:
-    leave = Flight.leave
+    leave = Flight.detach
 
     def left(self: Flight, reader: FlightReader) -> None:
         leave(self, reader)
@@ -94,7 +94,7 @@ def first_to_leave_ends_the_flight() -> Patches:
             self.give_up()
             cancel()
 
-    return [(Flight, "leave", left)]
+    return [(Flight, "detach", left)]
 
 
 # -- credentials
@@ -183,7 +183,7 @@ def delete_purges_nothing() -> Patches:
 def delete_purges_only_the_writers_tape() -> Patches:
     def end_group(self: Writes, write: SentRequest, why: End) -> None:
         if write.stream is not None:
-            self._live.drop(write.stream, why)
+            self._live.drop_stream(write.stream, why)
 
     return [(Writes, "_end_group", end_group)]
 
@@ -208,7 +208,7 @@ def lost_write_raises_no_doubt() -> Patches:
 
 @mutant("live readers of a deleted stream are ended at once")
 def live_readers_outlive_their_stream() -> Patches:
-    return [(LiveTopics, "end", nothing)]
+    return [(LiveTopics, "end_readers", nothing)]
 
 
 @mutant("TTL and Stream-Expires-At bound a tape's life")

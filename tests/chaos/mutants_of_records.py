@@ -21,13 +21,13 @@ mutant = registrar(RECORDS)
 
 @mutant("a request whose answer is broken off has a line")
 def broken_off_answer_has_no_line() -> Patches:
-    end = Observers.end
+    end = Observers.request_ended
 
     def ended(self: Observers, observed: Any, answered: Answered | None, *about: Any) -> None:
         if answered is not None:
             end(self, observed, answered, *about)
 
-    return [(Observers, "end", ended)]
+    return [(Observers, "request_ended", ended)]
 
 
 @mutant("a body that is not sent is not counted")
@@ -45,12 +45,12 @@ def refusal_of_head_counts_a_body() -> Patches:
 
 @mutant("a live read that its client leaves has a line")
 def live_read_that_was_left_has_no_line() -> Patches:
-    end = LiveRead.end
+    end = LiveRead.record_end
 
     def ended(self: LiveRead, outcome: Outcome, reason: CloseReason) -> None:
         if reason is CloseReason.LEFT:
-            self.drop()
+            self.discard()
         else:
             end(self, outcome, reason)
 
-    return [(LiveRead, "end", ended)]
+    return [(LiveRead, "record_end", ended)]

@@ -253,15 +253,15 @@ def sse_opening_outlives_a_change() -> Patches:
 
 @mutant("a live read that joined others, and that its client leaves, has a line")
 def joined_read_that_was_left_has_no_line() -> Patches:
-    end = JoinedRead.end
+    end = JoinedRead.record_end
 
     def ended(self: JoinedRead, outcome: Outcome, reason: CloseReason) -> None:
         if reason is CloseReason.LEFT:
-            self.drop()
+            self.discard()
         else:
             end(self, outcome, reason)
 
-    return [(JoinedRead, "end", ended)]
+    return [(JoinedRead, "record_end", ended)]
 
 
 @mutant("a long-poll that leaves its group has a line")

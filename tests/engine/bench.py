@@ -105,7 +105,7 @@ class LongPoll:
         body = answer.body if answer.parts is None else b"".join(answer.parts.held(answer.is_json) or ())
         return Rendered(body, (), len(body), answer, SharedBytes(len(body)))
 
-    def send(self, rendered: Rendered) -> None:
+    def send_rendered(self, rendered: Rendered) -> None:
         self.answers.append(rendered.answer)
         self.bodies.append(rendered.head)
 
@@ -136,7 +136,7 @@ class EventStream:
         self.said = b""
         self.ended: list[tuple[CloseReason, bool]] = []
 
-    def send(self, chunk: bytes, size: int) -> None:
+    def send_chunk(self, chunk: bytes, size: int) -> None:
         head, _, rest = chunk.partition(b"\r\n")
         assert int(head, 16) == size
         assert rest.endswith(b"\r\n")
@@ -144,7 +144,7 @@ class EventStream:
         self.is_full = self.is_slow
 
     def send_view(self, piece: memoryview) -> None:
-        self.send(chunk(bytes(piece)), len(piece))
+        self.send_chunk(chunk(bytes(piece)), len(piece))
 
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
         self.ended.append((reason, in_order))
@@ -234,7 +234,7 @@ class EngineBench:
         if isinstance(found, WaitingPoll):
             found.start(client).start()
         else:
-            client.send(client.render(found))
+            client.send_rendered(client.render(found))
             found.close()
         return client
 

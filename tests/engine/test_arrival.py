@@ -68,4 +68,4 @@ async def test_a_body_read_on_for_others_leaves_as_soon_as_the_cache_has_no_room
     # The chunk that did not fit is the last.
     assert reply.taken <= WINDOW_BYTES + room + CHUNK
     assert store.lent == others.size
-    flight.leave(reader)
+    flight.detach(reader)

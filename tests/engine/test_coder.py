@@ -281,7 +281,7 @@ async def test_coded_bytes_are_dropped_with_the_stream() -> None:
             await bench.code(one, LARGE, coding.value)
     assert len(bench.coder) == 6
     assert bench.store.lent == bench.coder.cost > 0
-    bench.store.drop(stream, End.DELETED)
+    bench.store.drop_stream(stream, End.DELETED)
     assert len(bench.coder) == 3
     bench.store.forget_bytes(other)
     assert (len(bench.coder), bench.coder.cost, bench.store.lent) == (0, 0, 0)
@@ -293,7 +293,7 @@ async def test_the_result_of_a_job_on_dropped_bytes_is_not_kept(is_dropped: bool
     stream = bench.stream()
     task = await started(bench.coder.code(bench.read(stream), bench.answer(stream, LARGE)))
     if is_dropped:
-        bench.store.drop(stream, End.DELETED)
+        bench.store.drop_stream(stream, End.DELETED)
     else:
         bench.store.forget_bytes(stream)
     bench.gate.release()

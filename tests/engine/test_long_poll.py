@@ -132,7 +132,7 @@ async def test_who_starts_again_on_a_stream_that_was_replaced_is_told_that_his_h
             new(asked)
 
     bench.upstream.script = replaced
-    bench.engine.live.drop(bench.stream, End.PURGED)
+    bench.engine.live.drop_stream(bench.stream, End.PURGED)
     await eventually(lambda: bool(client.answers), look_s=0)
     assert client.answers[0].status == 404
 
@@ -229,7 +229,7 @@ async def test_a_stream_that_is_deleted_while_a_large_answer_is_fetched_is_a_404
     bench.clock.advance(21)
     await eventually(lambda: bool(held), look_s=0)
     (stream,) = bench.engine.store
-    assert bench.engine.store.drop(stream, End.DELETED)
+    assert bench.engine.store.drop_stream(stream, End.DELETED)
     origin(held[0])
     await eventually(lambda: bool(client.answers), look_s=0)
     assert client.answers[0].status == 404
@@ -252,7 +252,7 @@ async def test_a_closure_that_the_origin_named_is_told_whatever_happens_to_the_r
     await pass_turns(turns)
     for stream in list(bench.engine.store):
         bench.engine.store.forget_bytes(stream)
-        bench.engine.store.drop(stream, End.PURGED)
+        bench.engine.store.drop_stream(stream, End.PURGED)
     bench.upstream.script = lambda asked: asked.answer(404)
     (answer,) = (await polling).answers
     assert answer.status == 404 or answer.headers["Stream-Closed"] == "true"

@@ -36,7 +36,7 @@ class Bench:
             self.route, GROUP, None, Mode.APPEND, "POST", GROUP.path, "", "", CIMultiDict(), ""
         )  # fmt: skip
         sent = SentRequest(passed, None, self.clock.now())
-        self.pending.begin(sent)
+        self.pending.add_write(sent)
         self.negative_cache.forget_path(GROUP)
         return sent
 
@@ -120,12 +120,12 @@ def test_nothing_is_remembered_for_a_path_while_a_write_to_it_is_under_way() -> 
         bench.add(key)
     first, second = bench.write(), bench.write()
     assert repr(bench.negative_cache) == "<NegativeCache 0 remembered>"
-    bench.pending.end(first)
+    bench.pending.remove_write(first)
     for key in (KEY, *others):
         assert bench.negative_cache.find(key, "-1", ALICE) is None
         bench.add(key)
         assert bench.negative_cache.find(key, "-1", ALICE) is None
-    bench.pending.end(second)
+    bench.pending.remove_write(second)
     bench.add()
     assert bench.negative_cache.find(KEY, "-1", ALICE) is not None
 

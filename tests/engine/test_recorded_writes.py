@@ -46,8 +46,8 @@ class Live:
         self.ended: list[Stream] = []
         self.restarted: list[Stream] = []
 
-    def drop(self, stream: Stream, why: End) -> None:
-        self._store.drop(stream, why)
+    def drop_stream(self, stream: Stream, why: End) -> None:
+        self._store.drop_stream(stream, why)
         self.ended.append(stream)
 
     def revalidate(self, stream: Stream) -> None:
@@ -98,12 +98,12 @@ class World:
             self.route, key.group, key, mode, mode.name, "/s", "", "", CIMultiDict(), "net", partition=key.partition
         )
         sent = SentRequest(request, self.store.find(key), self.clock.now())
-        self.writes.begin(sent)
+        self.writes.write_started(sent)
         return sent
 
     def answer(self, sent: SentRequest, status: int, **headers: str) -> None:
         fields = CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()})
-        self.writes.answered(sent, cast(Reply, Head(status, fields)))
+        self.writes.write_answered(sent, cast(Reply, Head(status, fields)))
 
     def write(self, mode: Mode, status: int, **headers: str) -> None:
         self.answer(self.send(mode), status, **headers)

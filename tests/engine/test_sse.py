@@ -211,7 +211,7 @@ async def test_a_slow_reader_is_told_of_a_closure_that_a_purge_has_forgotten(sta
     await eventually(lambda: repr(bench.engine.live) == "1 topics, 0 followed, 1 readers", look_s=0)
     wire.is_full, wire.is_slow = False, True
     subscriber.pump()
-    assert bench.engine.purge.drop(bench.stream)
+    assert bench.engine.purge.drop_stream(bench.stream)
     again = await bench.live_request(2)
     confirm(again, origin.tail, is_closed=True)
     while not wire.ended:
@@ -236,7 +236,7 @@ async def test_no_more_streams_are_followed_after_a_purge_than_may_be(start: Sta
         found.start(wire).start()
     assert repr(bench.engine.live) == "6 topics, 0 followed, 6 readers"
     for stream in list(bench.engine.store):
-        assert bench.engine.purge.drop(stream)
+        assert bench.engine.purge.drop_stream(stream)
     assert repr(bench.engine.live) == "6 topics, 2 followed, 6 readers"
 
 
@@ -255,7 +255,7 @@ async def test_a_slow_reader_of_a_closed_stream_that_is_made_anew_beyond_the_bou
     origin.is_closed = False
     stream = bench.stream
     await bench.poll("/t?offset=0002&live=long-poll")
-    assert bench.engine.purge.drop(stream)
+    assert bench.engine.purge.drop_stream(stream)
     await pass_turns()
     wire.is_full = False
     subscriber.pump()
@@ -267,7 +267,7 @@ async def test_a_reader_that_begins_after_a_purge_is_sent_the_bytes_of_now(start
     bench = start(BinaryOrigin(b"ab"))
     await subscribed(bench)
     bench.upstream.script = BinaryOrigin(b"cd")
-    assert bench.engine.purge.drop(bench.stream)
+    assert bench.engine.purge.drop_stream(bench.stream)
     confirm(await bench.live_request(2), "0002")
     await pass_turns()
     wire, _ = await bench.subscribe("/s?offset=-1&live=sse")

@@ -41,7 +41,7 @@ class Opened:
         if subscriber is None:
             return None
         subscriber.start_after(self.opening.step)
-        wire.send(self.opening.step.data, self.opening.step.size)
+        wire.send_chunk(self.opening.step.data, self.opening.step.size)
         return wire, subscriber
 
 
@@ -141,7 +141,7 @@ async def withdrawn(tail: Opened) -> None:
 
 
 async def ended(tail: Opened) -> None:
-    tail.bench.engine.live.drop(tail.bench.stream, End.DELETED)
+    tail.bench.engine.live.drop_stream(tail.bench.stream, End.DELETED)
 
 
 async def doubted(tail: Opened) -> None:
@@ -278,7 +278,7 @@ async def test_a_remembered_request_keeps_no_stream_that_is_over(start: Start) -
     topic = bench.engine.live.find_topic(bench.stream)
     assert topic is not None
     gone = ref(topic)
-    bench.engine.live.drop(bench.stream, End.DELETED)
+    bench.engine.live.drop_stream(bench.stream, End.DELETED)
     del topic, tail
     # The upstream and the clock of the bench keep what they were given.
     bench.upstream.asked.clear()

@@ -191,7 +191,9 @@ def http2_reply(data: bytes) -> None:
         session = ClientSession(SessionCounts())
         shown: list[Any] = []
         for is_head in (False, True):
-            session.begin(request_block(b"GET / HTTP/1.1\r\nHost: o\r\n\r\n", "http"), ends=True, is_head=is_head)
+            session.send_request(
+                request_block(b"GET / HTTP/1.1\r\nHost: o\r\n\r\n", "http"), ends=True, is_head=is_head
+            )
         sent = -sum(map(len, session.take_out()))
         for piece in [settings({}), *pieces]:
             for event in session.receive(piece, 0.0):

@@ -62,7 +62,7 @@ class Counting(RuleBasedStateMachine):
         for net in ("192.0.2.1", "192.0.2.2", "2001:db8::/64"):
             account = self.accounts.find(net) or Account(net)
             assert (account.connections, account.live_reads) == (connections[net], reads[net])
-            assert RATE.left(account, self.now) == 10 - max(0.0, self.owing.get(net, 0.0) - self.now)
+            assert RATE.tokens_left(account, self.now) == 10 - max(0.0, self.owing.get(net, 0.0) - self.now)
         assert self.accounts.most_connections == max(connections.values(), default=0)
         kept = {account.net for account in self.accounts}
         assert {*connections, *reads} <= kept <= {*connections, *reads, *self.owing}

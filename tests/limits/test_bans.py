@@ -52,7 +52,7 @@ def test_no_rate_bans_no_net() -> None:
     bans = Bans(1)
     net = Account("net")
     assert any(bans.refused(net, 0.0) for _ in range(11))
-    bans.configure(0, [net])
+    bans.set_rate(0, [net])
     assert not net.is_banned(0.0)
     assert not any(bans.refused(net, 0.0) for _ in range(1_000))
 
@@ -76,5 +76,5 @@ def test_another_rate_ends_no_ban() -> None:
     bans = Bans(1)
     net = Account("net")
     assert any(bans.refused(net, 0.0) for _ in range(11))
-    bans.configure(2)
+    bans.set_rate(2)
     assert net.is_banned(9.0)

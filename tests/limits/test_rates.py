@@ -34,12 +34,12 @@ def test_tokens_only_grow_while_none_are_taken(per_s: float, burst: int, pauses:
     for pause in pauses:
         now += pause
         rate.take(net, now, 2.5)
-    assert rate.left(net, now + later) >= rate.left(net, now)
+    assert rate.tokens_left(net, now + later) >= rate.tokens_left(net, now)
     assert rate.wait_s(net, now + later) <= rate.wait_s(net, now)
     # After the wait that was named, the request is admitted.
     wait_s = rate.wait_s(net, now)
     assert rate.wait_s(net, now + wait_s + 1e-6) == 0
-    assert rate.left(net, now) <= burst
+    assert rate.tokens_left(net, now) <= burst
 
 
 @given(RATES, BURSTS, st.lists(st.floats(0, 100), max_size=40))
@@ -48,7 +48,7 @@ def test_taking_what_is_left_never_makes_a_debt(per_s: float, burst: int, costs:
     net = Account("net")
     for cost in costs:
         rate.take_left(net, 1.0, cost)
-        assert rate.left(net, 1.0) >= -1e-6 * (1 + per_s)
+        assert rate.tokens_left(net, 1.0) >= -1e-6 * (1 + per_s)
 
 
 @given(RATES, BURSTS, st.floats(0, 60), st.floats(0, 60))
@@ -60,8 +60,8 @@ def test_a_bucket_that_is_kept_empty_fills_from_the_end_of_that_time(
     rate.take(net, 0.0)
     rate.keep_empty(net, 0.0, until)
     assert rate.wait_s(net, until) > 0
-    assert abs(rate.left(net, until + later) - min(burst, later * per_s)) < 1e-6 * (1 + burst + per_s)
-    assert rate.left(Account("other"), until) == burst
+    assert abs(rate.tokens_left(net, until + later) - min(burst, later * per_s)) < 1e-6 * (1 + burst + per_s)
+    assert rate.tokens_left(Account("other"), until) == burst
 
 
 def test_a_debt_outlasts_the_time_for_which_a_bucket_is_kept_empty() -> None:
@@ -69,4 +69,4 @@ def test_a_debt_outlasts_the_time_for_which_a_bucket_is_kept_empty() -> None:
     net = Account("net")
     rate.take(net, 0.0, 50)
     rate.keep_empty(net, 0.0, 5.0)
-    assert rate.left(net, 5.0) == -35
+    assert rate.tokens_left(net, 5.0) == -35

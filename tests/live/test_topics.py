@@ -202,7 +202,7 @@ async def test_a_topic_whose_last_reader_fails_on_a_beat_beats_no_more(start: St
     wire.is_full = True
     subscriber.start()
     wire.is_full = False
-    wire.send = None  # type: ignore[method-assign, assignment]
+    wire.send_chunk = None  # type: ignore[method-assign, assignment]
     before = bench.clock.pending
     for _ in range(40):
         bench.clock.advance(1)

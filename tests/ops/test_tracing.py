@@ -441,15 +441,15 @@ async def test_a_span_lasts_until_its_answer_has_ended_by_the_clock_and_ends_onc
     assert live.trace_id == TRACE
     failed = tracer.request("GET", "/once", CIMultiDict())
     failed.describe(Mode.CATCHUP, Outcome.FAILED, "chat")
-    failed.answered(502)
-    failed.end()
+    failed.set_status(502)
+    failed.end_span()
     (once,) = exporter.get_finished_spans()
     assert shown(once)["gateway.route"] == "chat"
     assert once.status.status_code is StatusCode.ERROR
     clock.advance(60)
     live.describe(Mode.SSE, Outcome.FOLLOWED, "chat")
-    live.end()
-    live.end()
+    live.end_span()
+    live.end_span()
     _, ended = exporter.get_finished_spans()
     assert shown(ended)["gateway.outcome"] == "followed"
     assert ended.start_time is not None

@@ -135,7 +135,7 @@ async def test_a_reader_that_leaves_as_it_comes_leaves_no_flight_behind(edge: Ed
     target = parse_target("/s")
     source = route.source(target, route.source_headers(CIMultiDict()))
     flight = engine.fetches.join_fetch(stream, "-1", route, source).fetch
-    flight.attach().leave()
+    flight.attach().detach()
     await edge.until_idle()
     assert (await edge.get("/s")).body == b"0123456789"
 

@@ -55,6 +55,6 @@ async def test_a_stream_forgotten_by_the_shield_keeps_its_identity(
         async with session.get(f"{edge.gateway_url}/s?offset=-1") as response:
             tag = response.headers["ETag"]
         for stream in list(shield.engine.store):
-            shield.engine.live.drop(stream, End.EVICTED)
+            shield.engine.live.drop_stream(stream, End.EVICTED)
         async with session.get(f"{edge.gateway_url}/s?offset=-1", headers={"If-None-Match": tag}) as response:
             assert response.status == 304

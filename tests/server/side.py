@@ -163,7 +163,7 @@ class Side:
     def purge(self, path: str, *, is_soft: bool) -> None:
         engine = self.gateway.engine
         for stream in [stream for stream in engine.store if stream.key.group.path == path]:
-            (engine.purge.revalidate if is_soft else engine.purge.drop)(stream)
+            (engine.purge.revalidate if is_soft else engine.purge.drop_stream)(stream)
 
     @property
     def live_requests(self) -> int:

@@ -44,7 +44,7 @@ async def test_a_late_body_fails_in_its_turn(length: int | None) -> None:
     assert not reading.done()
     # What arrives now is too late.
     body.feed(b"x")
-    body.end()
+    body.complete()
     flow.gate.set()
     with pytest.raises(RequestTimeout):
         await reading
@@ -69,7 +69,7 @@ async def test_a_body_that_arrives_before_its_reader_has_a_task_is_read(
     def arrive() -> None:
         begin(loop, read())
         body.feed(b"abc")
-        body.end()
+        body.complete()
 
     # As a connection does, in which no task runs.
     loop.call_soon(arrive)
@@ -85,7 +85,7 @@ async def test_a_body_of_unknown_length_that_is_late_while_it_is_gathered_is_not
     await eventually(lambda: flow.late_bodies == 1)
     if is_whole:
         body.feed(b"x")
-        body.end()
+        body.complete()
     # Its turn comes only after the time for which it would have been gathered.
     with pytest.raises(RequestTimeout):
         await gathering

@@ -136,7 +136,7 @@ async def test_a_reader_that_leaves_in_the_turn_in_which_its_request_goes_on_is_
             await write(gateway, "PUT", f"/{at}", Content_Type="text/plain")
             await eventually(lambda: not any(account.is_used for account in clients.accounts))
             for stream in list(engine.store):
-                engine.purge.drop(stream)
+                engine.purge.drop_stream(stream)
             is_lost = is_answered = False
             await read(f"/{at}?{query}")
             at += 1

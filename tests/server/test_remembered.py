@@ -156,7 +156,7 @@ class LentBudget(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def drop(self, name: str) -> None:
-        self.kept.store.drop(self.kept.stream(name), End.DELETED)
+        self.kept.store.drop_stream(self.kept.stream(name), End.DELETED)
 
     @rule()
     def reset_answers(self) -> None:
@@ -176,7 +176,7 @@ class LentBudget(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for stream in list(self.kept.store):
-            self.kept.store.drop(stream, End.PURGED)
+            self.kept.store.drop_stream(stream, End.PURGED)
         assert self.kept.store.lent == self.kept.answers.cost == self.kept.coder.cost == 0
         assert not self.kept.answers.exact
         assert len(self.kept.answers) == 0
@@ -330,7 +330,7 @@ def test_an_answer_ends_with_its_stream_its_bytes_and_the_routes(drop: str) -> N
     sent = request("s", "-1")
     assert kept.answers.find(sent) is answer
     if drop == "the stream":
-        kept.store.drop(answer.stream, End.DELETED)
+        kept.store.drop_stream(answer.stream, End.DELETED)
     elif drop == "its bytes":
         kept.store.forget_bytes(answer.stream)
     else:

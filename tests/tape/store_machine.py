@@ -134,8 +134,8 @@ class StoreAgainstRecount(RuleBasedStateMachine):
     @rule(key=keys)
     def store_on_an_ended_record(self, key: StreamKey) -> None:
         stream = self.tapes.open(key, self.now)
-        assert self.tapes.drop(stream, End.DELETED)
-        assert not self.tapes.drop(stream, End.GONE)
+        assert self.tapes.drop_stream(stream, End.DELETED)
+        assert not self.tapes.drop_stream(stream, End.GONE)
         assert stream.ended is End.DELETED
         fill(self.tapes, stream, 100)
         assert stream.tape.block_count == 0
@@ -146,7 +146,7 @@ class StoreAgainstRecount(RuleBasedStateMachine):
         changes: dict[str, Callable[[Stream], object]] = {
             "nothing": lambda stream: None,
             "forget": self.tapes.forget_bytes,
-            "drop": lambda stream: self.tapes.drop(stream, End.DELETED),
+            "drop": lambda stream: self.tapes.drop_stream(stream, End.DELETED),
         }
         self.tapes.tell(key.group, Told(changes[change]))
 
@@ -168,7 +168,7 @@ class StoreAgainstRecount(RuleBasedStateMachine):
     @rule(key=keys)
     def purge(self, key: StreamKey) -> None:
         for stream in self.tapes.group(key.group):
-            assert self.tapes.drop(stream, End.RECREATED)
+            assert self.tapes.drop_stream(stream, End.RECREATED)
             assert stream.ended is End.RECREATED
         assert not self.tapes.group(key.group)
 
@@ -201,7 +201,7 @@ class StoreAgainstRecount(RuleBasedStateMachine):
         for stream in self.pinned:
             self.tapes.release(stream)
         for stream in list(self.tapes):
-            self.tapes.drop(stream, End.PURGED)
+            self.tapes.drop_stream(stream, End.PURGED)
         assert self.tapes.cost == 0
         assert len(self.tapes) == 0
         assert not self.tapes.groups()

@@ -115,7 +115,7 @@ def test_an_unpinned_stream_is_pinned_again_once_there_is_room() -> None:
     store.prefer([key("a"), key("b")], 0.5, [])
     first, second = a_stream(store, "a", 3_000), a_stream(store, "b", 1_500)
     assert second.key not in store.pinned
-    store.drop(first, End.DELETED)
+    store.drop_stream(first, End.DELETED)
     fill(store, second, 10)
     assert second.key in store.pinned
 

@@ -201,16 +201,16 @@ def test_records_of_another_incarnation_are_not_stored(held: list[Record], start
 def test_a_tail_that_moved_back_or_has_another_timestamp_is_another_stream() -> None:
     tape = RecordTape()
     tape.store(0, stream(1, 2, 3))
-    assert not tape.contradicts(StreamPosition(3, 3), tape.end)
-    assert not tape.contradicts(StreamPosition(9, 3), tape.end)
-    assert tape.contradicts(StreamPosition(2, 2), tape.end)
-    assert tape.contradicts(StreamPosition(3, 4), tape.end)
+    assert not tape.contradicts(StreamPosition(3, 3), tape.end_seq_num)
+    assert not tape.contradicts(StreamPosition(9, 3), tape.end_seq_num)
+    assert tape.contradicts(StreamPosition(2, 2), tape.end_seq_num)
+    assert tape.contradicts(StreamPosition(3, 4), tape.end_seq_num)
 
 
 def test_a_tail_that_was_asked_for_before_more_records_came_is_no_other_stream() -> None:
     tape = RecordTape()
     tape.store(0, stream(1, 2, 3))
-    end = tape.end
+    end = tape.end_seq_num
     tape.store(3, [record(3, 4)])
     assert not tape.contradicts(StreamPosition(3, 3), end)
 

@@ -42,7 +42,7 @@ def test_streams_that_sleep_are_evicted_like_others(
     for number in range(8):
         fill(store, store.open(key("s", str(number)), 0.0), 1_000)
     for _ in range(3):
-        store.tell(key("s").group, Told(lambda stream: is_deleted and store.drop(stream, End.DELETED)))
+        store.tell(key("s").group, Told(lambda stream: is_deleted and store.drop_stream(stream, End.DELETED)))
     for number in range(20):
         fill(store, store.open(key(f"other {number}"), 1.0), 1_000)
         assert store.cost <= store.budget_bytes
@@ -201,7 +201,7 @@ def test_a_deleted_stream_returns_on_probation() -> None:
         fill(store, store.open(key(name), 0.0), 1_000)
     first = store.find(key("a"))
     assert first is not None
-    store.drop(first, End.DELETED)
+    store.drop_stream(first, End.DELETED)
     again = store.open(key("a"), 10.0)
     fill(store, again, 1_000)
     for name in "efg":

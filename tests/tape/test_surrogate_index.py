@@ -52,7 +52,7 @@ class Index(RuleBasedStateMachine):
 
     @rule(path=st.sampled_from(PATHS))
     def drop(self, path: str) -> None:
-        self.tapes.drop(self._open(path), End.DELETED)
+        self.tapes.drop_stream(self._open(path), End.DELETED)
 
     @rule(path=st.sampled_from(PATHS))
     def forget_bytes(self, path: str) -> None:
@@ -80,7 +80,7 @@ class Index(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for path in PATHS:
-            self.tapes.drop(self._open(path), End.DELETED)
+            self.tapes.drop_stream(self._open(path), End.DELETED)
         assert repr(self.tapes) == "0 streams in 0 groups, 0 surrogate keys"
 
 

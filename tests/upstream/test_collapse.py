@@ -41,6 +41,6 @@ def test_a_fetch_without_a_result_is_given_up_and_the_later_one_stays() -> None:
     first = table.join().fetch
     first.is_sent = True
     second = table.join().fetch
-    table.fetches.leave("key", first)
+    table.fetches.work_ended("key", first)
     assert first.end is FetchEnd.GIVEN_UP
     assert table.fetches.pending("key") is second

@@ -172,7 +172,7 @@ def test_an_upload_whose_body_is_sent_counts_as_a_write() -> None:
 
 async def test_one_crowded_host_or_route_leaves_slots_to_the_others() -> None:
     pool = ConnectionPool(SlotLimits(16, client_requests=1, wait_s=20.0))
-    pool.configure(hosts=2, routes=2)
+    pool.share_among(hosts=2, routes=2)
     first, second = Line(pool), Line(pool, "another")
     for client in range(12):
         await first.join(f"a {'rw'[client % 2]} {client}")
@@ -183,7 +183,7 @@ async def test_one_crowded_host_or_route_leaves_slots_to_the_others() -> None:
     await first.join("b r 23")
     assert len(first.got) == 12, "the route has its three quarters, whichever the host"
     # With one host and one route there is no share to keep free.
-    pool.configure(hosts=1, routes=1)
+    pool.share_among(hosts=1, routes=1)
     await pass_turns()
     assert len(pool) == 16
     await first.release(*first.got[:6])
@@ -196,7 +196,7 @@ async def test_hosts_and_routes_that_are_gone_are_forgotten() -> None:
     for number in range(50):
         lane = pool.lane(endpoint_of(f"http://host{number}.test"), f"route{number}", Purpose.READ)
         pool.release(await pool.acquire(lane, "1"))
-        pool.configure(hosts=1, routes=1)
+        pool.share_among(hosts=1, routes=1)
     assert len(pool) == 0
 
 

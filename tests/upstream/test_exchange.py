@@ -504,7 +504,7 @@ class Heard:
     def informed(self, interim: Interim) -> None:
         self.interim.append(interim)
 
-    def answered(self, reply: Reply) -> None:
+    def head_arrived(self, reply: Reply) -> None:
         self.replies.append(reply)
         reply.close()
 
@@ -544,7 +544,7 @@ async def test_a_request_that_is_called_off_ends_however_far_it_is(
         exchanges.ask(heard, OriginCall(method, f"{running.url}/s", CIMultiDict(), PATIENT, body), sent)
         for _ in range(turns):
             await asyncio.sleep(0)
-        sent.end()
+        sent.restart_elsewhere()
         await eventually(lambda: bool(heard.failures))
         assert [type(error) for error in heard.failures] == [UpstreamUnreachable]
         assert "0 in flight" in repr(books)

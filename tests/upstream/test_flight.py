@@ -109,13 +109,13 @@ async def test_only_the_last_reader_to_leave_cancels_the_fetch(idle_task: "async
     flight.on_unused = idle_task.cancel
     leader, follower = flight.attach(), flight.attach()
     flight.watch()
-    leader.leave()
-    leader.leave()
+    leader.detach()
+    leader.detach()
     flight.unwatch()
     await pass_turns()
     assert not idle_task.cancelled()
     assert flight.readers == 1
-    follower.leave()
+    follower.detach()
     await pass_turns()
     assert idle_task.cancelled()
     assert flight.end is FetchEnd.GIVEN_UP
@@ -127,7 +127,7 @@ async def test_leaving_a_flight_that_is_over_cancels_nothing(idle_task: "asyncio
     reader = flight.attach()
     flight.announce(HEAD)
     flight.land()
-    reader.leave()
+    reader.detach()
     await pass_turns()
     assert not idle_task.cancelled()
 
@@ -176,7 +176,7 @@ async def test_a_fetch_without_readers_does_not_pause() -> None:
     reader = flight.attach()
     flight.announce(HEAD)
     flight.add_chunk(b"x" * WINDOW_BYTES)
-    reader.leave()
+    reader.detach()
     await flight.until_wanted()
 
 
@@ -224,7 +224,7 @@ async def test_a_reader_too_far_behind_is_dropped_and_the_others_continue() -> N
     with pytest.raises(UpstreamBroken):
         await taken(slow)
     flight.land()
-    slow.leave()
+    slow.detach()
     assert flight.readers == 1
     assert not flight.kept
 

@@ -99,7 +99,7 @@ def test_an_outage_is_reported_once_at_its_start_and_once_at_its_end() -> None:
     bench.fail(A, 1)
     bench.clock.advance(11)
     sent = bench.send()
-    sent.answered(404, bench.clock.now())
+    sent.status_arrived(404, bench.clock.now())
     sent.close()
     assert bench.said == [
         "origin http://a is unreachable: connection refused",
@@ -114,7 +114,7 @@ def test_only_some_statuses_count_as_failures(status: int, counts: bool) -> None
     bench = Bench({"origin": A})
     for _ in range(5):
         sent = bench.send()
-        sent.answered(status, bench.clock.now())
+        sent.status_arrived(status, bench.clock.now())
         sent.close()
     (state,) = bench.origins.look()
     assert (state.state is BreakerState.OPEN) is counts
@@ -137,7 +137,7 @@ def test_bodies_cut_off_count_but_for_those_of_live_requests() -> None:
     for is_live, state in ((True, BreakerState.CLOSED), (False, BreakerState.OPEN)):
         for _ in range(4):
             sent = bench.send(is_live=is_live)
-            sent.answered(200, bench.clock.now())
+            sent.status_arrived(200, bench.clock.now())
             sent.broke(bench.clock.now())
             sent.close()
         assert bench.origin(A).breaker.state is state
@@ -161,7 +161,7 @@ def test_waiting_requests_are_bounded_per_origin() -> None:
         bench.send()
     live = bench.send(is_live=True)
     bench.pool("b").admit("GET", "/s", is_live=False).close()
-    waiting.pop().answered(200, bench.clock.now())
+    waiting.pop().status_arrived(200, bench.clock.now())
     bench.send().close()
     assert bench.origins.look()[0].overflows == 1
     for sent in (*waiting, live):
@@ -197,7 +197,7 @@ def test_a_stream_moves_on_while_its_origin_is_open_and_comes_back() -> None:
     assert probe.origin.authority == A
     # One probe is under way: all other streams stay where they moved.
     assert where(bench, PATHS) == during
-    probe.answered(200, bench.clock.now())
+    probe.status_arrived(200, bench.clock.now())
     probe.close()
     assert where(bench, PATHS) == before
 
@@ -256,7 +256,7 @@ def test_a_streams_requests_follow_its_open_live_request() -> None:
     assert live.origin.authority == B
     bench.clock.advance(1)
     other = bench.send(next(one for one in PATHS if one != path and where(bench, [one]) == [A]))
-    other.answered(200, bench.clock.now())
+    other.status_arrived(200, bench.clock.now())
     other.close()
     assert bench.origin(A).breaker.state is BreakerState.CLOSED
     assert where(bench, [path]) == [B]

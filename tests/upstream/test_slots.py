@@ -104,7 +104,7 @@ class SlotsMachine(RuleBasedStateMachine):
     def leave(self, pick: int) -> None:
         request = self.waiting.pop(pick % len(self.waiting))
         assert request.waiting is not None
-        self.slots.leave(request.waiting)
+        self.slots.give_back(request.waiting)
 
     @precondition(lambda self: self.waiting)
     @rule(pick=PICK, client=st.sampled_from(CLIENTS))
@@ -118,7 +118,7 @@ class SlotsMachine(RuleBasedStateMachine):
     def configure(self, hosts: int, routes: int) -> None:
         # Requests to hosts and routes that are gone end as they began.
         self.hosts, self.routes = hosts, routes
-        self.slots.configure(hosts, routes)
+        self.slots.share_among(hosts, routes)
 
     @invariant()
     def every_slot_is_accounted_for(self) -> None:
@@ -149,7 +149,7 @@ class SlotsMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for request in self.waiting:
             assert request.waiting is not None
-            self.slots.leave(request.waiting)
+            self.slots.give_back(request.waiting)
         for request in self.taking:
             assert request.paid_by is not None
             self.slots.free(request.lane, request.paid_by)

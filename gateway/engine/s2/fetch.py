@@ -263,7 +263,7 @@ class S2Fetches:
         # The task begins in the next turn of the loop, so all readers of this one share the fetch.
         task = self._tasks.start(_sent(fetch, send), f"{name} {self._path}")
         # A callback, because a task that is cancelled before its first step never reaches its `finally`.
-        task.add_done_callback(lambda _: self._fetches.leave(key, fetch))
+        task.add_done_callback(lambda _: self._fetches.work_ended(key, fetch))
 
 
 async def _sent(fetch: S2Fetch, send: Send) -> None:

@@ -62,7 +62,7 @@ class S2ReaderContext(Protocol):
     def follow(self, reader: S2SessionReader, tail: StreamPosition) -> S2Topic | None:
         """The topic of the reader's stream, whose tail was `tail` a moment ago; None if it cannot be followed."""
 
-    def left(self, reader: S2SessionReader) -> None:
+    def session_ended(self, reader: S2SessionReader) -> None:
         """The session has ended."""
 
 
@@ -228,7 +228,7 @@ class S2SessionReader:
                 return
             framed, size = batch.chunk(self._form.compression)
         self.stream.stream.sent_bytes += size
-        self._wire.send(framed, size)
+        self._wire.send_chunk(framed, size)
         self._batch_is_out()
 
     def _batch_is_out(self) -> None:
@@ -269,7 +269,7 @@ class S2SessionReader:
 
     def _write(self, data: bytes) -> None:
         self.stream.stream.sent_bytes += len(data)
-        self._wire.send(chunk(data), len(data))
+        self._wire.send_chunk(chunk(data), len(data))
 
     # -- what the tape lacks
 
@@ -339,7 +339,7 @@ class S2SessionReader:
     def _wait(self) -> None:
         """Begin to wait at the tail, from now on."""
         if self._longest_wait_s is not None and not self._is_over:
-            self._context.wheel.drop(self, self._tick)
+            self._context.wheel.unlink(self, self._tick)
             self._tick = self._context.wheel.add(self, self._longest_wait_s)
 
     def due(self) -> None:
@@ -387,17 +387,17 @@ class S2SessionReader:
         large = self._large
         return (Holding(large.shared, len(large.data)),) if large is not None else NOTHING
 
-    def left(self, _: object) -> None:
+    def client_left(self, _: object) -> None:
         """The client has disconnected."""
         if not self._is_over:
             self._end(CloseReason.LEFT, in_order=False)
 
     def gone(self) -> None:
         """The same, after an error here."""
-        self.left(None)
+        self.client_left(None)
 
     def _end(self, reason: CloseReason, *, in_order: bool) -> None:
         self._is_over = True
-        self._context.wheel.drop(self, self._tick)
-        self._context.left(self)
+        self._context.wheel.unlink(self, self._tick)
+        self._context.session_ended(self)
         self._wire.over(reason, in_order=in_order)

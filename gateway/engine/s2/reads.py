@@ -136,7 +136,8 @@ class S2Reads:
     # -- sessions
 
     async def open(self, read: S2Read, asked: S2ReadRecords) -> S2Session | S2Answer:
-        """A session, which `begin` begins, or else `close` must be called with it; or the answer that refuses one.
+        """A session, which `start_session` begins, or else `discard_session` must be called with it; or the answer that
+        refuses one.
 
         Raises a GatewayError, or RefusedToAnother.
         """
@@ -185,7 +186,7 @@ class S2Reads:
         progress.may_be_empty = True
         return S2Session(stream, asked.form, progress, query.longest_wait_s)
 
-    def begin(self, read: S2Read, session: S2Session, wire: Wire) -> S2SessionReader:
+    def start_session(self, read: S2Read, session: S2Session, wire: Wire) -> S2SessionReader:
         """Begin a session over `wire`, whose head has been written; `S2SessionReader.pump` must be called."""
         reader = S2SessionReader(session, wire, self)
         self._sessions[reader] = read
@@ -193,7 +194,7 @@ class S2Reads:
             self._drain(reader, max(0.0, self._drained_at - self.clock.now()))
         return reader
 
-    def close(self, session: S2Session) -> None:
+    def discard_session(self, session: S2Session) -> None:
         """A session that was opened is not begun."""
         self.streams.release(session.stream)
 
@@ -224,11 +225,11 @@ class S2Reads:
         except GatewayError:
             return None
 
-    def left(self, reader: S2SessionReader) -> None:
+    def session_ended(self, reader: S2SessionReader) -> None:
         """The session has ended."""
         read = self._sessions.pop(reader)
         if reader.topic is not None:
-            reader.topic.leave(reader)
+            reader.topic.detach(reader)
             self.streams.detach(reader.topic, read.linger_s)
         self.streams.release(reader.stream)
 
@@ -238,7 +239,7 @@ class S2Reads:
         """Bytes or records of the stream were dropped."""
         self.streams.forget_stream(stream)
 
-    def leave(self, spread_s: float, within_s: float) -> None:
+    def drain_readers(self, spread_s: float, within_s: float) -> None:
         """End every session, spread over `spread_s` seconds, the last of them within `within_s`; end waiting reads."""
         within_s = min(spread_s, within_s)
         self._drained_at = self.clock.now() + within_s
@@ -267,6 +268,6 @@ class S2Reads:
 
         self.clock.call_later(delay_s, end)
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         """End everything; called at shutdown, after the clients have gone."""
         self.streams.close()

@@ -84,9 +84,9 @@ class S2Stream:
         return f"<S2Stream {self.stream.key.group.path} {self.tape!r}, {self.users} users, {self._fetches!r}>"
 
     @property
-    def end(self) -> int:
+    def end_seq_num(self) -> int:
         """The sequence number after the last record that is known to exist."""
-        return max(self.tape.end, self.topic.position if self.topic is not None else 0)
+        return max(self.tape.end_seq_num, self.topic.position if self.topic is not None else 0)
 
     @property
     def is_confirming(self) -> bool:
@@ -149,7 +149,7 @@ class S2Stream:
         client: str,
     ) -> StreamPosition | S2Refused:
         async def send(askers: Askers) -> AtTail | S2Refused:
-            end = self.end
+            end = self.end_seq_num
             found = await ask(self.source, askers)
             self.stream.contacted(self._shared.clock.now())
             if isinstance(found, S2Refused):
@@ -222,7 +222,7 @@ class S2Stream:
             # What is held already is not fetched again.
             gap = self.tape.covered_from(start.seq_num) - start.seq_num
             fetch.limits = fetch.limits.within(max(1, gap), UNARY.bytes or 0)
-        end = self.end
+        end = self.end_seq_num
         if self.stream.is_doubted or not self._is_joining(start):
             refused = await self.verify(end, fetch.askers)
             if refused is not None:
@@ -316,7 +316,7 @@ class S2Stream:
 
     async def verify(self, end: int, askers: Askers) -> S2Refused | None:
         """Ask for the last record held again, unless the stream was confirmed lately and is not in doubt; `end` is what
-        `end` was before.
+        `end_seq_num` was before.
 
         Returns the origin's error if it refuses.  Raises a GatewayError; TailMovedBack if it is another record.
         """
@@ -340,7 +340,7 @@ class S2Stream:
         if not self.stream.is_doubted:
             return None
         refused = await self._fetches.ask_question(
-            S2Question.CONFIRMATION, lambda askers: self.verify(self.end, askers), client
+            S2Question.CONFIRMATION, lambda askers: self.verify(self.end_seq_num, askers), client
         )
         assert refused is None or isinstance(refused, S2Refused)
         return self._checked(refused)
@@ -387,8 +387,8 @@ class S2Stream:
             self.replaced()
 
     def sees(self, tail: StreamPosition, end: int) -> None:
-        """The origin has said its tail; `end` is what `end` was when it was asked.  Raises TailMovedBack if it is of
-        another stream."""
+        """The origin has said its tail; `end` is what `end_seq_num` was when it was asked.  Raises TailMovedBack if it
+        is of another stream."""
         if tail.seq_num < end or self.tape.contradicts(tail, end):
             self.replaced()
         if self.tape.record(tail.seq_num - 1) is not None:
@@ -399,9 +399,9 @@ class S2Stream:
         if error.status in (401, 403):
             self.is_source_refused = True
         elif error.is_absent:
-            self._shared.store.drop(self.stream, End.DELETED)
+            self._shared.store.drop_stream(self.stream, End.DELETED)
 
     def replaced(self) -> None:
         """The stream has been created again.  Raises TailMovedBack."""
-        self._shared.store.drop(self.stream, End.RECREATED)
+        self._shared.store.drop_stream(self.stream, End.RECREATED)
         raise TailMovedBack

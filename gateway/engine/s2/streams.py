@@ -340,7 +340,7 @@ class S2Streams:
         record = store.open_as(RecordStream, key, now)
         if record.needs_revalidation:
             # A write whose outcome is not known may have deleted it, and records cannot be revalidated.
-            store.drop(record, End.PURGED)
+            store.drop_stream(record, End.PURGED)
             record = store.open_as(RecordStream, key, now)
         stream = self._streams.get(record)
         if stream is None:

@@ -245,7 +245,7 @@ class S2Topic:
         """The reader is sent what comes from now on."""
         self.readers_now[reader] = None
 
-    def leave(self, reader: S2LiveReader) -> None:
+    def detach(self, reader: S2LiveReader) -> None:
         """The reader is sent nothing more."""
         self.readers_now.pop(reader, None)
 

@@ -102,7 +102,7 @@ class S2Acknowledgements:
     def __repr__(self) -> str:
         return f"<S2Acknowledgements to {len(self._before)} streams>"
 
-    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+    def read_head(self, status: int, headers: Mapping[str, str]) -> None:
         """The head of the answer has come."""
         type_ = headers.get("Content-Type", "").partition(";")[0].strip().lower()
         self._frames = FrameReader() if type_ == session.CONTENT_TYPE else None
@@ -154,7 +154,7 @@ class S2Acknowledgements:
         for stream, end, is_own in before:
             if ack.start.seq_num < end:
                 if is_own:
-                    self._store.drop(stream, End.RECREATED)
+                    self._store.drop_stream(stream, End.RECREATED)
                 else:
                     self._store.doubt_records(stream)
         seen = {stream for stream, _, _ in before}
@@ -223,7 +223,7 @@ class S2Writes:
         if not streams and not self._store.group(group):
             return None
         before = [
-            S2HeldBefore(stream, stream.records.end, stream.key.partition == request.partition)
+            S2HeldBefore(stream, stream.records.end_seq_num, stream.key.partition == request.partition)
             for stream in streams
             if isinstance(stream, RecordStream) and (queries is None or stream.key.query in queries)
         ]
@@ -296,7 +296,7 @@ class S2Writes:
                 yield stream
 
     def _deleted(self, stream: Stream) -> None:
-        self._store.drop(stream, End.DELETED)
+        self._store.drop_stream(stream, End.DELETED)
 
     def _drop(self, request: RelayedRequest, streams: Iterable[Stream]) -> None:
         """Drop the writer's own streams, and doubt the others."""

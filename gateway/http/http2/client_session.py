@@ -146,7 +146,7 @@ class ClientSession(Reading[Http2Reply]):
             return 0
         return min(self.peer_streams, MOST_STREAMS)
 
-    def begin(self, block: bytes, *, ends: bool, is_head: bool = False) -> Stream:
+    def send_request(self, block: bytes, *, ends: bool, is_head: bool = False) -> Stream:
         """Begin a request; `ends` if it has no body, `is_head` if it is a HEAD.
 
         The caller respects `most_streams`.
@@ -160,7 +160,7 @@ class ClientSession(Reading[Http2Reply]):
         self.send_head(stream, block, ends=ends)
         return stream
 
-    def leave(self) -> None:
+    def send_goaway(self) -> None:
         """Tell the origin that the connection is about to be closed (section 6.8)."""
         if self.failed is None:
             self._counts.goaways[ErrorCode.NO_ERROR] += 1

@@ -87,7 +87,7 @@ class Sending(ABC):
             stream.is_ended = True
             self._close_if_ended(stream)
 
-    def send(self, stream: Stream, data: bytes | memoryview, *, ends: bool = False) -> None:
+    def send_data(self, stream: Stream, data: bytes | memoryview, *, ends: bool = False) -> None:
         """Send a part of the body, now or when the windows allow."""
         size = len(data)
         if stream.reset_code is not None or self.failed is not None or not (size or ends):
@@ -122,14 +122,14 @@ class Sending(ABC):
                 # It waits for its turn behind other streams; a later `send_queued` reports when it is drained.
                 self.send_queued()
 
-    def end(self, stream: Stream) -> None:
+    def end_stream(self, stream: Stream) -> None:
         """End the body."""
         if stream.is_ended or stream.is_ending:
             return
         if stream.queue:
             stream.is_ending = True
         else:
-            self.send(stream, b"", ends=True)
+            self.send_data(stream, b"", ends=True)
 
     def send_queued(self) -> list[Stream]:
         """Write queued data in turns, as far as there is room; returns the streams that have nothing queued now."""

@@ -145,7 +145,7 @@ class Session(Reading[Http2Request]):
         if self.failed is None:
             self._write(frames.ping(b"probing!", is_ack=False))
 
-    def leave(self, *, is_final: bool) -> None:
+    def send_goaway(self, *, is_final: bool) -> None:
         """Ask the client to begin no more requests (RFC 9113 section 6.8).
 
         First with `is_final` False: a GOAWAY without a last stream, and a PING, whose answer shows that the client has

@@ -61,7 +61,7 @@ class _Open:
         """Write at most so many lines as of now; returns whether these are all."""
 
     @abstractmethod
-    def drop(self) -> None:
+    def discard(self) -> None:
         """Write no line any more."""
 
     def _detach(self) -> None:
@@ -86,14 +86,14 @@ class LiveRead(_Open):
         self._fetched_bytes = 0
         self._origin_requests = 0
 
-    def end(self, outcome: Outcome, reason: CloseReason) -> None:
+    def record_end(self, outcome: Outcome, reason: CloseReason) -> None:
         """Write the last line."""
         look = self._look
         if look is not None:
             self._write(look, outcome, reason)
             self._forget()
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         if self._look is None:
             return
         own = self._record
@@ -150,7 +150,7 @@ class JoinedRead(_Open):
         self._address, self._section = client
         self._sent_bytes = 0
 
-    def end(self, outcome: Outcome, reason: CloseReason) -> None:
+    def record_end(self, outcome: Outcome, reason: CloseReason) -> None:
         """Write the last line."""
         read = self._read
         if read is not None:
@@ -161,7 +161,7 @@ class JoinedRead(_Open):
                 self.reads = None
                 reads.ended(self)
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         if self._read is not None:
             # It leads to the client's connection.
             self._read = None
@@ -192,14 +192,14 @@ class _Watched(_Open):
     def write(self, most: int) -> bool:
         return self._write is None or self._write(most)
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         if self._write is not None:
             self._write = None
             self._detach()
 
-    def end(self, outcome: Outcome, reason: CloseReason) -> None:
+    def record_end(self, outcome: Outcome, reason: CloseReason) -> None:
         """The same: their ends are recorded one by one."""
-        self.drop()
+        self.discard()
 
 
 class LiveReads:

@@ -105,7 +105,7 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
         return done
 
     async def purge_streams(body: PurgeBody) -> Purged:
-        act = engine.purge.revalidate if body.soft else engine.purge.drop
+        act = engine.purge.revalidate if body.soft else engine.purge.drop_stream
 
         async def purged(streams: list[Stream]) -> Purged:
             return Purged(sum([act(stream) async for stream in in_turns(streams)]))

@@ -73,7 +73,7 @@ class StreamConnection(Protocol):
     def wake(self) -> None:
         """Schedule the writing of the session's output."""
 
-    def leave(self) -> None:
+    def finish_and_close(self) -> None:
         """Answer what has been asked, nothing more, and close."""
 
     def check(self, channel: StreamChannel) -> None:
@@ -231,12 +231,12 @@ class StreamChannel(Handling):
             return None
         return Request(self, self._http2_request.head(has_body=False), None)
 
-    def answered(self, request: Request) -> None:
+    def response_written(self, request: Request) -> None:
         """The answer is written."""
         self._live = self._request = None
         self.end_live_use()
         if not request.keeps_alive:
-            self._connection.leave()
+            self._connection.finish_and_close()
         if self._body is not None:
             self._body = None
             self.unread(0)
@@ -257,7 +257,7 @@ class StreamChannel(Handling):
     def end_body(self) -> None:
         """The request's body is whole."""
         if self._body is not None:
-            self._body.end()
+            self._body.complete()
 
     def fail_body(self) -> None:
         """The client sends no more: fail the request's body, unless it is whole."""
@@ -279,7 +279,7 @@ class StreamChannel(Handling):
     def _leave_live(self) -> bool:
         live, self._live = self._live, None
         if live is not None:
-            live.left(self)
+            live.client_left(self)
         self.end_live_use()
         return live is not None
 
@@ -326,10 +326,10 @@ class StreamChannel(Handling):
         left = len(body)
         for piece in body:
             left -= 1
-            session.send(stream, piece, ends=not left)
+            session.send_data(stream, piece, ends=not left)
         self._sent()
 
-    def begin(
+    def start_response(
         self, request: Request, status: int, reason: str | None, headers: CIMultiDict[str], length: int | None
     ) -> None:
         """Write the head of an answer whose body has `length` bytes; None if the length is not known yet."""
@@ -347,12 +347,12 @@ class StreamChannel(Handling):
     def send_part(self, piece: bytes) -> None:
         """Write a part of the body."""
         if piece and not self._is_bodiless:
-            self._connection.session.send(self.stream, piece)
+            self._connection.session.send_data(self.stream, piece)
             self._sent()
 
-    def end(self) -> None:
+    def end_response(self) -> None:
         """End the body."""
-        self._connection.session.end(self.stream)
+        self._connection.session.end_stream(self.stream)
         self._sent()
 
     def _sent(self) -> None:
@@ -395,7 +395,7 @@ class StreamChannel(Handling):
         """Drop what refers to the channel: it is over."""
         self._request = None
         if self._write_timer is not None:
-            self._write_timer.end()
+            self._write_timer.dispose()
 
     def _set_deadline(self) -> None:
         if self._write_timer is None:
@@ -425,8 +425,8 @@ class StreamChannel(Handling):
             self._connection.reset(self, ErrorCode.CANCEL if self.cut_reason else ErrorCode.INTERNAL_ERROR)
 
     def hand_over(self, answering: LiveAnswer) -> None:
-        """Have `answering` give the answer without a task, until `answered`.  It is called when there is room, and when
-        the client leaves."""
+        """Have `answering` give the answer without a task, until `response_written`.  It is called when there is room,
+        and when the client leaves."""
         self._live = answering
 
     # -- live answers
@@ -457,18 +457,19 @@ class StreamChannel(Handling):
         self._clients.metrics.subscribers(Mode.SSE, 1, route)
 
     def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
-        """Write the head of a live answer, with the first piece of its body as in `send`, if there is one."""
+        """Write the head of a live answer, with the first piece of its body as in `send_chunk`, if there is one."""
         self.live_first_byte_s = self._clients.now() - self.sse_began
         self._connection.session.send_head(self.stream, block_of(head))
         self._connection.wake()
         if chunk:
-            self.send(chunk, size)
+            self.send_chunk(chunk, size)
 
     def write_first(self, joined: bytes, chunk: bytes, size: int) -> None:
-        """Write `joined`, the head of a live answer and the first piece of its body, which is `chunk`, as in `send`."""
+        """Write `joined`, the head of a live answer and the first piece of its body, which is `chunk`, as in
+        `send_chunk`."""
         self.write_head(joined[: -len(chunk)], chunk, size)
 
-    def send(self, chunk: bytes, size: int) -> None:
+    def send_chunk(self, chunk: bytes, size: int) -> None:
         """Write a piece of a live body, framed as a chunk; `size` is its number of body bytes."""
         if self.stream.reset_code is None:
             self._send_live(_chunk_data(chunk), size)
@@ -480,7 +481,7 @@ class StreamChannel(Handling):
 
     def _send_live(self, data: bytes | memoryview, size: int) -> None:
         connection = self._connection
-        connection.session.send(self.stream, data)
+        connection.session.send_data(self.stream, data)
         if self.stream.queued_bytes and (self._write_timer is None or not self._write_timer.is_set):
             # A slow reader is not closed here: it goes back to reading the tape once its client has read.
             connection.clients.metrics.slow_consumer(is_closed=False)
@@ -492,7 +493,7 @@ class StreamChannel(Handling):
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
         """End the live body; `in_order` if it is whole."""
         if in_order:
-            self.end()
+            self.end_response()
         else:
             # Only an error shows that the body is truncated.
             self.abort()

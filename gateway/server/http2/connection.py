@@ -160,7 +160,7 @@ class Http2Connection(TimedHttp2Connection):
         try:
             self._receive(data, most_heads)
             if self._unanswered:
-                clients.turns.begin()
+                clients.turns.count_begun()
                 self._answer(is_turn=is_turn)
             if session.has_more or self._is_held:
                 self._read_on()
@@ -241,7 +241,7 @@ class Http2Connection(TimedHttp2Connection):
                 if stream.reset_code is not None or self.session.failed is not None:
                     # Reset again by a later frame of the same input, after its head has been decoded.
                     self._next_heads = HEADS
-                    self.clients.turns.begin()
+                    self.clients.turns.count_begun()
                 elif (
                     (use := self.use) is not None
                     and use.banned_until
@@ -249,7 +249,7 @@ class Http2Connection(TimedHttp2Connection):
                     and self.clients.is_banned(use)
                 ):
                     self.session.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
-                    self.leave()
+                    self.finish_and_close()
                 elif not request.is_answered:
                     self._refuse(stream, request)
                 elif is_whole and request.alias is not None and self._is_remembered(stream, request):
@@ -329,7 +329,7 @@ class Http2Connection(TimedHttp2Connection):
         left = len(body)
         for piece in body:
             left -= 1
-            session.send(stream, piece, ends=not left)
+            session.send_data(stream, piece, ends=not left)
         self._track_unsent(stream, request, answer)
 
     def _track_unsent(self, stream: Stream, request: Http2Request, answer: RememberedAnswer | None = None) -> None:
@@ -347,7 +347,7 @@ class Http2Connection(TimedHttp2Connection):
         headers, body = refusal(status, body, is_s2=self.clients.speaks_s2)
         self.clients.on_bad_request(status, len(body), self)
         self.session.send_head(stream, block_of(response_head(status, headers, self.clients.wall(), keeps=True)))
-        self.session.send(stream, body, ends=True)
+        self.session.send_data(stream, body, ends=True)
         self._track_unsent(stream, request)
 
     # -- called by channels
@@ -358,7 +358,7 @@ class Http2Connection(TimedHttp2Connection):
             channel.close()
         if not self._channels:
             if self.transport is None:
-                self.clients.leave(self)
+                self.clients.unregister(self)
             else:
                 self._close_if_over()
 
@@ -369,9 +369,9 @@ class Http2Connection(TimedHttp2Connection):
         self.wake()
         self.check(channel)
 
-    def leave(self) -> None:
+    def finish_and_close(self) -> None:
         """Answer what has been asked, nothing more, and close."""
-        self.session.leave(is_final=True)
+        self.session.send_goaway(is_final=True)
         self.wake()
 
     def wake(self) -> None:
@@ -435,9 +435,9 @@ class Http2Connection(TimedHttp2Connection):
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         for timer in (self._idle_timer, self._head_timer, self._write_timer, self._leave_timer):
-            timer.end()
+            timer.dispose()
         self.session.abandon()
         self.clients.http2.closed(self.session)
         self._drop_channels(is_by_client=True)
         if not self._channels:
-            self.clients.leave(self)
+            self.clients.unregister(self)

@@ -155,7 +155,7 @@ class TimedHttp2Connection(asyncio.Protocol):
         else:
             self._quiet_checks += 1
         if self._quiet_checks >= _IDLE_CHECKS:
-            self.session.leave(is_final=True)
+            self.session.send_goaway(is_final=True)
             self._close()
         else:
             self._idle_timer.set(limits.keepalive_timeout_s / _IDLE_CHECKS)
@@ -231,12 +231,12 @@ class TimedHttp2Connection(asyncio.Protocol):
         """Send a GOAWAY, unless one is sent: requests in progress and on their way are answered."""
         if self.session.failed is not None or self.session.has_sent_goaway or self.transport is None:
             return
-        self.session.leave(is_final=False)
+        self.session.send_goaway(is_final=False)
         self.flush()
         self._leave_timer.set(_LEAVE_S)
 
     def _send_last_goaway(self) -> None:
-        self.session.leave(is_final=True)
+        self.session.send_goaway(is_final=True)
         self.flush()
         self._close_if_over()
 

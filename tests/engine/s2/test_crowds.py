@@ -73,7 +73,7 @@ def acknowledge(store: TapeStore, token: str, start: int) -> None:
     acks = S2Writes(store).appends(request(Mode.APPEND, token))
     assert acks is not None
     positions = {name: {"seq_num": start + (name != "start"), "timestamp": 1} for name in ("start", "end", "tail")}
-    acks.begin(200, {"Content-Type": "application/json"})
+    acks.read_head(200, {"Content-Type": "application/json"})
     acks.see(orjson.dumps(positions))
     acks.finish()
 
@@ -82,7 +82,7 @@ def acknowledge(store: TapeStore, token: str, start: int) -> None:
 def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How many streams have been looked at."""
     looks: Counter[str] = Counter()
-    end, doubt = RecordTape.end.fget, TapeStore.doubt_records  # type: ignore[attr-defined]
+    end, doubt = RecordTape.end_seq_num.fget, TapeStore.doubt_records  # type: ignore[attr-defined]
 
     def counted_end(tape: RecordTape) -> int:
         looks["end"] += 1
@@ -92,7 +92,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         looks["doubt"] += 1
         doubt(store, stream)
 
-    monkeypatch.setattr(RecordTape, "end", property(counted_end))
+    monkeypatch.setattr(RecordTape, "end_seq_num", property(counted_end))
     monkeypatch.setattr(TapeStore, "doubt_records", counted_doubt)
     return looks
 
@@ -194,7 +194,7 @@ def test_a_stream_that_wakes_between_the_append_and_its_acknowledgement_is_looke
     acks = S2Writes(store).appends(request(Mode.APPEND))
     assert acks is not None
     assert is_doubted(store, FIRST) is False
-    acks.begin(200, {"Content-Type": "application/json"})
+    acks.read_head(200, {"Content-Type": "application/json"})
     acks.see(
         b'{"start":{"seq_num":0,"timestamp":1},"end":{"seq_num":1,"timestamp":1},"tail":{"seq_num":1,"timestamp":1}}'
     )
@@ -204,6 +204,6 @@ def test_a_stream_that_wakes_between_the_append_and_its_acknowledgement_is_looke
 
 def test_an_acknowledgement_is_seen_where_no_stream_of_the_path_is_awake(store: TapeStore) -> None:
     for stream in store.awake(Group(ORIGIN, PATH)):
-        store.drop(stream, End.EVICTED)
+        store.drop_stream(stream, End.EVICTED)
     acknowledge(store, "stranger", 0)
     assert is_doubted(store, FIRST)

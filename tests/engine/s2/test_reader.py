@@ -55,7 +55,7 @@ class FakeWire:
         self.sent = bytearray()
         self.over_by: CloseReason | None = None
 
-    def send(self, chunk: bytes, size: int) -> None:
+    def send_chunk(self, chunk: bytes, size: int) -> None:
         # Only the few bytes of the end are written to a connection that is full.
         assert not self.is_full or b"[DONE]" in chunk or LOST.body in chunk
         assert self.over_by is None
@@ -65,7 +65,7 @@ class FakeWire:
         self.is_full = self.fills_up
 
     def send_view(self, piece: memoryview) -> None:
-        self.send(chunk(bytes(piece)), len(piece))
+        self.send_chunk(chunk(bytes(piece)), len(piece))
 
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
         assert self.over_by is None
@@ -168,9 +168,9 @@ class SessionAgainstModel(RuleBasedStateMachine):
             self.topic = self.stream.topic = S2Topic(self.stream.stream, tail, self.turn.append)
         return self.topic
 
-    def left(self, reader: S2SessionReader) -> None:
+    def session_ended(self, reader: S2SessionReader) -> None:
         if reader.topic is not None:
-            reader.topic.leave(reader)
+            reader.topic.detach(reader)
 
     # -- the origin
 

@@ -72,9 +72,9 @@ class Exchange(Generic[_Session]):
         if parts:
             piece = PATTERN[len(written) % 251 :][: parts.pop(0)]
             self.written[id_] += piece
-            self.session.send(self.streams[id_], piece)
+            self.session.send_data(self.streams[id_], piece)
         elif may_end:
-            self.session.end(self.streams[id_])
+            self.session.end_stream(self.streams[id_])
 
     def acknowledge(self) -> None:
         """Have both sides read what they have received."""

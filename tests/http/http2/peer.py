@@ -129,7 +129,7 @@ class Client:
             self.session.take_out()
 
     def ask(self, head: bytes = REQUEST_HEAD, *, ends: bool = True) -> Stream:
-        return self.session.begin(request_block(head, "http"), ends=ends, is_head=head.startswith(b"HEAD"))
+        return self.session.send_request(request_block(head, "http"), ends=ends, is_head=head.startswith(b"HEAD"))
 
     def take(self, *pieces: bytes) -> list[Event]:
         events = self.session.receive(b"".join(pieces), self.now)

@@ -35,7 +35,7 @@ class WithOrigin(Exchange[ClientSession]):
         """What the session has received of each reply's body."""
 
     def begin(self, *, has_body: bool, download: int) -> int:
-        stream = self.session.begin(request_block(REQUEST_HEAD, "http"), ends=not has_body)
+        stream = self.session.send_request(request_block(REQUEST_HEAD, "http"), ends=not has_body)
         self.streams[stream.id] = stream
         self.to_send[stream.id] = PATTERN[stream.id % 251 :][:download]
         return stream.id

@@ -119,7 +119,7 @@ def test_a_request_of_http_1_becomes_one_of_http_2() -> None:
         b"Transfer-Encoding: chunked\r\n\r\n"
     )
     client, server = Client(), Decoder()
-    client.session.begin(request_block(head, "https"), ends=False)
+    client.session.send_request(request_block(head, "https"), ends=False)
     ((kind, flags, stream_id, payload),) = client.said()
     fields = list(server.decode(payload, raw=True))
     assert (kind, flags, stream_id) == (frames.HEADERS, frames.END_HEADERS, 1)
@@ -322,11 +322,11 @@ def test_a_body_waits_for_the_origins_windows() -> None:
     client = Client()
     stream = client.ask(ends=False)
     client.said()
-    client.session.send(stream, bytes(100_000))
+    client.session.send_data(stream, bytes(100_000))
     assert sum(len(payload) for kind, _, _, payload in client.said() if kind == frames.DATA) == 65_535
     assert stream.queued_bytes == 100_000 - 65_535
     assert client.take(window(0, 1 << 20), window(1, 1 << 20)) == [StreamDrained(stream)]
-    client.session.end(stream)
+    client.session.end_stream(stream)
     assert client.said()[-1] == (frames.DATA, frames.END_STREAM, 1, b"")
 
 
@@ -335,10 +335,10 @@ def test_the_end_of_a_body_waits_neither_for_the_transport_nor_for_a_window() ->
     client = Client()
     other, stream = client.ask(ends=False), client.ask(ends=False)
     for size in (*[1 << 14] * 3, (1 << 14) - 1):
-        client.session.send(stream, bytes(size))
+        client.session.send_data(stream, bytes(size))
     client.session.is_blocked = True
-    client.session.send(other, b"waits")
-    client.session.end(stream)
+    client.session.send_data(other, b"waits")
+    client.session.end_stream(stream)
     client.session.is_blocked = False
     client.session.send_queued()
     assert (frames.DATA, frames.END_STREAM, stream.id, b"") in client.said()
@@ -349,7 +349,7 @@ def test_a_reply_may_end_before_its_request() -> None:
     client = Client()
     stream = client.ask(ends=False)
     client.take(reply(1))
-    client.session.send(stream, b"more")
+    client.session.send_data(stream, b"more")
     assert stream.id in client.session.streams
     assert client.take(reset(1, ErrorCode.NO_ERROR)) == [StreamReset(stream, is_by_peer=True)]
     assert stream.reset_code is ErrorCode.NO_ERROR
@@ -457,7 +457,7 @@ def test_resets_behind_whole_replies_are_not_a_flood() -> None:
     client = Client()
     for _ in range(3_000):
         stream = client.ask(ends=False)
-        client.session.send(stream, b"x", ends=True)
+        client.session.send_data(stream, b"x", ends=True)
         client.take(window(0, 1), reply(stream.id), reset(stream.id, ErrorCode.NO_ERROR))
     assert client.session.failed is None
     # Each request accounts for one.

@@ -22,12 +22,12 @@ def test_streams_reset_by_this_side_count_by_error_code() -> None:
 
 def test_the_two_frames_of_an_orderly_end_count_as_one() -> None:
     server = Server()
-    server.session.leave(is_final=False)
-    server.session.leave(is_final=True)
-    server.session.leave(is_final=True)
+    server.session.send_goaway(is_final=False)
+    server.session.send_goaway(is_final=True)
+    server.session.send_goaway(is_final=True)
     assert server.counts.goaways == {ErrorCode.NO_ERROR: 1}
     idle = Server()
-    idle.session.leave(is_final=True)
+    idle.session.send_goaway(is_final=True)
     assert idle.counts.goaways == {ErrorCode.NO_ERROR: 1}
 
 
@@ -51,7 +51,7 @@ def test_an_abandoned_session_writes_and_counts_nothing() -> None:
     server.take(request(1, POST, ends=False))
     server.session.abandon()
     server.session.reset(server.streams[1], ErrorCode.CANCEL)
-    server.session.leave(is_final=True)
+    server.session.send_goaway(is_final=True)
     assert server.said() == []
     assert not server.counts.goaways
     assert not server.counts.resets

@@ -110,7 +110,7 @@ def test_regular_clients_are_not_floods() -> None:
         for _ in range(30):
             id_ = next(ids)
             server.take(request(id_), window(id_, 1_000))
-            server.session.send(server.streams[id_], bytes(100), ends=True)
+            server.session.send_data(server.streams[id_], bytes(100), ends=True)
             server.take(window(0, 100))
         for _ in range(10):
             id_ = next(ids)
@@ -164,7 +164,7 @@ def test_resets_before_the_answers_begin_leave_the_open_streams_to_their_end() -
     assert (server.counts.floods[Kind.RESET], server.counts.goaways[CALM]) == (1, 1)
     assert server.take(request(next(ids))) == []
     assert server.session.failed is None
-    server.session.send(server.streams[1], b"last", ends=True)
+    server.session.send_data(server.streams[1], b"last", ends=True)
     assert server.said()[-1] == (frames.DATA, frames.END_STREAM, 1, b"last")
 
 

@@ -183,7 +183,7 @@ def test_a_stream_reset_by_the_client_is_over() -> None:
     (gone,) = server.take(reset(1))
     assert isinstance(gone, StreamReset)
     assert gone.is_by_peer
-    server.session.send(server.streams[1], b"late", ends=True)
+    server.session.send_data(server.streams[1], b"late", ends=True)
     assert server.said() == []
 
 
@@ -212,10 +212,10 @@ def test_an_answer_waits_for_the_window_of_its_stream() -> None:
     server = Server()
     server.take(setting(Setting.INITIAL_WINDOW_SIZE, 5), request(1), request(3))
     first, second = server.streams[1], server.streams[3]
-    server.session.send(first, b"abcdefgh", ends=True)
+    server.session.send_data(first, b"abcdefgh", ends=True)
     assert sent(server) == {1: b"abcde"}
     assert first.is_full
-    server.session.send(second, b"xyz", ends=True)
+    server.session.send_data(second, b"xyz", ends=True)
     assert sent(server) == {3: b"xyz"}
     assert server.take(window(1, 1)) == []
     (drained,) = server.take(window(1, 100))
@@ -228,8 +228,8 @@ def test_an_answer_waits_for_the_window_of_the_connection() -> None:
     server = Server()
     server.take(setting(Setting.INITIAL_WINDOW_SIZE, 1 << 20), request(1), request(3))
     body = bytes(1 << 16)
-    server.session.send(server.streams[1], body, ends=True)
-    server.session.send(server.streams[3], b"xyz", ends=True)
+    server.session.send_data(server.streams[1], body, ends=True)
+    server.session.send_data(server.streams[3], b"xyz", ends=True)
     assert sent(server) == {1: body[:65_535]}
     server.take(window(0, 10))
     assert sent(server) == {1: body[65_535:], 3: b"xyz"}
@@ -238,9 +238,9 @@ def test_an_answer_waits_for_the_window_of_the_connection() -> None:
 def test_a_negative_window_is_waited_out() -> None:
     server = Server()
     server.take(request(1))
-    server.session.send(server.streams[1], bytes(100))
+    server.session.send_data(server.streams[1], bytes(100))
     server.take(setting(Setting.INITIAL_WINDOW_SIZE, 0))
-    server.session.send(server.streams[1], b"abc", ends=True)
+    server.session.send_data(server.streams[1], b"abc", ends=True)
     assert sent(server) == {1: bytes(100)}
     server.take(window(1, 100))
     assert sent(server) == {}
@@ -253,7 +253,7 @@ def test_a_negative_window_is_waited_out() -> None:
 def test_an_end_needs_no_window() -> None:
     server = Server()
     server.take(setting(Setting.INITIAL_WINDOW_SIZE, 0), request(1))
-    server.session.end(server.streams[1])
+    server.session.end_stream(server.streams[1])
     assert server.said()[-1] == (frames.DATA, frames.END_STREAM, 1, b"")
 
 
@@ -261,10 +261,10 @@ def test_an_end_with_a_negative_window_is_sent_as_trailers() -> None:
     """h2's client treats even an empty DATA frame as an error there, although RFC 9113 section 6.9.1 allows it."""
     server = Server()
     server.take(request(1))
-    server.session.send(server.streams[1], bytes(100))
+    server.session.send_data(server.streams[1], bytes(100))
     server.take(setting(Setting.INITIAL_WINDOW_SIZE, 0))
     server.said()
-    server.session.end(server.streams[1])
+    server.session.end_stream(server.streams[1])
     assert server.said() == [(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, b"")]
     assert not server.session.streams
 
@@ -272,9 +272,9 @@ def test_an_end_with_a_negative_window_is_sent_as_trailers() -> None:
 def test_a_window_that_shrinks_before_its_turn_is_waited_out() -> None:
     server = Server()
     server.take(request(1))
-    server.session.send(server.streams[1], bytes(100))
+    server.session.send_data(server.streams[1], bytes(100))
     server.session.is_blocked = True
-    server.session.send(server.streams[1], b"abc", ends=True)
+    server.session.send_data(server.streams[1], b"abc", ends=True)
     server.take(setting(Setting.INITIAL_WINDOW_SIZE, 0))
     server.said()
     server.session.is_blocked = False
@@ -289,7 +289,7 @@ def test_streams_take_turns() -> None:
     server.take(setting(Setting.INITIAL_WINDOW_SIZE, 1 << 20), window(0, 1 << 20), *map(request, (1, 3, 5)))
     server.session.is_blocked = True
     for stream in server.streams.values():
-        server.session.send(stream, bytes(1 << 15), ends=True)
+        server.session.send_data(stream, bytes(1 << 15), ends=True)
     server.said()
     server.session.is_blocked = False
     ids = []
@@ -303,13 +303,13 @@ def test_a_stream_that_has_been_drained_is_reported() -> None:
     server = Server()
     server.take(setting(Setting.INITIAL_WINDOW_SIZE, 1 << 20), request(1), request(3))
     first, second = server.streams[1], server.streams[3]
-    server.session.send(first, bytes(150_000))
+    server.session.send_data(first, bytes(150_000))
     drained = [event.stream for event in server.take(window(0, 1 << 20)) if isinstance(event, StreamDrained)]
     server.said()
     assert first.queued_bytes
     # An answer on another stream, between two writes to the transport.
     for _ in range(5):
-        server.session.send(second, bytes(1 << 15))
+        server.session.send_data(second, bytes(1 << 15))
         server.said()
     while server.session.can_pump:
         drained += server.session.send_queued()
@@ -322,7 +322,7 @@ def test_only_heads_are_written_to_a_full_transport() -> None:
     server.take(request(1))
     server.session.is_blocked = True
     server.session.send_head(server.streams[1], b"\x88")
-    server.session.send(server.streams[1], b"abc")
+    server.session.send_data(server.streams[1], b"abc")
     assert [kind for kind, *_ in server.said()] == [frames.HEADERS]
     assert server.streams[1].is_full
 
@@ -451,13 +451,13 @@ def test_dropped_data_opens_the_window_of_the_connection() -> None:
 def test_an_orderly_end_is_announced_first() -> None:
     server = Server()
     server.take(request(1))
-    server.session.leave(is_final=False)
+    server.session.send_goaway(is_final=False)
     (goaway, ping_) = server.said()
     assert goaway == (frames.GOAWAY, 0, 0, u32((1 << 31) - 1) + u32(0))
     # Requests in flight are still answered.
     assert len(server.take(request(3))) == 1
     assert server.take(frame(frames.PING, frames.ACK, 0, ping_[3])) == [ConnectionEvent.PING_ACK]
-    server.session.leave(is_final=True)
+    server.session.send_goaway(is_final=True)
     assert server.said() == [(frames.GOAWAY, 0, 0, u32(3) + u32(0))]
     assert server.take(request(5), request(7)) == []
     server.session.send_head(server.streams[3], b"\x88", ends=True)

@@ -51,7 +51,9 @@ def test_an_access_log_that_is_off_accepts_everything_and_keeps_nothing() -> Non
     assert not access_log.is_kept
     access_log.record(Record())
     access_log.repeat(Repeated(Record()), 1.0, 1.0, None, b"")
-    access_log.live(Record(), 1.0, lambda into: pytest.fail("the record is read")).end(Outcome.HIT, CloseReason.LEFT)
+    access_log.live(Record(), 1.0, lambda into: pytest.fail("the record is read")).record_end(
+        Outcome.HIT, CloseReason.LEFT
+    )
 
 
 @pytest.mark.parametrize("sink", ["file", "stream"])

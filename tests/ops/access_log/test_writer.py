@@ -231,7 +231,7 @@ async def test_a_queued_record_keeps_only_the_written_part_of_a_long_request(
         log.record(record)
     assert (len(record.stream), len(record.user_agent or "")) == (2_048, 256)
     if is_live:
-        note.end(Outcome.FOLLOWED, CloseReason.LEFT)
+        note.record_end(Outcome.FOLLOWED, CloseReason.LEFT)
     await log.close(BOUND_S)
     assert [(len(line["stream"]), len(line["user_agent"])) for line in noted(tmp_path)] == [(2_048, 256)]
 
@@ -365,8 +365,8 @@ async def test_a_long_live_read_has_lines_while_it_goes_on_and_one_at_its_end(
     clock.advance(100)
     state = {"sent": 26, "offset": "3"}
     clock.advance(7)
-    note.end(Outcome.ABORTED, CloseReason.LEFT)
-    note.end(Outcome.FOLLOWED, CloseReason.LIFETIME)
+    note.record_end(Outcome.ABORTED, CloseReason.LEFT)
+    note.record_end(Outcome.FOLLOWED, CloseReason.LIFETIME)
     clock.advance(1_000)
     await log.close(BOUND_S)
     told = ("duration_s", "sent_bytes", "next_offset", "subscribers", "outcome", "close_reason", "is_final")
@@ -384,7 +384,7 @@ async def test_a_short_live_read_has_one_line(
     log = open_log(file, live_interval_s=interval_s)
     note = log.live(Record(mode=Mode.LONGPOLL, method="GET", stream="/s"), clock.now(), lambda into: None)
     clock.advance(99)
-    note.end(Outcome.FOLLOWED, CloseReason.ANSWERED)
+    note.record_end(Outcome.FOLLOWED, CloseReason.ANSWERED)
     await log.close(BOUND_S)
     assert [(line["duration_s"], line["close_reason"]) for line in noted(tmp_path)] == [(99, "answered")]
 
@@ -406,7 +406,7 @@ async def test_the_lines_of_reads_that_began_together_are_spread_over_several_tu
     assert written == [LINES_PER_TURN] * 3 + [1_000 - 3 * LINES_PER_TURN]
     clock.advance(99)
     assert len(written) == 4
-    watched.drop()
+    watched.discard()
     clock.advance(100)
     assert len(written) == 4
     await log.close(BOUND_S)
@@ -422,7 +422,7 @@ async def test_each_live_reader_of_a_crowd_has_its_line_when_it_is_due(
         notes.append(log.live(record, clock.now(), lambda into: None))
         clock.advance(0.1 if number >= 500 else 0)
     for note in notes[::2]:
-        note.end(Outcome.FOLLOWED, CloseReason.LIFETIME)
+        note.record_end(Outcome.FOLLOWED, CloseReason.LIFETIME)
     clock.advance(60)
     await log.close(BOUND_S)
     going_on = [line for line in noted(tmp_path) if not line["is_final"]]

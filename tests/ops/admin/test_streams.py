@@ -208,7 +208,7 @@ async def test_many_streams_of_one_path_are_walked_in_slices(bench: Bench) -> No
     async for streams in Directory(bench.gateway.engine, PartitionIds()).slices():
         seen += len(streams)
         for stream in store.group(group):
-            store.drop(stream, End.DELETED)
+            store.drop_stream(stream, End.DELETED)
     assert seen == 500
 
 
