@@ -336,7 +336,7 @@ class Relaying(RelayedCall):
             )
         if status == 404 and (concealment := concealment_of(context)) is not None:
             self._close()
-            recorder.end(context, conceal_absence(recorder, context, concealment, is_from_origin=True))
+            recorder.record_end(context, conceal_absence(recorder, context, concealment, is_from_origin=True))
             return
         headers = relayed_fields(recorder, context, reply)
         recorder.state_limits(context, headers)

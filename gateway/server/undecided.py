@@ -41,7 +41,7 @@ class UndecidedRequest:
     def pump(self) -> None:
         """Do nothing: the answer has not begun."""
 
-    def left(self, channel: Channel) -> None:
+    def client_left(self, channel: Channel) -> None:
         """The client has left."""
         if self.waiting is not None:
             self.waiting.leave_queue()

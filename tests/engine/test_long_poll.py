@@ -160,7 +160,7 @@ async def test_a_client_that_has_gone_is_answered_nothing_and_leaves_nothing(sta
 
 
 @pytest.mark.parametrize("by_time", [False, True], ids=["event", "time-out"])
-@pytest.mark.parametrize("step", ["render", "send", "account"])
+@pytest.mark.parametrize("step", ["render", "send_rendered", "account"])
 async def test_clients_whose_answer_cannot_be_given_are_dropped_and_leave_nothing(
     start: Start, monkeypatch: pytest.MonkeyPatch, step: str, by_time: bool
 ) -> None:
