@@ -48,7 +48,7 @@ from gateway.tape.decide import (
     awaited_tail,
     decide,
     is_another,
-    is_furthest,
+    is_named_tail,
     known_tail,
     may_end,
 )
@@ -342,10 +342,8 @@ class _Attempt(FirstRead):
             self._take_tape()
             at, is_closed = progress.at, stream.tape.is_closed_at(progress.at)
             if not is_before(at, tail):
-                # An offset past the named tail exists only if the follower has brought bytes since.  A write that was
-                # answered late may have named an earlier tail than is known.
-                is_named = at == tail and (is_asked or is_furthest(stream, at))
-                return self._answer(outcome, Send(at, is_named or topic.is_current(at), is_closed))
+                is_tail = is_named_tail(stream, at, tail, is_asked=is_asked) or topic.is_current(at)
+                return self._answer(outcome, Send(at, is_tail, is_closed))
             if may_end(stream, progress):
                 return self._answer(outcome, Send(at, is_closed, is_closed))
             outcome = _FOLLOWED

@@ -169,8 +169,7 @@ def decide(stream: Stream, read: Progress, now: float) -> Decision:
     if stream.ended is not None or (is_another(stream, read) and not read.is_live):
         return GONE
     if read.failed_at is not None:
-        may_show = read.has_bytes and outlasts_failure(stream, read, now, read.failed_at)
-        return Send(read.at) if may_show and stream.holds_acknowledged(read.at) else GONE
+        return _after_failure(stream, read, now, read.failed_at)
     if read.is_live:
         return _poll(stream, read, now) if read.has_joined else _begin_live(stream, read, now)
     expiry = stream.expiry
@@ -178,6 +177,12 @@ def decide(stream: Stream, read: Progress, now: float) -> Decision:
         # While it is not known, each write beside a PUT may be to another stream.
         return Ask(Question.LIFETIME, read.at)
     return _catch_up(stream, read, now)
+
+
+def _after_failure(stream: Stream, read: Progress, now: float, failed_at: float) -> Decision:
+    """Held bytes without the tail, if they may be shown."""
+    may_show = read.has_bytes and outlasts_failure(stream, read, now, failed_at)
+    return Send(read.at) if may_show and stream.holds_acknowledged(read.at) else GONE
 
 
 def _catch_up(stream: Stream, read: Progress, now: float) -> Decision:
@@ -312,6 +317,13 @@ def is_furthest(stream: Stream, at: str) -> bool:
     """Whether `at` is the furthest known offset and no more is known to follow."""
     tape = stream.tape
     return tape.tail is not None and tape.resolve(tape.tail) == at and not tape.is_short(at)
+
+
+def is_named_tail(stream: Stream, at: str, tail: str, *, is_asked: bool) -> bool:
+    """Whether `at`, up to which a follower has brought everything, is the tail because `tail` has been named: by the
+    origin to this read if `is_asked`, else by a write.  An offset past the named tail exists only if the follower has
+    brought bytes since.  A write that was answered late may have named an earlier tail than is known."""
+    return at == tail and (is_asked or is_furthest(stream, at))
 
 
 def awaited_tail(stream: Stream, at: str, now: float) -> str | None:

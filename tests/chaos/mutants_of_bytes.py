@@ -17,6 +17,7 @@ from gateway.engine.writes import Writes
 from gateway.live.frames import Frames
 from gateway.live.subscriber import Subscriber
 from gateway.live.topic import Cursors, Topic
+from gateway.protocol import etag
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import interval
 from gateway.protocol.etag import mint
@@ -83,26 +84,25 @@ def acknowledgement_is_recorded_for_the_writer_alone() -> Patches:
     return [(Writes, "_acknowledge", acknowledge)]
 
 
+def _up_to_date(decided: Callable[..., decide.Decision]) -> Callable[..., decide.Decision]:
+    """The same decision; whatever is sent is called up to date."""
+
+    def with_tail(*about: Any) -> decide.Decision:
+        step = decided(*about)
+        return step._replace(up_to_date=True) if isinstance(step, decide.Send) else step
+
+    return with_tail
+
+
 @mutant("an answer that stops short of the tail does not call itself up to date")
 def short_answer_is_up_to_date() -> Patches:
-    answer = catchup._Attempt._answer
-
-    def answered(self: Any, outcome: Outcome, step: decide.Send, **said: Any) -> Answer:
-        return answer(self, outcome, step._replace(up_to_date=True), **said)
-
-    return [(catchup._Attempt, "_answer", answered)]
+    return [(decide, "_catch_up", _up_to_date(decide._catch_up))]
 
 
 @mutant("what is given for want of the origin says nothing of the tail")
 def stale_answer_is_up_to_date() -> Patches:
-    answer = catchup._Attempt._answer
-
-    def answered(self: Any, outcome: Outcome, step: decide.Send, **said: Any) -> Answer:
-        if outcome is Outcome.STALE_IF_ERROR:
-            step = step._replace(up_to_date=True)
-        return answer(self, outcome, step, **said)
-
-    return [(catchup._Attempt, "_answer", answered), (Stream, "holds_acknowledged", lambda *_: True)]
+    after = _up_to_date(decide._after_failure)
+    return [(decide, "_after_failure", after), (Stream, "holds_acknowledged", lambda *_: True)]
 
 
 @mutant("SSE says up to date only when it is true")
@@ -241,14 +241,18 @@ def refused_middle_of_a_tape_is_kept() -> Patches:
 # -- tags, codings, cursors
 
 
+def _minted(mint_wrongly: Callable[[str, str, str, bool], str]) -> Patches:
+    return [(module, "mint", mint_wrongly) for module in (etag, response_heads)]
+
+
 @mutant("closing changes the tag")
 def tag_ignores_closure() -> Patches:
-    return [(response_heads, "mint", lambda incarnation, start, end, _: mint(incarnation, start, end, False))]
+    return _minted(lambda incarnation, start, end, _: mint(incarnation, start, end, False))
 
 
 @mutant("a life has tags of its own")
 def tag_ignores_the_life() -> Patches:
-    return [(response_heads, "mint", lambda _, start, end, is_closed: mint("x", start, end, is_closed))]
+    return _minted(lambda _, start, end, is_closed: mint("x", start, end, is_closed))
 
 
 @mutant("a 304 is for a representation that the client takes")
@@ -256,7 +260,7 @@ def not_modified_for_another_coding() -> Patches:
     def without(if_none_match: str | None, _: Any) -> str | None:
         return re.sub(r':(gzip|br|zstd)"', '"', if_none_match) if if_none_match is not None else None
 
-    return [(core, "without_codings", without)]
+    return [(module, "without_codings", without) for module in (etag, core)]
 
 
 @mutant("a coded body is of the run that the answer shows")

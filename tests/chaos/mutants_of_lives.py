@@ -28,7 +28,7 @@ from gateway.server.remembered import RememberedAnswers
 from gateway.server.request_keys import Sections
 from gateway.tape.stream import End, Stream
 from gateway.upstream.call import OriginCall
-from gateway.upstream.collapse import Follow, Lead
+from gateway.upstream.collapse import Collapse
 from gateway.upstream.flight import Flight, FlightReader
 from gateway.upstream.reply import Reply
 from tests.chaos.mutant import Mutant, Patches, always, never, nothing, registrar
@@ -58,16 +58,16 @@ def late_404_is_believed() -> Patches:
 
 @mutant("a read joins no fetch that was sent before it came")
 def flight_is_joined_after_it_was_sent() -> Patches:
-    join = FetchTable.join_fetch
+    unsent = Collapse.unsent
 
-    def joined(self: FetchTable, stream: Stream, start: str, *rest: Any) -> Lead[Flight] | Follow[Flight]:
-        flight = self._flights.pending((stream, start))
-        if flight is not None and not flight.base:
-            return Follow(flight)
-        return join(self, stream, start, *rest)
+    def under_way(self: Collapse[Any, Any], key: Any, client: str) -> Any:
+        fetch = self.pending(key)
+        if fetch is not None and not getattr(fetch, "base", 0):
+            return fetch
+        return unsent(self, key, client)
 
     # Nor does it wait for the earlier one to be over.
-    return [(FetchTable, "join_fetch", joined), (FetchTable, "pending", nothing)]
+    return [(Collapse, "unsent", under_way), (FetchTable, "pending", nothing)]
 
 
 @mutant("a body that is cut short is never ended cleanly")

@@ -116,7 +116,7 @@ def append_without_an_offset_is_not_recorded() -> Patches:
 
 @mutant("an append that is acknowledged late does not make its end the tail")
 def late_append_names_the_tail() -> Patches:
-    return [(catchup, "is_furthest", always)]
+    return [(decide, "is_furthest", always)]
 
 
 @mutant("an offset beyond the tail is asked for again while a write is under way")

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.chaos.mutants import RULE_MUTANTS
+from tests.chaos.mutants import FAST_PATH_MUTANTS, RULE_MUTANTS
 
 HOME: Final = Path(__file__).parents[2]
 PAGE: Final = HOME / "docs" / "rules.md"
@@ -26,9 +26,16 @@ class Rule(NamedTuple):
     text: str
     place: str
     """The function that applies the rule, dotted."""
-    tests: tuple[str, ...]
-    """As pytest takes them, relative to the project."""
+    unit_tests: tuple[str, ...]
+    """Tests with plain values, as pytest takes them, relative to the project."""
+    whole_tests: tuple[str, ...]
+    """Tests of whole answers."""
     mutants: tuple[str, ...]
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """All of them."""
+        return self.unit_tests + self.whole_tests
 
     def decider(self) -> object:
         """The function itself.  Raises ImportError or AttributeError if there is none."""
@@ -47,21 +54,22 @@ def rules() -> list[Rule]:
     for line in PAGE.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| ") and cells[0] != "rule":
-            text, place, tests, mutants = cells
-            found.append(Rule(text, place.strip("`"), tuple(_CODE.findall(tests)), tuple(_CODE.findall(mutants))))
+            text, place, *lists = cells
+            unit_tests, whole_tests, mutants = (tuple(_CODE.findall(cell)) for cell in lists)
+            found.append(Rule(text, place.strip("`"), unit_tests, whole_tests, mutants))
     return found
 
 
 def hunted(names: Sequence[str]) -> int:
-    """Run the tests of their rules on the mutants of these names, on all of them without names.  Returns the status of
-    the process in which pytest does so: 0 if some test failed on each mutant."""
+    """Run the unit tests of their rules on the mutants of these names, on all of them without names.  Returns the
+    status of the process in which pytest does so: 0 if some test failed on each mutant."""
     return subprocess.call([sys.executable, "-m", "tests.chaos.rules", *names], cwd=HOME)
 
 
 def main(names: Sequence[str]) -> int:
     """The same in this process."""
-    chosen = [one for one in RULE_MUTANTS if not names or one.name in names]
-    tests = {name: rule.tests for rule in rules() for name in rule.mutants}
+    chosen = [one for one in (*RULE_MUTANTS, *FAST_PATH_MUTANTS) if not names or one.name in names]
+    tests = {name: rule.unit_tests for rule in rules() for name in rule.mutants}
     # Modules keep what they import, so import them before anything is replaced.
     pytest.main([*_OPTIONS, "--collect-only", *sorted({test for one in chosen for test in tests[one.name]})])
     caught = 0
@@ -69,7 +77,7 @@ def main(names: Sequence[str]) -> int:
         with one.at_work():
             is_caught = pytest.main([*_OPTIONS, *tests[one.name]]) == pytest.ExitCode.TESTS_FAILED
         caught += is_caught
-        print(f"{'caught' if is_caught else 'MISSED'} {one.name:<48} by the tests of its rule", flush=True)  # noqa: T201
+        print(f"{'caught' if is_caught else 'MISSED'} {one.name:<48} by the unit tests of its rule", flush=True)  # noqa: T201
     print(f"{caught} of {len(chosen)} mutants caught", flush=True)  # noqa: T201
     return int(not chosen or caught < len(chosen))
 

@@ -11,6 +11,8 @@ from tests.chaos.mutants import FAST_PATH_MUTANTS, RULE_MUTANTS
 from tests.chaos.rules import HOME, PAGE, Rule, rules
 
 RULES = rules()
+WHOLE = ("tests/scenarios/", "tests/invariant/", "tests/server/test_fast_and_strict.py")
+"""Tests of gateways at their sockets, or of random events."""
 
 
 def test_every_row_is_a_rule() -> None:
@@ -27,7 +29,8 @@ def test_the_function_that_applies_a_rule_exists(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.text[:60])
 def test_every_rule_has_tests_that_exist(rule: Rule) -> None:
-    assert rule.tests
+    assert rule.unit_tests
+    assert not [test for test in rule.unit_tests if test.startswith(WHOLE)]
     for test in rule.tests:
         path, *_, name = test.split("::")
         assert re.search(rf"\bdef {name}\(", (HOME / path).read_text()), test

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.protocol import names
+from gateway.protocol import etag, names
 from gateway.protocol.coding import AcceptedCodings, Coding, negotiate
-from gateway.protocol.etag import matched_coding, matches, mint, of_coding, stream_identity, without_codings
+from gateway.protocol.etag import matched_coding, matches, of_coding, stream_identity
 
 well_formed = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20).filter(
     names.is_well_formed
@@ -17,19 +17,19 @@ well_formed = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_si
 
 class TestMint:
     def test_the_form(self) -> None:
-        assert mint("k3", "-1", "0_5", False) == '"k3:-1:0_5"'
+        assert etag.mint("k3", "-1", "0_5", False) == '"k3:-1:0_5"'
 
     def test_closing_changes_the_tag_although_it_adds_no_bytes(self) -> None:
-        assert mint("k3", "0_5", "0_5", True) == '"k3:0_5:0_5:c"'
+        assert etag.mint("k3", "0_5", "0_5", True) == '"k3:0_5:0_5:c"'
 
     def test_another_life_of_the_stream_has_another_tag(self) -> None:
-        assert mint("k3", "-1", "0_5", False) != mint("k4", "-1", "0_5", False)
+        assert etag.mint("k3", "-1", "0_5", False) != etag.mint("k4", "-1", "0_5", False)
 
     @given(st.tuples(well_formed, well_formed, st.booleans()), st.tuples(well_formed, well_formed, st.booleans()))
     def test_different_ranges_have_different_tags(
         self, left: tuple[str, str, bool], right: tuple[str, str, bool]
     ) -> None:
-        assert (mint("k", *left) == mint("k", *right)) == (left == right)
+        assert (etag.mint("k", *left) == etag.mint("k", *right)) == (left == right)
 
     @pytest.mark.parametrize(
         ("left", "right"),
@@ -41,14 +41,14 @@ class TestMint:
         ],
     )
     def test_separators_inside_offsets_do_not_confuse(self, left: tuple[str, str], right: tuple[str, str]) -> None:
-        assert mint("k", *left, False) != mint("k", *right, False)
-        assert mint("k", *left, False) != mint("k", *right, True)
+        assert etag.mint("k", *left, False) != etag.mint("k", *right, False)
+        assert etag.mint("k", *left, False) != etag.mint("k", *right, True)
 
     @given(well_formed, well_formed, st.booleans())
     def test_a_tag_is_always_one_valid_quoted_string_that_matches_itself(
         self, start: str, end: str, is_closed: bool
     ) -> None:
-        tag = mint("k", start, end, is_closed)
+        tag = etag.mint("k", start, end, is_closed)
         assert tag.count('"') == 2
         assert matches(f'"other", {tag}', tag)
 
@@ -114,7 +114,7 @@ class TestCodings:
         self, left: tuple[str, str, bool, Coding | None], right: tuple[str, str, bool, Coding | None]
     ) -> None:
         def tag(start: str, end: str, is_closed: bool, coding: Coding | None) -> str:
-            plain = mint("k", start, end, is_closed)
+            plain = etag.mint("k", start, end, is_closed)
             return plain if coding is None else of_coding(plain, coding)
 
         assert (tag(*left) == tag(*right)) == (left == right)
@@ -140,20 +140,20 @@ class TestCodings:
     def test_tags_of_accepted_codings_stand_for_the_bytes(
         self, field: str | None, accepted: AcceptedCodings, expected: str | None
     ) -> None:
-        assert without_codings(field, accepted) == expected
+        assert etag.without_codings(field, accepted) == expected
 
     @given(well_formed, well_formed, st.booleans(), st.sampled_from(ALL), st.booleans())
     def test_the_tag_of_a_coding_is_recognised(
         self, start: str, end: str, is_closed: bool, coding: Coding, is_weak: bool
     ) -> None:
-        plain = mint("k", start, end, is_closed)
+        plain = etag.mint("k", start, end, is_closed)
         field = ("W/" if is_weak else "") + of_coding(plain, coding)
-        assert matches(without_codings(field, ANY), plain)
+        assert matches(etag.without_codings(field, ANY), plain)
         assert matched_coding(field, plain, ANY) is coding
         accepted = negotiate(coding.value, None, ALL)
         assert matched_coding(f'"x", {field}', plain, accepted) is coding
         others = negotiate(", ".join(other.value for other in ALL if other is not coding), None, ALL)
-        assert not matches(without_codings(field, others), plain)
+        assert not matches(etag.without_codings(field, others), plain)
         assert matched_coding(field, plain, others) is None
 
     def test_the_preferred_one_of_several_codings_is_named(self) -> None:
@@ -165,7 +165,7 @@ class TestCodings:
 
     @given(st.text(alphabet='"W/a:gzip, *\\x\t'))
     def test_no_field_is_an_error(self, field: str) -> None:
-        without_codings(field, ANY)
+        etag.without_codings(field, ANY)
         matched_coding(field, '"a"', ANY)
 
 

@@ -50,6 +50,8 @@ def test_sections_are_forgotten_beyond_a_number_of_bytes() -> None:
     "line",
     [
         b"User-Agent: a\x01b",
+        b"Accept-Encoding: br",
+        b'If-None-Match: "a"',
         b"User-Agent : a",
         b"USER-AGENT: a",
         b" User-Agent: a",
@@ -79,8 +81,9 @@ def test_credentials_leave_the_key_only_on_routes_whose_readers_share() -> None:
     sections = Sections([decisive, personal])
     section = sections.section_of(text)
     assert section is not None
-    assert sections.for_hits(section, personal).text == b"\r\nHost: a\r\n\r\n"
-    assert sections.for_hits(section, decisive).text == text
+    for meaning in (sections.for_hits, sections.for_lives):
+        assert meaning(section, personal).text == b"\r\nHost: a\r\n\r\n"
+        assert meaning(section, decisive).text == text
 
 
 @pytest.mark.parametrize(("name", "other"), [("x--a", "x-b-a"), ("x-", "x-b"), ("x-^a", "x-ba")])
@@ -116,6 +119,16 @@ def test_allowed_web_origins_share_live_answers_and_others_share_all(
     assert second is not None
     for meaning, is_same in ((sections.for_hits, is_same_for_hits), (sections.for_lives, is_same_for_lives)):
         assert (meaning(first, ALLOWED).text == meaning(second, ALLOWED).text) is is_same
+
+
+async def test_a_live_request_is_known_until_the_routes_change() -> None:
+    bench = EngineBench()
+    joins, request = Joins(sections := Sections([RULES])), b"GET /s HTTP/1.1\r\nHost: a\r\n\r\n"
+    joins.remember(request, Join(bench.read("/s"), Mode.SSE, None), RULES)
+    assert sections.find(request) is not None
+    joins.clear()
+    assert (sections.find(request), joins.generation) == (None, 1)
+    await bench.close()
 
 
 @pytest.mark.parametrize("line", [b"Cookie: a=b\r\n", b"a:\r\n"])

@@ -37,8 +37,9 @@ class Kept:
     def __init__(self, cache_bytes: int) -> None:
         self.bench = Bench(cache_bytes, cache_bytes)
         self.store, self.coder = self.bench.store, self.bench.coder
+        self.sections = Sections([HeaderRules()])
         self.answers = RememberedAnswers(
-            self.bench.clock, self.store, NoMetrics(), Sections([HeaderRules()]), self.store.touch, lambda _: False
+            self.bench.clock, self.store, NoMetrics(), self.sections, self.store.touch, lambda _: False
         )
         self.coder.on_evict = self.answers.forget_stream
         self.store.on_forget = self._forget
@@ -304,7 +305,7 @@ def test_an_answer_is_repeated_for_its_second_and_until_a_doubt() -> None:
     assert not kept.answers.is_current(answer, request("s", "-1"))
 
 
-@pytest.mark.parametrize("why", ["the tail", "trust", "the lifetime", "the bytes", "the end"])
+@pytest.mark.parametrize("why", ["the tail", "its age", "trust", "the lifetime", "the bytes", "the end"])
 def test_an_answer_is_rendered_again_only_while_memory_may_answer(why: str) -> None:
     kept = Kept(1 << 20)
     stream = at_its_tail(kept)
@@ -312,6 +313,10 @@ def test_an_answer_is_rendered_again_only_while_memory_may_answer(why: str) -> N
     match why:
         case "the tail":
             stream.lost_tail()
+        case "its age":
+            clock.advance(101)
+            stream.contacted_at = clock.now()
+            stream.confirm("-1", clock.now())
         case "trust":
             stream.contacted_at = clock.now() - 60
         case "the lifetime":

@@ -21,6 +21,7 @@ from gateway.tape.decide import (
     Wait,
     decide,
     is_another,
+    is_named_tail,
     known_tail,
 )
 from gateway.tape.stream import End, Stream
@@ -227,6 +228,16 @@ def test_a_tail_that_an_append_named_is_no_statement_of_the_tail_now() -> None:
     stream.acknowledged("6", is_closed=False, query="")
     stream.tape.reached("6")
     assert step(stream, catching_up(stream, "6", "6")) == Ask(Question.TAIL, "6")
+
+
+def test_an_offset_that_an_append_named_is_the_tail_only_if_it_is_the_furthest_known() -> None:
+    stream = held()
+    stream.acknowledged("4", is_closed=False, query="")
+    assert is_named_tail(stream, "4", "4", is_asked=False)
+    stream.tape.reached("6")
+    assert not is_named_tail(stream, "4", "4", is_asked=False)
+    assert is_named_tail(stream, "4", "4", is_asked=True)
+    assert not is_named_tail(stream, "4", "2", is_asked=True)
 
 
 def test_a_lost_follower_confirms_no_tail() -> None:
