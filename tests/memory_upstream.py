@@ -58,7 +58,11 @@ class MemoryInflow:
     def retire(self) -> None:
         """It came by no connection."""
 
-    def break_off(self, error: BaseException) -> None:
+    def break_off(self, why: str) -> None:
+        self.cut(ConnectionLost(why))
+
+    def cut(self, error: BaseException) -> None:
+        """Let no more arrive because of this error."""
         if not self.has_ended and self._error is None:
             self._error = error
             self.on_change()
@@ -106,7 +110,7 @@ class Asked:
     def fail(self, error: BaseException) -> None:
         """Fail before the head, by an error of `errors.py`; or break off after it."""
         if self._answer.done():
-            self.inflow.break_off(ConnectionLost())
+            self.inflow.break_off("lost")
         else:
             self._answer.set_exception(error)
 

@@ -27,6 +27,7 @@ from gateway.protocol.cursor import next_cursor
 from gateway.protocol.names import START, STREAM_CLOSED, STREAM_NEXT_OFFSET, STREAM_UP_TO_DATE
 from gateway.s2.errors import Other, parse_error
 from gateway.upstream.call import Bounds
+from gateway.upstream.failures import ConnectionLost
 from gateway.upstream.reply import Reply
 from gateway.upstream.s2_client import S2Refused
 
@@ -112,7 +113,7 @@ class MadeBody:
         """Fail with TimeoutError unless more arrives by this time of the loop's clock."""
         if not self._is_over:
             if self._deadline is None:
-                self._deadline = Deadline(asyncio.get_running_loop(), lambda: self.break_off(TimeoutError()))
+                self._deadline = Deadline(asyncio.get_running_loop(), lambda: self._fail(TimeoutError()))
             self._deadline.move(by)
 
     async def changed(self) -> None:
@@ -124,8 +125,11 @@ class MadeBody:
         finally:
             self.on_change = _nothing
 
-    def break_off(self, error: BaseException) -> None:
-        """Fail with this error unless it is complete; the writer learns of it."""
+    def break_off(self, why: str) -> None:
+        """Fail with ConnectionLost unless it is complete; the writer learns of it."""
+        self._fail(ConnectionLost(why))
+
+    def _fail(self, error: BaseException) -> None:
         if self._deadline is not None:
             self._deadline.close()
             self._deadline = None

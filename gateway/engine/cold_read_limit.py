@@ -78,7 +78,7 @@ class ColdReadLimit:
         rate = self._rate
         if rate is not None and (account := self._accounts.open_account(client)) is not None:
             now = self._now()
-            if wait_s := rate.wait_s(account, now):
-                return wait_s
-            rate.take(account, now)
+            if not rate.has_one(account, now):
+                return rate.wait_s(account, now)
+            rate.take_one(account, now)
         return None

@@ -80,7 +80,7 @@ class Manners:
         for line in own:
             if line.name not in _OWN:
                 return self._of(headers)
-        manner: Manner | None = shape.fact(self)
+        manner: Manner | None = shape.facts.get(self)
         if manner is None:
             manner = self._of(headers)
             shape.derived(self, manner)

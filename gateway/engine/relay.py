@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.aio.clock import Clock
-from gateway.engine.relayed_request import WRITES, RelayedRequest, SentRequest
+from gateway.engine.relayed_request import WRITES, RelayedRequest, SentRequest, origin_url
 from gateway.engine.writes import Writes
 from gateway.errors import CircuitOpen, GatewayError, UpstreamCongested
 from gateway.http.reply import Interim
@@ -21,7 +21,7 @@ from gateway.protocol.mode import Mode
 from gateway.tape.store import TapeStore
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.asking import PendingRequest, Upstream
-from gateway.upstream.call import Body, OriginCall
+from gateway.upstream.call import Body, OriginCall, RepeatedUrl
 from gateway.upstream.reply import Reply
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
@@ -38,7 +38,8 @@ class RelayedCall(SentRequest):
 
     def __init__(self, relay: Relay, request: RelayedRequest, body: Body = None) -> None:
         key = request.tape_key
-        super().__init__(request, relay.find(key) if key is not None else None, relay.now(), body)
+        # Not by `super()`, which costs as much as the call.
+        SentRequest.__init__(self, request, relay.find(key) if key is not None else None, relay.now(), body)
         self._relay = relay
         self.is_write = request.mode in WRITES
         self._pending: PendingRequest | None = None
@@ -121,25 +122,17 @@ class Relay:
         """Send a request to its origin.  Its effects are recorded before `relayed` takes the answer, possibly before
         this returns."""
         request = relayed.request
-        route, query, is_live = request.route, request.raw_query, request.is_live
+        route, is_live = request.route, request.is_live
         bounds = route.live_bounds if is_live else route.bounds
         if is_live and (request.mode is _SSE or request.is_session):
             # An origin may be silent on such a connection while nothing is appended.
             bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
         if relayed.is_write:
             self._writes.write_started(relayed)
-        url = route.url + request.group.path
+        url = request.url or RepeatedUrl(origin_url(route, request.group, request.raw_query))
         return self._upstream.ask(
             relayed,
-            OriginCall(
-                request.method,
-                f"{url}?{query}" if query else url,
-                request.headers,
-                bounds,
-                relayed.body,
-                is_live,
-                request.client,
-            ),
+            OriginCall(request.method, url.url, request.headers, bounds, relayed.body, is_live, request.client, url),
         )
 
     def record_reply(self, relayed: RelayedCall, reply: Reply) -> None:

@@ -23,7 +23,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.facts_cost import texts_cost
 from gateway.tape.stream import Stream
-from gateway.upstream.call import Body
+from gateway.upstream.call import Body, RepeatedUrl
 
 WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 Change: TypeAlias = int
@@ -42,6 +42,12 @@ _BRIDGED_CHANGES: Final = {Mode.DELETE: DELETES, Mode.CREATE: APPENDS, Mode.APPE
 def may_remake(change: Change) -> bool:
     """Whether writes that do this together may delete the stream and make it anew."""
     return bool(change & DELETES) and change != DELETES
+
+
+def origin_url(route: Route, group: Group, raw_query: str) -> str:
+    """The URL of the path at the origins of its route, with this query."""
+    url = route.url + group.path
+    return f"{url}?{raw_query}" if raw_query else url
 
 
 class RelayedRequest(NamedTuple):
@@ -69,6 +75,8 @@ class RelayedRequest(NamedTuple):
     """The client's own.  Under another one the same path may name another stream."""
     is_live: bool = False
     """Whether it may last for minutes."""
+    url: RepeatedUrl | None = None
+    """Its URL, if equal requests share it."""
 
     def varied_by(self, varied: Sequence[tuple[str, str]]) -> RelayedRequest:
         """The request with these headers besides."""
@@ -79,7 +87,9 @@ class RelayedRequest(NamedTuple):
             headers = headers.copy()
             headers.update(varied)
         # `_replace` takes three times as long.
-        route, group, tape_key, mode, method, path, query, raw_query, _, client, is_session, partition, is_live = self
+        route, group, tape_key, mode, method, path, query, raw_query, _, client, is_session, partition, is_live, url = (
+            self
+        )
         return RelayedRequest(
             route,
             group,
@@ -94,6 +104,7 @@ class RelayedRequest(NamedTuple):
             is_session,
             partition,
             is_live,
+            url,
         )
 
 

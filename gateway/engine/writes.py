@@ -209,13 +209,14 @@ class Writes:
         self._reached(stream, _offset(reply.headers), is_closed=is_true(reply.headers.get(_CLOSED)))
 
     def _acknowledge(self, write: SentRequest, reply: Reply) -> None:
-        request, headers, own = write.request, reply.headers, write.stream
+        request, own = write.request, write.stream
         change, is_doubted = self._change(write), False
         is_remade = bool(change) and may_remake(change)
         if is_remade:
             self._pending.settle(request.group)
         if not self._store.has(request.group):
             return
+        headers = reply.headers
         tail, is_closed = _offset(headers), is_true(headers.get(_CLOSED))
         if tail is not None and not (is_remade or change & CREATES):
             self._store.tell(request.group, self._acknowledged(write, tail, is_closed=is_closed))

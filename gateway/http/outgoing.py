@@ -12,16 +12,16 @@ lines are added to their end.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 from multidict import CIMultiDict, CIMultiDictProxy, istr
 
 from gateway.errors import UpstreamBroken
-from gateway.http.reply_lines import FieldLine
+from gateway.http.reply_lines import HAS_DATE, HAS_LENGTH, PLAIN, FieldLine, Kinds
 
 _HEAD: Final = re.compile(
     r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+ [^\x00-\x20\x7f]+ HTTP/1\.1\r\n"
@@ -140,59 +140,68 @@ def request_head(
     return text.encode("utf-8", "surrogateescape")
 
 
-_CHANGES: Final = (
-    "__delitem__",
-    "__setitem__",
-    "clear",
-    "extend",
-    "pop",
-    "popall",
-    "popitem",
-    "popone",
-    "setdefault",
-    "update",
-)
-"""The changes, other than `add`, that a `CIMultiDict` has."""
+class PassedFields:
+    """Fields of a reply on their way to a client: the lines that it shares with other replies, and its own.
 
+    Of all lines the bytes are known, so that most replies are passed on without a table of their fields.
+    """
 
-class PassedFields(CIMultiDict[str]):
-    """Fields of which all lines are known in bytes, until one of them is changed."""
+    __slots__ = ("_fields", "_own", "_shared", "kinds", "lines")
 
-    __slots__ = ("lines",)
-
-    lines: bytes | None
-    """The field lines, each with its line end; None if they must be rendered and checked."""
-
-    @classmethod
-    def of(cls, shared: CIMultiDict[str], lines: bytes, own: Iterable[FieldLine]) -> PassedFields:
-        """Fields whose valid lines are `lines`, with more of them."""
-        passed = cls(shared)
+    def __init__(self, shared: CIMultiDict[str], lines: bytes, own: Sequence[FieldLine]) -> None:
+        """The valid fields `shared`, with their `lines`, and further ones behind them.  The shared ones are never
+        changed, and state neither length nor date."""
+        kinds = PLAIN
         for line in own:
-            CIMultiDict.add(passed, line.name, line.value)
             lines += line.rendered
-        passed.lines = lines
-        return passed
+            kinds |= line.kinds
+        self._shared = shared
+        self._own = own
+        self._fields: CIMultiDict[str] | None = None
+        self.lines: bytes | None = lines
+        """The field lines, each with its line end; None if they must be rendered and checked."""
+        self.kinds: Kinds = kinds
+        """The kinds of the lines behind the shared ones, while `lines` is not None."""
 
-    def add(self, key: str, value: str) -> None:
+    def table(self) -> CIMultiDict[str]:
+        """All fields."""
+        if self._fields is None:
+            fields = self._fields = self._shared.copy()
+            for line in self._own:
+                fields.add(line.name, line.value)
+        return self._fields
+
+    def __contains__(self, name: str) -> bool:
+        return self.get(name) is not None
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        """The first value of a field."""
+        if self._fields is not None:
+            return self._fields.get(name, default)
+        found = self._shared.get(name)
+        if found is None:
+            name = name.lower()
+            for line in self._own:
+                if line.name.lower() == name:
+                    return line.value
+            return default
+        return found
+
+    def add(self, name: str, value: str) -> None:
         """Add a field behind the others."""
-        super().add(key, value)
+        self.table().add(name, value)
+        self.kinds |= _MARKED.get(name.lower(), PLAIN)
         if self.lines is not None:
-            line = _line(key, value)
+            line = _line(name, value)
             self.lines = None if line is None else self.lines + line
 
-
-def _forgetting(name: str) -> Callable[..., Any]:
-    change = getattr(CIMultiDict, name)
-
-    def changed(self: PassedFields, *args: Any, **kwargs: Any) -> Any:
+    def __setitem__(self, name: str, value: str) -> None:
+        self.table()[name] = value
         self.lines = None
-        return change(self, *args, **kwargs)
 
-    return changed
-
-
-for _name in _CHANGES:
-    setattr(PassedFields, _name, _forgetting(_name))
+    def __delitem__(self, name: str) -> None:
+        del self.table()[name]
+        self.lines = None
 
 
 @lru_cache(256)
@@ -204,6 +213,8 @@ def _line(name: str, value: str) -> bytes | None:
 
 _CONTENT_LENGTH: Final = istr("Content-Length")
 _DATE: Final = istr("Date")
+_MARKED: Final = {"content-length": HAS_LENGTH, "date": HAS_DATE}
+"""The fields, in lower case, of which is known whether they are there."""
 _FIELD: Final = ": ".join
 """Makes a field's line of its name and value, without a frame for each."""
 
@@ -222,13 +233,20 @@ def status_line(status: int, reason: str | None = None) -> bytes:
     return b"HTTP/1.1 %d %b\r\n" % (status, reason.encode("utf-8", "surrogateescape"))
 
 
-def field_lines(headers: CIMultiDict[str]) -> bytes:
+Fields: TypeAlias = CIMultiDict[str] | PassedFields
+"""The fields of an answer to a client."""
+
+
+def field_lines(headers: Fields) -> bytes:
     """The field lines of a head, each with its line end, without the empty line.
 
     Raises UpstreamBroken for a value that contains a line break: it came from an origin and must not be passed on.
     """
-    if type(headers) is PassedFields and headers.lines is not None:
-        return headers.lines
+    if type(headers) is PassedFields:
+        if headers.lines is not None:
+            return headers.lines
+        headers = headers.table()
+    assert isinstance(headers, CIMultiDict)
     if not headers:
         return b""
     lines = "\r\n".join([*map(_FIELD, headers.items()), ""])
@@ -237,7 +255,14 @@ def field_lines(headers: CIMultiDict[str]) -> bytes:
     return lines.encode("utf-8", "surrogateescape")
 
 
-def state_length(headers: CIMultiDict[str], size: int) -> None:
+def states_length(headers: Fields) -> bool:
+    """Whether the fields state the length of a body."""
+    if type(headers) is PassedFields and headers.lines is not None:
+        return bool(headers.kinds & HAS_LENGTH)
+    return _CONTENT_LENGTH in headers
+
+
+def state_length(headers: Fields, size: int) -> None:
     """State the length of a body, unless the fields state it already."""
     length, stated = str(size), headers.get(_CONTENT_LENGTH)
     if stated is None:
@@ -257,11 +282,13 @@ def interim_head(status: int, headers: CIMultiDict[str]) -> bytes:
     return status_line(status) + field_lines(headers) + b"\r\n"
 
 
-def response_head(
-    status: int, headers: CIMultiDict[str], wall: float, *, keeps: bool, reason: str | None = None
-) -> bytes:
+def response_head(status: int, headers: Fields, wall: float, *, keeps: bool, reason: str | None = None) -> bytes:
     """The whole head.  `wall` is the Unix time for a Date field if `headers` has none; `keeps` says whether the
     connection stays open.  Raises UpstreamBroken for a header that must not be written."""
     close = b"" if keeps else b"Connection: close\r\n"
-    date = b"" if _DATE in headers else date_line(int(wall))
-    return status_line(status, reason) + field_lines(headers) + close + date + b"\r\n"
+    if type(headers) is PassedFields and headers.lines is not None:
+        lines, has_date = headers.lines, headers.kinds & HAS_DATE
+    else:
+        lines, has_date = field_lines(headers), _DATE in headers
+    date = b"" if has_date else date_line(int(wall))
+    return status_line(status, reason) + lines + close + date + b"\r\n"

@@ -33,7 +33,15 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from multidict import CIMultiDict, CIMultiDictProxy, istr
 
 from gateway.http.framing import TRANSITIONS, Framing, InterimRate, State, Step, whole_chunks
-from gateway.http.reply_lines import NAMES, FieldLine, ReplyShape, keeps_alive, read_lines, status_line_of
+from gateway.http.reply_lines import (
+    NAMES,
+    FieldLine,
+    ReplyShape,
+    keeps_alive,
+    read_lines,
+    status_line_of,
+    together,
+)
 
 MOST_LINE_BYTES: Final = 16_384
 """Bytes of a status line, or of a field's name and value together."""
@@ -77,21 +85,46 @@ class Interim(NamedTuple):
     headers: CIMultiDictProxy[str]
 
 
-class Head(NamedTuple):
-    """The head of a final reply."""
+class Head:
+    """The head of a final reply.  Immutable."""
 
-    status: int
-    """200 to 999."""
-    reason: str
-    headers: CIMultiDictProxy[str]
-    content_length: int | None
-    """The announced length, even if there is no body (HEAD, 304); None if the reply announces none."""
-    is_delimited: bool
-    """Whether the end of the body can be told from a lost connection (RFC 9112 section 6.3, all cases but the last)."""
-    shape: ReplyShape | None = None
-    """The lines that it has in common with others; None if it was not read line by line."""
-    own: Sequence[FieldLine] = ()
-    """The other lines."""
+    __slots__ = ("_headers", "content_length", "is_delimited", "own", "reason", "shape", "status")
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        headers: CIMultiDictProxy[str] | None,
+        content_length: int | None,
+        is_delimited: bool,
+        shape: ReplyShape | None = None,
+        own: Sequence[FieldLine] = (),
+    ) -> None:
+        """`headers` may be None if there is a shape."""
+        self.status = status
+        """200 to 999."""
+        self.reason = reason
+        self._headers = headers
+        self.content_length = content_length
+        """The announced length, even if there is no body (HEAD, 304); None if the reply announces none."""
+        self.is_delimited = is_delimited
+        """Whether the end of the body can be told from a lost connection (RFC 9112 section 6.3, all cases but the
+        last)."""
+        self.shape = shape
+        """The lines that it has in common with others; None if it was not read line by line."""
+        self.own = own
+        """The other lines."""
+
+    @property
+    def headers(self) -> CIMultiDictProxy[str]:
+        """All fields.  Made at the first look, because most relayed replies need only their lines."""
+        if self._headers is None:
+            assert self.shape is not None
+            self._headers = CIMultiDictProxy(together(self.shape, self.own))
+        return self._headers
+
+    def __repr__(self) -> str:
+        return f"<Head {self.status} {self.reason}, {len(self.headers)} fields>"
 
 
 class ReplyEnd(Enum):
@@ -295,14 +328,15 @@ class ReplyParser:
         found = read_lines(lines)
         if found is None:
             return False
-        shape, own, headers, length = found
+        shape, own, length = found
         self._keeps_alive = shape.keeps_alive
         if shape.is_chunked:
             self._framing, self._framing_bytes = _CHUNKS, 0
         else:
             self._framing = _CLOSE if length is None else _LENGTH
         self.state = _BEGUN
-        self._take_framing(*status_line, CIMultiDictProxy(headers), length, events, shape, own)
+        status, reason = status_line
+        self._take_framing(status, reason, None, length, events, shape, own)
         return True
 
     def _take_fields(
@@ -324,7 +358,7 @@ class ReplyParser:
         self,
         status: int,
         reason: str,
-        headers: CIMultiDictProxy[str],
+        headers: CIMultiDictProxy[str] | None,
         length: int | None,
         events: list[Event],
         shape: ReplyShape | None = None,
@@ -332,12 +366,13 @@ class ReplyParser:
     ) -> None:
         """The head is complete, and the framing of a body is known: determine whether one follows."""
         framing = self._framing
-        has_body = not self._answers_head and status not in _NO_BODY and (framing is not _LENGTH or bool(length))
-        self._remaining = length or 0
-        events.append(Head(status, reason, headers, length, not has_body or framing is not _CLOSE, shape, own))
-        self.state = _HEAD_DONE
-        if not has_body:
+        if self._answers_head or status in _NO_BODY or (framing is _LENGTH and not length):
+            events.append(Head(status, reason, headers, length, True, shape, own))
             self._end(events, keeps_alive=self._keeps_alive)
+        else:
+            self._remaining = length or 0
+            self.state = _HEAD_DONE
+            events.append(Head(status, reason, headers, length, framing is not _CLOSE, shape, own))
 
     def _longest_line(self) -> int:
         """Bytes of the longest line of the head, without the parts that all lines share."""

@@ -8,7 +8,7 @@ reply's own, such as its offset and its date.  Nothing is derived from these.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
@@ -43,24 +43,28 @@ Kinds = int
 """The meaning of a field, as a sum of bits."""
 PLAIN: Final[Kinds] = 0
 HAS_LENGTH: Final[Kinds] = 1
-FOR_CONNECTION: Final[Kinds] = 2
+HAS_DATE: Final[Kinds] = 2
+FOR_CONNECTION: Final[Kinds] = 4
 """It is Connection."""
-UNUSUAL: Final[Kinds] = 4
+UNUSUAL: Final[Kinds] = 8
 """Its framing is for llhttp to judge: Upgrade, an unusual Content-Length or Transfer-Encoding."""
-CHUNKED: Final[Kinds] = 8
-SHARED: Final[Kinds] = 16
+CHUNKED: Final[Kinds] = 16
+SHARED: Final[Kinds] = 32
 """Something is derived from it, so it belongs to the shape."""
-NOT_ALIKE: Final[Kinds] = 32
+NOT_ALIKE: Final[Kinds] = 64
 """Replies with it are not passed on alike: Location depends on the request, and Connection may name any other field."""
 _KINDS: Final = {
     **dict.fromkeys(
         (*HOP_BY_HOP, "cache-status", "content-type", "server", "vary", "via", "x-accel-buffering"), SHARED
     ),
     "connection": FOR_CONNECTION | SHARED,
+    "date": HAS_DATE,
     "location": NOT_ALIKE | SHARED,
     "transfer-encoding": UNUSUAL,
     "upgrade": UNUSUAL,
 }
+_OWN_KINDS: Final = HAS_LENGTH | HAS_DATE
+"""The most that a line of a reply's own may be."""
 _CONNECTION_OPTIONS: Final = frozenset({"close", "keep-alive"})
 _CORS: Final = "access-control-"
 
@@ -128,7 +132,7 @@ _own_line: Final = lru_cache(256)(_field_line)
 class ReplyShape:
     """The lines that heads have in common.  Immutable but for the values that are kept with them."""
 
-    __slots__ = ("_facts", "headers", "is_chunked", "keeps_alive", "kinds", "own_at")
+    __slots__ = ("facts", "headers", "is_chunked", "keeps_alive", "kinds", "own_at")
 
     def __init__(self, lines: tuple[FieldLine | None, ...]) -> None:
         shared = [line for line in lines if line is not None]
@@ -142,17 +146,14 @@ class ReplyShape:
         self.is_chunked = bool(self.kinds & CHUNKED)
         self.keeps_alive = not self.kinds & FOR_CONNECTION or keeps_alive("1.1", self.headers)
         """Whether the connection persists after the reply."""
-        self._facts: dict[Hashable, Any] = {}
-
-    def fact(self, key: Hashable) -> Any:
-        """The value that was derived from the fields for this key; None if there is none."""
-        return self._facts.get(key)
+        self.facts: dict[Hashable, Any] = {}
+        """The values that were derived from the fields, by their keys."""
 
     def derived(self, key: Hashable, value: Any) -> None:
         """Keep a value that was derived from the fields.  It must not depend on any line that is a reply's own."""
-        if len(self._facts) >= _MOST_FACTS:
-            self._facts.clear()
-        self._facts[key] = value
+        if len(self.facts) >= _MOST_FACTS:
+            self.facts.clear()
+        self.facts[key] = value
 
 
 _lines: Final[dict[bytes, FieldLine]] = {}
@@ -161,8 +162,8 @@ _shapes: Final[dict[tuple[FieldLine | None, ...], ReplyShape]] = {}
 """The shapes of the latest heads, by their remembered lines, with None for each line that is not remembered."""
 
 
-ReadLines: TypeAlias = tuple[ReplyShape, list[FieldLine], CIMultiDict[str], int | None]
-"""The fields of a head: its shape, the lines that are not the shape's, all fields, and the value of Content-Length."""
+ReadLines: TypeAlias = tuple[ReplyShape, list[FieldLine], int | None]
+"""The fields of a head: its shape, the lines that are not the shape's, and the value of Content-Length."""
 
 
 def read_lines(lines: list[bytes]) -> ReadLines | None:
@@ -171,23 +172,25 @@ def read_lines(lines: list[bytes]) -> ReadLines | None:
     if shape is None:
         return _learn(lines)
     own: list[FieldLine] = []
+    length: int | None = None
     for at in shape.own_at:
         line = _own_line(lines[at])
-        if line is None or line.kinds > HAS_LENGTH or line.name in shape.headers:
+        if line is None or line.kinds > _OWN_KINDS or line.name in shape.headers:
             return _learn(lines)
         own.append(line)
-    return _together(shape, own)
-
-
-def _together(shape: ReplyShape, own: list[FieldLine]) -> ReadLines | None:
-    headers, length = shape.headers.copy(), None
-    for line in own:
-        headers.add(line.name, line.value)
         if line.length is not None:
             if length is not None or shape.is_chunked:
                 return None
             length = line.length
-    return shape, own, headers, length
+    return shape, own, length
+
+
+def together(shape: ReplyShape, own: Sequence[FieldLine]) -> CIMultiDict[str]:
+    """All fields of a head."""
+    headers = shape.headers.copy()
+    for line in own:
+        headers.add(line.name, line.value)
+    return headers
 
 
 def _learn(lines: list[bytes]) -> ReadLines | None:
@@ -220,8 +223,11 @@ def _learn(lines: list[bytes]) -> ReadLines | None:
         if len(raw) <= _MOST_REMEMBERED_BYTES and line.name.lower() not in _OWN_NAMES:
             _remember(raw, line)
     own = [parsed[at] for at in shape.own_at]
+    lengths = [line.length for line in own if line.length is not None]
     # The order of lines with one name matters (RFC 9110 section 5.3), and own lines come last.
-    return None if any(line.name in shape.headers for line in own) else _together(shape, own)
+    if len(lengths) + shape.is_chunked > 1 or any(line.name in shape.headers for line in own):
+        return None
+    return shape, own, lengths[0] if lengths else None
 
 
 def _remember(raw: bytes, line: FieldLine) -> None:

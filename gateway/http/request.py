@@ -10,7 +10,7 @@ A parser between two messages keeps nothing of the first, so another connection 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
@@ -78,6 +78,8 @@ class RequestHead:
     version: str
     """As in `1.1`."""
     fields: Fields
+    known: tuple[Any, ...] | None = field(default=None, compare=False, repr=False)
+    """The latest meaning that another component has found in the whole head, with what else it depends on."""
 
     @property
     def headers(self) -> CIMultiDict[str]:

@@ -174,8 +174,10 @@ class Flows(Generic[Client, Work]):
                 # Alone, it is passed at once for as many rounds as it owes.
                 rounds = 1 + int(-flow.left_s / self._quantum_s) if is_alone else 1
                 flow.left_s += rounds * self._quantum_s
-                self._retire(flows, client, flow)
-            elif not flow.items:
+                if not is_alone or is_new:
+                    self._retire(flows, client, flow)
+                    continue
+            if not flow.items:
                 if is_new and len(self._old) < _MOST_OLD:
                     self._retire(flows, client, flow)
                 else:

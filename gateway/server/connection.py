@@ -165,7 +165,8 @@ class Connection(RecognisingConnection):
         head = events[0]
         assert isinstance(head, RequestHead)
         if len(events) == 2:
-            self._may_remember(events, data)
+            if head.method == "GET":
+                self._may_remember(events, data)
             body = None
         else:
             body = RequestBody.arrived(self, cast("bytes", events[1]))

@@ -17,6 +17,7 @@ from gateway.engine.answer import NamedTail
 from gateway.engine.response_heads import failure_answer
 from gateway.engine.route import Route
 from gateway.errors import GatewayError
+from gateway.http.outgoing import Fields
 from gateway.limits.accounts import UNKNOWN
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import applied
@@ -164,7 +165,7 @@ class ResponseRecorder:
         self.dress(context.route, context.request.headers.get(_ORIGIN), headers, is_public=context.is_public)
 
     @staticmethod
-    def state_limits(context: RequestContext, headers: CIMultiDict[str]) -> None:
+    def state_limits(context: RequestContext, headers: Fields) -> None:
         """Add the RateLimit fields."""
         if (fields := context.fields) is not None:
             # Lists: an origin may have limits of its own.

@@ -13,6 +13,7 @@ from multidict import CIMultiDict
 
 from gateway.engine.answer import Answer, BodyRun
 from gateway.errors import GatewayError
+from gateway.http.outgoing import Fields
 from gateway.limits.memory import Holding, SharedBytes
 from gateway.server.request import Answered, Request
 from gateway.telemetry.metrics import MetricsRecorder
@@ -92,13 +93,14 @@ class Delivery:
             headers.popall("Content-Type", None)
         return self.passed_on(status, None, headers, body)
 
-    def passed_on(self, status: int, reason: str | None, headers: CIMultiDict[str], body: bytes) -> Answered:
+    def passed_on(self, status: int, reason: str | None, headers: Fields, body: bytes) -> Answered:
         """Send a short body with the fields as they are."""
         request = self._request
         request.channel.respond(request, status, headers, body, reason)
         self.first_byte_at = self._now()
         # The channel leaves the body out of these (RFC 9110 section 6.4.1).
-        self.count_sent(len(body) if request.method != "HEAD" and status not in (204, 304) else 0)
+        if body and request.method != "HEAD" and status not in (204, 304):
+            self.count_sent(len(body))
         return Answered(status, headers)
 
     def count_sent(self, size: int) -> None:
@@ -137,7 +139,7 @@ class Delivery:
         self.end_response()
         return Answered(status, headers)
 
-    def start_response(self, status: int, reason: str | None, headers: CIMultiDict[str], length: int | None) -> None:
+    def start_response(self, status: int, reason: str | None, headers: Fields, length: int | None) -> None:
         """Send the head of a body of `length` bytes; None if the length is not known yet."""
         self._request.channel.start_response(self._request, status, reason, headers, length)
         self.first_byte_at = self._now()

@@ -30,7 +30,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.target import BadHost, host_of, without_authority
 from gateway.server.admission import Admission
 from gateway.server.authorising import Authoriser
-from gateway.server.clients import ClientConnection, Clients, ConnectionRefusal, Handler, Peer, Work
+from gateway.server.clients import ClientConnection, Clients, ConnectionRefusal, Handler, Peer
 from gateway.server.connection import Connection, SecureConnection
 from gateway.server.handler import RequestHandler
 from gateway.server.handshake import HTTP_1, HTTP_2, Connect
@@ -118,7 +118,7 @@ class Frontend:
         self._authoriser = Authoriser(
             self.routes.verdicts, self._sections, remembered, self._admission, rng, self.auth_services
         )
-        self.clients = Clients(self._answer, limits, remembered, engine.clock, metrics, self._joins, accounts)
+        self.clients = Clients(self._make_handler(), limits, remembered, engine.clock, metrics, self._joins, accounts)
         self.clients.on_bad_request = self._note_bad_request
         self.clients.speaks_s2 = self._speaks_s2()
         self.clients.refusals = engine.negative_cache.groups
@@ -126,7 +126,6 @@ class Frontend:
         """The main clients, and those of listeners that only redirect."""
         if self._observers.is_on:
             self.clients.on_hit = self._note_hit
-        self._handler = self._make_handler()
         self._choose_shortcuts()
         self.clients.proxies = proxies = _proxies(config)
         # By name in ALPN, in the order in which they are offered: the preferred one first.
@@ -239,9 +238,6 @@ class Frontend:
             account = accounts.open_account(accounts.net_of(address))
         return self._admission.admit_remembered(account, answer.route, answer.body_bytes)
 
-    def _answer(self, request: Request) -> Work | None:
-        return self._handler(request)
-
     def _make_handler(self) -> Handler:
         request_handler = RequestHandler(
             self._config,
@@ -310,7 +306,7 @@ class Frontend:
             self._joins.clear()
             self._sections.reset(self._header_rules())
             self._engine.purge.drop_others(self.routes.public_partitions)
-        self._handler = self._make_handler()
+        self.clients.handler = self._make_handler()
         self._choose_shortcuts()
         self.clients.speaks_s2 = self._speaks_s2()
 

@@ -16,6 +16,7 @@ from multidict import CIMultiDict
 
 from gateway.aio.tasks import begin
 from gateway.engine.route import HeaderRules
+from gateway.http.outgoing import Fields
 from gateway.http.request import Mark
 from gateway.limits.accounts import Account
 from gateway.limits.memory import NOTHING, Holding
@@ -55,7 +56,7 @@ class Handling(ABC):
     def alias(self) -> bytes | None: ...
 
     @abstractmethod
-    def respond(self, request: Request, status: int, headers: CIMultiDict[str], body: bytes) -> None: ...
+    def respond(self, request: Request, status: int, headers: Fields, body: bytes) -> None: ...
 
     @abstractmethod
     def response_written(self, request: Request) -> None: ...

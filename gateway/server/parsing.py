@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 from urllib.parse import unquote_plus
 
 from multidict import CIMultiDict
@@ -199,8 +199,15 @@ class RequestParser:
         Raises BadTarget and GatewayError.
         """
         request = context.request
+        head, channel = request.head, request.channel
         context.speaks_s2 = self._speaks_s2
-        fields = request.head.fields
+        if (known := head.known) is not None:
+            parser, client, proxies, scheme, parsed = known
+            if parser is self and client == channel.client and proxies is channel.proxies and scheme == channel.scheme:
+                context.mode, context.route = parsed.mode, parsed.route
+                context.is_session, context.why_alone = parsed.is_session, parsed.why_alone
+                return cast("ParsedRequest", parsed)
+        fields = head.fields
         facts = fields.facts.get(self)
         if (
             facts is None
@@ -210,11 +217,11 @@ class RequestParser:
         ):
             return self._parse(context)
         # The section has been seen before: the same client asks again for what it asked before.
-        channel, target = request.channel, request.target
-        has_body = request.body is not None
+        target, has_body = request.target, request.body is not None
         asked = (facts, request.method, target, has_body, channel.client, channel.proxies, channel.scheme)
         parsed = self._parsed.get(asked)
         if parsed is not None:
+            head.known = self, channel.client, channel.proxies, channel.scheme, parsed
             context.mode, context.route = parsed.mode, parsed.route
             context.is_session, context.why_alone = parsed.is_session, parsed.why_alone
             return parsed

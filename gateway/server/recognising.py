@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from typing import Final
 
 from gateway.protocol.client_address import Proxies
 from gateway.server.handling import Handling
@@ -17,6 +18,8 @@ from gateway.server.remembered import RememberedAnswer
 from gateway.server.request_keys import Section
 
 _log = logging.getLogger("gateway.server")
+
+_GET: Final = ord("G")
 
 
 class RecognisingConnection(ReadingConnection, Handling):
@@ -53,7 +56,8 @@ class RecognisingConnection(ReadingConnection, Handling):
         # Where clients differ, hashing all that they send would cost as much as the rest of the look.
         if self._repeats and (exact := clients.exact.get(data)) is not None:
             answer, section = exact
-        elif (found := find(data)) is None:
+        elif data[0] != _GET or (found := find(data)) is None:
+            # Whatever is known is known of GETs.
             return False
         else:
             known, section = found

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from multidict import CIMultiDict, istr
 
-from gateway.http.outgoing import PassedFields, field_lines
+from gateway.http.outgoing import Fields, PassedFields, field_lines
 from gateway.http.reply_lines import NOT_ALIKE
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.forwarded_headers import Headers, response_headers_for_client
@@ -35,7 +35,7 @@ class _Shared(NamedTuple):
     lines: bytes
 
 
-def relayed_fields(recorder: ResponseRecorder, context: RequestContext, reply: Reply) -> CIMultiDict[str]:
+def relayed_fields(recorder: ResponseRecorder, context: RequestContext, reply: Reply) -> Fields:
     """The reply's fields for its client, with those that the gateway adds, `RateLimit` excepted.
 
     The fields that follow from the reply's shape are made once for all replies of that shape.
@@ -51,15 +51,15 @@ def relayed_fields(recorder: ResponseRecorder, context: RequestContext, reply: R
         recorder.dress(route, web_origin, headers, is_public=context.is_public)
         return headers
     # Not the client's Origin as it is: clients choose it, and most answers do not depend on it.
-    named = named_origin(route.cors, web_origin) if route is not None else None
+    named = named_origin(route.cors, web_origin) if route is not None and route.cors is not None else None
     key = recorder, route, reply.status, context.why_alone, request.method == "GET", named
-    shared: _Shared | None = shape.fact(key)
+    shared: _Shared | None = shape.facts.get(key)
     if shared is None:
         fields = _passed(recorder, context, reply.status, shape.headers)
         recorder.dress(route, web_origin, fields)
         shared = _Shared(fields, field_lines(fields))
         shape.derived(key, shared)
-    return PassedFields.of(shared.fields, shared.lines, reply.own)
+    return PassedFields(shared.fields, shared.lines, reply.own)
 
 
 def _passed(recorder: ResponseRecorder, context: RequestContext, status: int, headers: Headers) -> CIMultiDict[str]:

@@ -21,17 +21,17 @@ from contextlib import suppress
 from contextvars import Context, copy_context
 from typing import Any, Final
 
-from multidict import CIMultiDict
+from multidict import CIMultiDict, istr
 
 from gateway.config.limits import LimitsConfig
 from gateway.engine.core import Engine
 from gateway.engine.relay import RelayedCall
-from gateway.engine.relayed_request import RelayedRequest
+from gateway.engine.relayed_request import RelayedRequest, origin_url
 from gateway.engine.route import Route
 from gateway.engine.s2.request import BASIN_HEADER
 from gateway.engine.s2.writes import S2Acknowledgements
 from gateway.errors import BodyTooLarge, GatewayError, UpstreamBroken, UpstreamCongested
-from gateway.http.outgoing import JOINED_BYTES
+from gateway.http.outgoing import JOINED_BYTES, states_length
 from gateway.http.reply import Interim
 from gateway.limits.memory import NOTHING, Holding, SharedBytes
 from gateway.live.table import RelayedLive
@@ -47,7 +47,7 @@ from gateway.server.parsing import LIVE, ParsedRequest
 from gateway.server.relayed_fields import CatchUpEnd, relayed_fields
 from gateway.server.request import Answered, Channel, Expectation, LiveUse, ask_for_body, is_expecting
 from gateway.telemetry.access_record import AccessLog
-from gateway.upstream.call import Body
+from gateway.upstream.call import Body, RepeatedUrl
 from gateway.upstream.incoming import no_op
 from gateway.upstream.reply import Reply
 
@@ -60,6 +60,7 @@ SESSION_IDLE_S: Final = 600.0
 _DELETE, _HEAD, _OTHER = Mode.DELETE, Mode.HEAD, Mode.OTHER
 _ABORTED, _FAILED, _PASS = Outcome.ABORTED, Outcome.FAILED, Outcome.PASS
 _RELAYED: Final = Stage.RELAYED
+_CONTENT_LENGTH: Final = istr("Content-Length")
 
 
 class Relays:
@@ -179,6 +180,7 @@ class Relays:
             context.is_session,
             key.partition,
             context.is_session or mode in LIVE,
+            RepeatedUrl(origin_url(parsed.route, key.group, raw_query)),
         )
 
 
@@ -230,7 +232,8 @@ class Relaying(RelayedCall):
         *,
         is_expecting: bool = False,
     ) -> None:
-        super().__init__(relays.engine.relay, passed, body)
+        # Not by `super()`, which costs as much as the call.
+        RelayedCall.__init__(self, relays.engine.relay, passed, body)
         self._relays = relays
         self._context = context
         self._parsed = parsed
@@ -339,11 +342,13 @@ class Relaying(RelayedCall):
             recorder.record_end(context, conceal_absence(recorder, context, concealment, is_from_origin=True))
             return
         headers = relayed_fields(recorder, context, reply)
-        recorder.state_limits(context, headers)
+        if context.fields is not None:
+            recorder.state_limits(context, headers)
         if context.is_replay:
             self._end = CatchUpEnd()
             # The body may end earlier than the origin announced.
-            headers.popall("Content-Length", None)
+            if states_length(headers):
+                del headers[_CONTENT_LENGTH]
         if self._acks is not None:
             self._acks.read_head(status, reply.headers)
         if parsed.route.is_s2:
@@ -353,11 +358,11 @@ class Relaying(RelayedCall):
             if whole or self._acks is not None:
                 self._see(whole)
             if len(whole) <= JOINED_BYTES:
-                self._answered = context.delivery.passed_on(status, reply.reason, headers, whole)
+                self._answered = context.delivery.passed_on(status, reply.head.reason, headers, whole)
                 self._finish()
                 return
             self._unwritten = whole
-        context.delivery.start_response(status, reply.reason, headers, None)
+        context.delivery.start_response(status, reply.head.reason, headers, None)
         self._answered = Answered(status, headers)
         self._pump()
         if not self._is_over:
@@ -471,5 +476,6 @@ class Relaying(RelayedCall):
         self._drains = None
         reply, self._reply = self._reply, None
         if reply is not None:
-            reply.notify(no_op)
+            if not reply.has_arrived:
+                reply.notify(no_op)
             reply.close()

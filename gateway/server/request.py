@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from multidict import CIMultiDict
 
 from gateway.engine.route import HeaderRules
+from gateway.http.outgoing import Fields
 from gateway.http.request import RequestHead
 from gateway.limits.accounts import Account
 from gateway.limits.memory import Holding, SharedBytes
@@ -29,7 +30,7 @@ class Answered(NamedTuple):
     """The head of an answer that was sent, for the access log and the tracer."""
 
     status: int
-    headers: CIMultiDict[str]
+    headers: Fields
 
 
 class Holder(Protocol):
@@ -117,13 +118,11 @@ class Channel(Protocol):
         """Send an interim reply (RFC 9110 section 15.2), such as 100 Continue for the client to send its body.  Raises
         UpstreamBroken, with nothing written, for headers that must not be sent."""
 
-    def respond(
-        self, request: Request, status: int, headers: CIMultiDict[str], body: bytes, reason: str | None = None
-    ) -> None:
+    def respond(self, request: Request, status: int, headers: Fields, body: bytes, reason: str | None = None) -> None:
         """Write a whole answer.  Raises UpstreamBroken, with nothing written, for headers that must not be sent."""
 
     def start_response(
-        self, request: Request, status: int, reason: str | None, headers: CIMultiDict[str], length: int | None
+        self, request: Request, status: int, reason: str | None, headers: Fields, length: int | None
     ) -> None:
         """Write the head of an answer whose body has `length` bytes; None if the length is not known yet."""
 

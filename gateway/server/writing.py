@@ -8,7 +8,7 @@ from typing import Final
 
 from multidict import CIMultiDict, istr
 
-from gateway.http.outgoing import JOINED_BYTES, interim_head, response_head, state_length
+from gateway.http.outgoing import JOINED_BYTES, Fields, interim_head, response_head, state_length, states_length
 from gateway.limits.memory import SharedBytes
 from gateway.protocol.mode import Mode
 from gateway.server.clients import Clients
@@ -106,14 +106,12 @@ class WritingConnection(TimedConnection, ABC):
         if self.transport is not None:
             self.transport.write(head)
 
-    def respond(
-        self, request: Request, status: int, headers: CIMultiDict[str], body: bytes, reason: str | None = None
-    ) -> None:
+    def respond(self, request: Request, status: int, headers: Fields, body: bytes, reason: str | None = None) -> None:
         """Write a whole answer.  Raises UpstreamBroken, with nothing written, for headers that must not be sent."""
         self._decide_keep_alive(request)
         if status in _BODILESS:
             body = b""
-            if status == 204 and _CONTENT_LENGTH in headers:
+            if status == 204 and states_length(headers):
                 # Required by RFC 9110 section 8.6, even if the origin sent one.
                 del headers[_CONTENT_LENGTH]
         elif body or request.method != "HEAD":
@@ -129,13 +127,13 @@ class WritingConnection(TimedConnection, ABC):
             self.transport.write(head + body if body and request.method != "HEAD" else head)
 
     def start_response(
-        self, request: Request, status: int, reason: str | None, headers: CIMultiDict[str], length: int | None
+        self, request: Request, status: int, reason: str | None, headers: Fields, length: int | None
     ) -> None:
         """Write the head of an answer whose body has `length` bytes; None if the length is not known yet."""
         self._decide_keep_alive(request)
         self._is_bodiless = status in _BODILESS or request.method == "HEAD"
         self._is_chunked = False
-        if status == 204 and _CONTENT_LENGTH in headers:
+        if status == 204 and states_length(headers):
             # Required by RFC 9110 section 8.6, even if the origin sent one.
             del headers[_CONTENT_LENGTH]
         if length is not None and not self._is_bodiless:

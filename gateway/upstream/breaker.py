@@ -121,28 +121,28 @@ class Permit(NamedTuple):
 class _Window:
     """Results of the last `length_s` seconds, in buckets."""
 
-    __slots__ = ("_buckets", "_last", "_until", "_width_s")
+    __slots__ = ("_buckets", "_width_s", "last", "until")
 
     def __init__(self, length_s: float) -> None:
         self._width_s = length_s / _BUCKETS
         self._buckets: deque[tuple[int, list[float]]] = deque()
         """The number of each bucket, and its successes and failures."""
-        self._last: list[float] = [0, 0]
+        self.last: list[float] = [0, 0]
         """The counts of the last bucket, until its end."""
-        self._until = -inf
+        self.until = -inf
 
     def count(self, now: float, successes: float, failures: float) -> None:
-        if now >= self._until:
-            self._begin_bucket(int(now // self._width_s))
-        counts = self._last
+        if now >= self.until:
+            self.begin_bucket(now)
+        counts = self.last
         counts[False] += successes
         counts[True] += failures
 
-    def _begin_bucket(self, number: int) -> None:
-        buckets = self._buckets
-        self._last = [0, 0]
-        self._until = (number + 1) * self._width_s
-        buckets.append((number, self._last))
+    def begin_bucket(self, now: float) -> None:
+        number, buckets = int(now // self._width_s), self._buckets
+        self.last = [0, 0]
+        self.until = (number + 1) * self._width_s
+        buckets.append((number, self.last))
         while buckets[0][0] <= number - _BUCKETS:
             buckets.popleft()
 
@@ -162,7 +162,7 @@ class _Window:
 
     def clear(self) -> None:
         self._buckets.clear()
-        self._until = -inf
+        self.until = -inf
 
 
 class Breaker:
@@ -290,9 +290,16 @@ class Breaker:
         elif permit.is_probe:
             self._move(Event.RECOVERED, now)
         else:
-            self._is_proved = True
-            self._consecutive = 0
-            self._window.count(now, 1, 0)
+            self.count_success(now)
+
+    def count_success(self, now: float) -> None:
+        """The origin answered a request that was admitted since the breaker closed."""
+        self._is_proved = True
+        self._consecutive = 0
+        window = self._window
+        if now >= window.until:
+            window.begin_bucket(now)
+        window.last[False] += 1
 
     def record_failure(
         self,

@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from multidict import CIMultiDict
 from yarl import URL
 
+from gateway.http.outgoing import request_head
 from gateway.limits.queues import Askers
+from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.target import Target, upstream_query
 
 
@@ -66,6 +68,34 @@ class Bounds:
     total_s: float | None = 600.0
 
 
+class RepeatedUrl:
+    """The URL of calls that are repeated, with what follows from it, and the latest head that was sent."""
+
+    __slots__ = ("_head", "_headers", "_host", "_length", "parts", "url")
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        route_url, target = split_url(url)
+        self.parts: Final = route_url, target, target.partition("?")[0]
+        """The URL's origin, its target in origin form, and the path of that."""
+        self._headers: Headers | None = None
+        self._host = ""
+        self._length: int | None = None
+        self._head = b""
+
+    def head(
+        self, method: str, target: str, host: str, headers: Headers, length: int | None, *, is_chunked: bool = False
+    ) -> bytes:
+        """The head of a call with this URL, as `request_head` renders it.  The method is always the same one, and the
+        headers do not change."""
+        if headers is self._headers and length == self._length and host == self._host and not is_chunked:
+            return self._head
+        head = request_head(method, target, host, headers, length, is_chunked=is_chunked)
+        if not is_chunked:
+            self._headers, self._host, self._length, self._head = headers, host, length, head
+        return head
+
+
 class OriginCall(NamedTuple):
     """One request to an origin."""
 
@@ -80,6 +110,8 @@ class OriginCall(NamedTuple):
     """Whether it may last for minutes."""
     client: str | Askers = ""
     """The net of the client that it is made for, or the nets of several; empty for the gateway's own."""
+    repeated: RepeatedUrl | None = None
+    """The URL, if the call is likely to be repeated."""
 
     @property
     def is_upload(self) -> bool:

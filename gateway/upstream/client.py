@@ -29,7 +29,6 @@ from gateway.upstream.origins import Origin
 from gateway.upstream.reply import Reply
 from gateway.upstream.slots import SlotLimits, SlotUse
 
-_REDIRECTS: Final = frozenset({307, 308})
 _MOST_HOPS: Final = 2
 """The most leader redirects followed for one request."""
 _BUFFERED_BYTES: Final = 1 << 16
@@ -87,7 +86,8 @@ class _RoutedExchange(Exchange):
     __slots__ = ("_buffering", "_context", "_hops", "_leader", "_origins", "_path", "_route", "_target", "_tried")
 
     def __init__(self, exchanges: Exchanges, requester: Requester, call: OriginCall, origins: Origins) -> None:
-        super().__init__(exchanges, requester, call)
+        # Not by `super()`, which costs as much as the call.
+        Exchange.__init__(self, exchanges, requester, call)
         self._origins = origins
         self._route: OriginPool
         self._target = self._path = ""
@@ -102,8 +102,11 @@ class _RoutedExchange(Exchange):
     def begin_routed(self) -> None:
         """Send the request to an origin of its route."""
         call = self._call
-        route_url, target = split_url(call.url)
-        self._target, self._path = target, target.partition("?")[0] if "?" in target else target
+        if (repeated := call.repeated) is not None:
+            route_url, self._target, self._path = repeated.parts
+        else:
+            route_url, target = split_url(call.url)
+            self._target, self._path = target, target.partition("?")[0] if "?" in target else target
         try:
             route = self._route = self._origins.pool(route_url)
         except GatewayError as error:
@@ -167,10 +170,7 @@ class _RoutedExchange(Exchange):
         self.is_over = False
         self._send_next()
 
-    def _answered(self, reply: Reply) -> None:
-        if reply.status not in _REDIRECTS:
-            self._requester.head_arrived(reply)
-            return
+    def _redirected(self, reply: Reply) -> None:
         call, sent = self._call, self._sent
         assert sent is not None
         leader = self._route.leader(sent, call.method, self._target, reply.headers.get("Location"))

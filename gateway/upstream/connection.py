@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
         "is_reading",
         "is_reused",
         "made_at",
-        "most_age_s",
+        "outdated_at",
         "rests_until",
     )
 
@@ -99,8 +99,8 @@ class Connection(asyncio.Protocol):
         """Whether its requests are HEADs."""
         self.address = ""
         """The address that it leads to, as the resolver gave it."""
-        self.most_age_s = 0.0
-        """The age in seconds at which it carries no further exchange; 0 is no bound."""
+        self.outdated_at = inf
+        """When it is too old for a further exchange, in seconds of the loop's clock."""
         self.rests_until = 0.0
         """When it may be used again, in seconds of the loop's clock."""
         self.deadline: Deadline
@@ -132,11 +132,15 @@ class Connection(asyncio.Protocol):
         """Whether a request may be sent on it, as far as is known."""
         return not self._is_lost and self._transport is not None and not self._transport.is_closing()
 
-    def may_carry(self) -> bool:
-        """Whether it is open, and nothing has arrived that the event loop has not reported yet: bytes that no request
-        asked for, or the origin's close."""
+    def may_carry(self, now: float, named: frozenset[str] | None) -> bool:
+        """Whether it is open, not too old at `now`, and leads to one of the addresses `named`, if these are known; and
+        nothing has arrived that the event loop has not reported yet: bytes that no request asked for, or the origin's
+        close."""
         transport = self._transport
         if self._is_lost or transport is None or transport.is_closing():
+            return False
+        # One exchange it may carry at any age, or requests would dial for ever.
+        if (now >= self.outdated_at and self.is_reused) or (named is not None and self.address not in named):
             return False
         return self._poll is None or not self._poll(0)
 
@@ -215,8 +219,11 @@ class Connection(asyncio.Protocol):
             self.resume()
         keeping = self._owner.keeping
         kept_s = keeping.idle_s
-        if head is not None and (hint := head.headers.get(_KEEP_ALIVE)) is not None:
-            kept_s = keeping.kept_s(hint)
+        if head is not None:
+            # The shape has each field for the connection alone.
+            headers = head.headers if head.shape is None else head.shape.headers
+            if (hint := headers.get(_KEEP_ALIVE)) is not None:
+                kept_s = keeping.kept_s(hint)
         if kept_s <= keeping.rest_s:
             # It would be closed before it could be used.
             self.drop()

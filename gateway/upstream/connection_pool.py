@@ -29,7 +29,7 @@ from gateway.upstream.connection import Connection
 from gateway.upstream.failures import ConnectionLost, Delay, NoSlot, NotConnected, Refusal
 from gateway.upstream.http2_connection import Http2Connection
 from gateway.upstream.http2_stream import Http2Stream
-from gateway.upstream.idle import IdleConnections, is_outdated
+from gateway.upstream.idle import IdleConnections
 from gateway.upstream.incoming import Carrier, Keeping
 from gateway.upstream.reply import Stalls
 from gateway.upstream.slots import Lane, SlotLimits, Slots, SlotUse
@@ -231,7 +231,7 @@ class ConnectionPool:
         """A stream for a request, of the newest connection that has room."""
         # A copy, because a connection that is retired leaves the table.
         for connection in reversed(tuple(self._http2.get(endpoint, ()))):
-            if is_outdated(connection, now, named):
+            if connection.is_outdated(now, named):
                 connection.retire()
             elif connection.has_room:
                 return connection.carrier()
@@ -250,7 +250,8 @@ class ConnectionPool:
 
     def _count(self, connection: Connection | Http2Connection) -> None:
         self._made += 1
-        connection.most_age_s = self.keeping.most_age_s(self._made)
+        if most_age_s := self.keeping.most_age_s(self._made):
+            connection.outdated_at = connection.made_at + most_age_s
 
     def resolved(self, host: str, port: int, addresses: Iterable[str]) -> None:
         """The host's name leads to these addresses from now on: connections to others take no more requests."""

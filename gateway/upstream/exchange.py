@@ -60,6 +60,8 @@ _log = logging.getLogger("gateway.upstream")
 # Enum members are slow to reach in Python 3.11, and every request passes here.
 _READ, _WRITE, _LIVE = Purpose.READ, Purpose.WRITE, Purpose.LIVE
 _READS: Final = frozenset({"GET", "HEAD"})
+_REDIRECTS: Final = frozenset({307, 308})
+"""The statuses by which an origin names another one for the same request."""
 
 T = TypeVar("T")
 
@@ -112,8 +114,10 @@ class Exchange:
         """The request as the state of its origin tracks it; None for a host without one."""
         self._span: ExchangeSpan | None = None
         self._lane: Lane
-        self._deadline = self._by = inf
-        """When the complete reply is due, and when its head is."""
+        self._deadline: float
+        """When the complete reply is due."""
+        self._by: float
+        """When its head is due."""
         self._request = b""
         self._upload: Upload | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -129,25 +133,28 @@ class Exchange:
         It takes its connection from the share of `route`, and for the account of the call's client, or of the first of
         several clients that has a turn.
         """
-        method, _, headers, bounds, body, is_live, client = self._call
+        method, _, headers, bounds, body, is_live, client, repeated = self._call
         hosts, pool = self._hosts, self._pool
         began = hosts.time()
         if hosts.tracer is not NO_TRACER and (span := hosts.tracer.exchange(method, authority + target, headers)):
             self._span, headers = span, span.headers
-        self._deadline = self._by = inf if bounds.total_s is None else began + bounds.total_s
+        deadline = self._deadline = self._by = inf if bounds.total_s is None else began + bounds.total_s
         length: int | None = None
         is_streamed = is_chunked = False
         try:
             if body is None or isinstance(body, bytes):
-                self._by = min(self._deadline, began + bounds.first_byte_s)
-                length = None if body is None else len(body)
+                if (by := began + bounds.first_byte_s) < deadline:
+                    self._by = by
+                if body is not None:
+                    length = len(body)
             else:
                 # During an upload the first byte may rightly take long: only `total_s` bounds it.
                 self._upload = Upload(body, bounds.first_byte_s, self._deadline)
                 length = self._upload.measure(headers)
                 is_streamed, is_chunked = True, length is None
             endpoint = endpoint_of(authority)
-            self._request = request_head(method, target, endpoint.host_header, headers, length, is_chunked=is_chunked)
+            head = request_head if repeated is None else repeated.head
+            self._request = head(method, target, endpoint.host_header, headers, length, is_chunked=is_chunked)
         except ValueError as error:
             self._fail(error)
             return
@@ -279,7 +286,10 @@ class Exchange:
             if self._span is not None:
                 self._span.set_status(reply.status)
                 reply.span = self._span
-            self._answered(reply)
+            if head.status in _REDIRECTS:
+                self._redirected(reply)
+            else:
+                self._requester.head_arrived(reply)
         elif (error := incoming.error) is not None:
             if not incoming.has_received and self._is_repeatable(error) and connection.may_repeat():
                 incoming.detach()
@@ -315,7 +325,7 @@ class Exchange:
 
     # -- the end; `gateway.upstream.client` goes on to another host instead
 
-    def _answered(self, reply: Reply) -> None:
+    def _redirected(self, reply: Reply) -> None:
         self._requester.head_arrived(reply)
 
     def _failed(self, error: GatewayError) -> None:
@@ -347,7 +357,7 @@ class Exchange:
             self._connecting = None
         if self._incoming is not None:
             self._incoming.detach()
-            self._incoming.break_off(ConnectionLost("left"))
+            self._incoming.break_off("left")
 
 
 def _expire(bound: asyncio.Timeout) -> None:

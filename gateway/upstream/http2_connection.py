@@ -69,8 +69,8 @@ class Http2Connection(asyncio.Protocol):
         self.made_at = loop.time()
         self.address = ""
         """The address that it leads to, as the resolver gave it."""
-        self.most_age_s = 0.0
-        """The age in seconds at which it begins no further exchange; 0 is no bound."""
+        self.outdated_at = inf
+        """When it is too old for a further exchange, in seconds of the loop's clock."""
         self.session = ClientSession(counts)
         self.greeting: asyncio.Future[type[NotConnected] | None] = loop.create_future()
         """Resolved once the origin's SETTINGS are here, or with the kind of failure if they will not come."""
@@ -102,6 +102,11 @@ class Http2Connection(asyncio.Protocol):
     def is_open(self) -> bool:
         """Whether requests may be sent on it, as far as is known."""
         return not self._is_lost and self._transport is not None and not self._transport.is_closing()
+
+    def is_outdated(self, now: float, named: frozenset[str] | None) -> bool:
+        """Whether it is too old for another exchange at `now`, or leads to a server that is not among those `named`."""
+        # One exchange it may carry at any age, or requests would dial for ever.
+        return (now >= self.outdated_at and self.is_reused) or (named is not None and self.address not in named)
 
     @property
     def has_room(self) -> bool:

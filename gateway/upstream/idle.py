@@ -13,7 +13,6 @@ from typing import Final
 
 from gateway.upstream.call import Endpoint
 from gateway.upstream.connection import Connection
-from gateway.upstream.http2_connection import Http2Connection
 
 _SHELVES: Final = (False,)
 _SHELVES_FOR_HEAD: Final = (True, False)
@@ -73,8 +72,10 @@ class IdleConnections:
                 rested[first] = None
             while rested:
                 connection, _ = rested.popitem()
-                if self._took(connection, now, named):
+                self._count -= 1
+                if connection.may_carry(now, named):
                     return connection
+                connection.drop()
         return None
 
     def take_resting(
@@ -84,17 +85,11 @@ class IdleConnections:
         for is_for_heads in _SHELVES_FOR_HEAD if is_head else _SHELVES:
             while (shelf := self._shelves.get((endpoint, is_for_heads))) is not None and shelf.resting:
                 connection, _ = shelf.resting.popitem(last=False)
-                if self._took(connection, now, named):
+                self._count -= 1
+                if connection.may_carry(now, named):
                     return connection
+                connection.drop()
         return None
-
-    def _took(self, connection: Connection, now: float, named: frozenset[str] | None) -> bool:
-        """Count a connection that has left its shelf; returns whether it is usable, and drops it if not."""
-        self._count -= 1
-        if connection.may_carry() and not is_outdated(connection, now, named):
-            return True
-        connection.drop()
-        return False
 
     def remove(self, connection: Connection) -> bool:
         """Remove a connection; returns whether it was here."""
@@ -112,12 +107,3 @@ class IdleConnections:
         """For each endpoint the connection that became idle first."""
         every = (next(chain(shelf.rested, shelf.resting), None) for shelf in self._shelves.values())
         return (connection for connection in every if connection is not None)
-
-
-def is_outdated(connection: Connection | Http2Connection, now: float, named: frozenset[str] | None) -> bool:
-    """Whether it is too old for another request at `now`, or leads to a server that is not among those `named`."""
-    most_age_s = connection.most_age_s
-    # One exchange it may carry at any age, or requests would dial for ever.
-    if most_age_s and connection.is_reused and now - connection.made_at >= most_age_s:
-        return True
-    return named is not None and connection.address not in named

@@ -25,6 +25,7 @@ from gateway.aio.timers import Deadline
 from gateway.errors import bare
 from gateway.http.reply import END, Event, Head, Interim
 from gateway.upstream.call import Endpoint
+from gateway.upstream.failures import ConnectionLost
 
 HIGH_WATER_BYTES: Final = 1 << 18
 _MOST_PIECES: Final = 1_024
@@ -89,7 +90,7 @@ class Carrier(Protocol):
 class IncomingReply:
     """A reply as it arrives, for one reader at a time.
 
-    `break_off` abandons it, and ends the exchange unless the whole reply has arrived.
+    `break_off` ends the exchange unless the whole reply has arrived.
     """
 
     __slots__ = (
@@ -199,7 +200,8 @@ class IncomingReply:
 
     def time_out(self) -> None:
         """Fail with TimeoutError now."""
-        self.break_off(TimeoutError())
+        if self.connection is not None:
+            self.connection.fail(TimeoutError())
 
     def abandon(self) -> None:
         """Wait for no more of the reply to a read, which has not begun to arrive."""
@@ -210,11 +212,10 @@ class IncomingReply:
         """Let the connection serve no further request, also if the exchange is over."""
         self._line.retire()
 
-    def break_off(self, error: BaseException) -> None:
-        """Fail with this error unless the reply is complete, and end the exchange."""
-        connection = self.connection
-        if connection is not None:
-            connection.fail(error)
+    def break_off(self, why: str) -> None:
+        """Fail with ConnectionLost unless the reply is complete, and end the exchange."""
+        if self.connection is not None:
+            self.connection.fail(ConnectionLost(why))
 
 
 def ignore(interim: Interim) -> None:

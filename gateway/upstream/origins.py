@@ -386,10 +386,11 @@ class OriginRequest:
         self._is_waiting = False
         self._is_reported = True
         origin.heard_at = now
+        breaker = origin.breaker
         if status in FAILING:
             origin.record_failure(permit, reason_of_status(status), now, is_answer=True)
-        elif origin.breaker.state is _CLOSED and not permit.is_own:
-            origin.breaker.succeeded(permit, now)
+        elif permit is breaker.permit and breaker.state is _CLOSED:
+            breaker.count_success(now)
         else:
             origin.succeeded(permit, now)
 

@@ -113,8 +113,8 @@ class BodySource(Protocol):
     async def changed(self) -> None:
         """Wait for the next change; replaces `on_change`."""
 
-    def break_off(self, error: BaseException) -> None:
-        """Fail with this error unless all of it has arrived."""
+    def break_off(self, why: str) -> None:
+        """Fail with ConnectionLost unless all of it has arrived."""
 
     def retire(self) -> None:
         """Let the connection that it came by serve no further request."""
@@ -132,14 +132,11 @@ class Reply:
         "_sent",
         "_stalls",
         "_taken_bytes",
-        "content_length",
-        "headers",
-        "is_delimited",
+        "head",
         "is_stalled",
         "lane",
         "on_reclaim",
         "own",
-        "reason",
         "shape",
         "span",
         "status",
@@ -163,17 +160,27 @@ class Reply:
         """The lane whose slot it holds, if that may be reclaimed."""
         self.on_reclaim: Callable[[], object] = no_op
         """Called if others wait for the slot while the reader takes nothing: the reader is to take on, or to leave."""
+        self.head = head
         self.status = head.status
-        self.reason = head.reason
-        self.headers: CIMultiDictProxy[str] = head.headers
         self.shape = head.shape
         """The lines that its head has in common with others; None if it was not read line by line."""
         self.own = head.own
         """The other lines."""
-        self.content_length = head.content_length
+
+    @property
+    def headers(self) -> CIMultiDictProxy[str]:
+        """All fields of the head."""
+        return self.head.headers
+
+    @property
+    def content_length(self) -> int | None:
         """The announced length in bytes; None for a chunked body."""
-        self.is_delimited = head.is_delimited
-        """Whether the body's end can be told from a lost connection (RFC 9112 section 6.3, all cases but the last)."""
+        return self.head.content_length
+
+    @property
+    def is_delimited(self) -> bool:
+        """Whether the body's end can be told from a lost connection."""
+        return self.head.is_delimited
 
     @property
     def has_arrived(self) -> bool:
@@ -299,7 +306,7 @@ class Reply:
         if self._has_stalled and self._stalls is not None:
             self._stalls.discard(self)
         self.on_reclaim = no_op
-        self._incoming.break_off(ConnectionLost("left"))
+        self._incoming.break_off("left")
         if self._sent is not None:
             self._sent.close()
         if self.span is not None:
@@ -314,7 +321,7 @@ class Reply:
 
     def cut(self) -> None:
         """End the body here with an error."""
-        self._incoming.break_off(ConnectionLost("cut"))
+        self._incoming.break_off("cut")
 
     async def __aenter__(self) -> Self:
         return self

@@ -94,38 +94,53 @@ class _Share:
         self.taken = 0
 
 
+class _Total:
+    """All slots of a scope.  Counted by purpose only, so that a request counts once in each scope."""
+
+    __slots__ = ("_parts", "limit")
+
+    def __init__(self, *parts: _Share) -> None:
+        self._parts = parts
+        self.limit = 0
+
+    @property
+    def taken(self) -> int:
+        return sum([part.taken for part in self._parts])
+
+
 class _Scope:
     """The shares of all requests, of one host's or of one route's."""
 
-    __slots__ = ("reads", "taken_by", "total", "uploads", "writes")
+    __slots__ = ("lives", "reads", "taken_by", "total", "uploads", "writes")
 
     def __init__(self, limit: int) -> None:
         self.taken_by: dict[str, int] = {}
         """Slots by client."""
-        self.total, self.reads, self.writes, self.uploads = _Share(), _Share(), _Share(), _Share()
+        self.reads, self.writes, self.lives, self.uploads = _Share(), _Share(), _Share(), _Share()
+        self.total = _Total(self.reads, self.writes, self.lives)
         self.limit(limit)
 
     def limit(self, slots: int) -> None:
         """Limit the scope to this number of slots."""
-        self.total.limit = slots
+        self.total.limit = self.lives.limit = slots
         self.reads.limit = self.writes.limit = three_quarters(slots)
         self.uploads.limit = three_quarters(self.writes.limit)
 
-    def shares_of(self, purpose: Purpose) -> tuple[_Share, ...]:
-        """The shares that a request takes a slot of."""
+    def share_of(self, purpose: Purpose) -> _Share:
+        """The share that a request takes a slot of."""
         match purpose:
             case Purpose.READ:
-                return (self.total, self.reads)
+                return self.reads
             case Purpose.WRITE:
-                return (self.total, self.writes)
+                return self.writes
             case Purpose.LIVE:
-                return (self.total,)
+                return self.lives
 
 
 class Lane:
     """The requests to one host, of one route, for one purpose.  Uploads have a lane of their own."""
 
-    __slots__ = ("after_upload", "endpoint", "purpose", "queue", "shares", "taken_by", "uploads", "waiting")
+    __slots__ = ("after_upload", "counted", "endpoint", "purpose", "queue", "shares", "taken_by", "uploads", "waiting")
 
     def __init__(
         self,
@@ -143,7 +158,10 @@ class Lane:
         """The lane of an upload whose body is sent; None for other requests."""
         self.uploads = () if after_upload is None else tuple(scope.uploads for scope in scopes)
         """The shares that an upload gives back once its body is sent."""
-        self.shares = (*(share for scope in scopes for share in scope.shares_of(purpose)), *self.uploads)
+        self.counted = (*(scope.share_of(purpose) for scope in scopes), *self.uploads)
+        """The shares in which its requests are counted."""
+        self.shares: tuple[_Share | _Total, ...] = (*(scope.total for scope in scopes), *self.counted)
+        """The shares that must have room for a request."""
         self.queue: FairQueue[str, Waiting] = FairQueue()
         self.waiting = 0
 
@@ -184,6 +202,10 @@ class Slots:
         """The most slots of one client."""
         self._client_host_limit = min(self._client_requests, self._client_limit)
         """The most slots of one client at one host."""
+        self._least_limit = 0
+        """The smallest limit of a share: while fewer slots are taken in all, each share has a free one."""
+        self.taken = 0
+        """Slots in use."""
         self._host_limit = self._route_limit = self._slots
         self._all = _Scope(self._slots)
         self._hosts: dict[Endpoint, _Scope] = {}
@@ -197,11 +219,7 @@ class Slots:
         """Requests that wait."""
         self._refused: Counter[Refusal] = Counter()
         self._waited: Counter[Delay] = Counter()
-
-    @property
-    def taken(self) -> int:
-        """Slots in use."""
-        return self._all.total.taken
+        self._limit_shares()
 
     def under_way(self, lane: Lane, client: str) -> int:
         """Slots of the client at the lane's host."""
@@ -228,14 +246,18 @@ class Slots:
         self._lanes = {key: lane for key, lane in self._lanes.items() if key[0] in self._hosts}
         used = {route for _, route, _, _ in self._lanes}
         self._routes = {route: scope for route, scope in self._routes.items() if route in used}
-        for scope in self._hosts.values():
-            scope.limit(self._host_limit)
-        for scope in self._routes.values():
-            scope.limit(self._route_limit)
+        self._limit_shares()
         for lane in self._crowded:
             for client in lane.queue.clients():
                 self._hold_or_let_go(lane, client)
         self._grant()
+
+    def _limit_shares(self) -> None:
+        for scope in self._hosts.values():
+            scope.limit(self._host_limit)
+        for scope in self._routes.values():
+            scope.limit(self._route_limit)
+        self._least_limit = _Scope(min(self._host_limit, self._route_limit)).uploads.limit
 
     def lane(self, endpoint: Endpoint, route: str, purpose: Purpose, *, is_upload: bool = False) -> Lane:
         """The lane of a request; `is_upload` means that its body is streamed."""
@@ -251,7 +273,7 @@ class Slots:
     def look(self) -> SlotUse:
         """The use of the slots now."""
         taken = {Purpose.READ: self._all.reads.taken, Purpose.WRITE: self._all.writes.taken}
-        taken[Purpose.LIVE] = self._all.total.taken - sum(taken.values())
+        taken[Purpose.LIVE] = self._all.lives.taken
         waiting = dict.fromkeys(Purpose, 0)
         for lane in self._crowded:
             waiting[lane.purpose] += lane.waiting
@@ -271,11 +293,10 @@ class Slots:
             or all_taken >= self._client_limit
         ):
             return False
-        shares = lane.shares
-        for share in shares:
-            if share.taken >= share.limit:
-                return False
-        for share in shares:
+        if self.taken >= self._least_limit and not lane.has_room:
+            return False
+        self.taken += 1
+        for share in lane.counted:
             share.taken += 1
         if client != UNKNOWN:
             of_all[client], of_host[client] = all_taken + 1, host_taken + 1
@@ -285,18 +306,16 @@ class Slots:
 
     def free(self, lane: Lane, client: str) -> None:
         """Give a slot back."""
-        for share in lane.shares:
+        self.taken -= 1
+        for share in lane.counted:
             share.taken -= 1
         if client != UNKNOWN:
-            of_all, of_host = self._all.taken_by, lane.taken_by
-            if of_all[client] > 1:
-                of_all[client] -= 1
-            else:
-                del of_all[client]
-            if of_host[client] > 1:
-                of_host[client] -= 1
-            else:
-                del of_host[client]
+            for taken_by in (self._all.taken_by, lane.taken_by):
+                left = taken_by[client] - 1
+                if left:
+                    taken_by[client] = left
+                else:
+                    del taken_by[client]
         if self._crowded:
             if client != UNKNOWN:
                 self._hold_or_let_go_everywhere(client)

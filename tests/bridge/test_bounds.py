@@ -137,7 +137,7 @@ async def test_the_writer_of_a_body_waits_for_its_reader() -> None:
 async def test_a_body_that_its_reader_has_left_takes_no_more() -> None:
     left: list[bool] = []
     body = MadeBody(lambda: left.append(True))
-    body.break_off(ConnectionLost("left"))
+    body.break_off("left")
     body.write(bytes(HIGH_WATER_BYTES + 1))
     await body.room()
     body.finish()

@@ -27,9 +27,9 @@ def test_values_derived_from_a_shape_are_forgotten_beyond_a_number() -> None:
     shape = shape_of(b"Vary: derived")
     for number in range(16):
         shape.derived(number, number)
-    assert shape.fact(0) == 0
+    assert shape.facts.get(0) == 0
     shape.derived(16, 16)
-    assert (shape.fact(0), shape.fact(16)) == (None, 16)
+    assert (shape.facts.get(0), shape.facts.get(16)) == (None, 16)
 
 
 def test_lines_of_one_name_stay_in_their_order() -> None:

@@ -96,7 +96,8 @@ def test_fields_made_for_a_shape_are_those_that_would_be_made_for_the_reply(
     for _ in range(3):
         head = head_of(lines)
         found = passed(head, origin, route)
-        assert found == passed(head._replace(shape=None, own=()), origin, route)
+        alone = Head(head.status, head.reason, head.headers, head.content_length, head.is_delimited)
+        assert found == passed(alone, origin, route)
         if route.guard is not None:
             said = [line.lower() for line in found if line.lower().startswith((b"cache-control:", b"cdn-cache"))]
             assert [b"private" in line and b"public" not in line and b"s-max" not in line for line in said] == [True]
@@ -130,4 +131,4 @@ def test_origins_that_an_answer_does_not_name_do_not_crowd_out_its_fields() -> N
         head.shape.derived("kept", True)
         for number in range(20):
             passed(head, f"https://{number}.example", route)
-        assert head.shape.fact("kept")
+        assert head.shape.facts.get("kept")

@@ -97,7 +97,7 @@ async def test_a_request_is_one_of_http_2(exchanges: Exchanges) -> None:
 
     async with http2_origin(script) as running:
         reply = await sending(exchanges, running, "PUT", body=b"")
-        assert (reply.status, reply.reason, await body_of(reply)) == (204, "No Content", b"")
+        assert (reply.status, reply.head.reason, await body_of(reply)) == (204, "No Content", b"")
         host = running.url.removeprefix("http://")
         assert asked[0].is_whole
         assert asked[0].fields == {

@@ -30,7 +30,7 @@ def reply_of(inflow: MemoryInflow) -> Reply:
 async def test_a_body_that_is_cut_short_raises_after_its_bytes(cut: Exception, raised: type[GatewayError]) -> None:
     inflow, taken = MemoryInflow(), list[bytes]()
     inflow.say(b"ab")
-    inflow.break_off(cut)
+    inflow.cut(cut)
     reply = reply_of(inflow)
 
     async def take_all() -> None:

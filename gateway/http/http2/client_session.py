@@ -71,8 +71,8 @@ def _status_of(fields: FieldList) -> int | None:
 def _head_of(status: int, fields: FieldList) -> Head | None:
     """The head of a final reply; None if its Content-Length is repeated or is not a number."""
     if (found := read_lines([b"%b: %b" % field for field in fields[1:]])) is not None:
-        shape, own, known, length = found
-        return Head(status, responses.get(status, ""), CIMultiDictProxy(known), length, True, shape, own)
+        shape, own, length = found
+        return Head(status, responses.get(status, ""), None, length, True, shape, own)
     length = None
     for name, value in fields:
         if name == b"content-length":

@@ -20,7 +20,7 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import VERSION, Http2Request
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
-from gateway.http.outgoing import interim_head, response_head, state_length
+from gateway.http.outgoing import Fields, interim_head, response_head, state_length, states_length
 from gateway.limits.accounts import Account
 from gateway.limits.memory import Holding, SharedBytes
 from gateway.protocol.client_address import Proxies
@@ -304,13 +304,11 @@ class StreamChannel(Handling):
         self._connection.session.send_head(self.stream, block, is_interim=True)
         self._connection.wake()
 
-    def respond(
-        self, request: Request, status: int, headers: CIMultiDict[str], body: bytes, reason: str | None = None
-    ) -> None:
+    def respond(self, request: Request, status: int, headers: Fields, body: bytes, reason: str | None = None) -> None:
         """Write a whole answer.  Raises UpstreamBroken, with nothing written, for headers that must not be sent."""
         if status in _BODILESS:
             body = b""
-            if status == 204 and _CONTENT_LENGTH in headers:
+            if status == 204 and states_length(headers):
                 # Required by RFC 9110 section 8.6, even if the origin sent one.
                 del headers[_CONTENT_LENGTH]
         elif body or request.method != "HEAD":
@@ -330,11 +328,11 @@ class StreamChannel(Handling):
         self._sent()
 
     def start_response(
-        self, request: Request, status: int, reason: str | None, headers: CIMultiDict[str], length: int | None
+        self, request: Request, status: int, reason: str | None, headers: Fields, length: int | None
     ) -> None:
         """Write the head of an answer whose body has `length` bytes; None if the length is not known yet."""
         self._is_bodiless = status in _BODILESS or request.method == "HEAD"
-        if status == 204 and _CONTENT_LENGTH in headers:
+        if status == 204 and states_length(headers):
             # Required by RFC 9110 section 8.6, even if the origin sent one.
             del headers[_CONTENT_LENGTH]
         if length is not None and not self._is_bodiless:
