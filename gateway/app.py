@@ -56,6 +56,7 @@ from gateway.server.listeners import CertificateReloader, Certificates, certific
 from gateway.server.shedding import Shedding
 from gateway.server.sockets import listen_at
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
+from gateway.telemetry.surroundings import Surroundings
 from gateway.telemetry.tracing import NO_TRACER, Tracer, current
 from gateway.upstream.origin_pool import Credentials
 
@@ -78,13 +79,10 @@ class RunningGateway:
         metrics: Metrics,
         frontend: Frontend,
         load: Load | None,
-        planned: PlanApplier,
         log: LogWriter | None = None,
         environ: Mapping[str, str] = os.environ,
-        certificate_stamp: Stamp = (),
     ) -> None:
         self._environ = environ
-        self._certificate_stamp = certificate_stamp
         self.config = config
         """The configuration in effect."""
         self.engine = engine
@@ -102,8 +100,8 @@ class RunningGateway:
         self._load = load
         self.has_file = True
         """Whether the configuration that `reload` reads has a file, or only flags and the environment."""
-        self.planned = planned
-        self.plan_figures = PlanFigures(planned, engine, metrics)
+        self.planned = PlanApplier(engine, engine.surroundings.rng)
+        self.plan_figures = PlanFigures(self.planned, engine, metrics)
         self._reloading = asyncio.Lock()
         self._certificate_reloader = CertificateReloader(
             lambda: self.config.every_listener,
@@ -152,8 +150,9 @@ class RunningGateway:
         """The counters as they stand."""
         return sampled(self.metrics, self.engine.clock.now(), self.engine.clock.wall())
 
-    async def listen(self, admin: web.Application) -> Self:
-        """Accept at all listeners, and serve `admin` on the admin port.  Raises OSError if a port is taken."""
+    async def listen(self, admin: web.Application, certificates: Stamp) -> Self:
+        """Accept at all listeners, and serve `admin` on the admin port.  `certificates` is the stamp of the loaded
+        certificate files.  Raises OSError if a port is taken."""
         self.admin_connections.watch(admin)
         # Handlers are cancelled with their connection, so that a closed console page leaves no live reader behind.
         self._admin = web.AppRunner(
@@ -178,7 +177,7 @@ class RunningGateway:
             self._is_open = True
             self.gateway_url = self.listeners.urls[0]
             if certificate_files(self.config.every_listener):
-                self._tasks.start(self._certificate_reloader.run(self._certificate_stamp), "certificates")
+                self._tasks.start(self._certificate_reloader.run(certificates), "certificates")
         except BaseException:
             self.planned.stop()
             self._loop_delay.close()
@@ -358,8 +357,10 @@ async def start_gateway(
     _configure(metrics, config, config.limits.cache_bytes)
     partitions = PartitionIds(config.log.partition_key.get_secret_value())
     log = open_access_log(config, clock, metrics, rng, partitions)
-    engine = Engine(config, clock, metrics, rng, tracer, log or NO_ACCESS_LOG, credentials, tls=tls)
-    frontend = Frontend(config, engine, metrics, tracer, log or NO_ACCESS_LOG, metrics.listeners, rng, rules)
+    engine = Engine(
+        config, Surroundings(clock, rng, Tasks(), metrics, log or NO_ACCESS_LOG, tracer), credentials, tls=tls
+    )
+    frontend = Frontend(config, engine, metrics.listeners, rules)
     metrics.auth_services = auth_services = frontend.auth_services
     auth_services.configure_tls(auth_tls)
     auth_services.configure(rules.values())
@@ -372,9 +373,7 @@ async def start_gateway(
     metrics.listeners.refused = frontend.refused
     metrics.listeners.waited = frontend.waited
     metrics.listeners.expiries = frontend.listeners.expiries
-    gateway = RunningGateway(
-        config, engine, metrics, frontend, load, PlanApplier(engine, rng), log, environ, certificate_stamp
-    )
+    gateway = RunningGateway(config, engine, metrics, frontend, load, log, environ)
     metrics.plan = gateway.plan_figures.look
     metrics.look = partial(
         look_at, engine, frontend.connections, lambda: Unsent(*frontend.unsent()), lambda: gateway.is_ready
@@ -384,7 +383,7 @@ async def start_gateway(
     add_console(application, lambda: gateway.config, *places)
     gateway.take_plan(plan, is_budget_set=_is_budget_set(config))
     engine.tls_reloader.start(known)
-    return await gateway.listen(application)
+    return await gateway.listen(application, certificate_stamp)
 
 
 def _memory_limits(config: GatewayConfig) -> MemoryLimits:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from gateway.aio.clock import Clock
-from gateway.aio.tasks import Tasks
 from gateway.aio.timers import Wheel
 from gateway.bridge.bridge import Bridge
 from gateway.config.gateway import GatewayConfig
@@ -50,10 +47,7 @@ from gateway.tape.eviction import POLICIES
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
-from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
-from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.surroundings import Surroundings
-from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.asking import Upstream
 from gateway.upstream.client import OriginClient
 from gateway.upstream.flight import METADATA
@@ -67,7 +61,8 @@ _log = logging.getLogger("gateway.origins")
 
 
 class Engine:
-    """Answers reads and relays everything else.  Owner of all engine state; `close` ends it.
+    """Answers reads and relays everything else.  Owner of all engine state and of the tasks in `surroundings`; `close`
+    ends them.
 
     `upstream`, if given, replaces the client made here, whose connections are real.
     """
@@ -75,18 +70,16 @@ class Engine:
     def __init__(
         self,
         config: GatewayConfig,
-        clock: Clock,
-        metrics: MetricsRecorder,
-        rng: random.Random,
-        tracer: Tracer = NO_TRACER,
-        access_log: AccessLog = NO_ACCESS_LOG,
+        surroundings: Surroundings,
         credentials: Credentials | None = None,
         upstream: Upstream | None = None,
         tls: Mapping[str, OriginTls] | None = None,
     ) -> None:
         limits = config.limits
+        self.surroundings = surroundings
+        clock, rng, tasks, metrics, _, tracer = surroundings
         self.clock = clock
-        self.tasks = Tasks()
+        self.tasks = tasks
         self.drain = Drain()
         self.tracer = tracer
         self.origins = Origins(clock, rng, _log.warning)
@@ -119,7 +112,6 @@ class Engine:
         self.coder.on_evict = lambda stream: self.on_forget(stream)
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when bytes of a stream are dropped, so that remembered answers made of them are dropped too."""
-        surroundings = Surroundings(clock, rng, self.tasks, metrics, access_log, tracer)
         self.accounts = Accounts(client_nets(limits.client_v4_bits, limits.client_v6_bits), clock.now)
         self.live_table = LiveTable(self.store, surroundings, limits.followed_streams, self.accounts)
         self.live = LiveTopics(upstream, self.store, surroundings, self.live_table, limits.max_flight_bytes)

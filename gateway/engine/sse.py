@@ -176,7 +176,8 @@ class Sse:
         lifetime_s, now = self._lifetime_s(read), self.clock.now()
         # Jittered only above the client's own cursor.  Drawn once, because a cursor must not go back.
         cursor = int(topic.cursors.next_for(read.cursor, self.clock.wall(), self._reads.rng))
-        subscriber = Subscriber(topic, subscription.at, cursor, wire, self, now, lifetime_s, subscription.first)
+        subscriber = Subscriber(topic, subscription.at, cursor, wire, self, now, lifetime_s)
+        subscriber.first = subscription.first
         if self._reads.drain.is_set:
             subscriber.drain_within(self.drain.delay_s(now, self._reads.rng), self.drain.within_s(now))
         return subscriber

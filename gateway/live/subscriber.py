@@ -80,7 +80,6 @@ class Subscriber:
 
     __slots__ = (
         "_context",
-        "_first",
         "_has_missed",
         "_is_filling",
         "_is_over",
@@ -91,6 +90,7 @@ class Subscriber:
         "_tick",
         "at",
         "began",
+        "first",
         "least_cursor",
         "topic",
         "wire",
@@ -105,13 +105,12 @@ class Subscriber:
         context: LiveContext,
         now: float,
         lifetime_s: float,
-        first: FirstTail | None = None,
     ) -> None:
         """`now` is the time of the context's clock (monotonic seconds)."""
         self.topic = topic
         self.at = at
-        self._first = first
-        """The tail as its own request was told it; None once it has started."""
+        self.first: FirstTail | None = None
+        """The tail as its own request was told it, from the caller; None once it has started."""
         self._said_up_to_date = False
         self.least_cursor = least_cursor
         """The least cursor that its frames may carry."""
@@ -151,7 +150,7 @@ class Subscriber:
         """Join the topic and write what there is."""
         self.topic.readers_now.add(self)
         self.pump()
-        self._first = None
+        self.first = None
 
     def start_after(self, step: LiveStep) -> None:
         """Join the topic at the end of `step`, which the caller writes, and after which there is nothing to write.
@@ -191,7 +190,7 @@ class Subscriber:
             if self._large is not None:
                 self._send_part(self._large)
                 continue
-            step = topic.step(self.at, self._said_up_to_date, self.least_cursor, self._first)
+            step = topic.step(self.at, self._said_up_to_date, self.least_cursor, self.first)
             if step.large is not None:
                 self._large, self._large_sent = step.large, 0
                 continue

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -41,9 +40,9 @@ from gateway.server.observing import Observers
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Request
 from gateway.server.request_keys import Section, Sections
-from gateway.telemetry.access_record import AccessLog, Record
-from gateway.telemetry.metrics import MetricsRecorder, Sent
-from gateway.telemetry.tracing import NO_TRACER, Tracer
+from gateway.telemetry.access_record import Record
+from gateway.telemetry.metrics import Sent
+from gateway.telemetry.tracing import NO_TRACER
 from gateway.upstream.auth_services import AuthServices
 
 _TARGET: Final = re.compile(r"/[!-~]*")
@@ -91,17 +90,14 @@ class Frontend:
         self,
         config: GatewayConfig,
         engine: Engine,
-        metrics: MetricsRecorder,
-        tracer: Tracer,
-        access_log: AccessLog,
         listener_metrics: ListenerRecorder,
-        rng: random.Random,
         rules: Mapping[str, Rules] | None = None,
     ) -> None:
         """`rules` says who may, by the names of the routes with `[[route.auth]]`."""
         self._config = config
         self._engine = engine
         self._now = engine.clock.now
+        _, rng, _, metrics, access_log, tracer = engine.surroundings
         self._metrics = metrics
         self._tracer = tracer
         self._access_log = access_log
@@ -243,13 +239,12 @@ class Frontend:
             self._config,
             self._engine,
             self.routes.routes,
-            self._metrics,
             self._observers,
             self._joins,
             self._admission,
             self._authoriser,
         )
-        self._join = request_handler.join
+        self._join = request_handler.live_requests.join
         return request_handler.handle
 
     def _make_remembered(self) -> RememberedAnswers | None:

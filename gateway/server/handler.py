@@ -20,11 +20,9 @@ from gateway.engine.core import Engine
 from gateway.engine.first_read import FirstRead
 from gateway.engine.hit_for_miss import HEAD
 from gateway.engine.live_read import TOO_LARGE
-from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
 from gateway.engine.s2.unary import S2RefusedToAnother
-from gateway.engine.sse import Subscription
 from gateway.errors import (
     BadRequest,
     GatewayError,
@@ -42,21 +40,20 @@ from gateway.server.concealing import conceal_absence, concealment_of, refuse_co
 from gateway.server.context import RequestContext, ResponseRecorder, Stage, learn_hit
 from gateway.server.delivery import Delivery
 from gateway.server.handling import INTERNAL_ERROR
-from gateway.server.joins import Join, Joins
-from gateway.server.live import Client, LiveAnswers
+from gateway.server.joins import Joins
+from gateway.server.live import LiveAnswers
+from gateway.server.live_requests import LiveRequests
 from gateway.server.observing import Observed, Observers
 from gateway.server.parsing import LIVE, ParsedRequest, RequestParser
 from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
 from gateway.server.remembered import Repeatable
-from gateway.server.request import Answered, Channel, Request
-from gateway.server.request_keys import Section
+from gateway.server.request import Answered, Request
 from gateway.server.s2 import S2Answers
 from gateway.server.s2_request import S2Request
 from gateway.server.undecided import UndecidedRequest
 from gateway.server.waiting_read import WaitingRead
-from gateway.telemetry.access_record import CommonFacts, note_request
-from gateway.telemetry.metrics import MetricsRecorder
+from gateway.telemetry.access_record import note_request
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
 _CATCHUP, _HEAD, _LONGPOLL, _SSE = Mode.CATCHUP, Mode.HEAD, Mode.LONGPOLL, Mode.SSE
@@ -72,30 +69,27 @@ class RequestHandler:
         config: GatewayConfig,
         engine: Engine,
         routes: Sequence[Route],
-        metrics: MetricsRecorder,
         observers: Observers,
         joins: Joins,
         admission: Admission,
         authoriser: Authoriser,
     ) -> None:
-        node, now = config.server.node_name, engine.clock.now
+        node, now, metrics = config.server.node_name, engine.clock.now, engine.surroundings.metrics
         self._node = node
         self._admission = admission
         self._authoriser = authoriser
-        self._accounts = admission.accounts
         self._engine = engine
         self._now = now
-        self._has_refusals = engine.negative_cache.has_any
         self._is_guarded = any(route.guard is not None for route in routes)
         self._parser = RequestParser(node, routes, admission.accounts.net_of)
         self._metrics = metrics
-        self._joins = joins
         self._observers = observers
         self._recorder = recorder = ResponseRecorder(node, metrics, now, admission, observers)
         self._relays = Relays(recorder, engine, observers.access_log, config.limits)
         rendering = Rendering(node, recorder.dress, engine.clock, engine.drain, metrics, observers.access_log)
-        self._live = LiveAnswers(rendering, observers.access_log)
-        self._s2 = S2Answers(engine.s2, recorder, self._live)
+        live = LiveAnswers(rendering, observers.access_log)
+        self.live_requests = LiveRequests(engine, live, joins, observers, admission, authoriser)
+        self._s2 = S2Answers(engine.s2, recorder, live)
 
     def handle(self, request: Request) -> Work | None:
         """Answer a request as far as possible without waiting.
@@ -184,7 +178,7 @@ class RequestHandler:
             if read is not None and is_alone:
                 context.why_alone = self._why_alone(read)
             elif read is not None:
-                if context.mode in LIVE and self._begins_live_at_once(context, read):
+                if context.mode in LIVE and self.live_requests.begins_at_once(context, read):
                     return None
                 if context.mode is _CATCHUP and (first := self._engine.begin_catch_up(read)) is not None:
                     self._await(context, parsed, read, first)
@@ -266,7 +260,8 @@ class RequestHandler:
             try:
                 if context.mode is _CATCHUP:
                     return await self._deliver(context, read, await self._engine.catch_up(read, first))
-                return await self._read(context, read)
+                answer = await self.live_requests.answer(context, read)
+                return await self._deliver(context, read, answer) if answer is not None else None
             except Uncacheable as error:
                 context.why_alone = error.why.reason
                 context.is_replay = context.mode is _SSE and error.why is TOO_LARGE
@@ -331,182 +326,6 @@ class RequestHandler:
     def abandon(self, context: RequestContext) -> None:
         """The client of a request that waits to be judged has left."""
         self._give_up(context, _ABORTED)
-
-    async def _read(self, context: RequestContext, read: Read) -> Answered | None:
-        if context.mode is _SSE:
-            opened = await self._engine.open_sse(read)
-            if isinstance(opened, Subscription):
-                self._subscribe(context, opened)
-                return None
-            answer: Answer = opened
-        else:
-            polled = await self._engine.long_poll(read)
-            if isinstance(polled, WaitingPoll):
-                self._wait(context, polled)
-                return None
-            answer = polled
-        return await self._deliver(context, read, answer)
-
-    def _subscribe(self, context: RequestContext, subscription: Subscription) -> None:
-        request, join = context.request, self._asked(context, subscription.read)
-        self._live.subscribe(
-            request.channel,
-            join,
-            subscription,
-            context.began,
-            context.observed,
-            keeps=request.keeps_alive,
-            is_chunked=request.version != "1.0",
-            ends_in_s=self._ends_in_s(context) if context.allowed is not None else None,
-        )
-        context.stage = _LIVE
-        self._remember(request.channel, join)
-
-    def _ends_in_s(self, context: RequestContext) -> float | None:
-        """Seconds after which a live read ends because its credential expires; None if it ends before."""
-        allowed, route = context.allowed, context.route
-        if allowed is None or route is None:
-            return None
-        config = route.config
-        most_s = config.sse_lifetime_s if context.mode is _SSE else config.long_poll_timeout_s
-        return self._authoriser.ends_in_s(allowed, most_s)
-
-    def _wait(self, context: RequestContext, waiting: WaitingPoll) -> None:
-        request, join = context.request, self._asked(context, waiting.read)
-        join.group = self._live.wait(
-            request.channel,
-            join,
-            waiting,
-            context.began,
-            context.observed,
-            keeps=request.keeps_alive,
-            ends_in_s=self._ends_in_s(context) if context.allowed is not None else None,
-        )
-        context.stage = _LIVE
-        self._remember(request.channel, join)
-
-    def _begins_live_at_once(self, context: RequestContext, read: Read) -> bool:
-        """Begin a live answer if that needs no request to the origin; returns whether it began."""
-        request, join = context.request, self._asked(context, read)
-        keeps, is_chunked = request.keeps_alive, request.version != "1.0"
-        ends_in_s = self._ends_in_s(context) if context.allowed is not None else None
-        if not self._join(
-            request.channel,
-            join,
-            context.began,
-            context.observed,
-            None,
-            keeps=keeps,
-            is_chunked=is_chunked,
-            ends_in_s=ends_in_s,
-        ):
-            return False
-        context.stage = _LIVE
-        if ends_in_s is not None:
-            # The next reader of the group would end as early as this one.
-            return True
-        self._remember(request.channel, join)
-        return True
-
-    @staticmethod
-    def _asked(context: RequestContext, read: Read) -> Join:
-        """The join that stands for a live request."""
-        observed = context.observed
-        record = observed.record if observed is not None else None
-        facts = CommonFacts(record.common()) if record is not None else None
-        origin = cors.named_origin(read.route.cors, context.request.headers.get("Origin"))
-        return Join(read, context.mode, origin, facts)
-
-    def _remember(self, channel: Channel, join: Join) -> None:
-        if (alias := channel.alias) is None or not self._engine.is_repeatable(join.read):
-            return
-        section = self._joins.remember(alias, join, join.read.route.header_rules)
-        if section is not None and join.group is not None and join.line is not None:
-            join.group.remembered(join.line, section)
-
-    def join(self, channel: Channel, join: Join, section: Section) -> bool:
-        """Begin a live answer to an HTTP/1.1 GET that was not parsed and asks for `join`, with the header section
-        `section`.
-
-        False, without any effect, if the request has to be answered like any other.
-        """
-        admission, observers, read = self._admission, self._observers, join.read
-        # The origin has refused some reader of the stream lately: this one may be it.
-        if self._has_refusals(read.key) or (observers.is_traced and observers.tracer.chooses(section.text)):
-            return False
-        allowed = None
-        if read.route.guard is not None:
-            config, authoriser = read.route.config, self._authoriser
-            allowed = authoriser.allowed(section, join.line)
-            most_s = config.sse_lifetime_s if join.mode is _SSE else config.long_poll_timeout_s
-            if allowed is None or authoriser.ends_in_s(allowed, most_s) is not None:
-                return False
-        account, address, proxies = channel.use, channel.client, channel.proxies
-        if proxies is not None:
-            address = section.client_address(proxies, address)
-        if account is None:
-            account = self._accounts.open_account(self._accounts.net_of(address))
-        route = read.route.name
-        # Counted first: the answer may be out when `_join` returns.
-        if not admission.begin_join(channel, account, route):
-            return False
-        if allowed is not None:
-            self._authoriser.register(channel, allowed)
-        if self._join(channel, join, self._now(), None, (address, section)):
-            if admission.rates.limits:
-                admission.joined(account, route)
-            return True
-        channel.end_live_use()
-        return False
-
-    def _join(
-        self,
-        channel: Channel,
-        join: Join,
-        began: float,
-        observed: Observed | None,
-        client: Client | None,
-        *,
-        keeps: bool = True,
-        is_chunked: bool = True,
-        ends_in_s: float | None = None,
-    ) -> bool:
-        """Begin a live answer to a request that the request handler has recorded as `observed`, or of this `client`.
-        It ends after `ends_in_s` at the latest."""
-        if join.mode is _SSE:
-            if (opening := join.sse_opening) is not None:
-                subscriber = self._engine.reopen_sse(join.read, opening, channel, began)
-                if subscriber is not None:
-                    self._live.reopen(channel, join, opening, subscriber, began, client)
-                    return True
-                join.sse_opening = None
-            subscription = self._engine.subscribe_at_once(join.read)
-            if subscription is None:
-                return False
-            try:
-                self._live.subscribe(
-                    channel,
-                    join,
-                    subscription,
-                    began,
-                    observed,
-                    client,
-                    keeps=keeps,
-                    is_chunked=is_chunked,
-                    ends_in_s=ends_in_s,
-                )
-            except GatewayError:
-                return False
-        else:
-            if client is not None and join.group is not None and join.group.join(channel, (began, *client)):
-                return True
-            waiting = self._engine.wait_at_once(join.read)
-            if waiting is None:
-                return False
-            join.group = self._live.wait(
-                channel, join, waiting, began, observed, client, keeps=keeps, ends_in_s=ends_in_s
-            )
-        return True
 
     async def _deliver(self, context: RequestContext, read: Read, answer: Answer) -> Answered | None:
         begun = self._begin_delivery(context, read, answer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
 
@@ -40,6 +40,26 @@ Client = tuple[str | None, Section]
 """The client of a live request that was not parsed: its address, and its header section."""
 
 
+class LiveRequest(NamedTuple):
+    """One client's live request, the answer to which begins.
+
+    A request that the request handler has recorded is `observed`; of another one the access log gets the `client`.
+    """
+
+    channel: Channel
+    join: Join
+    began: float
+    observed: Observed | None = None
+    client: Client | None = None
+    keeps: bool = True
+    """Whether the connection stays open after the answer."""
+    is_chunked: bool = True
+    """Whether the client reads a chunked body, which HTTP/1.0 does not have."""
+    ends_in_s: float | None = None
+    """Seconds after which the answer ends at the latest, because the client's credential expires; None if it does not
+    expire before the answer ends."""
+
+
 class LiveAnswers:
     """Begins live answers.  Owns no state: each answer's channel and reader do."""
 
@@ -48,24 +68,9 @@ class LiveAnswers:
         self._clock = rendering.clock
         self._access_log = access_log
 
-    def subscribe(
-        self,
-        channel: Channel,
-        join: Join,
-        subscription: Subscription,
-        began: float,
-        observed: Observed | None,
-        client: Client | None = None,
-        *,
-        keeps: bool = True,
-        is_chunked: bool = True,
-        ends_in_s: float | None = None,
-    ) -> None:
-        """Begin an SSE response, which ends after `ends_in_s` at the latest.  Raises UpstreamBroken and closes the
-        subscription if a header must not be written.
-
-        A request that the request handler has recorded is `observed`; of another one the access log gets the `client`.
-        """
+    def subscribe(self, request: LiveRequest, subscription: Subscription) -> None:
+        """Begin an SSE response.  Raises UpstreamBroken and closes the subscription if a header must not be written."""
+        channel, join, began, observed, client, keeps, is_chunked, ends_in_s = request
         route, stream, second = subscription.read.route, subscription.stream, int(self._clock.wall())
         known = join.sse_head
         if known is not None and not known.is_of(stream, second):
@@ -138,23 +143,9 @@ class LiveAnswers:
         self._rendering.dress(subscription.read.route, ANY_ORIGIN if origin is not None else None, headers)
         return response_head(200, headers, self._clock.wall(), keeps=keeps)
 
-    def wait(
-        self,
-        channel: Channel,
-        join: Join,
-        waiting: WaitingPoll,
-        began: float,
-        observed: Observed | None,
-        client: Client | None = None,
-        *,
-        keeps: bool = True,
-        ends_in_s: float | None = None,
-    ) -> PollGroup:
-        """Begin to wait for a long-poll's answer, for `ends_in_s` at most, in a new group that the same requests may
-        join.
-
-        A request that the request handler has recorded is `observed`; of another one the access log gets the `client`.
-        """
+    def wait(self, request: LiveRequest, waiting: WaitingPoll) -> PollGroup:
+        """Begin to wait for a long-poll's answer, in a new group that the same requests may join."""
+        channel, join, began, observed, client, keeps, _, ends_in_s = request
         route, topic = waiting.read.route, waiting.topic
         facts = join.facts.record if join.facts is not None else None
         group = PollGroup(self._rendering, route, join.origin, topic, facts, keeps=keeps)

@@ -11,6 +11,7 @@ from typing import Any
 from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
+from gateway.aio.tasks import Tasks
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.answer import Answer
 from gateway.engine.core import Engine
@@ -31,6 +32,7 @@ from gateway.protocol.target import parse_target
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import CloseReason
 from gateway.telemetry.metrics import NoMetrics
+from gateway.telemetry.surroundings import Surroundings
 from gateway.upstream.call import Body
 from gateway.upstream.reply import Reply
 from tests.memory_upstream import Asked, MemoryUpstream
@@ -184,7 +186,8 @@ class EngineBench:
         self.clock = ManualClock()
         self.upstream = MemoryUpstream(script)
         self.recorder = NoMetrics()
-        self.engine = Engine(config, self.clock, self.recorder, Random(7), upstream=self.upstream)
+        surroundings = Surroundings(self.clock, Random(7), Tasks(), self.recorder)
+        self.engine = Engine(config, surroundings, upstream=self.upstream)
         self.route = Route(config.routes[0], "edge", self.clock)
 
     def read(self, target: str, *, is_live: bool = False) -> Read:

@@ -1,0 +1,180 @@
+"""Live requests: SSE and long-poll reads, whose answers begin here.
+
+A live request joins readers that wait for the same, or begins an answer of its own: at once if that needs no request to
+the origin, else after the engine has found where its stream ends.
+"""
+
+from __future__ import annotations
+
+from gateway.engine.answer import Answer
+from gateway.engine.core import Engine
+from gateway.engine.long_poll_waiter import WaitingPoll
+from gateway.engine.read import Read
+from gateway.engine.sse import Subscription
+from gateway.errors import GatewayError
+from gateway.protocol.mode import Mode
+from gateway.server.admission import Admission
+from gateway.server.authorising import Authoriser
+from gateway.server.context import RequestContext, Stage
+from gateway.server.cors import named_origin
+from gateway.server.joins import Join, Joins
+from gateway.server.live import Client, LiveAnswers, LiveRequest
+from gateway.server.observing import Observers
+from gateway.server.request import Channel
+from gateway.server.request_keys import Section
+from gateway.telemetry.access_record import CommonFacts
+
+# Enum members are slow to reach in Python 3.11.
+_SSE, _LIVE = Mode.SSE, Stage.LIVE
+
+
+class LiveRequests:
+    """Begins the answers to live requests.  Owns no state: the engine and `joins` do."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        live: LiveAnswers,
+        joins: Joins,
+        observers: Observers,
+        admission: Admission,
+        authoriser: Authoriser,
+    ) -> None:
+        self._engine = engine
+        self._live = live
+        self._joins = joins
+        self._observers = observers
+        self._admission = admission
+        self._authoriser = authoriser
+        self._accounts = admission.accounts
+        self._now = engine.clock.now
+        self._has_refusals = engine.negative_cache.has_any
+
+    async def answer(self, context: RequestContext, read: Read) -> Answer | None:
+        """Begin the live answer to a request; returns the answer instead if it is a whole one.  Raises Uncacheable or a
+        GatewayError."""
+        if context.mode is _SSE:
+            opened = await self._engine.open_sse(read)
+            if not isinstance(opened, Subscription):
+                return opened
+            request = self._request(context, read)
+            self._live.subscribe(request, opened)
+        else:
+            polled = await self._engine.long_poll(read)
+            if not isinstance(polled, WaitingPoll):
+                return polled
+            request = self._request(context, read)
+            request.join.group = self._live.wait(request, polled)
+        context.stage = _LIVE
+        self._remember(request.channel, request.join)
+        return None
+
+    def begins_at_once(self, context: RequestContext, read: Read) -> bool:
+        """Begin a live answer if that needs no request to the origin; returns whether it began."""
+        request = self._request(context, read)
+        if not self._begins(request):
+            return False
+        context.stage = _LIVE
+        if request.ends_in_s is None:
+            # Else the next reader of the group would end as early as this one.
+            self._remember(request.channel, request.join)
+        return True
+
+    def _request(self, context: RequestContext, read: Read) -> LiveRequest:
+        request, observed = context.request, context.observed
+        record = observed.record if observed is not None else None
+        facts = CommonFacts(record.common()) if record is not None else None
+        join = Join(read, context.mode, named_origin(read.route.cors, request.headers.get("Origin")), facts)
+        return LiveRequest(
+            request.channel,
+            join,
+            context.began,
+            observed,
+            keeps=request.keeps_alive,
+            is_chunked=request.version != "1.0",
+            ends_in_s=self._ends_in_s(context) if context.allowed is not None else None,
+        )
+
+    def _ends_in_s(self, context: RequestContext) -> float | None:
+        """Seconds after which a live read ends because its credential expires; None if it ends before."""
+        allowed, route = context.allowed, context.route
+        if allowed is None or route is None:
+            return None
+        config = route.config
+        most_s = config.sse_lifetime_s if context.mode is _SSE else config.long_poll_timeout_s
+        return self._authoriser.ends_in_s(allowed, most_s)
+
+    def _remember(self, channel: Channel, join: Join) -> None:
+        if (alias := channel.alias) is None or not self._engine.is_repeatable(join.read):
+            return
+        section = self._joins.remember(alias, join, join.read.route.header_rules)
+        if section is not None and join.group is not None and join.line is not None:
+            join.group.remembered(join.line, section)
+
+    def join(self, channel: Channel, join: Join, section: Section) -> bool:
+        """Begin a live answer to an HTTP/1.1 GET that was not parsed and asks for `join`, with the header section
+        `section`.
+
+        False, without any effect, if the request has to be answered like any other.
+        """
+        admission, observers, read = self._admission, self._observers, join.read
+        # The origin has refused some reader of the stream lately: this one may be it.
+        if self._has_refusals(read.key) or (observers.is_traced and observers.tracer.chooses(section.text)):
+            return False
+        allowed = None
+        if read.route.guard is not None:
+            config, authoriser = read.route.config, self._authoriser
+            allowed = authoriser.allowed(section, join.line)
+            most_s = config.sse_lifetime_s if join.mode is _SSE else config.long_poll_timeout_s
+            if allowed is None or authoriser.ends_in_s(allowed, most_s) is not None:
+                return False
+        account, address, proxies = channel.use, channel.client, channel.proxies
+        if proxies is not None:
+            address = section.client_address(proxies, address)
+        if account is None:
+            account = self._accounts.open_account(self._accounts.net_of(address))
+        route = read.route.name
+        # Counted first: the answer may be out when the request has joined.
+        if not admission.begin_join(channel, account, route):
+            return False
+        if allowed is not None:
+            self._authoriser.register(channel, allowed)
+        began, client = self._now(), (address, section)
+        if self._joins_readers(channel, join, began, client) or self._begins(
+            LiveRequest(channel, join, began, client=client)
+        ):
+            if admission.rates.limits:
+                admission.joined(account, route)
+            return True
+        channel.end_live_use()
+        return False
+
+    def _joins_readers(self, channel: Channel, join: Join, began: float, client: Client) -> bool:
+        """Have a request answered as the latest one that asked for the same; returns False if that is not possible."""
+        if join.mode is not _SSE:
+            return join.group is not None and join.group.join(channel, (began, *client))
+        if (opening := join.sse_opening) is None:
+            return False
+        subscriber = self._engine.reopen_sse(join.read, opening, channel, began)
+        if subscriber is None:
+            join.sse_opening = None
+            return False
+        self._live.reopen(channel, join, opening, subscriber, began, client)
+        return True
+
+    def _begins(self, request: LiveRequest) -> bool:
+        """Begin a live answer if that needs no request to the origin; returns whether it began."""
+        join = request.join
+        if join.mode is not _SSE:
+            waiting = self._engine.wait_at_once(join.read)
+            if waiting is not None:
+                join.group = self._live.wait(request, waiting)
+            return waiting is not None
+        subscription = self._engine.subscribe_at_once(join.read)
+        if subscription is None:
+            return False
+        try:
+            self._live.subscribe(request, subscription)
+        except GatewayError:
+            return False
+        return True
