@@ -172,6 +172,11 @@ class RouteConfig(Model):
         description="Answer requests that a credential does not allow like requests for streams that do not exist, "
         "with [[route.auth]].",
     )
+    store_private: bool = Field(
+        default=False,
+        description="Store and share replies that the origin marks private, with [[route.auth]]: the gateway "
+        "authorises each reader. Answers stay private.",
+    )
     client_credentials: Literal["drop", "pass"] = Field(
         default="drop",
         description="Whether the origin gets the credentials that [[route.auth]] has judged: drop leaves the "
@@ -329,7 +334,7 @@ class RouteConfig(Model):
     def _auth_is_of_streams(self) -> Self:
         if self.auth and self.protocol == "s2" and not self.is_bridged:
             raise MisfitError("goes with Durable Streams only: S2 has access tokens of its own", "auth")
-        for name in ("conceal", "client_credentials", "principal_header", "tenant_header"):
+        for name in ("conceal", "store_private", "client_credentials", "principal_header", "tenant_header"):
             if not self.auth and getattr(self, name) != RouteConfig.model_fields[name].default:
                 raise MisfitError("has no effect without [[route.auth]]", name)
         return self

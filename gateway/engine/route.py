@@ -397,7 +397,7 @@ def _sharing(config: RouteConfig, origin: str) -> tuple[object, ...]:
     if config.is_bridged:
         whose += (config.bridging.basin, config.bridging.records, config.bridging.content_type)
     # Unless the route sets CORS headers itself, the origin's answer to one web origin is not valid for another.
-    whose += (bool(config.auth), config.client_credentials)
+    whose += (bool(config.auth), config.client_credentials, config.store_private)
     return (*whose, config.credentials, config.credential_headers, config.ignore_set_cookie, config.cors is None)
 
 

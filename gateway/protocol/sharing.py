@@ -93,6 +93,8 @@ class SharingRules(NamedTuple):
     """Names of cookies whose Set-Cookie does not prevent sharing."""
     has_cors: bool = False
     """Whether the gateway answers for CORS itself."""
+    stores_private: bool = False
+    """Whether replies that are `private` may be shared, because the gateway authorises each of their readers."""
 
     def why_alone(self, headers: Headers, *, is_stored: bool) -> Ground | None:
         """Why a reply is for its requester alone; None if readers without an Origin header may share it.
@@ -102,7 +104,12 @@ class SharingRules(NamedTuple):
         if self.cookies(headers):
             return Ground.COOKIE
         cache_control = ", ".join(headers.getall("Cache-Control", ())) or None
-        if forbids_storing(cache_control) if is_stored else "private" in parse_cache_control(cache_control):
+        if self.stores_private:
+            directives = parse_cache_control(cache_control)
+            # `private="field"` is about these fields, which every reader would be given.
+            if (is_stored and "no-store" in directives) or directives.get("private") is not None:
+                return Ground.CACHE_CONTROL
+        elif forbids_storing(cache_control) if is_stored else "private" in parse_cache_control(cache_control):
             return Ground.CACHE_CONTROL
         return Ground.VARY if self.varies(headers) else None
 
@@ -139,6 +146,7 @@ def rules_of(config: RouteConfig) -> SharingRules:
         frozenset(map(str.lower, config.credential_headers)),
         frozenset(config.ignore_set_cookie),
         config.cors is not None,
+        config.store_private,
     )
 
 
@@ -158,7 +166,10 @@ def cure(ground: str, headers: Headers, rules: SharingRules) -> str | None:
             )
         case Ground.CACHE_CONTROL:
             said = ", ".join(headers.getall("Cache-Control", ()))[:_MOST_CHARS]
-            return f'says "Cache-Control: {said}"; have it leave that out where all readers may see the same bytes'
+            cure = "have it leave that out where all readers may see the same bytes"
+            if "no-store" not in said:
+                cure += ", or set route.store_private where [[route.auth]] decides who may read"
+            return f'says "Cache-Control: {said}"; {cure}'
         case Ground.VARY:
             names = sorted({name for name in _varied(headers) if name not in rules.credential_headers})
             names = [name for name in names if name not in ("accept-encoding", "origin")][:_MOST_NAMES]

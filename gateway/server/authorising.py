@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 from urllib.parse import quote, unquote_plus
 
@@ -23,7 +23,7 @@ from gateway.aio.clock import Clock, Timer
 from gateway.auth.guard import Asked, Guard
 from gateway.auth.permissions import Action
 from gateway.auth.questions import Question, Undecided
-from gateway.auth.verdict import PUBLIC, Forbidden
+from gateway.auth.verdict import PUBLIC, AuthRefused, Forbidden
 from gateway.auth.verdicts import Allowed, Verdicts
 from gateway.config.routes import RouteConfig
 from gateway.engine.route import Route
@@ -33,12 +33,14 @@ from gateway.limits.rate_limits import Rate, retry_after_s
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
 from gateway.protocol.target import BadTarget, parse_target
+from gateway.server import cors
 from gateway.server.admission import Admission
 from gateway.server.context import RequestContext
 from gateway.server.parsing import ParsedRequest
 from gateway.server.remembered import RememberedAnswers
 from gateway.server.request import Channel, LiveUse, Request
 from gateway.server.request_keys import Section, Sections
+from gateway.server.resource_metadata import metadata_url, names_metadata
 from gateway.server.undecided import Judge, UndecidedRequest
 from gateway.upstream.auth_services import AuthServices
 
@@ -55,6 +57,8 @@ _OF_THE_ORIGIN: Final = {
 }
 """Calls below the reserved path that the origin alone judges, by their methods: those of subscriptions, whose
 Authorization is a token that the origin has given out, and the one for its public keys."""
+_OVERRIDES: Final = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
+"""Headers by which some frameworks take a request for one with another method."""
 _FIELD_SAFE: Final = "!#$&'()*+,/:;=?@[]|^`{}~ "
 _ACTIONS: Final = {
     Mode.CATCHUP: Action.READ,
@@ -104,6 +108,10 @@ class Authoriser:
         request = context.request
         if is_of_the_origin(request, parsed):
             return True
+        if is_preflight(request, guard):
+            # Browsers send it without credentials (Fetch standard, section 4.8), and the origin answers for CORS.
+            context.allowed = Allowed(PUBLIC, self.verdicts.edition)
+            return True
         asked = self._asked(request, parsed)
         account = self._account(parsed.client)
         context.is_public = asked.is_read and guard.is_public(asked.path)
@@ -115,6 +123,10 @@ class Authoriser:
                 raise
             self._await(UndecidedRequest(context, parsed, judge), error.question)
             return False
+        except AuthRefused as error:
+            if error.challenge is not None and names_metadata(guard):
+                error.challenge += f', resource_metadata="{metadata_url(request, asked.path)}"'
+            raise
         alias = request.channel.alias
         # The same bytes from another network have another verdict.
         if alias is not None and not context.allowed.principal.network:
@@ -193,20 +205,37 @@ def headers_for_origin(
     """A relayed request's headers, without the credentials that were judged, and with the names of its principal.
     `allowed` is None for a request that the origin judges, which keeps its credentials."""
     headers = headers.copy()
+    # The origin must do what was judged.
+    _remove(headers, _OVERRIDES)
     if guard.drops_credentials and allowed is not None:
         for name in (*config.credential_headers, *guard.vary):
             headers.popall(name, None)
     principal = allowed.principal if allowed is not None else PUBLIC
     for name, value in ((config.principal_header, principal.name), (config.tenant_header, principal.tenant)):
         if name:
-            # CGI and its heirs read an underscore as a hyphen (RFC 3875 section 4.1.18).
-            wanted = name.lower().replace("_", "-")
-            for forged in [one for one in headers if one.lower().replace("_", "-") == wanted]:
-                headers.popall(forged, None)
+            _remove(headers, {name.lower().replace("_", "-")})
             if value:
                 # Names from tokens may have any characters; a field has ASCII.
                 headers[name] = quote(value, safe=_FIELD_SAFE)
     return headers
+
+
+def _remove(headers: CIMultiDict[str], names: Collection[str]) -> None:
+    """Remove the headers with these names, in lower case and with hyphens: CGI and its heirs read an underscore as a
+    hyphen (RFC 3875 section 4.1.18)."""
+    for name in [one for one in headers if one.lower().replace("_", "-") in names]:
+        headers.popall(name, None)
+
+
+def is_preflight(request: Request, guard: Guard) -> bool:
+    """Whether the request is a CORS preflight for the origin, on a route where the gateway does not answer for CORS.
+
+    A route that conceals streams passes none: the answer might tell whether there is one.
+    """
+    if request.method != "OPTIONS" or request.body is not None or guard.concealment is not None:
+        return False
+    headers = request.headers
+    return cors.is_preflight(request.method, headers.get("Origin"), headers.get("Access-Control-Request-Method"))
 
 
 def is_of_the_origin(request: Request, parsed: ParsedRequest) -> bool:

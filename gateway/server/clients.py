@@ -181,8 +181,11 @@ class Clients:
         to the handler."""
         self.refusals: Sized = ()
         """Streams of which the origin has refused some reader lately; mostly empty."""
-        self.admits: Callable[[RememberedAnswer, Peer, Section], bool] | None = None
-        """Whether a remembered answer may be sent for this header section; None if there is no rate limit."""
+        self.limits_hits = False
+        """Whether there are rate limits, so that `admits` has to be asked about each remembered answer."""
+        self.admits: Callable[[RememberedAnswer, Peer, Section], bool] = admit_any
+        """Whether a remembered answer may be sent for this header section: asked if it is guarded, and by
+        `limits_hits`."""
         self.join: Callable[[Channel, Join, Section], bool] = refuse_join
         """Begins a live answer to a request that is known without being parsed; False if it cannot."""
         self.is_current: Callable[[RememberedAnswer, bytes], bool] = (
@@ -430,6 +433,11 @@ class Clients:
         for client in list(self._open):
             client.drop()
         await self.emptied(_ABORT_S)
+
+
+def admit_any(answer: RememberedAnswer, peer: Peer, section: Section) -> bool:
+    """Admit the request: there are neither rate limits nor rules who may."""
+    return True
 
 
 def refuse_join(channel: Channel, join: Join, section: Section) -> bool:

@@ -180,7 +180,7 @@ class ResponseRecorder:
         config = None
         if route is not None:
             config = route.cors
-            if route.guard is not None and not is_public:
+            if route.guard is not None and (not is_public or route.sharing.stores_private):
                 keep_private(headers, route.guard.vary)
         if config is not None:
             cors.apply(config, origin, headers)

@@ -178,11 +178,10 @@ class Frontend:
         self.listeners.use_certificates(certificates)
 
     def _choose_shortcuts(self) -> None:
-        """Have remembered answers admitted one by one if there are rate limits, or rules who may.  Take no shortcut
-        during a drain, in which each answer says that its connection closes."""
+        """Have remembered answers admitted one by one if there are rate limits; without them, only those of routes with
+        rules who may are.  Take no shortcut during a drain, in which each answer says that its connection closes."""
         clients = self.clients
-        is_guarded = any(route.guard is not None for route in self.routes.routes)
-        clients.admits = self._admits if self._rates.limits or is_guarded else None
+        clients.limits_hits, clients.admits = bool(self._rates.limits), self._admits
         has_shortcuts = clients.remembered is not None and not clients.is_draining
         clients.find = self._sections.find if has_shortcuts else None
         clients.join = self._join

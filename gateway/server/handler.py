@@ -49,6 +49,7 @@ from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
 from gateway.server.remembered import Repeatable
 from gateway.server.request import Answered, Request
+from gateway.server.resource_metadata import WELL_KNOWN, metadata
 from gateway.server.s2 import S2Answers
 from gateway.server.s2_request import S2Request
 from gateway.server.undecided import UndecidedRequest
@@ -155,8 +156,13 @@ class RequestHandler:
         """The answer if it is out already, the remaining work, or None if the answer is given without a task.
         `undecided` is a request that has waited to be judged."""
         try:
-            parsed = self._parser.parse(context) if undecided is None else undecided
             request = context.request
+            if self._is_guarded and request.target.startswith(WELL_KNOWN):
+                found = metadata(self._parser.routes, request)
+                if found is not None:
+                    context.outcome = _HIT
+                    return context.delivery.text(200, *found)
+            parsed = self._parser.parse(context) if undecided is None else undecided
             if request.method == "OPTIONS" and (preflight := self._preflight(context, parsed.route)) is not None:
                 return preflight
             if (guard := parsed.route.guard) is not None:

@@ -182,7 +182,8 @@ class RequestParser:
 
     def __init__(self, node: str, routes: Sequence[Route], net_of: ClientNet) -> None:
         self._node = node
-        self._routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
+        self.routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
+        """In order of precedence, highest first."""
         self._parsed: OrderedDict[_Asked, ParsedRequest] = OrderedDict()
         """Requests, other than GETs, whose header section had been seen before; the oldest of many is dropped."""
         self._has_decisive_numbers = any(not VARIED.isdisjoint(route.credential_names) for route in routes)
@@ -245,7 +246,7 @@ class RequestParser:
         if facts.host_name is None:
             raise BadRequest("Invalid Host header")
         host = facts.host_name if target.authority is None else host_of(target.authority)
-        route = context.route = route_for(self._routes, host, target.path)
+        route = context.route = route_for(self.routes, host, target.path)
         if route is None:
             raise NoRoute
         if facts.is_looping:

@@ -71,7 +71,7 @@ class RecognisingConnection(ReadingConnection, Handling):
             began >= answer.until or answer.version is not answer.stream.version or clients.refusals
         ) and not clients.is_current(answer, data):
             return False
-        if (admits := clients.admits) is not None and not admits(answer, self, section):
+        if (clients.limits_hits or answer.is_guarded) and not clients.admits(answer, self, section):
             return False
         self._is_active = True
         answer.hits += 1

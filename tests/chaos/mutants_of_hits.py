@@ -101,7 +101,7 @@ def any_number_of_lines_is_taken_out() -> Patches:
 def _found(connection: Connection, data: bytes) -> tuple[RememberedAnswer, Section] | None:
     """The remembered answer to these bytes, and their header section."""
     clients = connection._clients
-    if clients.find is None or clients.admits is not None or connection.transport is None:
+    if clients.find is None or clients.limits_hits or connection.transport is None:
         return None
     found = clients.exact.get(data) or clients.find(data)
     return (found[0], found[1]) if found is not None and isinstance(found[0], RememberedAnswer) else None

@@ -314,7 +314,7 @@ class Http2Connection(TimedHttp2Connection):
             began >= known.until or known.version is not known.stream.version or clients.refusals
         ) and not clients.is_current(known, alias):
             return False
-        if clients.admits is not None and not clients.admits(known, self, section):
+        if (clients.limits_hits or known.is_guarded) and not clients.admits(known, self, section):
             return False
         known.hits += 1
         self._send_remembered(stream, known, request)

@@ -1,0 +1,76 @@
+"""Protected resource metadata (RFC 9728): where clients of a route with rules for tokens get one.
+
+Every URL below such a route is a resource of its own, whose metadata is at the URL with
+`/.well-known/oauth-protected-resource` put between host and path (section 3.1).  A challenge names that URL, so the
+`resource` in the metadata is the URL that the client has asked for, as section 3.3 demands.  Nothing in it depends on
+whether there is such a stream.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from multidict import CIMultiDict
+
+from gateway.auth.guard import Guard
+from gateway.auth.permissions import DETAIL_TYPE
+from gateway.auth.rules import JwtRule
+from gateway.engine.core import route_for
+from gateway.engine.route import Route
+from gateway.protocol.target import BadHost, BadTarget, host_of, parse_target
+from gateway.server.request import Request
+
+WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
+_FRESH_S: Final = 300
+
+
+def metadata_url(request: Request, path: str) -> str:
+    """Where the metadata of the stream with this canonical path is."""
+    return f"{request.scheme}://{request.host}{WELL_KNOWN}{path if path != '/' else ''}"
+
+
+def metadata(routes: Sequence[Route], request: Request) -> tuple[CIMultiDict[str], bytes] | None:
+    """The headers and the body of the metadata that the request asks for; None if it asks for something else.
+
+    `routes` are in order of precedence, highest first.
+    """
+    if request.method not in ("GET", "HEAD"):
+        return None
+    hosts = request.headers.getall("Host", ())
+    try:
+        target = parse_target(request.target)
+        host = host_of(hosts[0]) if len(hosts) == 1 and target.authority is None else None
+    except (BadHost, BadTarget):
+        return None
+    below = target.path.removeprefix(WELL_KNOWN)
+    if host is None or target.query or below == target.path or (below and not below.startswith("/")):
+        return None
+    route = route_for(routes, host, below or "/")
+    if route is None or route.guard is None or (found := _of_guard(route.guard)) is None:
+        return None
+    tree = {"resource": f"{request.scheme}://{request.host}{below}", **found, "resource_name": route.name}
+    headers = CIMultiDict({"Content-Type": "application/json", "Cache-Control": f"max-age={_FRESH_S}"})
+    headers["X-Content-Type-Options"] = "nosniff"
+    # It is public, and clients in browsers need it.
+    headers["Access-Control-Allow-Origin"] = "*"
+    return headers, json.dumps(tree, separators=(",", ":")).encode()
+
+
+def _of_guard(guard: Guard) -> dict[str, Any] | None:
+    """What holds for all resources of a route; None if it has no rule for tokens."""
+    rules = [rule for rule in guard.rules if isinstance(rule, JwtRule)]
+    if not rules:
+        return None
+    methods = ["header", *(["query"] if any(rule.parameter for rule in rules) else [])]
+    return {
+        "authorization_servers": list(dict.fromkeys(rule.tokens.issuer for rule in rules)),
+        "bearer_methods_supported": methods,
+        "authorization_details_types_supported": [DETAIL_TYPE],
+    }
+
+
+def names_metadata(guard: Guard) -> bool:
+    """Whether challenges of the route name its metadata."""
+    return any(isinstance(rule, JwtRule) for rule in guard.rules)
