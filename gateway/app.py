@@ -375,6 +375,7 @@ async def start_gateway(
     metrics.listeners.expiries = frontend.listeners.expiries
     gateway = RunningGateway(config, engine, metrics, frontend, load, log, environ)
     metrics.plan = gateway.plan_figures.look
+    metrics.tenants = frontend.routes.verdicts.tenants.items
     metrics.look = partial(
         look_at, engine, frontend.connections, lambda: Unsent(*frontend.unsent()), lambda: gateway.is_ready
     )

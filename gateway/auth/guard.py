@@ -151,7 +151,7 @@ class Guard:
             credential, has_one = self.find_credential(asked)
             if credential is None:
                 if asked.is_read and self.is_public(asked.path):
-                    return Allowed(PUBLIC, self.verdicts.edition)
+                    return self.verdicts.allow(PUBLIC)
                 if has_one:
                     raise BadCredential("No rule accepts the credential")
                 raise Unauthenticated(None, self._challenge())
@@ -164,7 +164,7 @@ class Guard:
                 "The credential is revoked", self._challenge("invalid_token", "The credential is revoked")
             )
         self._check(principal, asked, is_cookie=credential.is_cookie)
-        return Allowed(principal, self.verdicts.edition)
+        return self.verdicts.allow(principal)
 
     def _explained(self, error: BadCredential) -> tuple[str, str]:
         """The text of a refusal, and its challenge."""

@@ -152,7 +152,8 @@ def verify(token: Unverified, rule: TokenRule, keys: Keys, wall: float) -> Princ
     places = {place for one in permissions for place in one.pattern.places}
     # No more of the token than its permissions need is kept.
     filled = {place: claims[place] for place in places if place in claims}
-    return Principal(subject, permissions, expires_at, tenant, token_id, candidates[0].kid or kid or "", claims=filled)
+    key_id = candidates[0].kid or kid or ""
+    return Principal(subject, permissions, expires_at, tenant, token_id, key_id, claims=filled, issuer=rule.issuer)
 
 
 def _check_signature(text: str, key: Any, rule: TokenRule) -> None:

@@ -24,6 +24,9 @@ class Principal(NamedTuple):
     """The client network (CIDR) that the credential is bound to; empty for any."""
     claims: dict[str, object] = {}  # noqa: RUF012
     """The claims that patterns are filled in from."""
+    issuer: str = ""
+    """The party that has named the principal, its tenant and the credential: `iss` of a token, empty for signatures.
+    Equal names of two issuers are two names."""
 
     def allows(self, action: Action, path: str) -> bool:
         """Whether it may do this to the stream with this canonical path."""
@@ -32,6 +35,15 @@ class Principal(NamedTuple):
 
 PUBLIC: Final = Principal("", (), math.inf)
 """Everybody, on public streams."""
+
+
+class Caller(NamedTuple):
+    """A client with its principal, as records name them."""
+
+    address: str | None
+    principal: str
+    tenant: str
+    issuer: str
 
 
 class AuthRefused(GatewayError):

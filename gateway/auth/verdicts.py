@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, Protocol
 
 from gateway.auth.key_sets import KeySets
-from gateway.auth.verdict import PUBLIC, Principal
+from gateway.auth.usage import Tenants, Usage
+from gateway.auth.verdict import PUBLIC, Caller, Principal
+from gateway.limits.accounts import NO_PARTIES, Parties
 from gateway.limits.oldest import evict_oldest
 
 MOST_REVOCATIONS: Final = 1 << 16
@@ -24,9 +26,9 @@ Subject = Literal["principal", "token", "key"]
 class Allowed:
     """A verdict: a principal may do what was asked."""
 
-    __slots__ = ("edition", "principal", "until")
+    __slots__ = ("_caller", "edition", "parties", "principal", "until", "usage")
 
-    def __init__(self, principal: Principal, edition: int) -> None:
+    def __init__(self, principal: Principal, edition: int, usage: Usage | None = None) -> None:
         # Verdicts are kept in number, and have no use for what the principal may do elsewhere.
         self.principal = (
             principal._replace(permissions=(), claims=PUBLIC.claims) if principal.permissions else principal
@@ -34,6 +36,27 @@ class Allowed:
         self.until = principal.expires_at
         """Unix seconds."""
         self.edition = edition
+        self.parties = parties_of(principal)
+        self.usage = usage
+        """The usage of the principal's tenant; None without a tenant."""
+        self._caller: Caller | None = None
+
+    def caller(self, address: str | None) -> Caller:
+        """The principal at this address."""
+        caller = self._caller
+        if caller is None or caller.address != address:
+            name, tenant, issuer = self.principal.name, self.principal.tenant, self.principal.issuer
+            caller = self._caller = Caller(address, name, tenant, issuer)
+        return caller
+
+
+def parties_of(principal: Principal) -> Parties:
+    """The names under which limits count a principal and its tenant."""
+    if not principal.name:
+        return NO_PARTIES
+    # No name has a line break, and no client network has a space.
+    tenant = f"tenant of {principal.issuer}\n{principal.tenant}" if principal.tenant else ""
+    return Parties(f"principal of {principal.issuer}\n{principal.name}", tenant)
 
 
 class GuardedRead(Protocol):
@@ -51,6 +74,8 @@ class Revocation(NamedTuple):
 
     subject: Subject
     name: str
+    issuer: str | None = None
+    """Who has named it, empty for keys of signed URLs; None for every issuer that has given this name."""
 
 
 class Verdicts:
@@ -64,6 +89,7 @@ class Verdicts:
         self._revoked: OrderedDict[Revocation, float] = OrderedDict()
         """Until when, in Unix seconds."""
         self.live: dict[GuardedRead, None] = {}
+        self.tenants = Tenants()
 
     def __repr__(self) -> str:
         return f"<Verdicts {len(self._revoked)} revocations, {len(self.live)} live reads>"
@@ -71,6 +97,11 @@ class Verdicts:
     def holds(self, allowed: Allowed | None) -> bool:
         """Whether a verdict that was remembered is valid now."""
         return allowed is not None and allowed.edition == self.edition and self.wall() < allowed.until
+
+    def allow(self, principal: Principal) -> Allowed:
+        """A verdict for this principal, from now on."""
+        usage = self.tenants.usage(principal.issuer, principal.tenant) if principal.tenant else None
+        return Allowed(principal, self.edition, usage)
 
     def begin_edition(self) -> None:
         """Have every request judged again."""
@@ -93,15 +124,22 @@ class Verdicts:
         if not revoked:
             return False
         wall = self.wall()
-        named: tuple[Revocation, ...] = (
-            Revocation("principal", principal.name),
-            Revocation("token", principal.token_id),
-            Revocation("key", principal.key_id),
+        named: tuple[tuple[Subject, str], ...] = (
+            ("principal", principal.name),
+            ("token", principal.token_id),
+            ("key", principal.key_id),
         )
-        return any(wall < revoked.get(one, wall) for one in named if one.name)
+        return any(
+            wall < revoked.get(Revocation(subject, name, issuer), wall)
+            for subject, name in named
+            if name
+            for issuer in (None, principal.issuer)
+        )
 
 
 def _names(revocation: Revocation, principal: Principal) -> bool:
+    if revocation.issuer not in (None, principal.issuer):
+        return False
     match revocation.subject:
         case "principal":
             return principal.name == revocation.name

@@ -17,9 +17,10 @@ class RateLimitConfig(Model):
     name: RouteName = Field(
         description="Unique; names the limit in metrics and to clients, in the RateLimit fields of answers."
     )
-    per: Literal["client", "route", "all"] = Field(
+    per: Literal["client", "principal", "tenant", "route", "all"] = Field(
         default="client",
-        description="What has an allowance of its own: each client network, each route, or all as one.",
+        description="What has an allowance of its own: each client network, each principal or tenant of "
+        "[[route.auth]], each route, or all as one.",
     )
     routes: tuple[RouteName, ...] = Field(
         default=(), strict=False, description="Names of the routes that the limit applies to; none is every route."

@@ -187,6 +187,11 @@ class RouteConfig(Model):
         description="Header that names the principal of relayed requests to the origin; a client's own is removed. "
         "Empty: none.",
     )
+    issuer_header: HeaderName | Literal[""] = Field(
+        default="",
+        description="The same for the issuer that has named the principal; needed if several issuers may give out one "
+        "name. Empty: none.",
+    )
     tenant_header: HeaderName | Literal[""] = Field(
         default="", description="The same for the principal's tenant. Empty: none."
     )
@@ -334,7 +339,14 @@ class RouteConfig(Model):
     def _auth_is_of_streams(self) -> Self:
         if self.auth and self.protocol == "s2" and not self.is_bridged:
             raise MisfitError("goes with Durable Streams only: S2 has access tokens of its own", "auth")
-        for name in ("conceal", "store_private", "client_credentials", "principal_header", "tenant_header"):
+        for name in (
+            "conceal",
+            "store_private",
+            "client_credentials",
+            "principal_header",
+            "issuer_header",
+            "tenant_header",
+        ):
             if not self.auth and getattr(self, name) != RouteConfig.model_fields[name].default:
                 raise MisfitError("has no effect without [[route.auth]]", name)
         return self

@@ -23,7 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 UNKNOWN: Final = ""
 """The net of clients without an address: those on a Unix socket, and the gateway itself."""
@@ -56,6 +56,16 @@ def client_nets(v4_bits: int, v6_bits: int) -> ClientNet:
     return client_net
 
 
+class Parties(NamedTuple):
+    """The names of an authorised request's principal and tenant, under which their accounts are kept next to those of
+    client networks.  Empty: it has none, and no limit of that kind bounds it."""
+
+    principal: str
+    tenant: str
+
+
+NO_PARTIES: Final = Parties(UNKNOWN, UNKNOWN)
+
 MOST_UNUSED: Final = 16_384
 """Accounts that are kept although nothing of them is in use."""
 NO_TIMES: Final[dict[Hashable, float]] = {}
@@ -67,7 +77,8 @@ _LOOKED_AT: Final = 8
 
 
 class Account:
-    """What one client network uses and has taken, and its ban; or what a route or all clients together have taken."""
+    """What one client network uses and has taken, and its ban; or what a principal, a tenant, a route or all clients
+    together have taken."""
 
     __slots__ = (
         "_owner",

@@ -19,9 +19,10 @@ into debt, and refuses requests until the debt is paid.
 
 `gateway.server.admission` asks, and answers 429 (RFC 6585 section 4) where a request is not admitted.
 
-A limit has an allowance for each client's net, for each route, or one for all.  The first is kept in the net's account
-(`gateway.limits.accounts`), each of the others in an account of its own.  A client without an account, because its net
-is not known, is not bounded by a limit per client.
+A limit has an allowance for each client's net, each principal, each tenant, each route, or one for all.  The first
+three are kept in accounts of `gateway.limits.accounts`, by the names of the net, the principal or the tenant; each of
+the others is in an account of its own.  A limit per client does not bound a client whose net is not known, nor do
+limits per principal and tenant bound a request without one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from gateway.config.rate_limits import RateLimitConfig
-from gateway.limits.accounts import NO_COUNTS, NO_TIMES, Account
+from gateway.limits.accounts import NO_COUNTS, NO_PARTIES, NO_TIMES, Account, Accounts, Parties
 
 _ROUNDING_S: Final = 1e-9
 """Tokens count as there this much earlier: times are sums of fractions."""
@@ -184,6 +185,8 @@ class RateLimit:
         self.bytes = Rate(config.bytes_per_s, config.bytes_per_s) if config.bytes_per_s is not None else None
         self.counts_live = config.live_reads is not None or self.bytes is not None
         """Whether the limit has to know when a live read ends."""
+        self.party = {"principal": 0, "tenant": 1}.get(config.per)
+        """The place among `Parties` of the name whose account counts; None for other accounts."""
         self._shared: dict[str, Account] = {}
         """The accounts of routes, or the one of all."""
 
@@ -197,7 +200,7 @@ class RateLimit:
     def shared(self, route: str) -> Account | None:
         """The account that all clients of the route have in common; None if each has its own."""
         match self.config.per:
-            case "client":
+            case "client" | "principal" | "tenant":
                 return None
             case "route":
                 return self._shared.setdefault(route, Account(route))
@@ -280,14 +283,19 @@ class LimitedLive:
                 del account.live[limit]
             if limit.bytes is not None:
                 limit.bytes.take(account, now, sent_bytes)
+            if limit.party is not None:
+                account.forget_if_unused()
         if self._account is not None:
             self._account.end_live(sent_bytes)
 
 
 class RateLimits:
-    """The limits in effect.  `account` is the client's, or None if its net is not known; `now` is monotonic seconds."""
+    """The limits in effect.  `account` is the client's, or None if its net is not known; `parties` are those of the
+    request's credential; `now` is monotonic seconds."""
 
-    def __init__(self, configs: Sequence[RateLimitConfig] = ()) -> None:
+    def __init__(self, accounts: Accounts, configs: Sequence[RateLimitConfig] = ()) -> None:
+        """`accounts` keeps those of principals and tenants."""
+        self._accounts = accounts
         self.limits: tuple[RateLimit, ...] = ()
         self._of_route: dict[str, tuple[tuple[RateLimit, Account | None], ...]] = {}
         """The limits that apply to a route, each with the account that all its clients have in common, if they have."""
@@ -303,40 +311,64 @@ class RateLimits:
         self.limits = tuple(known.get(config) or RateLimit(config) for config in configs)
         self._of_route = {}
 
-    def _applied(self, account: Account | None, route: str) -> list[tuple[RateLimit, Account]]:
+    def _applied(self, account: Account | None, route: str, parties: Parties) -> list[tuple[RateLimit, Account]]:
         """The limits that apply to a client's requests of a route, and the accounts of which they take."""
         limits = self._of_route.get(route) or self._find(route)
-        return [(limit, one) for limit, shared in limits if (one := shared or account) is not None]
+        if parties is NO_PARTIES:
+            return [
+                (limit, one)
+                for limit, shared in limits
+                if limit.party is None and (one := shared or account) is not None
+            ]
+        return [
+            (limit, one)
+            for limit, shared in limits
+            if (
+                one := shared or (account if limit.party is None else self._accounts.open_account(parties[limit.party]))
+            )
+            is not None
+        ]
 
     def _find(self, route: str) -> tuple[tuple[RateLimit, Account | None], ...]:
         found = tuple((limit, limit.shared(route)) for limit in self.limits if limit.applies_to(route))
         self._of_route[route] = found
         return found
 
-    def refusal(self, account: Account | None, route: str, now: float, *, is_live: bool) -> RateRefusal | None:
+    def refusal(
+        self, account: Account | None, route: str, now: float, parties: Parties = NO_PARTIES, *, is_live: bool
+    ) -> RateRefusal | None:
         """The limit for which the request has to wait longest; None if it may be admitted."""
         refusal = None
-        for limit, one in self._applied(account, route):
+        for limit, one in self._applied(account, route, parties):
             wait_s = 0.0 if limit.admits(one, now, is_live=is_live) else limit.wait_s(one, now, is_live=is_live)
             if wait_s and (refusal is None or wait_s > refusal.wait_s):
                 refusal = RateRefusal(limit.config.name, wait_s)
         return refusal
 
-    def take(self, account: Account | None, route: str, now: float) -> None:
+    def take(self, account: Account | None, route: str, now: float, parties: Parties = NO_PARTIES) -> None:
         """Count a request that has been admitted."""
-        for limit, one in self._applied(account, route):
+        for limit, one in self._applied(account, route, parties):
             limit.take(one, now)
 
-    def take_if_admitted(self, account: Account | None, route: str, now: float, sent_bytes: int) -> bool:
+    def take_if_admitted(
+        self, account: Account | None, route: str, now: float, sent_bytes: int, parties: Parties = NO_PARTIES
+    ) -> bool:
         """Count a request that an answer of `sent_bytes` body bytes answers; False, with nothing counted, if some limit
         refuses it."""
+        if parties is not NO_PARTIES:
+            applied = self._applied(account, route, parties)
+            if not all(limit.admits(named, now) for limit, named in applied):
+                return False
+            for limit, named in applied:
+                limit.take(named, now, sent_bytes)
+            return True
         # Every hit passes here, so no list of the accounts is made.
         limits = self._of_route.get(route) or self._find(route)
         for limit, shared in limits:
-            if (one := shared or account) is not None and not limit.admits(one, now):
+            if (one := shared or account) is not None and limit.party is None and not limit.admits(one, now):
                 return False
         for limit, shared in limits:
-            if (one := shared or account) is not None:
+            if (one := shared or account) is not None and limit.party is None:
                 limit.take(one, now, sent_bytes)
         return True
 
@@ -346,21 +378,27 @@ class RateLimits:
             if limit.config.per == "client" and limit.requests is not None:
                 limit.requests.keep_empty(account, now, until)
 
-    def charge(self, account: Account | None, route: str, sent_bytes: int, now: float) -> None:
+    def charge(
+        self, account: Account | None, route: str, sent_bytes: int, now: float, parties: Parties = NO_PARTIES
+    ) -> None:
         """Count the body bytes of an answer that has been sent."""
-        for limit, one in self._applied(account, route):
+        for limit, one in self._applied(account, route, parties):
             if limit.bytes is not None:
                 limit.bytes.take(one, now, sent_bytes)
 
-    def begin_live(self, account: Account | None, route: str, now: Callable[[], float]) -> LimitedLive | None:
+    def begin_live(
+        self, account: Account | None, route: str, now: Callable[[], float], parties: Parties = NO_PARTIES
+    ) -> LimitedLive | None:
         """Count a live read that has been admitted, and that its account counts; `LimitedLive.end_live` must follow.
         None if no limit counts it."""
-        applied = [one for one in self._applied(account, route) if one[0].counts_live]
+        applied = [one for one in self._applied(account, route, parties) if one[0].counts_live]
         return LimitedLive(account, applied, now) if applied else None
 
-    def fields(self, account: Account | None, route: str, now: float) -> RateLimitFields | None:
+    def fields(
+        self, account: Account | None, route: str, now: float, parties: Parties = NO_PARTIES
+    ) -> RateLimitFields | None:
         """The fields for an answer to a request of the client; None if no limit applies."""
-        applied = self._applied(account, route)
+        applied = self._applied(account, route, parties)
         if not applied:
             return None
         return RateLimitFields(

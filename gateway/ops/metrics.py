@@ -21,6 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from gateway import __version__
+from gateway.auth.usage import Usage
 from gateway.http.http2.flood_limits import SessionCounts
 from gateway.ops.auth_families import auth_families
 from gateway.ops.connection_families import connection_families
@@ -45,6 +46,7 @@ from gateway.ops.operation_figures import OperationFigures
 from gateway.ops.origin_families import origin_families
 from gateway.ops.plan_families import plan_families
 from gateway.ops.state import State
+from gateway.ops.tenant_families import tenant_families
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
@@ -134,6 +136,8 @@ class Metrics(Collector):
         """Counts of the HTTP/2 sessions with origins; replaced by those of the engine's client."""
         self.plan: Callable[[], PlanState | None] = lambda: None
         """Reads the state of the cache plan in effect."""
+        self.tenants: Callable[[], Iterable[tuple[tuple[str, str], Usage]]] = lambda: ()
+        """Reads the usage by issuer and tenant."""
         if registry is None:
             registry = CollectorRegistry()
             ProcessCollector(registry=registry)
@@ -316,6 +320,7 @@ class Metrics(Collector):
         yield from auth_families(self.auth_services, self.guarded_routes)
         if (plan := self.plan()) is not None:
             yield from plan_families(plan)
+        yield from tenant_families(self.tenants())
         yield route_family(self.routes, self.protocols)
         yield build_family(self._version)
         self._forget(state)

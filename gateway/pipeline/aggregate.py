@@ -29,7 +29,17 @@ from gateway.pipeline.gold.closed_loops import closed_loops
 from gateway.pipeline.gold.delivery import delivery
 from gateway.pipeline.gold.reconnects import reconnects
 from gateway.pipeline.gold.top_streams import ranks, top_streams
-from gateway.pipeline.gold.windows import SUMMED, errors, fan_out, latency, offload, slow_consumers, sums, traffic
+from gateway.pipeline.gold.windows import (
+    SUMMED,
+    errors,
+    fan_out,
+    latency,
+    offload,
+    slow_consumers,
+    sums,
+    traffic,
+    usage,
+)
 from gateway.pipeline.lake import File, Lake, Snapshot
 from gateway.pipeline.session import fit, persisted
 from gateway.pipeline.tables import LATE_DAYS, Table
@@ -157,9 +167,13 @@ class _Run:
             earlier = self._stored(tables.RECONNECTS, before)
             self._write(reconnects(returned, earlier), tables.RECONNECTS, after | gone)
 
+        def of_usage() -> None:
+            used = lines("principal", "tenant", "issuer", "duration_s", "sent_bytes", "fetched_bytes")
+            self._write(usage(used), tables.USAGE, changed)
+
         # The longest first.
         parts = (of_sums, of_streams, of_reconnects, of_delivery, of_closed_loops)
-        together(self.spark, (*parts, of_latency, of_fan_out, of_slow_consumers))
+        together(self.spark, (*parts, of_latency, of_fan_out, of_slow_consumers, of_usage))
         marks = {GOLD_MARK: self.silver.version}
         snapshot = self.gold[LAST_OF_GOLD]
         self.gold[LAST_OF_GOLD] = snapshot.commit(last, replaces=compared | gone, marks=marks)

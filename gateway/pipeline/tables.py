@@ -165,6 +165,9 @@ REQUESTS: Final = _table("""
     subscribers      bigint     Live readers of the stream; NULL but for live reads.
     coding           string     Content coding; NULL where there was none.
     client           string     Address as the log has it; NULL where it has none.
+    principal        string     For whom the request was allowed; NULL where no rule had to allow it.
+    tenant           string     Of the principal; NULL where it has none.
+    issuer           string     Who has named the principal; NULL for keys of signed URLs.
     user_agent       string     NULL where there was none.
     trace_id         string     NULL where there was none.
     close_reason     string     `gateway.telemetry.access_record.CloseReason`; NULL but for live reads.
@@ -275,6 +278,17 @@ ERRORS: Final = _table("""
     outcome   string  refused, failed, aborted (but for live readers that left), or any with a status of 400 and more.
     requests  bigint  Requests that ended so.
 """)
+USAGE: Final = _table("""
+    gold/usage hour issuer tenant principal
+    day hour
+    issuer         string  Who has named the principal; `-` for keys of signed URLs.
+    tenant         string  Of the principal; `-` where it has none.
+    principal      string  For whom the requests were allowed; other requests are not counted here.
+    requests       bigint  Requests that ended.
+    sent_bytes     bigint  Body bytes to clients.
+    fetched_bytes  bigint  Body bytes from the origin because of them.
+    live_s         double  Seconds of live reads that ended in this hour.
+""")
 CLOSED_LOOPS: Final = _table("""
     gold/closed_loops minute route stream client user_agent
     day minute route
@@ -313,6 +327,7 @@ GOLD: Final = (
     RECONNECTS,
     SLOW_CONSUMERS,
     ERRORS,
+    USAGE,
     CLOSED_LOOPS,
     ANOMALIES,
 )

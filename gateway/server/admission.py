@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from gateway.config.limits import LimitsConfig
 from gateway.errors import TooManyRequests
-from gateway.limits.accounts import Account, Accounts
+from gateway.limits.accounts import NO_PARTIES, Account, Accounts, Parties
 from gateway.limits.rate_limits import UNKNOWN_WAIT_S, Bans, RateLimitFields, RateLimits, retry_after_s
 from gateway.server.request import Channel
 from gateway.telemetry.metrics import MetricsRecorder
@@ -53,7 +53,7 @@ class Admission:
         self.accounts.forget_full()
 
     def admit_request(
-        self, channel: Channel, account: Account | None, route: str, *, is_live: bool
+        self, channel: Channel, account: Account | None, route: str, parties: Parties = NO_PARTIES, *, is_live: bool
     ) -> RateLimitFields | None:
         """Count the request, and the live read until the channel's `live_use` ends.
 
@@ -65,15 +65,15 @@ class Admission:
         fields = None
         if self.rates.limits:
             now = self.now()
-            refusal = self.rates.refusal(account, route, now, is_live=is_live)
+            refusal = self.rates.refusal(account, route, now, parties, is_live=is_live)
             if refusal is None:
-                self.rates.take(account, route, now)
-            fields = self.rates.fields(account, route, now)
+                self.rates.take(account, route, now, parties)
+            fields = self.rates.fields(account, route, now, parties)
             if refusal is not None:
                 self._metrics.rate_limited(refusal.limit, route)
                 raise TooManyRequests(retry_after_s(refusal.wait_s, self._rng), fields=fields)
         if is_live:
-            self._begin_live(channel, account, route)
+            self._begin_live(channel, account, route, parties)
         return fields
 
     def refused(self, account: Account | None) -> bool:
@@ -92,12 +92,14 @@ class Admission:
             )
         return account.is_banned(now)
 
-    def admit_remembered(self, account: Account | None, route: str, sent_bytes: int) -> bool:
+    def admit_remembered(
+        self, account: Account | None, route: str, sent_bytes: int, parties: Parties = NO_PARTIES
+    ) -> bool:
         """Count a request that a remembered answer of `sent_bytes` body bytes answers; False, with nothing counted, if
         the handler has to refuse it."""
-        return self.rates.take_if_admitted(account, route, self.now(), sent_bytes)
+        return self.rates.take_if_admitted(account, route, self.now(), sent_bytes, parties)
 
-    def begin_join(self, channel: Channel, account: Account | None, route: str) -> bool:
+    def begin_join(self, channel: Channel, account: Account | None, route: str, parties: Parties = NO_PARTIES) -> bool:
         """Count a live read that is not parsed, as long as the channel's `live_use` lasts; False, with nothing counted,
         if the handler has to refuse it.  `joined` follows if it has begun."""
         rates = self.rates
@@ -108,27 +110,29 @@ class Admission:
             channel.live_use = account
             account.live_reads += 1
             return True
-        if rates.refusal(account, route, self.now(), is_live=True) is not None:
+        if rates.refusal(account, route, self.now(), parties, is_live=True) is not None:
             return False
-        self._begin_live(channel, account, route)
+        self._begin_live(channel, account, route, parties)
         return True
 
-    def joined(self, account: Account | None, route: str) -> None:
+    def joined(self, account: Account | None, route: str, parties: Parties = NO_PARTIES) -> None:
         """Count the request of a live read that has joined."""
         if self.rates.limits:
             # It may be over already, and its account forgotten: what is taken of another object counts for nothing.
             current = self.accounts.open_account(account.net) if account is not None else None
-            self.rates.take(current, route, self.now())
+            self.rates.take(current, route, self.now(), parties)
 
-    def charge(self, net: str, route: str, sent_bytes: int) -> None:
+    def charge(self, net: str, route: str, sent_bytes: int, parties: Parties = NO_PARTIES) -> None:
         """Count the body bytes of an answer that is not live."""
         if self.rates.limits:
-            self.rates.charge(self.accounts.open_account(net), route, sent_bytes, self.now())
+            self.rates.charge(self.accounts.open_account(net), route, sent_bytes, self.now(), parties)
 
-    def _begin_live(self, channel: Channel, account: Account | None, route: str) -> None:
+    def _begin_live(self, channel: Channel, account: Account | None, route: str, parties: Parties) -> None:
         channel.live_use = account
         if account is not None:
             account.begin_live()
-        if self.rates.limits and (limited := self.rates.begin_live(account, route, self.now)) is not None:
+        if not self.rates.limits:
+            return
+        if (limited := self.rates.begin_live(account, route, self.now, parties)) is not None:
             channel.live_bytes = 0
             channel.live_use = limited

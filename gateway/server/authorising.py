@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 from urllib.parse import quote, unquote_plus
 
@@ -110,7 +110,7 @@ class Authoriser:
             return True
         if is_preflight(request, guard):
             # Browsers send it without credentials (Fetch standard, section 4.8), and the origin answers for CORS.
-            context.allowed = Allowed(PUBLIC, self.verdicts.edition)
+            context.allowed = self.verdicts.allow(PUBLIC)
             return True
         asked = self._asked(request, parsed)
         account = self._account(parsed.client)
@@ -160,7 +160,8 @@ class Authoriser:
 
     def register(self, channel: Channel, allowed: Allowed) -> None:
         """A live read that was allowed has been admitted."""
-        channel.live_use = GuardedUse(channel, channel.live_use, allowed, self.verdicts)
+        channel.live_bytes = 0
+        channel.live_use = GuardedUse(channel, channel.live_use, allowed, self.verdicts, self._admission.now)
 
     def end_at_expiry(self, clock: Clock) -> None:
         """Have every guarded live read end with its credential: an undone drain has begun another lifetime."""
@@ -211,7 +212,11 @@ def headers_for_origin(
         for name in (*config.credential_headers, *guard.vary):
             headers.popall(name, None)
     principal = allowed.principal if allowed is not None else PUBLIC
-    for name, value in ((config.principal_header, principal.name), (config.tenant_header, principal.tenant)):
+    for name, value in (
+        (config.principal_header, principal.name),
+        (config.issuer_header, principal.issuer),
+        (config.tenant_header, principal.tenant),
+    ):
         if name:
             _remove(headers, {name.lower().replace("_", "-")})
             if value:
@@ -287,9 +292,18 @@ def _is_from_site(request: Request, config: RouteConfig) -> bool:
 class GuardedUse:
     """A live read that a verdict allowed: counted as any other, and registered until it ends."""
 
-    __slots__ = ("_channel", "_timer", "_use", "_verdicts", "allowed")
+    __slots__ = ("_began", "_channel", "_now", "_timer", "_use", "_verdicts", "allowed")
 
-    def __init__(self, channel: Channel, use: LiveUse | None, allowed: Allowed, verdicts: Verdicts) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        use: LiveUse | None,
+        allowed: Allowed,
+        verdicts: Verdicts,
+        now: Callable[[], float],
+    ) -> None:
+        self._now = now
+        self._began = now()
         self._channel = channel
         self._use = use
         self._verdicts = verdicts
@@ -308,6 +322,8 @@ class GuardedUse:
             self._timer.cancel()
         if self._use is not None:
             self._use.end_live(sent_bytes)
+        if (usage := self.allowed.usage) is not None:
+            usage.add(sent_bytes, self._now() - self._began)
 
     def revoke(self) -> None:
         """End the read at once: an SSE answer in order, any other by dropping its connection."""

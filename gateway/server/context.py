@@ -18,7 +18,7 @@ from gateway.engine.response_heads import failure_answer
 from gateway.engine.route import Route
 from gateway.errors import GatewayError
 from gateway.http.outgoing import Fields
-from gateway.limits.accounts import UNKNOWN
+from gateway.limits.accounts import NO_PARTIES, UNKNOWN, Parties
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import applied
 from gateway.protocol.freshness import keep_private
@@ -38,6 +38,7 @@ from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, Sent
 _ORIGIN: Final = istr("Origin")
 _SERVER: Final = istr("Server")
 _VIA: Final = istr("Via")
+_LIVE_MODES: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 _BY_CLIENT: Final = frozenset({400, 408, 414, 429, 431})
 """The statuses of refusals that a client brings about by what it sends, or by how often."""
 
@@ -78,6 +79,8 @@ class RequestContext:
     """Whether request and answer go on side by side for as long as both parties like."""
     allowed: Allowed | None = None
     """The verdict on the request; None on a route without rules who may."""
+    parties: Parties = NO_PARTIES
+    """The request's principal and tenant, as limits count them."""
     is_public: bool = False
     """Whether the request reads a stream that everybody may read."""
     speaks_s2: bool = False
@@ -138,7 +141,10 @@ class ResponseRecorder:
         if (body := request.body) is not None and body.exceeded is not None:
             self.metrics.client_limited(body.exceeded)
         if sent.body_bytes and route is not None:
-            self._admission.charge(context.client, route, sent.body_bytes)
+            self._admission.charge(context.client, route, sent.body_bytes, context.parties)
+        # Live reads are counted where they are registered.
+        if (allowed := context.allowed) is not None and allowed.usage is not None and mode not in _LIVE_MODES:
+            allowed.usage.add(sent.body_bytes)
         if observed is not None:
             self._observers.request_ended(observed, answered, mode, outcome, route, began, sent)
         if answered is not None or stage is _RELAYED:

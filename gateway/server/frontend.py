@@ -22,6 +22,7 @@ from gateway.auth.rules import Rules
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.core import Engine
 from gateway.engine.route import HeaderRules, RouteTable
+from gateway.limits.accounts import NO_PARTIES, Parties
 from gateway.limits.rate_limits import RateLimits
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.client_address import Proxies
@@ -40,7 +41,7 @@ from gateway.server.observing import Observers
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Request
 from gateway.server.request_keys import Section, Sections
-from gateway.telemetry.access_record import Record
+from gateway.telemetry.access_record import Client, Record
 from gateway.telemetry.metrics import Sent
 from gateway.telemetry.tracing import NO_TRACER
 from gateway.upstream.auth_services import AuthServices
@@ -106,7 +107,7 @@ class Frontend:
         self._joins = Joins(self._sections)
         self._observers = Observers(access_log, tracer, engine.clock)
         limits, accounts = config.limits, engine.accounts
-        self._rates = RateLimits(config.rate_limits)
+        self._rates = RateLimits(accounts, config.rate_limits)
         self._admission = Admission(limits, accounts, self._rates, metrics, rng, engine.clock.now)
         self._admission.on_ban = engine.suspend_client
         remembered = self._make_remembered()
@@ -218,20 +219,29 @@ class Frontend:
 
     def _admits(self, answer: RememberedAnswer, peer: Peer, section: Section) -> bool:
         """Whether a request that a remembered answer answers is allowed, and a rate limit admits it."""
+        parties, usage = NO_PARTIES, None
         if answer.is_guarded:
             # As `Authoriser.allowed`, without two calls: every authorised hit passes here.
             key, verdicts = answer.key, self.routes.verdicts
             allowed = section.allowed.get(key[0]) if key is not None else None
             if allowed is None or allowed.edition != verdicts.edition or verdicts.wall() >= allowed.until:
                 return False
-        if not self._rates.limits:
-            return True
+            parties, usage = allowed.parties, allowed.usage
+        if self._rates.limits and not self._has_tokens(answer, peer, section, parties):
+            return False
+        if usage is not None:
+            usage.requests += 1
+            usage.sent_bytes += answer.body_bytes
+        return True
+
+    def _has_tokens(self, answer: RememberedAnswer, peer: Peer, section: Section, parties: Parties) -> bool:
+        """Whether the rate limits admit a request that a remembered answer answers; if so, it is counted."""
         if (account := peer.use) is None:
             accounts, address, proxies = self.clients.accounts, peer.client, peer.proxies
             if proxies is not None:
                 address = section.client_address(proxies, address)
             account = accounts.open_account(accounts.net_of(address))
-        return self._admission.admit_remembered(account, answer.route, answer.body_bytes)
+        return self._admission.admit_remembered(account, answer.route, answer.body_bytes, parties)
 
     def _make_handler(self) -> Handler:
         request_handler = RequestHandler(
@@ -268,9 +278,13 @@ class Frontend:
         """Log and trace a remembered answer that was sent, if there is a log or a tracer.  Its request was read at
         `began`."""
         if answer.repeated is not None:
-            client, proxies = peer.client, peer.proxies
+            address, proxies = peer.client, peer.proxies
             if proxies is not None:
-                client = section.client_address(proxies, client)
+                address = section.client_address(proxies, address)
+            client: Client = address
+            if answer.is_guarded and answer.key is not None:
+                allowed = section.allowed.get(answer.key[0])
+                client = allowed.caller(address) if allowed is not None else address
             self._access_log.repeat(answer.repeated, began, self._now(), client, section.text)
         if self._tracer is not NO_TRACER:
             self._tracer.hit(request, answer.mode, answer.outcome)

@@ -54,7 +54,7 @@ from gateway.server.s2 import S2Answers
 from gateway.server.s2_request import S2Request
 from gateway.server.undecided import UndecidedRequest
 from gateway.server.waiting_read import WaitingRead
-from gateway.telemetry.access_record import note_request
+from gateway.telemetry.access_record import note_principal, note_request
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
 _CATCHUP, _HEAD, _LONGPOLL, _SSE = Mode.CATCHUP, Mode.HEAD, Mode.LONGPOLL, Mode.SSE
@@ -173,6 +173,10 @@ class RequestHandler:
                         return None
                 except Concealed:
                     return self._conceal(context, parsed, guard)
+                if context.allowed is not None:
+                    context.parties = context.allowed.parties
+                    if context.observed is not None:
+                        note_principal(context.allowed.caller(request.client))
             if context.mode in LIVE or self._admission.rates.limits:
                 self._admit(context, parsed)
             is_alone = request.is_alone
@@ -220,6 +224,7 @@ class RequestHandler:
                 context.request.channel,
                 admission.accounts.open_account(parsed.client),
                 parsed.route.name,
+                context.parties,
                 is_live=is_live,
             )
         except TooManyRequests as error:

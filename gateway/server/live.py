@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
 
+from gateway.auth.verdict import Caller
 from gateway.engine.long_poll_waiter import Waiter, WaitingPoll
 from gateway.engine.sse import MOST_BYTES, SseOpening, Subscription
 from gateway.errors import GatewayError
@@ -36,8 +37,9 @@ _log = logging.getLogger("gateway.live")
 _MOST_HEAD_BYTES: Final = 2_048
 """A larger head is not kept for the next reader."""
 
-Client = tuple[str | None, Section]
-"""The client of a live request that was not parsed: its address, and its header section."""
+Client = tuple[str | Caller | None, Section]
+"""The client of a live request that was not parsed: its address, with its principal if it was authorised; and its
+header section."""
 
 
 class LiveRequest(NamedTuple):

@@ -12,6 +12,7 @@ from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.read import Read
 from gateway.engine.sse import Subscription
 from gateway.errors import GatewayError
+from gateway.limits.accounts import NO_PARTIES
 from gateway.protocol.mode import Mode
 from gateway.server.admission import Admission
 from gateway.server.authorising import Authoriser
@@ -121,13 +122,14 @@ class LiveRequests:
         # The origin has refused some reader of the stream lately: this one may be it.
         if self._has_refusals(read.key) or (observers.is_traced and observers.tracer.chooses(section.text)):
             return False
-        allowed = None
+        allowed, parties = None, NO_PARTIES
         if read.route.guard is not None:
             config, authoriser = read.route.config, self._authoriser
             allowed = authoriser.allowed(section, join.line)
             most_s = config.sse_lifetime_s if join.mode is _SSE else config.long_poll_timeout_s
             if allowed is None or authoriser.ends_in_s(allowed, most_s) is not None:
                 return False
+            parties = allowed.parties
         account, address, proxies = channel.use, channel.client, channel.proxies
         if proxies is not None:
             address = section.client_address(proxies, address)
@@ -135,16 +137,18 @@ class LiveRequests:
             account = self._accounts.open_account(self._accounts.net_of(address))
         route = read.route.name
         # Counted first: the answer may be out when the request has joined.
-        if not admission.begin_join(channel, account, route):
+        if not admission.begin_join(channel, account, route, parties):
             return False
+        client: Client = (address, section)
         if allowed is not None:
             self._authoriser.register(channel, allowed)
-        began, client = self._now(), (address, section)
+            client = (allowed.caller(address), section)
+        began = self._now()
         if self._joins_readers(channel, join, began, client) or self._begins(
             LiveRequest(channel, join, began, client=client)
         ):
             if admission.rates.limits:
-                admission.joined(account, route)
+                admission.joined(account, route, parties)
             return True
         channel.end_live_use()
         return False

@@ -13,6 +13,7 @@ from dataclasses import replace
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock
+from gateway.auth.verdict import Caller
 from gateway.engine.answer import Answer
 from gateway.engine.long_poll_waiter import Rendered, Waiter
 from gateway.engine.read import Drain
@@ -58,9 +59,9 @@ class Rendering:
         self.access_log = access_log
 
 
-PolledBy = tuple[float, str | None, Section]
-"""One client of a group: when its request was read, in seconds of the streams' clock; its address; and its header
-section.  A plain tuple, because one is made for each long-poll."""
+PolledBy = tuple[float, str | Caller | None, Section]
+"""One client of a group: when its request was read, in seconds of the streams' clock; its address, with its principal
+if it was authorised; and its header section.  A plain tuple, because one is made for each long-poll."""
 
 
 class PollGroup:

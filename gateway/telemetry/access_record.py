@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import Final, NamedTuple, Protocol
 
+from gateway.auth.verdict import Caller
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
@@ -143,6 +144,11 @@ class Record:
     coding: Coding | None = None
     client: str | None = None
     """The peer's full address; the access log decides how much of it to write."""
+    principal: str = ""
+    """The party that an authorised request's credential speaks for."""
+    tenant: str = ""
+    issuer: str = ""
+    """Who has named the principal and the tenant; empty for keys of signed URLs."""
     user_agent: str | None = None
     trace_id: str | None = None
     """32 hexadecimal digits (W3C Trace Context)."""
@@ -202,6 +208,12 @@ def note_request(mode: Mode, stream: RecordedStream, start: str | None) -> None:
     if (record := record_now.get()) is not None:
         record.mode, record.start = mode, start
         record.route, record.stream, record.partition, record.is_s2 = stream
+
+
+def note_principal(caller: Caller) -> None:
+    """Record for whom the current request was allowed."""
+    if (record := record_now.get()) is not None:
+        record.principal, record.tenant, record.issuer = caller.principal, caller.tenant, caller.issuer
 
 
 def note_span(start: str, next_offset: str) -> None:
@@ -305,9 +317,11 @@ class HeaderSection(Protocol):
     """Its bytes."""
 
 
-LiveClient = tuple[str | None, HeaderSection]
-"""The client of a live request that was not parsed: its address, and its header section."""
-PolledBy = tuple[float, str | None, HeaderSection]
+Client = str | Caller | None
+"""The client of a request that was not parsed: its address, with its principal if the request was authorised."""
+LiveClient = tuple[Client, HeaderSection]
+"""The client of a live request that was not parsed, and its header section."""
+PolledBy = tuple[float, Client, HeaderSection]
 """The same of a long-poll, behind the time at which its request was read, in seconds of the streams' clock."""
 
 
@@ -335,7 +349,7 @@ class AccessLog(Protocol):
     def record(self, record: Record) -> None:
         """A request has ended, or continues if the record is not final.  The access log owns the record from now on."""
 
-    def repeat(self, hit: Repeated, began: float, ended: float, client: str | None, request: bytes) -> None:
+    def repeat(self, hit: Repeated, began: float, ended: float, client: Client, request: bytes) -> None:
         """A remembered answer was sent again: these request bytes were read at `began`, and the answer was handed to
         the connection at `ended` (monotonic seconds)."""
 
@@ -355,7 +369,7 @@ class AccessLog(Protocol):
         """Long-polls were sent the same answer at `ended`: when each began, its client's address, and its header
         section."""
 
-    def record_of(self, record: Record, began: float, client: str | None, section: HeaderSection) -> None:
+    def record_of(self, record: Record, began: float, client: Client, section: HeaderSection) -> None:
         """A live read that began at `began`, with this client and this header section, has ended or continues as the
         record says."""
 
@@ -372,7 +386,7 @@ class NoAccessLog:
     def record(self, record: Record) -> None:
         """Do nothing."""
 
-    def repeat(self, hit: Repeated, began: float, ended: float, client: str | None, request: bytes) -> None:
+    def repeat(self, hit: Repeated, began: float, ended: float, client: Client, request: bytes) -> None:
         """Do nothing."""
 
     def live(self, record: Record, began: float, update: Callable[[Record], None]) -> LiveNote:
@@ -387,7 +401,7 @@ class NoAccessLog:
     def repeat_live(self, hit: Repeated, ended: float, clients: Sequence[PolledBy]) -> None:
         """Do nothing."""
 
-    def record_of(self, record: Record, began: float, client: str | None, section: HeaderSection) -> None:
+    def record_of(self, record: Record, began: float, client: Client, section: HeaderSection) -> None:
         """Do nothing."""
 
     def unclaimed(self, stream: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:

@@ -577,7 +577,10 @@ def test_the_small_sample_loads() -> None:
         # Its windows would be longer than the fields of answers can say.
         ('name = "a"\nrequests_per_s = 1e-320', "rate_limit[0].requests_per_s: "),
         ('name = "a"\nlive_reads = 1\nroutes = ["none"]', "rate_limit[0].routes: there is no route 'none'"),
-        ('name = "a"\nlive_reads = 1\nper = "ip"', "rate_limit[0].per: should be 'client', 'route' or 'all', got 'ip'"),
+        (
+            'name = "a"\nlive_reads = 1\nper = "ip"',
+            "rate_limit[0].per: should be 'client', 'principal', 'tenant', 'route' or 'all', got 'ip'",
+        ),
         ('name = "a"\nrequest_per_s = 1', "unknown key (did you mean 'requests_per_s'?)"),
         (
             'name = "a"\nlive_reads = 1\n[[rate_limit]]\nname = "a"\nlive_reads = 2',

@@ -17,8 +17,10 @@ class Limits(RateLimits):
     """Rate limits with the accounts of clients."""
 
     def __init__(self, *tables: dict[str, Any]) -> None:
-        super().__init__([RateLimitConfig(**{"name": f"limit-{n}", **table}) for n, table in enumerate(tables)])
-        self.of = Accounts(client_nets(32, 64), lambda: 0.0).open_account
+        accounts = Accounts(client_nets(32, 64), lambda: 0.0)
+        configs = [RateLimitConfig(**{"name": f"limit-{n}", **table}) for n, table in enumerate(tables)]
+        super().__init__(accounts, configs)
+        self.of = accounts.open_account
 
 
 def admitted(rates: Limits, net: str = "a", route: str = "r", now: float = 0.0, *, is_live: bool = False) -> bool:

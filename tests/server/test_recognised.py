@@ -139,7 +139,7 @@ def admission(most_live_reads: int = 100, **limit: Any) -> tuple[Admission, Acco
     """Admission with one rate limit, and a client's account."""
     clock = ManualClock()
     accounts = Accounts(client_nets(32, 64), clock.now)
-    rates = RateLimits([RateLimitConfig(name="limit", **limit)] if limit else ())
+    rates = RateLimits(accounts, [RateLimitConfig(name="limit", **limit)] if limit else ())
     limits = LimitsConfig(client_live_reads=most_live_reads)
     account = accounts.open_account(NET)
     assert account is not None
@@ -197,7 +197,7 @@ async def test_over_http_2_a_remembered_answer_is_sent_and_reported_as_over_http
 
 async def test_over_http_2_a_remembered_answer_that_is_not_admitted_goes_to_the_handler() -> None:
     server = Server()
-    server.clients.admits = lambda answer, peer, section: False
+    server.clients.limits_hits, server.clients.admits = True, lambda answer, peer, section: False
     connection, _ = server.connect_http2()
     connection.data_received(http2_request(1, FIELDS))
     assert [request.target for request in server.handled] == ["/a?offset=-1"]

@@ -125,6 +125,14 @@ FIELDS: Final = (
         "IP address",
         "Peer address; as `log.client_address` says in full, or cut to /24 (IPv4) and /48 (IPv6).",
     ),
+    Field(
+        "principal",
+        "string",
+        "",
+        "The party for whom the request was allowed on a route with `[[route.auth]]`: `sub`, or a key of signed URLs.",
+    ),
+    Field("tenant", "string", "", "Tenant of the principal (`route.auth.tenant_claim`)."),
+    Field("issuer", "string", "", "Who has named principal and tenant: `iss`; absent for keys of signed URLs."),
     Field("user_agent", "string", "", "`User-Agent`, its first 256 characters."),
     Field("trace_id", "string", "32 hexadecimal digits", "Trace of the request (`traceparent`)."),
     Field(

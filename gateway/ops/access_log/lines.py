@@ -15,10 +15,11 @@ from typing import Any, Final, Literal
 
 import orjson
 
+from gateway.auth.verdict import Caller
 from gateway.ops.access_log.fields import S2, STREAM_CHARS, VERSION
 from gateway.ops.partition_ids import PartitionIds
 from gateway.protocol.forwarded_headers import TRACEPARENT
-from gateway.telemetry.access_record import Record, Repeated
+from gateway.telemetry.access_record import Client, Record, Repeated
 
 Masking = Literal["full", "masked", "none"]
 Query = Literal["full", "names", "none"]
@@ -36,12 +37,12 @@ _PROCESS_BYTES: Final = 6
 """Random bytes in an id: the chance that any two of a hundred thousand gateway starts draw the same is 1 in 50,000."""
 
 
-Hit = tuple[Repeated, float, float, str | None, bytes]
+Hit = tuple[Repeated, float, float, Client, bytes]
 """One more repetition of a remembered answer: the part it shares with others, when its request was read and when it was
 answered (monotonic seconds), the client, and the end of its line (from `Lines.ending`).  A plain tuple, because it is
 made on the hottest path."""
 
-Joined = tuple[Repeated, float, float, str | None, bytes, float, int]
+Joined = tuple[Repeated, float, float, Client, bytes, float, int]
 """A line of an SSE read that has most of it in common with others: the same, and the seconds until its first byte and
 the live readers of its stream."""
 
@@ -73,7 +74,7 @@ class Lines:
         self._batches = 0
         self._indexes: list[bytes] = []
         """The last parts of ids, by position in a batch."""
-        self._clients: dict[str | None, bytes] = {}
+        self._clients: dict[Client, bytes] = {}
         self._durations: dict[int, bytes] = {}
         """Pieces of hits by their duration in microseconds, of less than `_REMEMBERED`."""
         self.endings: dict[bytes, bytes] = {}
@@ -180,6 +181,8 @@ class Lines:
     def _add_client(self, record: Record, fields: dict[str, Any]) -> None:
         if (client := self._loggable_client(record.client)) is not None:
             fields["client"] = client
+        named = (("principal", record.principal), ("tenant", record.tenant), ("issuer", record.issuer))
+        fields.update((name, value) for name, value in named if value)
         if record.user_agent is not None:
             fields["user_agent"] = record.user_agent[:_AGENT_CHARS]
         if record.trace_id is not None:
@@ -222,10 +225,12 @@ class Lines:
             self._durations[micros] = piece
         return piece
 
-    def _client_piece(self, client: str | None) -> bytes:
-        address = self._loggable_client(client)
+    def _client_piece(self, client: Client) -> bytes:
+        caller = client if isinstance(client, Caller) else Caller(client, "", "", "")
+        named = (("client", self._loggable_client(caller.address)), *zip(Caller._fields[1:], caller[1:], strict=True))
+        pieces = [b',"%b":%b' % (name.encode(), _dumped({"": value})[4:-2]) for name, value in named if value]
         # JSON ignores a space, and a piece that is not empty is truthy, so the first lookup finds it.
-        piece = b" " if address is None else b',"client":' + orjson.dumps(address)
+        piece = b"".join(pieces) or b" "
         self._clients[client] = piece
         return piece
 

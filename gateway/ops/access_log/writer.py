@@ -26,6 +26,7 @@ from typing import Protocol
 
 from gateway.aio.clock import Clock, Timer
 from gateway.aio.tasks import Tasks
+from gateway.auth.verdict import Caller
 from gateway.ops.access_log.fields import STREAM_CHARS
 from gateway.ops.access_log.lines import Item, Lines, cut
 from gateway.ops.access_log.live_reads import LINES_PER_TURN, JoinedRead, LiveRead, LiveReads
@@ -34,6 +35,7 @@ from gateway.ops.access_log.unclaimed import LIVE, MOST_PLACES, Ledger, Unclaime
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import (
+    Client,
     CommonFacts,
     CountedRead,
     HeaderSection,
@@ -148,7 +150,7 @@ class LogWriter:
             self._queued_bytes += _weight(record)
             self._queue.append(record)
 
-    def repeat(self, hit: Repeated, began: float, ended: float, client: str | None, request: bytes) -> None:
+    def repeat(self, hit: Repeated, began: float, ended: float, client: Client, request: bytes) -> None:
         if (len(self._queue) < self._check_from and self._queued_bytes < self._check_from_bytes) or self._admits():
             ending = self._lines.endings.get(request) or self._lines.ending(request)
             self._queued_bytes += _HIT_BYTES + len(ending)
@@ -330,8 +332,13 @@ class LogWriter:
             self._queued_bytes += _HIT_BYTES + len(ending)
             self._queue.append((line, began, self._clock.now(), client[0], ending, first_byte_s, subscribers))
 
-    def record_of(self, record: Record, began: float, client: str | None, section: HeaderSection) -> None:
-        record.client, (record.user_agent, record.trace_id) = client, self._lines.facts_of(section.text)
+    def record_of(self, record: Record, began: float, client: Client, section: HeaderSection) -> None:
+        if isinstance(client, Caller):
+            record.client = client.address
+            record.principal, record.tenant, record.issuer = client[1:]
+        else:
+            record.client = client
+        record.user_agent, record.trace_id = self._lines.facts_of(section.text)
         self.note(record, began)
 
     def repeat_live(self, hit: Repeated, ended: float, clients: Sequence[PolledBy]) -> None:

@@ -24,6 +24,8 @@ class RevokeBody:
     """principal: the `sub` of tokens; token: one token by its `jti`; key: the `kid` of tokens, or the id of a key that
     signs URLs."""
     name: Annotated[str, Field(min_length=1, max_length=256)]
+    issuer: Annotated[str, Field(max_length=1_024)] | None = None
+    """The `iss` that has given the name; empty for keys that sign URLs. None is every issuer with this name."""
     for_s: Annotated[float, Field(ge=1, le=31_536_000)] = _DAY_S
     """How long it is refused; as long as the longest-lived credential, to be sure."""
 
@@ -41,7 +43,7 @@ def revoke_endpoints(gateway: Gateway) -> list[Endpoint]:
 
     async def revoke(request: ApiRequest[Nothing, RevokeBody]) -> Revoked:
         body = request.body
-        return Revoked(gateway.routes.verdicts.revoke(Revocation(body.subject, body.name), body.for_s))
+        return Revoked(gateway.routes.verdicts.revoke(Revocation(body.subject, body.name, body.issuer), body.for_s))
 
     return [
         Endpoint(
@@ -52,7 +54,7 @@ def revoke_endpoints(gateway: Gateway) -> list[Endpoint]:
             Revoked,
             body=RevokeBody,
             audited=_audited,
-            expects="subject, name, and for_s where that is wanted",
+            expects="subject, name, and issuer and for_s where they are wanted",
         )
     ]
 

@@ -110,6 +110,21 @@ def fan_out(requests: DataFrame) -> DataFrame:
     )
 
 
+def usage(requests: DataFrame) -> DataFrame:
+    """`tables.USAGE`, from `tables.REQUESTS`: the requests that rules have allowed, by whom they were for."""
+    is_final = f.col("is_final")
+    lasted = f.sum(f.when(is_final & is_live(), f.col("duration_s")))
+    return (
+        requests.where(f.col("principal").isNotNull())
+        .groupBy("day", window(HOUR), known("issuer"), known("tenant"), "principal")
+        .agg(
+            f.count_if(is_final).alias("requests"),
+            *map(total, ("sent_bytes", "fetched_bytes")),
+            f.coalesce(lasted, f.lit(0.0)).alias("live_s"),
+        )
+    )
+
+
 def slow_consumers(requests: DataFrame) -> DataFrame:
     """`tables.SLOW_CONSUMERS`: readers that were disconnected because they did not keep up."""
     return (

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.auth.verdict import Caller
 from gateway.ops.access_log.fields import FIELDS, VERSION
 from gateway.ops.access_log.lines import Hit, Lines
 from gateway.ops.partition_ids import PartitionIds
@@ -20,7 +21,7 @@ from gateway.protocol.coding import Coding
 from gateway.protocol.forwarded_headers import trace_id_of
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Partition
-from gateway.telemetry.access_record import CloseReason, CommonFacts, Record, Repeated
+from gateway.telemetry.access_record import Client, CloseReason, CommonFacts, Record, Repeated
 from gateway.upstream.flight import Flight
 
 KEY = "sixteen letters or more"
@@ -49,6 +50,9 @@ FULL = Record(
     subscribers=1_000,
     coding=Coding.ZSTD,
     client="192.0.2.77",
+    principal="ada",
+    tenant="acme",
+    issuer="https://issuer.test",
     user_agent="curl/8.0",
     trace_id=TRACE,
     close_reason=CloseReason.LIFETIME,
@@ -125,6 +129,9 @@ def test_a_line_has_the_facts_of_its_record() -> None:
         "subscribers": 1_000,
         "coding": "zstd",
         "client": "192.0.2.0",
+        "principal": "ada",
+        "tenant": "acme",
+        "issuer": "https://issuer.test",
         "user_agent": "curl/8.0",
         "trace_id": TRACE,
         "close_reason": "lifetime",
@@ -301,7 +308,18 @@ def test_a_trace_is_taken_from_a_valid_traceparent_only(traceparent: str | None,
 
 # -- hits from remembered answers --------------------------------------------------------------------------------------
 
-READY = replace(FULL, mode=Mode.CATCHUP, outcome=Outcome.HIT, close_reason=None, subscribers=None, collapsed=0)
+READY = replace(
+    FULL,
+    mode=Mode.CATCHUP,
+    outcome=Outcome.HIT,
+    close_reason=None,
+    subscribers=None,
+    collapsed=0,
+    principal="",
+    tenant="",
+    issuer="",
+)
+ADA = Caller("192.0.2.77", 'ada "\u00e9" \u2603', "acme", "https://issuer.test")
 TOOK_S = 0.000317
 
 
@@ -309,7 +327,7 @@ def request(*headers: bytes) -> bytes:
     return b"GET /s?offset=-1 HTTP/1.1\r\n" + b"".join(line + b"\r\n" for line in (b"Host: a", *headers)) + b"\r\n"
 
 
-def of_hit(writer: Lines, *headers: bytes, client: str | None = "192.0.2.77") -> dict[str, Any]:
+def of_hit(writer: Lines, *headers: bytes, client: Client = "192.0.2.77") -> dict[str, Any]:
     hit = (Repeated(READY), 1_000.123456 - TOOK_S, 1_000.123456, client, writer.ending(request(*headers)))
     found = read(writer.written([hit], 1_789_999_000.0))
     again = read(writer.written([hit], 1_789_999_000.0))
@@ -323,11 +341,13 @@ def without_id(line: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("masking", ["full", "masked", "none"])
-@pytest.mark.parametrize("client", ["192.0.2.77", "2001:db8::1", "nowhere", None])
-def test_a_hits_line_has_the_fields_of_a_records_line(masking: Any, client: str | None) -> None:
+@pytest.mark.parametrize("client", ["192.0.2.77", "2001:db8::1", "nowhere", None, ADA, ADA._replace(tenant="")])
+def test_a_hits_line_has_the_fields_of_a_records_line(masking: Any, client: Client) -> None:
     headers = (b"User-Agent: curl/8.0", f"traceparent: {TRACEPARENT}".encode())
     times: dict[str, Any] = {"ended_at": 1_790_000_000.123456, "duration_s": TOOK_S, "first_byte_s": TOOK_S}
-    record = replace(READY, client=client, **times)
+    caller = client if isinstance(client, Caller) else Caller(client, "", "", "")
+    names: dict[str, Any] = dict(zip(caller._fields[1:], caller[1:], strict=True))
+    record = replace(READY, client=caller.address, **names, **times)
     assert of_hit(lines(masking), *headers, client=client) == without_id(written(record, masking))
     record = replace(record, user_agent=None, trace_id=None)
     assert of_hit(lines(masking), client=client) == without_id(written(record, masking))

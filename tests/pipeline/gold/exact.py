@@ -129,6 +129,13 @@ select day, date_trunc('hour', time) as hour, route, stream, coalesce(client, '-
     coalesce(user_agent, '-') as user_agent, count(*) as cut_off, sum(sent_bytes) as sent_bytes
 from silver where is_final and close_reason = 'slow' group by all
 """
+USAGE: Final = """
+select day, date_trunc('hour', time) as hour, coalesce(issuer, '-') as issuer, coalesce(tenant, '-') as tenant,
+    principal, count(*) filter (is_final) as requests, sum(sent_bytes) as sent_bytes,
+    sum(fetched_bytes) as fetched_bytes,
+    coalesce(sum(duration_s) filter (is_final and mode in ('longpoll', 'sse')), 0) as live_s
+from silver where principal is not null group by all
+"""
 ERRORS: Final = """
 select day, date_trunc('minute', time) as minute, route, mode, status, outcome, count(*) as requests
 from silver where is_final and (status >= 400 or outcome in ('refused', 'failed')
@@ -200,6 +207,7 @@ _SQL: Final = {
     "reconnects": RECONNECTS,
     "slow_consumers": SLOW_CONSUMERS,
     "errors": ERRORS,
+    "usage": USAGE,
     "closed_loops": CLOSED_LOOPS,
     "anomalies": ANOMALIES,
 }

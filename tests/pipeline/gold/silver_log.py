@@ -72,7 +72,16 @@ def log(seed: int = 1, days: int = DAYS) -> list[Line]:
     """All lines of the log."""
     random = Random(seed)
     scenes = (_everyday, _deliveries, _sse, _slow, _closed, _s2, _noise)
-    return [one for scene in scenes for one in scene(random, days)]
+    lines = [one for scene in scenes for one in scene(random, days)]
+    return [{**one, **_PARTIES.get(one["client"], {})} for one in lines]
+
+
+_PARTIES: Final[dict[str | None, dict[str, str]]] = {
+    "10.0.0.1": {"principal": "ada", "tenant": "acme", "issuer": "https://one.test"},
+    "10.0.0.2": {"principal": "ada", "tenant": "acme", "issuer": "https://other.test"},
+    "10.0.0.3": {"principal": "key-1"},
+}
+"""For whom the requests of these clients are allowed; the others need no credential."""
 
 
 def _everyday(random: Random, days: int) -> Iterator[Line]:

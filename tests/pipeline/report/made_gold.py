@@ -251,6 +251,7 @@ def _every_table() -> dict[str, pa.Table]:
             (tables.RECONNECTS, reconnects()),
             (tables.FAN_OUT, fan_out()),
             (tables.SLOW_CONSUMERS, slow_consumers()),
+            (tables.USAGE, []),
             (tables.CLOSED_LOOPS, closed_loops()),
             (tables.ANOMALIES, anomalies()),
             (tables.CURVE, curve()),
