@@ -19,13 +19,14 @@ from gateway.http.outgoing import response_head
 from gateway.http.request import Event, Mark, RequestHead
 from gateway.limits.memory import Holding
 from gateway.server.body import RequestBody
-from gateway.server.clients import Clients, Handler, peer_of
+from gateway.server.clients import Clients, peer_of
 from gateway.server.handling import REFUSALS, refusal
 from gateway.server.http2.connection import Http2Connection
+from gateway.server.phase import Phase
 from gateway.server.reading import NO_EVENTS
 from gateway.server.recognising import RecognisingConnection
 from gateway.server.request import Request
-from gateway.server.timeouts import CLOSE_NOTIFY, PROBE_S, Phase
+from gateway.server.timeouts import CLOSE_NOTIFY, PROBE_S
 
 _log = logging.getLogger("gateway.server")
 
@@ -41,7 +42,7 @@ _HEAD: Final = State.HEAD
 class Connection(RecognisingConnection):
     """One client's HTTP/1.1 connection.  Owner of its transport."""
 
-    __slots__ = ("_request", "_task")
+    __slots__ = ()
 
     def __init__(self, clients: Clients, client: str | None = None, *, is_local: bool = False) -> None:
         """`client` is the client's address if a PROXY header gave one.  `is_local` says that the peer is the client
@@ -51,9 +52,6 @@ class Connection(RecognisingConnection):
         self._repeats = clients.repeats
         self.client = client
         self.proxies = None if is_local else clients.proxies
-        self._task: asyncio.Task[None] | None = None
-        self._request: Request | None = None
-        """The request that is being answered."""
 
     def __repr__(self) -> str:
         """The phase, and what is held for a request."""
@@ -244,14 +242,6 @@ class Connection(RecognisingConnection):
             self._client_left()
         self._leave_if_gone()
 
-    def _leave_live(self) -> bool:
-        live, self._live = self._live, None
-        if live is not None:
-            live.client_left(self)
-        if self.live_use is not None:
-            self.end_live_use()
-        return live is not None
-
     # -- requests in order
 
     def _take_pending(self) -> None:
@@ -309,8 +299,8 @@ class Connection(RecognisingConnection):
         self._begin_handling(Request(self, head, body))
 
     def _begin_handling(self, request: Request) -> None:
-        self.phase = _ANSWERING
-        self._live, self._request = None, request
+        self.enter_phase(_ANSWERING)
+        self._request = request
         if self._clients.is_draining:
             request.keeps_alive = False
         if (task := self._handle(request, self._clients.handler)) is not None:
@@ -323,12 +313,6 @@ class Connection(RecognisingConnection):
         self._candidate = None
         if self.sse_route is not None:
             self._request = None
-
-    def go_on(self, request: Request, handler: Handler) -> None:
-        self.phase = _ANSWERING
-        self._live = None
-        if (task := self._handle(request, handler)) is not None:
-            self._task = task
 
     def _repeated(self, data: bytes | None) -> Request | None:
         if self.transport is None or self.transport.is_closing():
@@ -359,8 +343,8 @@ class Connection(RecognisingConnection):
 
     def response_written(self, request: Request) -> None:
         """The answer is written: take the next request, or close the connection."""
-        self.phase = _IDLE
-        self._live = self._request = None
+        self.enter_phase(_IDLE)
+        self._request = None
         if self.live_use is not None:
             self.end_live_use()
         if self.transport is None:
@@ -414,7 +398,7 @@ class Connection(RecognisingConnection):
         self._unparsed = b""
         if transport is None or transport.is_closing():
             return
-        self.phase = _LINGERING
+        self.enter_phase(_LINGERING)
         self._is_busy = True
         if transport.can_write_eof():
             transport.write_eof()

@@ -24,9 +24,10 @@ from gateway.live.subscriber import Subscriber
 from gateway.protocol.names import NOW
 from gateway.s2 import json_format
 from gateway.s2.errors import S2ErrorCode, error_body
-from gateway.server.clients import Clients, Handler, Work
+from gateway.server.clients import Handler, Work
+from gateway.server.phase import Phase, PhasedChannel
 from gateway.server.remembered import RememberedAnswer
-from gateway.server.request import Channel, GivenUp, LiveAnswer, Request
+from gateway.server.request import Channel, GivenUp, Request
 
 _log = logging.getLogger("gateway.server")
 
@@ -37,19 +38,15 @@ REFUSALS: Final = {
 }
 """Status and body for bytes that are not an acceptable request."""
 
+_ANSWERING: Final = Phase.ANSWERING
 INTERNAL_ERROR: Final = b"Internal error\n"
 """The body of an answer to a request whose handler fails."""
 
 
-class Handling(ABC):
+class Handling(PhasedChannel, ABC):
     """The part of a `gateway.server.request.Channel` that runs handlers."""
 
     __slots__ = ()
-
-    _clients: Clients
-    _live: LiveAnswer | None
-    _request: Request | None
-    _task: asyncio.Task[None] | None
 
     @property
     @abstractmethod
@@ -69,19 +66,12 @@ class Handling(ABC):
     def use(self) -> Account | None: ...
 
     @abstractmethod
-    def hand_over(self, answering: LiveAnswer) -> None: ...
-
-    @abstractmethod
     def _begin_handling(self, request: Request) -> None:
         """Answer the request as far as possible without waiting; a task answers the rest."""
 
     @abstractmethod
     def _repeated(self, data: bytes | None) -> Request | None:
         """The request with these bytes, or without bytes the latest request; None if its client has left."""
-
-    @abstractmethod
-    def _leave_live(self) -> bool:
-        """End the answer that is given without a task, and its count; returns whether there was one."""
 
     @abstractmethod
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -156,9 +146,11 @@ class Handling(ABC):
         self.respond(request, 500, plain_text(), INTERNAL_ERROR)
         self.response_written(request)
 
-    @abstractmethod
     def go_on(self, request: Request, handler: Handler) -> None:
         """Have the handler do the rest of an answer that a `LiveAnswer` has waited for."""
+        self.enter_phase(_ANSWERING)
+        if (task := self._handle(request, handler)) is not None:
+            self._task = task
 
     def begin_again(self, request: bytes | None, at: str, group: GivenUp) -> None:
         """Give up a live answer of which nothing is written, and have the request handled again, to be relayed.

@@ -16,8 +16,8 @@ from gateway.http.framing import State
 from gateway.http.request import Event, Mark, RequestHead, RequestParser
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
+from gateway.server.phase import Phase
 from gateway.server.request_keys import MAX_REQUEST_BYTES
-from gateway.server.timeouts import Phase
 from gateway.server.writing import WritingConnection
 
 _SLICE_BYTES: Final = 1 << 14

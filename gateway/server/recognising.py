@@ -11,7 +11,6 @@ from abc import abstractmethod
 from typing import Final
 
 from gateway.protocol.client_address import Proxies
-from gateway.server.handling import Handling
 from gateway.server.joins import Join
 from gateway.server.reading import ReadingConnection
 from gateway.server.remembered import RememberedAnswer
@@ -22,7 +21,7 @@ _log = logging.getLogger("gateway.server")
 _GET: Final = ord("G")
 
 
-class RecognisingConnection(ReadingConnection, Handling):
+class RecognisingConnection(ReadingConnection):
     """The part of a client's connection that looks its requests up."""
 
     __slots__ = ("_repeats", "client", "proxies")

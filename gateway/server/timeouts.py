@@ -13,7 +13,6 @@ import asyncio
 import socket
 from abc import abstractmethod
 from collections.abc import Callable
-from enum import Enum
 from typing import Final
 
 from gateway.aio.timers import NEVER, Wheel
@@ -21,6 +20,8 @@ from gateway.limits.accounts import Account
 from gateway.limits.memory import SharedBytes
 from gateway.limits.slow_clients import ReadingWindow
 from gateway.server.clients import Clients
+from gateway.server.handling import Handling
+from gateway.server.phase import Phase
 from gateway.telemetry.access_record import CloseReason
 
 
@@ -62,6 +63,9 @@ def _no_op() -> None:
     """The callback of a timer whose owner is gone."""
 
 
+# Enum members are slow to reach in Python 3.11.
+_IDLE, _LINGERING = Phase.IDLE, Phase.LINGERING
+
 PROBE_S: Final = 0.5
 """Seconds until a client that has half-closed, and waits for an answer, is sent something."""
 LOOK_S: Final = 0.25
@@ -70,22 +74,6 @@ PROBE_AGAIN_S: Final = 5.0
 """Seconds until it is sent something again."""
 _IDLE_CHECKS: Final = 4
 """Checks of an idle connection per keep-alive timeout; this many quiet ones in a row close it."""
-
-
-class Phase(Enum):
-    """What a connection is doing."""
-
-    IDLE = "idle"
-    """No request is being answered; a part of the next head may have arrived."""
-    ANSWERING = "answering"
-    """A handler is running."""
-    RELAYED = "relayed"
-    """An answer is written without a handler that waits for room; a `LiveAnswer` is called when there is room, and when
-    the client leaves."""
-    LIVE = "live"
-    """A live answer is being written or awaited."""
-    LINGERING = "lingering"
-    """The last answer is written; further input is read and dropped, so that the client can read the answer."""
 
 
 CLOSE_NOTIFY: Final = "close_notify"
@@ -105,11 +93,10 @@ def is_refused(transport: asyncio.Transport) -> bool:
         return True
 
 
-class TimedConnection(asyncio.Protocol):
-    """One client's connection and its deadline.  Subclasses set `phase`."""
+class TimedConnection(Handling, asyncio.Protocol):
+    """One client's connection and its deadline."""
 
     __slots__ = (
-        "_clients",
         "_has_ended",
         "_has_probed",
         "_is_active",
@@ -121,17 +108,15 @@ class TimedConnection(asyncio.Protocol):
         "cut_reason",
         "has_partial_head",
         "is_full",
-        "phase",
         "transport",
         "use",
     )
 
     def __init__(self, clients: Clients) -> None:
-        self._clients = clients
+        super().__init__(clients)
         self.transport: asyncio.Transport | None = None
         self.use: Account | None = None
         """Where the connection is counted; None if it belongs to no net."""
-        self.phase = Phase.IDLE
         self.has_partial_head = False
         """Whether a part of the next head has arrived; the deadline is then that of the rest."""
         self.is_full = False
@@ -195,11 +180,11 @@ class TimedConnection(asyncio.Protocol):
             return
         if transport.is_closing() or self.is_full:
             self._check_window(transport)
-        elif phase is Phase.LINGERING:
+        elif phase is _LINGERING:
             self._close()
-        elif phase is not Phase.IDLE and self._has_ended:
+        elif phase is not _IDLE and self._has_ended:
             self._look_after(transport)
-        elif phase is not Phase.IDLE:
+        elif phase is not _IDLE:
             # The handler or the live answer has deadlines of its own; idle time counts from the next check on.
             self._is_active = True
             limits = self._clients.limits
@@ -260,14 +245,14 @@ class TimedConnection(asyncio.Protocol):
     def is_idle(self) -> bool:
         """Whether no request is being answered and nothing is left to be sent."""
         transport = self.transport
-        return self.phase is Phase.IDLE and transport is not None and not transport.get_write_buffer_size()
+        return self.phase is _IDLE and transport is not None and not transport.get_write_buffer_size()
 
     def begin_leaving(self) -> None:
         """Do nothing: only an answer can say that the connection closes (RFC 9112 section 9.6)."""
 
     def close_if_idle(self) -> None:
         """Close the connection at the deadline of a drain; an answer in progress is allowed to end."""
-        if self.phase is Phase.IDLE:
+        if self.phase is _IDLE:
             self._close()
 
     def drop(self) -> None:

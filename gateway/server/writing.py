@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Final
 
 from multidict import CIMultiDict, istr
 
 from gateway.http.outgoing import JOINED_BYTES, Fields, interim_head, response_head, state_length, states_length
 from gateway.limits.memory import SharedBytes
-from gateway.protocol.mode import Mode
 from gateway.server.clients import Clients
 from gateway.server.observing import end_sse
-from gateway.server.request import LiveAnswer, LiveUse, Note, Request
-from gateway.server.timeouts import Phase, TimedConnection
+from gateway.server.phase import Phase
+from gateway.server.request import LiveAnswer, Request
+from gateway.server.timeouts import TimedConnection
 from gateway.telemetry.access_record import CloseReason
 
 _CONTENT_LENGTH: Final = istr("Content-Length")
@@ -25,55 +25,30 @@ _MOST_ZEROS: Final = 8
 """Leading zeros of the sizes of a connection's chunks: some parsers take no more than 16 digits in one."""
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
-_IDLE, _LIVE, _RELAYED = Phase.IDLE, Phase.LIVE, Phase.RELAYED
-_SSE: Final = Mode.SSE
+_IDLE, _LIVE = Phase.IDLE, Phase.LIVE
 
 
-class WritingConnection(TimedConnection, ABC):
+class WritingConnection(TimedConnection):
     """The writing half of a client's connection; a `gateway.server.request.Channel`."""
-
-    _request: Request | None
-    """The request that is being answered."""
 
     __slots__ = (
         "_is_bodiless",
         "_is_chunked",
         "_keeps",
-        "_live",
         "_now",
-        "_room",
         "_zeros",
-        "live_bytes",
-        "live_first_byte_s",
-        "live_use",
-        "sse_began",
-        "sse_note",
-        "sse_route",
     )
 
     def __init__(self, clients: Clients) -> None:
         super().__init__(clients)
         self._now = clients.now
-        self._room: asyncio.Future[None] | None = None
-        """What the handler awaits while the client has too much unread."""
         self._is_bodiless = False
         """Whether the answer has no body, whatever its head says (RFC 9110 section 6.4.1)."""
         self._is_chunked = True
         self._keeps = True
         """Whether the connection stays open after the live answer."""
-        self._live: LiveAnswer | None = None
-        """The answer in progress, if it is given without a task."""
-        self.sse_route: str | None = None
-        self.sse_note: Note | None = None
-        self.sse_began = 0.0
         self._zeros = 0
         """Leading zeros written as probes."""
-        self.live_bytes = 0
-        """Body bytes of the live answer."""
-        self.live_first_byte_s = 0.0
-        """Seconds from the reading of the request to the writing of the live answer's head."""
-        self.live_use: LiveUse | None = None
-        """Where the live read in progress is counted."""
 
     @abstractmethod
     def _resume(self) -> None:
@@ -185,38 +160,20 @@ class WritingConnection(TimedConnection, ABC):
         self._has_room(ConnectionResetError("the client reads too slowly"))
         super()._give_up(transport)
 
-    def _has_room(self, error: ConnectionError | None = None) -> None:
-        """Wake the handler that waits for room; with `error` if there will be none."""
-        room, self._room = self._room, None
-        if room is not None and not room.done():
-            if error is None:
-                room.set_result(None)
-            else:
-                room.set_exception(error)
-
-    def hand_over(self, answering: LiveAnswer) -> None:
-        """Have `answering` give the answer without a task, until `response_written`.  It is called when there is room,
-        and when the client leaves."""
-        self.phase = _RELAYED
-        self._live = answering
-
     # -- live answers
 
     def park(self, live: LiveAnswer, *, keeps: bool, is_chunked: bool = True) -> None:
         """Have `live` give the answer, until `release`."""
-        self.phase = _LIVE
-        self._live = live
+        super().park(live, keeps=keeps, is_chunked=is_chunked)
         if self._shared is not None and self.transport is not None:
             # All bytes written from here on are this client's own.
             self._shared_bytes = min(self._shared_bytes, self.transport.get_write_buffer_size())
         self._keeps = keeps
         self._is_chunked = is_chunked
-        self.live_bytes = 0
 
     def release(self, *, keeps: bool = True) -> None:
         """End a live answer: take the next request, or close the connection."""
-        self._live = None
-        self.phase = _IDLE
+        self.enter_phase(_IDLE)
         if self.live_use is not None:
             self.end_live_use()
         if self.transport is None:
@@ -226,20 +183,6 @@ class WritingConnection(TimedConnection, ABC):
             self._close()
         else:
             self._resume()
-
-    def end_live_use(self) -> None:
-        """Count the live read no more, if there is one."""
-        use, self.live_use = self.live_use, None
-        if use is not None:
-            use.end_live(self.live_bytes)
-
-    def follow(
-        self, live: LiveAnswer, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
-    ) -> None:
-        """Have `live` give an SSE answer, until `over`."""
-        self.park(live, keeps=keeps, is_chunked=is_chunked)
-        self.sse_route, self.sse_began, self.sse_note = route, began, note
-        self._clients.metrics.subscribers(_SSE, 1, route)
 
     def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
         """Write the head of a live answer, with the first piece of its body as in `send_chunk`, if there is one."""

@@ -17,7 +17,7 @@ from gateway.engine.read import Read
 from gateway.protocol.cursor import interval
 from gateway.server import connection
 from gateway.server.connection import Connection
-from gateway.server.timeouts import Phase
+from gateway.server.phase import Phase
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.failures import NotConnected
 from tests.server.conftest import (

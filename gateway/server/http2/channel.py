@@ -24,18 +24,19 @@ from gateway.http.outgoing import Fields, interim_head, response_head, state_len
 from gateway.limits.accounts import Account
 from gateway.limits.memory import Holding, SharedBytes
 from gateway.protocol.client_address import Proxies
-from gateway.protocol.mode import Mode
 from gateway.server.body import RequestBody
-from gateway.server.clients import Clients, Handler
+from gateway.server.clients import Clients
 from gateway.server.handling import Handling
 from gateway.server.observing import end_sse
-from gateway.server.request import LiveAnswer, LiveUse, Note, Request
+from gateway.server.phase import Phase
+from gateway.server.request import Request
 from gateway.server.timeouts import WheelTimer
 from gateway.telemetry.access_record import CloseReason
 
 _log = logging.getLogger("gateway.server")
 
 _CONTENT_LENGTH: Final = istr("Content-Length")
+_IDLE, _ANSWERING = Phase.IDLE, Phase.ANSWERING
 _BODILESS: Final = frozenset({204, 304})
 
 
@@ -88,45 +89,29 @@ class StreamChannel(Handling):
 
     __slots__ = (
         "_body",
-        "_clients",
         "_connection",
         "_generation",
         "_http2_request",
         "_is_bodiless",
-        "_live",
-        "_request",
-        "_room",
         "_sent_bytes",
-        "_task",
         "_waiting_to",
         "_write_timer",
         "cut_reason",
-        "live_bytes",
-        "live_first_byte_s",
-        "live_use",
         "shared",
         "shared_bytes",
-        "sse_began",
-        "sse_note",
-        "sse_route",
         "stream",
     )
 
     versions = frozenset({VERSION})
 
     def __init__(self, connection: StreamConnection, stream: Stream, http2_request: Http2Request) -> None:
+        super().__init__(connection.clients)
         self._connection = connection
-        self._clients = connection.clients
         self.stream = stream
         self._http2_request = http2_request
         self._generation = connection.clients.joins.generation
         """The generation of `Joins` when the request was read."""
         self._body: RequestBody | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._request: Request | None = None
-        """The request that is being answered."""
-        self._room: asyncio.Future[None] | None = None
-        """What the handler awaits while the client has too much unread."""
         self._write_timer: WheelTimer | None = None
         self._sent_bytes = 0
         """What of the stream had been sent at the last check for progress."""
@@ -134,19 +119,8 @@ class StreamChannel(Handling):
         """What of the stream will have been sent once the client has taken all that waited then."""
         self._is_bodiless = False
         """Whether the answer has no body, whatever its head says (RFC 9110 section 6.4.1)."""
-        self._live: LiveAnswer | None = None
-        """The answer in progress, if it is given without a task."""
-        self.sse_route: str | None = None
-        self.sse_note: Note | None = None
-        self.sse_began = 0.0
-        self.live_bytes = 0
-        """Body bytes of the live answer."""
-        self.live_first_byte_s = 0.0
-        """Seconds from the reading of the request to the writing of the live answer's head."""
         self.cut_reason: CloseReason | None = None
         """Why this side cuts the stream, if it does."""
-        self.live_use: LiveUse | None = None
-        """Where the live read in progress is counted."""
         self.shared_bytes = 0
         """Bytes of a large answer, which are not this client's own."""
         self.shared: SharedBytes | None = None
@@ -217,13 +191,9 @@ class StreamChannel(Handling):
         self._begin_handling(Request(self, self._http2_request.head(has_body=body is not None), body))
 
     def _begin_handling(self, request: Request) -> None:
-        self._live, self._request = None, request
+        self.enter_phase(_ANSWERING)
+        self._request = request
         if (task := self._handle(request, self._clients.handler)) is not None:
-            self._task = task
-
-    def go_on(self, request: Request, handler: Handler) -> None:
-        self._live = None
-        if (task := self._handle(request, handler)) is not None:
             self._task = task
 
     def _repeated(self, data: bytes | None) -> Request | None:
@@ -233,8 +203,10 @@ class StreamChannel(Handling):
 
     def response_written(self, request: Request) -> None:
         """The answer is written."""
-        self._live = self._request = None
-        self.end_live_use()
+        self.enter_phase(_IDLE)
+        self._request = None
+        if self.live_use is not None:
+            self.end_live_use()
         if not request.keeps_alive:
             self._connection.finish_and_close()
         if self._body is not None:
@@ -275,13 +247,6 @@ class StreamChannel(Handling):
         self._client_left()
         if self.is_over:
             self.close()
-
-    def _leave_live(self) -> bool:
-        live, self._live = self._live, None
-        if live is not None:
-            live.client_left(self)
-        self.end_live_use()
-        return live is not None
 
     def unread(self, size: int) -> None:
         """`size` bytes of the request's body wait to be read."""
@@ -376,14 +341,6 @@ class StreamChannel(Handling):
         if self._live is not None:
             self._live.pump()
 
-    def _has_room(self, error: ConnectionError | None = None) -> None:
-        room, self._room = self._room, None
-        if room is not None and not room.done():
-            if error is None:
-                room.set_result(None)
-            else:
-                room.set_exception(error)
-
     def watch(self) -> None:
         """Set the deadline if bytes wait for the client."""
         if self.stream.queued_bytes and (self._write_timer is None or not self._write_timer.is_set):
@@ -422,37 +379,14 @@ class StreamChannel(Handling):
         if self.stream.reset_code is None:
             self._connection.reset(self, ErrorCode.CANCEL if self.cut_reason else ErrorCode.INTERNAL_ERROR)
 
-    def hand_over(self, answering: LiveAnswer) -> None:
-        """Have `answering` give the answer without a task, until `response_written`.  It is called when there is room,
-        and when the client leaves."""
-        self._live = answering
-
     # -- live answers
-
-    def park(self, live: LiveAnswer, *, keeps: bool, is_chunked: bool = True) -> None:
-        """Have `live` give the answer, until `release`."""
-        self._live = live
-        self.live_bytes = 0
 
     def release(self, *, keeps: bool = True) -> None:
         """End a live answer."""
-        self._live = None
-        self.end_live_use()
+        self.enter_phase(_IDLE)
+        if self.live_use is not None:
+            self.end_live_use()
         self._connection.check(self)
-
-    def end_live_use(self) -> None:
-        """Count the live read no more, if there is one."""
-        use, self.live_use = self.live_use, None
-        if use is not None:
-            use.end_live(self.live_bytes)
-
-    def follow(
-        self, live: LiveAnswer, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
-    ) -> None:
-        """Have `live` give an SSE answer, until `over`."""
-        self.park(live, keeps=keeps, is_chunked=is_chunked)
-        self.sse_route, self.sse_began, self.sse_note = route, began, note
-        self._clients.metrics.subscribers(Mode.SSE, 1, route)
 
     def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
         """Write the head of a live answer, with the first piece of its body as in `send_chunk`, if there is one."""
