@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gateway.auth.guard import Asked, Guard
+from gateway.auth.asked import Asked
+from gateway.auth.forward import ForwardRule
+from gateway.auth.guard import Guard
 from gateway.auth.questions import Undecided
 from gateway.auth.rules import JwtRule, PublicRule, Rule, SignedRule
 from gateway.auth.verdict import AuthRefused, BadCredential, Concealed, Principal
@@ -39,7 +41,7 @@ def explain(guard: Guard, asked: Asked) -> Explanation:
         if credential is not None:
             decides = credential.rule
             principal = guard.identify(credential, asked)
-    except (BadCredential, Undecided):
+    except (AuthRefused, BadCredential, Undecided):
         # `judge` says why.
         pass
     if decides is None:
@@ -94,3 +96,5 @@ def _why_not(rule: Rule, asked: Asked) -> str:
             return "the request has no token of this issuer"
         case SignedRule():
             return "the request has no signature"
+        case ForwardRule():
+            return "the request has no credential that its service is sent"

@@ -11,12 +11,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from gateway.auth.asked import Asked
 from gateway.auth.concealment import Concealment
+from gateway.auth.forward import ForwardRule, ForwardVerdict, Inquiry, inquire
 from gateway.auth.permissions import Action
-from gateway.auth.questions import KeySource, Undecided
+from gateway.auth.questions import Heard, KeySource, Undecided
 from gateway.auth.rules import JwtRule, PublicRule, Rules, SignedRule
 from gateway.auth.signatures import (
     EXPIRED_CODE,
@@ -29,7 +31,7 @@ from gateway.auth.signatures import (
 )
 from gateway.auth.tokens import Keys, TokenRule, Unverified, read_token, verify
 from gateway.auth.verdict import PUBLIC, BadCredential, Concealed, Forbidden, Principal, Unauthenticated
-from gateway.auth.verdicts import Allowed, Verdicts
+from gateway.auth.verdicts import Allowed, Renewal, Verdicts
 from gateway.config.routes import RouteConfig
 
 if TYPE_CHECKING:
@@ -43,37 +45,11 @@ _BEARER: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +([A-Za-z0-9._~+/-]+=*) *
 _SCHEME: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr](?: |$)")
 
 
-class Asked(NamedTuple):
-    """The parts of a request that a verdict depends on."""
-
-    path: str
-    """The canonical path, as the client named the stream."""
-    actions: tuple[Action, ...]
-    forked: str | None = None
-    """The canonical path of the stream that is forked; it has to be readable."""
-    authorization: Sequence[str] = ()
-    """The Authorization fields."""
-    cookies: Sequence[str] = ()
-    """The Cookie fields."""
-    parameters: Mapping[str, str] = {}
-    """The parameters of the query that are credentials, decoded."""
-    others: str = ""
-    """The rest of the query in canonical form, without offset, live and cursor."""
-    client: str | None = None
-    """The client's address."""
-    is_from_site: bool = True
-    """Whether the Origin header, if there is one, names a web origin that the route allows."""
-
-    @property
-    def is_read(self) -> bool:
-        return self.actions == (Action.READ,)
-
-
 class Credential(NamedTuple):
     """The credential of a request, and the rule that it belongs to."""
 
-    rule: JwtRule | SignedRule
-    value: Unverified | Presented
+    rule: JwtRule | SignedRule | ForwardRule
+    value: Unverified | Presented | Inquiry
     is_cookie: bool = False
 
 
@@ -97,7 +73,9 @@ class Guard:
         self.concealment = Concealment() if config.conceal else None
         """How refusals are made like the 404 of an absent stream; None if they need not be."""
         self.realm = config.name
-        tokens = {rule.parameter for rule in rules if isinstance(rule, JwtRule) and rule.parameter}
+        tokens = {rule.parameter for rule in rules if isinstance(rule, JwtRule | ForwardRule) and rule.parameter}
+        self.asks_services = any(isinstance(rule, ForwardRule) for rule in rules)
+        """Whether a rule has a service decide, which may be sent any header."""
         self._has_signatures = any(isinstance(rule, SignedRule) for rule in rules)
         self._parameters = frozenset(tokens)
         """Query parameters that carry tokens."""
@@ -107,8 +85,9 @@ class Guard:
         """Verified tokens by their digests."""
         self._patterns = 0
         """Their patterns, as `MOST_PATTERNS` counts them."""
-        has_cookies = any(rule.cookie for rule in rules if not isinstance(rule, PublicRule))
-        self.vary = ("Authorization", "Cookie") if has_cookies else ("Authorization",)
+        has_cookies = any(rule.cookie for rule in rules if isinstance(rule, JwtRule | SignedRule))
+        sent = [name.title() for rule in rules if isinstance(rule, ForwardRule) for name in rule.headers]
+        self.vary = tuple(dict.fromkeys(("Authorization", *(("Cookie",) if has_cookies else ()), *sent)))
         """Header fields that decide who may."""
 
     def __repr__(self) -> str:
@@ -140,12 +119,17 @@ class Guard:
         return names & (self._parameters | signed)
 
     def judge(
-        self, asked: Asked, may_verify: Callable[[], None] = lambda: None, failed: Callable[[], None] = lambda: None
+        self,
+        asked: Asked,
+        may_verify: Callable[[], None] = lambda: None,
+        failed: Callable[[], None] = lambda: None,
+        heard: Heard | None = None,
     ) -> Allowed:
         """The verdict that allows the request.  Raises an AuthRefused, or Undecided.
 
-        `may_verify` is called before a token is verified that is not known, and raises a GatewayError if the client
-        has sent too many bad credentials; `failed` is called for each bad one.
+        `may_verify` is called before a token is verified that is not known, or a service is asked, and raises a
+        GatewayError if the client has sent too many bad credentials; `failed` is called for each bad one.  `heard` is
+        the answer of a service that the request has waited for.
         """
         try:
             credential, has_one = self.find_credential(asked)
@@ -155,7 +139,7 @@ class Guard:
                 if has_one:
                     raise BadCredential("No rule accepts the credential")
                 raise Unauthenticated(None, self._challenge())
-            principal = self.identify(credential, asked, may_verify)
+            principal = self.identify(credential, asked, may_verify, heard)
         except BadCredential as error:
             failed()
             raise Unauthenticated(*self._explained(error)) from None
@@ -164,7 +148,8 @@ class Guard:
                 "The credential is revoked", self._challenge("invalid_token", "The credential is revoked")
             )
         self._check(principal, asked, is_cookie=credential.is_cookie)
-        return self.verdicts.allow(principal)
+        renewal = Renewal(credential.value, asked.path) if isinstance(credential.value, Inquiry) else None
+        return self.verdicts.allow(principal, renewal)
 
     def _explained(self, error: BadCredential) -> tuple[str, str]:
         """The text of a refusal, and its challenge."""
@@ -197,8 +182,12 @@ class Guard:
         and whether there is a credential at all.  Raises BadCredential."""
         bearer = self._bearer(asked)
         has_one = bearer is not None
+        unread: BadCredential | None = None
         for rule in self._rules:
             match rule:
+                case ForwardRule():
+                    if (inquiry := inquire(rule, asked)) is not None:
+                        return Credential(rule, inquiry, inquiry.is_cookie), True
                 case PublicRule():
                     if asked.is_read and rule.matches(asked.path):
                         return None, False
@@ -212,7 +201,12 @@ class Guard:
                     if sent is None:
                         continue
                     has_one = has_one or cookie is not None or parameter is not None
-                    token = read_token(sent)
+                    try:
+                        token = read_token(sent)
+                    except BadCredential as error:
+                        # A later rule's service may know it.
+                        unread = unread or error
+                        continue
                     if token.issuer == rule.tokens.issuer:
                         return Credential(rule, token, cookie is not None), True
                 case SignedRule():
@@ -223,10 +217,13 @@ class Guard:
                             raise BadCredential("The signature is not for these parameters", INVALID_CODE)
                         signed = Presented(parameters_of(value), asked.path, is_cookie=True)
                         return Credential(rule, signed, is_cookie=True), True
+        if unread is not None:
+            raise unread
         return None, has_one
 
     @staticmethod
     def _bearer(asked: Asked) -> str | None:
+        """The token in the Authorization field; empty if there is none in it, None without such a field."""
         lines = asked.authorization
         if not lines:
             return None
@@ -235,16 +232,22 @@ class Guard:
         if not _SCHEME.match(lines[0]):
             return None
         found = _BEARER.fullmatch(lines[0])
-        if found is None:
-            raise BadCredential("The token is no JWT")
-        return found[1]
+        return found[1] if found is not None else ""
 
     def identify(
-        self, credential: Credential, asked: Asked, may_verify: Callable[[], None] = lambda: None
+        self,
+        credential: Credential,
+        asked: Asked,
+        may_verify: Callable[[], None] = lambda: None,
+        heard: Heard | None = None,
     ) -> Principal:
-        """The principal of a credential, once it is verified.  Raises BadCredential."""
+        """The principal of a credential, once it is verified.  Raises BadCredential, Undecided, or the AuthRefused of a
+        service."""
         wall = self.verdicts.wall()
         rule, value = credential.rule, credential.value
+        if isinstance(rule, ForwardRule):
+            assert isinstance(value, Inquiry)
+            return self._decided(self._verdict(value, wall, may_verify, heard))
         if isinstance(rule, SignedRule):
             assert isinstance(value, Presented)
             # An HMAC takes no longer than to look whether it may be verified.
@@ -265,6 +268,31 @@ class Guard:
         principal = verify(value, rule.tokens, keys, wall)
         self._keep(digest, rule.tokens, principal, version)
         return principal
+
+    def _verdict(
+        self, inquiry: Inquiry, wall: float, may_verify: Callable[[], None], heard: Heard | None
+    ) -> ForwardVerdict:
+        """The service's verdict.  Raises Undecided if it has to be asked, or has given none."""
+        if heard is not None and heard.inquiry == inquiry:
+            if heard.verdict is None:
+                raise Undecided
+            return heard.verdict
+        verdict = self.verdicts.forwarded.find_verdict(inquiry, wall)
+        if verdict is None:
+            may_verify()
+            raise Undecided(inquiry)
+        return verdict
+
+    def _decided(self, verdict: ForwardVerdict) -> Principal:
+        """The principal of a verdict.  Raises the AuthRefused of a refusal."""
+        if verdict.principal is not None:
+            return verdict.principal
+        if verdict.is_known:
+            refusal = self._forbidden("The credential does not allow this")
+            if isinstance(refusal, Forbidden) and verdict.challenge is not None:
+                refusal.challenge = verdict.challenge
+            raise refusal
+        raise Unauthenticated(None, verdict.challenge or self._challenge())
 
     def _keys(self, keys: KeyRing | KeySource) -> tuple[Keys, int]:
         """The keys of a rule's issuer, and their version.  Raises Undecided if the rule has just been removed."""

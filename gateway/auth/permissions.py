@@ -91,6 +91,20 @@ class Pattern:
         return all(_fits(one, segment, claims or {}) for one, segment in zip(wanted, segments, strict=False))
 
 
+class Exact(Pattern):
+    """The pattern of one path, as it is spelt."""
+
+    __slots__ = ()
+
+    def __init__(self, path: str) -> None:
+        self.text = path
+        self._segments = ()
+        self._is_open = False
+
+    def matches(self, path: str, claims: Mapping[str, object] | None = None) -> bool:
+        return path == self.text
+
+
 def _segment(text: str) -> str:
     """A segment of a pattern as it is compared: canonical, if it names one segment of a path."""
     if text == "*" or _PLACE.fullmatch(text):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from gateway.auth.forward import ForwardVerdict, Inquiry
 from gateway.errors import Fault, GatewayError
 
 
@@ -22,7 +23,15 @@ class KeySource(NamedTuple):
     """Whether `url` leads to the issuer's metadata (OpenID Connect Discovery 1.0 section 4)."""
 
 
-Question = KeySource
+Question = KeySource | Inquiry
+
+
+class Heard(NamedTuple):
+    """A service has been asked."""
+
+    inquiry: Inquiry
+    verdict: ForwardVerdict | None
+    """None if it has given none."""
 
 
 class Undecided(GatewayError):

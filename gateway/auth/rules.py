@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from gateway.auth.forward import ForwardRule
 from gateway.auth.permissions import BadPermission, Pattern, parse_permission
 from gateway.auth.questions import KeySource
 from gateway.auth.signatures import LEAST_SIGNING_BYTES, SigningKey
@@ -46,7 +47,7 @@ class PublicRule(NamedTuple):
         return any(one.matches(path) for one in self.patterns)
 
 
-Rule = JwtRule | SignedRule | PublicRule
+Rule = JwtRule | SignedRule | PublicRule | ForwardRule
 Rules = tuple[Rule, ...]
 
 
@@ -73,6 +74,23 @@ def _rule(route: RouteConfig, index: int, config: AuthRuleConfig) -> Rule:
         permissions = tuple(map(parse_permission, config.permissions))
     except BadPermission as error:
         raise ConfigError(f"{where}: {error}") from None
+    if config.by == "forward":
+        return ForwardRule(
+            route.name,
+            config.url,
+            config.method,
+            config.request_headers,
+            config.parameter,
+            config.sends_target,
+            config.sends_client,
+            config.anonymous,
+            config.principal_from,
+            config.tenant_from,
+            config.permissions_from,
+            config.keep_s,
+            config.most_keep_s,
+            config.timeout_s,
+        )
     if config.by == "signed":
         keys = [SigningKey(one.id, _secret(one.file, f"{where}.keys: {one.file}")) for one in config.keys]
         return SignedRule(tuple(keys), config.cookie)

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, quote
 
-from gateway.auth.permissions import Action, BadPermission, Pattern, Permission, parse_actions
+from gateway.auth.permissions import Action, BadPermission, Exact, Pattern, Permission, parse_actions
 from gateway.auth.verdict import BadCredential, Principal
 
 LEAST_SIGNING_BYTES: Final = 16
@@ -134,20 +134,6 @@ def verify_signature(presented: Presented, keys: Sequence[SigningKey], client: s
     except BadPermission:
         raise wrong from None
     return Principal(key_id, (Permission(actions, pattern),), float(expires), key_id=key_id, network=network)
-
-
-class Exact(Pattern):
-    """The pattern of one path, as it is spelt."""
-
-    __slots__ = ()
-
-    def __init__(self, path: str) -> None:
-        self.text = path
-        self._segments = ()
-        self._is_open = False
-
-    def matches(self, path: str, claims: Mapping[str, object] | None = None) -> bool:
-        return path == self.text
 
 
 def _is_in(client: str | None, network: str) -> bool:

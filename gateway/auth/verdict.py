@@ -25,8 +25,8 @@ class Principal(NamedTuple):
     claims: dict[str, object] = {}  # noqa: RUF012
     """The claims that patterns are filled in from."""
     issuer: str = ""
-    """The party that has named the principal, its tenant and the credential: `iss` of a token, empty for signatures.
-    Equal names of two issuers are two names."""
+    """The party that has named the principal, its tenant and the credential: `iss` of a token, the URL of a
+    service without its query, empty for signatures.  Equal names of two issuers are two names."""
 
     def allows(self, action: Action, path: str) -> bool:
         """Whether it may do this to the stream with this canonical path."""

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, Protocol
 
+from gateway.auth.forward import ForwardVerdicts, Inquiry
 from gateway.auth.key_sets import KeySets
 from gateway.auth.usage import Tenants, Usage
 from gateway.auth.verdict import PUBLIC, Caller, Principal
@@ -23,12 +24,22 @@ Subject = Literal["principal", "token", "key"]
 """The kinds of revocations: of a principal, of one token by its id, or of all that one key has signed."""
 
 
+class Renewal(NamedTuple):
+    """How a service's verdict is renewed for a live read."""
+
+    inquiry: Inquiry
+    path: str
+    """The canonical path of the stream that is read."""
+
+
 class Allowed:
     """A verdict: a principal may do what was asked."""
 
-    __slots__ = ("_caller", "edition", "parties", "principal", "until", "usage")
+    __slots__ = ("_caller", "edition", "parties", "principal", "renewal", "until", "usage")
 
-    def __init__(self, principal: Principal, edition: int, usage: Usage | None = None) -> None:
+    def __init__(
+        self, principal: Principal, edition: int, usage: Usage | None = None, renewal: Renewal | None = None
+    ) -> None:
         # Verdicts are kept in number, and have no use for what the principal may do elsewhere.
         self.principal = (
             principal._replace(permissions=(), claims=PUBLIC.claims) if principal.permissions else principal
@@ -36,6 +47,8 @@ class Allowed:
         self.until = principal.expires_at
         """Unix seconds."""
         self.edition = edition
+        self.renewal = renewal
+        """None if no service has decided."""
         self.parties = parties_of(principal)
         self.usage = usage
         """The usage of the principal's tenant; None without a tenant."""
@@ -79,12 +92,13 @@ class Revocation(NamedTuple):
 
 
 class Verdicts:
-    """Owner of the edition, the revocations, the key sets and the register of guarded live reads.  `wall` is the time
-    in Unix seconds, and `now` in monotonic ones."""
+    """Owner of the edition, the revocations, the key sets, the verdicts of services and the register of guarded live
+    reads.  `wall` is the time in Unix seconds, and `now` in monotonic ones."""
 
     def __init__(self, wall: Callable[[], float], now: Callable[[], float]) -> None:
         self.wall = wall
         self.key_sets = KeySets(now)
+        self.forwarded = ForwardVerdicts()
         self.edition = 0
         self._revoked: OrderedDict[Revocation, float] = OrderedDict()
         """Until when, in Unix seconds."""
@@ -98,10 +112,10 @@ class Verdicts:
         """Whether a verdict that was remembered is valid now."""
         return allowed is not None and allowed.edition == self.edition and self.wall() < allowed.until
 
-    def allow(self, principal: Principal) -> Allowed:
+    def allow(self, principal: Principal, renewal: Renewal | None = None) -> Allowed:
         """A verdict for this principal, from now on."""
         usage = self.tenants.usage(principal.issuer, principal.tenant) if principal.tenant else None
-        return Allowed(principal, self.edition, usage)
+        return Allowed(principal, self.edition, usage, renewal)
 
     def begin_edition(self) -> None:
         """Have every request judged again."""

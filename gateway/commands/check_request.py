@@ -13,8 +13,8 @@ import typer
 from gateway.aio.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
+    from gateway.auth.asked import Asked
     from gateway.auth.explain import Explanation
-    from gateway.auth.guard import Asked
     from gateway.auth.verdict import Principal
     from gateway.config.authorisation import AuthRuleConfig
     from gateway.config.gateway import GatewayConfig
@@ -65,7 +65,7 @@ def explain_request(config: GatewayConfig, url: str, token: str, actions: str, c
 def _asked(
     path: str, others: str, parameters: Mapping[str, str], token: str, actions: str, client: str, cookie: str
 ) -> Asked:
-    from gateway.auth.guard import Asked
+    from gateway.auth.asked import Asked
     from gateway.auth.permissions import Action, BadPermission, parse_actions
 
     names = actions or (Action.SUBSCRIBE if _RESERVED in path else Action.READ)
@@ -98,7 +98,7 @@ def _lines(route: Route, found: Explanation, asked: Asked, clock: Clock) -> Iter
 
 
 def _named(rule: AuthRuleConfig) -> str:
-    return f"{rule.by} {rule.issuer}".rstrip()
+    return f"{rule.by} {rule.issuer or rule.url}".rstrip()
 
 
 def _of_principal(principal: Principal, clock: Clock) -> Iterable[str]:

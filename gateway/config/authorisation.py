@@ -104,15 +104,54 @@ _OF_JWT: Final = (
     "tenant_claim",
 )
 _OF_SIGNED: Final = ("keys",)
+_OF_FORWARD: Final = (
+    "url",
+    "tls",
+    "method",
+    "request_headers",
+    "parameter",
+    "sends_target",
+    "sends_client",
+    "anonymous",
+    "principal_from",
+    "tenant_from",
+    "permissions_from",
+    "keep_s",
+    "most_keep_s",
+    "timeout_s",
+)
+_FIELD: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
+_OF_CONNECTIONS: Final = frozenset(
+    {
+        *("accept-encoding", "connection", "content-encoding", "content-length", "expect", "forwarded", "host"),
+        *("keep-alive", "stream-actions", "stream-forked-from", "te", "trailer", "transfer-encoding", "upgrade", "via"),
+    }
+)
+"""Headers that the gateway sets itself, or that belong to one connection."""
+
+
+def _field_name(text: str) -> str:
+    name = text.lower()
+    if not _FIELD.fullmatch(name) or name in _OF_CONNECTIONS or name.startswith("x-forwarded-"):
+        raise ValueError(f"{text[:80]!r} is no name of a header, or of one that the gateway sets itself")
+    return name
+
+
+def _field_name_or_none(text: str) -> str:
+    return _field_name(text) if text else text
+
+
+FieldName = Annotated[str, AfterValidator(_field_name)]
+FieldNameOrNone = Annotated[str, AfterValidator(_field_name_or_none)]
 
 
 class AuthRuleConfig(Model):
     """One way to authorise requests. The rules of a route are tried in order, and the first that knows a request's
     credential decides; a request that no rule allows is refused."""
 
-    by: Literal["jwt", "signed", "public"] = Field(
-        description="jwt: a token of an issuer. signed: a URL or a cookie signed with a shared key. public: reads "
-        "without a credential."
+    by: Literal["jwt", "signed", "forward", "public"] = Field(
+        description="jwt: a token of an issuer. signed: a URL or a cookie signed with a shared key. forward: a service "
+        "that decides. public: reads without a credential."
     )
     streams: Patterns = Field(
         default=(),
@@ -133,7 +172,8 @@ class AuthRuleConfig(Model):
     )
     tls: OriginTlsConfig | None = Field(
         default=None,
-        description="TLS to the issuer; absent: the system's authorities. The files are read at each reload.",
+        description="TLS to the issuer or the service; absent: the system's authorities. The files are read at each "
+        "reload.",
     )
     algorithms: Annotated[tuple[Algorithm, ...], Field(strict=False)] = Field(
         default=get_args(Asymmetric),
@@ -171,9 +211,58 @@ class AuthRuleConfig(Model):
         default=(), strict=False, max_length=16, description='Keys of signed URLs, with by = "signed".'
     )
 
+    url: Url = Field(
+        default="",
+        description='URL of the service that decides, with by = "forward": a 2xx allows, a 401 or 403 refuses, after '
+        "any other answer the client gets a 503.",
+    )
+    method: Literal["GET", "POST", "HEAD"] = Field(default="GET", description="Method of requests to the service.")
+    request_headers: Annotated[tuple[FieldName, ...], Field(strict=False, min_length=1, max_length=16)] = Field(
+        default=("authorization", "cookie"),
+        description="Headers of clients that the service is sent. A request with none of them has no credential for "
+        "it.",
+    )
+    sends_target: bool = Field(
+        default=True,
+        description="Send the service what is asked for: X-Forwarded-Method, -Proto, -Host, -Uri (without offset, live "
+        "and cursor), Stream-Actions and Stream-Forked-From. Without, one verdict holds for all streams that "
+        "permissions_from allows.",
+    )
+    sends_client: bool = Field(
+        default=False,
+        description="Send the service the client's address as X-Forwarded-For. Verdicts then hold for one address, and "
+        "repeated reads are judged each time.",
+    )
+    anonymous: bool = Field(default=False, description="Ask the service about requests without a credential, too.")
+    principal_from: FieldNameOrNone = Field(
+        default="", description="Header of the service's answer that names the principal."
+    )
+    tenant_from: FieldNameOrNone = Field(
+        default="", description="Header of the service's answer that names the tenant."
+    )
+    permissions_from: FieldNameOrNone = Field(
+        default="",
+        description="Header of the service's answer with permissions such as 'read /rooms/7; append /rooms/8'. Without "
+        "it in an answer, a 2xx allows exactly what was asked.",
+    )
+    keep_s: float = Field(
+        default=5,
+        ge=0,
+        le=3_600,
+        description="How long a verdict is kept that has no Cache-Control; a refusal, 1 s at most.",
+    )
+    most_keep_s: float = Field(
+        default=300, ge=0, le=86_400, description="How long a verdict is kept at most, whatever its Cache-Control says."
+    )
+    timeout_s: float = Field(
+        default=5, ge=0.05, le=60, description="How long the service may take, waiting for a connection included."
+    )
+
     @property
     def urls(self) -> tuple[str, ...]:
         """The URLs that the gateway asks because of the rule."""
+        if self.by == "forward":
+            return (self.url,)
         if self.by != "jwt" or self.keys_file:
             return ()
         return (self.keys_url or discovery_url(self.issuer),)
@@ -197,15 +286,29 @@ class AuthRuleConfig(Model):
 
     @model_validator(mode="after")
     def _fields_fit(self) -> Self:
-        of = {"jwt": _OF_JWT, "signed": (*_OF_SIGNED, "cookie"), "public": ("streams",)}[self.by]
+        of = {
+            "jwt": _OF_JWT,
+            "signed": (*_OF_SIGNED, "cookie"),
+            "forward": _OF_FORWARD,
+            "public": ("streams",),
+        }[self.by]
         for name in self.model_fields_set - {"by", *of}:
             raise MisfitError(f'has no effect with by = "{self.by}"', name)
-        needed = {"jwt": ("issuer", "audience"), "signed": ("keys",), "public": ("streams",)}[self.by]
+        needed = {
+            "jwt": ("issuer", "audience"),
+            "signed": ("keys",),
+            "forward": ("url",),
+            "public": ("streams",),
+        }[self.by]
         for name in needed:
             if not getattr(self, name):
                 raise MisfitError(f'is needed with by = "{self.by}"', name)
         if self.by == "jwt":
             self._keys_fit()
+        if not self.sends_target and not self.permissions_from:
+            raise MisfitError(
+                "is needed without sends_target: the service cannot know what is asked", "permissions_from"
+            )
         if self.cookie and not self.cookie.startswith(("__Secure-", "__Host-")):
             raise MisfitError("begins with __Secure- or __Host-: others may come over plain HTTP", "cookie")
         ids = [key.id for key in self.keys]

@@ -123,6 +123,13 @@ class LimitsConfig(Model):
         description="Most requests of one client network under way at one origin, live reads excepted; at all origins "
         "together, half of upstream_connections. Further ones wait while those of other clients pass.",
     )
+    auth_requests: int = Field(
+        default=64,
+        ge=1,
+        le=4_096,
+        description="Most requests to the services of [[route.auth]] at once; of one client network, half. Further "
+        "ones wait.",
+    )
     upstream_queue: int = Field(
         default=4_096,
         ge=1,

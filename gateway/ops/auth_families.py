@@ -1,4 +1,4 @@
-"""The metric families of authorisation: the key sets of issuers, and requests that could not be decided."""
+"""The metric families of authorisation: key sets of issuers, services that decide, and what could not be decided."""
 
 from __future__ import annotations
 
@@ -31,10 +31,20 @@ def auth_families(services: AuthServices | None, routes: Iterable[str]) -> Itera
         ("issuer",),
         (((one.source.issuer,), one.age_s) for one in every if one.ring is not None),
     )
+    results: Counter[tuple[str, str]] = Counter()
+    for one in services.look() if services is not None else ():
+        results.update({(one.rule.route, result): count for result, count in one.results.items()})
+    yield counter(
+        "durable_gateway_auth_subrequests",
+        "Requests to the services that decide who may (forward-auth), by result: allowed, refused, or undecided, when "
+        "the service did not answer in time, or with another status. Excludes verdicts that were kept.",
+        ("route", "result"),
+        results.items(),
+    )
     yield counter(
         "durable_gateway_auth_undecided",
-        "Requests answered 503 because it could not be decided who may: a key set was not reached. Excludes "
-        "requests that waited and were decided.",
+        "Requests answered 503 because it could not be decided who may: a key set or a service was not reached. "
+        "Excludes requests that waited and were decided.",
         ("route",),
         (((route,), undecided[route]) for route in routes),
     )

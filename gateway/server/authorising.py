@@ -20,7 +20,8 @@ from urllib.parse import quote, unquote_plus
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock, Timer
-from gateway.auth.guard import Asked, Guard
+from gateway.auth.asked import Asked
+from gateway.auth.guard import Guard
 from gateway.auth.permissions import Action
 from gateway.auth.questions import Question, Undecided
 from gateway.auth.verdict import PUBLIC, AuthRefused, Forbidden
@@ -28,7 +29,7 @@ from gateway.auth.verdicts import Allowed, Verdicts
 from gateway.config.routes import RouteConfig
 from gateway.engine.route import Route
 from gateway.errors import TooManyRequests
-from gateway.limits.accounts import Account
+from gateway.limits.accounts import UNKNOWN, Account
 from gateway.limits.rate_limits import Rate, retry_after_s
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
@@ -38,6 +39,7 @@ from gateway.server.admission import Admission
 from gateway.server.context import RequestContext
 from gateway.server.parsing import ParsedRequest
 from gateway.server.remembered import RememberedAnswers
+from gateway.server.renewing import Renewing
 from gateway.server.request import Channel, LiveUse, Request
 from gateway.server.request_keys import Section, Sections
 from gateway.server.resource_metadata import metadata_url, names_metadata
@@ -98,12 +100,17 @@ class Authoriser:
         self._bad = Rate(_BAD_PER_S, BAD_AT_ONCE)
 
     def authorise(
-        self, context: RequestContext, parsed: ParsedRequest, guard: Guard, judge: Judge, *, has_waited: bool
+        self,
+        context: RequestContext,
+        parsed: ParsedRequest,
+        guard: Guard,
+        judge: Judge,
+        waited: UndecidedRequest | None = None,
     ) -> bool:
         """Have the request judged; False if it waits until `judge` can go on.  Raises a GatewayError unless it is
         allowed.
 
-        `has_waited` says whether it has waited before, and is to be decided now.
+        `waited` is the request if it has waited before, and is to be decided now.
         """
         request = context.request
         if is_of_the_origin(request, parsed):
@@ -112,30 +119,38 @@ class Authoriser:
             # Browsers send it without credentials (Fetch standard, section 4.8), and the origin answers for CORS.
             context.allowed = self.verdicts.allow(PUBLIC)
             return True
-        asked = self._asked(request, parsed)
+        asked = self._asked(request, parsed, with_headers=guard.asks_services)
         account = self._account(parsed.client)
         context.is_public = asked.is_read and guard.is_public(asked.path)
+        heard = waited.waiting.heard if waited is not None and waited.waiting is not None else None
+
+        def count_bad() -> None:
+            self._count_bad(account)
+
         try:
-            context.allowed = guard.judge(asked, lambda: self._check_rate(account), lambda: self._count_bad(account))
-        except Undecided as error:
-            if error.question is None or has_waited:
-                self.services.undecided[parsed.route.name] += 1
-                raise
-            self._await(UndecidedRequest(context, parsed, judge), error.question)
-            return False
+            try:
+                context.allowed = guard.judge(asked, lambda: self._check_rate(account), count_bad, heard)
+            except Undecided as error:
+                if error.question is None or waited is not None:
+                    raise
+                self._await(UndecidedRequest(context, parsed, judge), error.question, count_bad)
+                return False
+        except Undecided:
+            self.services.undecided[parsed.route.name] += 1
+            raise
         except AuthRefused as error:
             if error.challenge is not None and names_metadata(guard):
                 error.challenge += f', resource_metadata="{metadata_url(request, asked.path)}"'
             raise
         alias = request.channel.alias
         # The same bytes from another network have another verdict.
-        if alias is not None and not context.allowed.principal.network:
+        if alias is not None and not context.allowed.principal.network and self.verdicts.holds(context.allowed):
             self._remember(alias, context.allowed)
         return True
 
-    def _await(self, waiting: UndecidedRequest, question: Question) -> None:
+    def _await(self, waiting: UndecidedRequest, question: Question, refused: Callable[[], None]) -> None:
         """Have the request wait for the answer to a question."""
-        waiting.waiting = self.services.await_answer(question, waiting.parsed.client, waiting.ready)
+        waiting.waiting = self.services.await_answer(question, waiting.parsed.client, waiting.ready, refused)
         waiting.context.request.channel.hand_over(waiting)
 
     def _remember(self, alias: bytes, allowed: Allowed) -> None:
@@ -153,6 +168,8 @@ class Authoriser:
 
     def ends_in_s(self, allowed: Allowed, most_s: float) -> float | None:
         """Seconds after which a live read ends because of its credential; None if it ends before, after `most_s`."""
+        if allowed.renewal is not None:
+            return None
         left_s = allowed.until - self.verdicts.wall()
         if left_s > most_s + _MOST_EARLY_S:
             return None
@@ -161,7 +178,11 @@ class Authoriser:
     def register(self, channel: Channel, allowed: Allowed) -> None:
         """A live read that was allowed has been admitted."""
         channel.live_bytes = 0
-        channel.live_use = GuardedUse(channel, channel.live_use, allowed, self.verdicts, self._admission.now)
+        use = GuardedUse(channel, channel.live_use, allowed, self.verdicts, self._admission.now)
+        channel.live_use = use
+        if allowed.renewal is not None:
+            net = channel.use.net if channel.use is not None else UNKNOWN
+            use.renewing = Renewing(use, allowed.renewal, net, self.services, self._rng)
 
     def end_at_expiry(self, clock: Clock) -> None:
         """Have every guarded live read end with its credential: an undone drain has begun another lifetime."""
@@ -184,10 +205,10 @@ class Authoriser:
             self._bad.take_one(account, self._admission.now())
 
     @staticmethod
-    def _asked(request: Request, parsed: ParsedRequest) -> Asked:
+    def _asked(request: Request, parsed: ParsedRequest, *, with_headers: bool) -> Asked:
         headers, target, route = request.headers, parsed.target, parsed.route
         forked = headers.getall(STREAM_FORKED_FROM, ()) if parsed.mode is Mode.CREATE else ()
-        return Asked(
+        asked = Asked(
             target.path,
             _actions(request, parsed, is_fork=bool(forked)),
             _forked(forked, route) if forked else None,
@@ -198,6 +219,9 @@ class Authoriser:
             request.client,
             _is_from_site(request, route.config),
         )
+        if not with_headers:
+            return asked
+        return asked._replace(method=request.method, scheme=request.scheme, host=request.host, headers=headers)
 
 
 def headers_for_origin(
@@ -292,7 +316,7 @@ def _is_from_site(request: Request, config: RouteConfig) -> bool:
 class GuardedUse:
     """A live read that a verdict allowed: counted as any other, and registered until it ends."""
 
-    __slots__ = ("_began", "_channel", "_now", "_timer", "_use", "_verdicts", "allowed")
+    __slots__ = ("_began", "_channel", "_now", "_timer", "_use", "_verdicts", "allowed", "renewing")
 
     def __init__(
         self,
@@ -309,17 +333,21 @@ class GuardedUse:
         self._verdicts = verdicts
         self.allowed = allowed
         self._timer: Timer | None = None
+        self.renewing: Renewing | None = None
+        """Has the verdict of a service renewed."""
         verdicts.live[self] = None
 
     def end_at_expiry(self, clock: Clock) -> None:
         """Have the read end when the credential expires: a relayed one lasts as long as the origin likes."""
-        if self._timer is None and math.isfinite(self.allowed.until):
+        if self._timer is None and self.renewing is None and math.isfinite(self.allowed.until):
             self._timer = clock.call_later(max(0.0, self.allowed.until - clock.wall()), self._channel.end_early)
 
     def end_live(self, sent_bytes: int) -> None:
         self._verdicts.live.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
+        if self.renewing is not None:
+            self.renewing.stop_asking()
         if self._use is not None:
             self._use.end_live(sent_bytes)
         if (usage := self.allowed.usage) is not None:

@@ -111,7 +111,7 @@ class Frontend:
         self._admission = Admission(limits, accounts, self._rates, metrics, rng, engine.clock.now)
         self._admission.on_ban = engine.suspend_client
         remembered = self._make_remembered()
-        self.auth_services = AuthServices(self.routes.verdicts, engine.clock, rng)
+        self.auth_services = AuthServices(self.routes.verdicts, engine.clock, rng, limits.auth_requests)
         self._authoriser = Authoriser(
             self.routes.verdicts, self._sections, remembered, self._admission, rng, self.auth_services
         )

@@ -152,7 +152,7 @@ class RequestHandler:
                 context.delivery.count_sent(len(INTERNAL_ERROR))
             self._recorder.record_end(context, None)
 
-    def _begin(self, context: RequestContext, undecided: ParsedRequest | None = None) -> Answered | Work | None:
+    def _begin(self, context: RequestContext, undecided: UndecidedRequest | None = None) -> Answered | Work | None:
         """The answer if it is out already, the remaining work, or None if the answer is given without a task.
         `undecided` is a request that has waited to be judged."""
         try:
@@ -162,14 +162,14 @@ class RequestHandler:
                 if found is not None:
                     context.outcome = _HIT
                     return context.delivery.text(200, *found)
-            parsed = self._parser.parse(context) if undecided is None else undecided
+            parsed = self._parser.parse(context) if undecided is None else undecided.parsed
             if request.method == "OPTIONS" and (preflight := self._preflight(context, parsed.route)) is not None:
                 return preflight
             if (guard := parsed.route.guard) is not None:
                 if context.observed is not None and context.observed.record is not None:
                     note_request(context.mode, parsed.recorded, parsed.start)
                 try:
-                    if not self._authoriser.authorise(context, parsed, guard, self, has_waited=undecided is not None):
+                    if not self._authoriser.authorise(context, parsed, guard, self, undecided):
                         return None
                 except Concealed:
                     return self._conceal(context, parsed, guard)
@@ -312,7 +312,7 @@ class RequestHandler:
 
     def _go_on(self, context: RequestContext, waiting: WaitingRead | UndecidedRequest) -> Answered | Work | None:
         if isinstance(waiting, UndecidedRequest):
-            return self._begin(context, waiting.parsed)
+            return self._begin(context, waiting)
         read, first = waiting.read, waiting.first
         try:
             answer = self._engine.caught_up(read, first)

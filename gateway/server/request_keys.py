@@ -272,8 +272,9 @@ class Sections:
         if not isinstance(kept, dict) or len(kept) >= _MOST_ALLOWED:
             section.allowed = kept = {}
         if section.cost and line not in kept:
-            section.cost += len(line) + _VERDICT_COST
-            self._charge(len(line) + _VERDICT_COST)
+            cost = len(line) + _VERDICT_COST + (allowed.renewal.inquiry.size if allowed.renewal is not None else 0)
+            section.cost += cost
+            self._charge(cost)
         kept[line] = allowed
 
     def for_hits(self, section: Section, rules: HeaderRules) -> Meaning:

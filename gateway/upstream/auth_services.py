@@ -1,4 +1,5 @@
-"""The gateway's own requests for authorisation: for the key sets of issuers (`gateway.auth.key_sets`).
+"""The gateway's own requests for authorisation: for the key sets of issuers (`gateway.auth.key_sets`), and for the
+verdicts of operators' services (`gateway.auth.forward`).
 
 Requests that cannot be judged yet wait here.  All that wait for one question share one request to the service, and all
 are judged again once it has ended, however it has.  The number of waiting requests is bounded, in total and for each
@@ -11,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -21,8 +24,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.aio.clock import DETACHED, Clock, Timer, wait_until
 from gateway.aio.tasks import Tasks
+from gateway.auth.forward import BadVerdict, ForwardRule, ForwardVerdict, Inquiry, read_verdict
 from gateway.auth.key_sets import DEFAULT_LIFETIME_S, KeySet
-from gateway.auth.questions import KeySource, Question, Undecided
+from gateway.auth.questions import Heard, KeySource, Question, Undecided
 from gateway.auth.rules import Rules, key_sources
 from gateway.auth.verdicts import Verdicts
 from gateway.config.origin_tls import OriginTls
@@ -31,6 +35,7 @@ from gateway.protocol.freshness import age_from_headers, parse_cache_control, st
 from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.failures import reason_of
+from gateway.upstream.incoming import no_op
 from gateway.upstream.slots import SlotLimits
 
 if TYPE_CHECKING:
@@ -39,6 +44,13 @@ if TYPE_CHECKING:
 FETCH_S: Final = 5.0
 """Bound on the fetch of a key set, its discovery included."""
 MOST_KEY_SET_BYTES: Final = 1 << 18
+_MOST_S: Final = 60.0
+"""Longest time that a service may be given."""
+_MOST_UNREAD_BYTES: Final = 1 << 14
+"""A longer body of a service's answer costs its connection."""
+_LEAST_REPORT_S: Final = 10.0
+"""Least time between two lines about a service that fails now and then."""
+RESULTS: Final = ("allowed", "refused", "undecided")
 MOST_WAITING: Final = 4_096
 """Requests that wait to be judged; a quarter of them for one client network."""
 
@@ -54,16 +66,34 @@ class _Fetched(NamedTuple):
     lifetime_s: float
 
 
+class Service:
+    """What is known of one operator's service."""
+
+    def __init__(self, rule: ForwardRule) -> None:
+        self.rule = rule
+        self.results: Counter[str] = Counter(dict.fromkeys(RESULTS, 0))
+        """Its answers, by result."""
+        self.problem = ""
+        """Why its latest answer decided nothing; empty if it decided."""
+        self.answered_at = -math.inf
+        """When it has decided last, in monotonic seconds."""
+        self.is_reported = False
+        """Whether the operator has been told of the problem."""
+        self.reported_at = -math.inf
+
+
 class WaitingRequest:
     """A request that waits until its question has been asked."""
 
-    __slots__ = ("_asking", "_services", "net", "ready")
+    __slots__ = ("_asking", "_services", "heard", "net", "ready")
 
     def __init__(self, services: AuthServices, asking: _Asking, net: str, ready: Callable[[], None]) -> None:
         self._services = services
         self._asking: _Asking | None = asking
         self.net = net
         self.ready = ready
+        self.heard: Heard | None = None
+        """The answer of a service."""
         asking.waiting[self] = None
 
     def leave_queue(self) -> None:
@@ -76,6 +106,7 @@ class WaitingRequest:
     def answered(self) -> None:
         """The question has been asked."""
         if self._asking is not None:
+            self.heard = self._asking.heard
             self.leave_queue()
             self.ready()
 
@@ -83,10 +114,11 @@ class WaitingRequest:
 class _Asking:
     """A question that is being asked, with the requests that wait for its answer."""
 
-    __slots__ = ("waiting",)
+    __slots__ = ("heard", "waiting")
 
     def __init__(self) -> None:
         self.waiting: dict[WaitingRequest, None] = {}
+        self.heard: Heard | None = None
 
     def end_question(self) -> None:
         """Have them judged, each in a call of its own."""
@@ -98,12 +130,15 @@ class _Asking:
 class AuthServices:
     """Owner of the questions under way, and of the connections to services.  `close` ends them."""
 
-    def __init__(self, verdicts: Verdicts, clock: Clock, rng: random.Random) -> None:
-        self._verdicts = verdicts
+    def __init__(self, verdicts: Verdicts, clock: Clock, rng: random.Random, most_requests: int = 64) -> None:
+        """`most_requests` bounds the requests to services that are under way at once."""
+        self.verdicts = verdicts
         self.key_sets = verdicts.key_sets
-        self._clock = clock
+        self.clock = clock
         self._rng = rng
-        self._exchanges = Exchanges(SlotLimits())
+        # Reads have three quarters of the slots, and one client half of all.
+        slots = -(-4 * most_requests // 3)
+        self._exchanges = Exchanges(SlotLimits(slots, slots, MOST_WAITING, _MOST_S))
         self._tasks = Tasks()
         self._asking: dict[Question, _Asking] = {}
         self._waiting: Counter[str] = Counter()
@@ -111,6 +146,7 @@ class AuthServices:
         self._waiting_total = 0
         self._timers: dict[KeySource, Timer] = {}
         """The next fetch of each key set."""
+        self._services: dict[ForwardRule, Service] = {}
         self.undecided: Counter[str] = Counter()
         """Requests that were answered with a 503, by route."""
 
@@ -119,7 +155,10 @@ class AuthServices:
 
     def configure(self, every: Iterable[Rules]) -> None:
         """Fetch the keys that these rules name, now and from time to time, and no others."""
+        every = tuple(every)
         self.key_sets.configure(key_sources(every))
+        rules = (one for rules in every for one in rules if isinstance(one, ForwardRule))
+        self._services = {one: self._services.get(one) or Service(one) for one in rules}
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -139,15 +178,30 @@ class AuthServices:
         await self._tasks.close()
         await self._exchanges.close()
 
-    def await_answer(self, question: Question, net: str, ready: Callable[[], None]) -> WaitingRequest:
+    def wall(self) -> float:
+        """The time in Unix seconds."""
+        return self.clock.wall()
+
+    def find_verdict(self, inquiry: Inquiry) -> ForwardVerdict | None:
+        """A service's verdict, if one is kept and valid."""
+        return self.verdicts.forwarded.find_verdict(inquiry, self.clock.wall())
+
+    def look(self) -> tuple[Service, ...]:
+        """The services that rules name."""
+        return tuple(self._services.values())
+
+    def await_answer(
+        self, question: Question, net: str, ready: Callable[[], None], refused: Callable[[], None] = no_op
+    ) -> WaitingRequest:
         """Ask the question, unless that is being done, and call `ready` afterwards for a request of this client
-        network.  Raises Undecided if it cannot wait."""
+        network.  `refused` is called if a service that is asked because of it refuses, even if it waits no more.
+        Raises Undecided if it cannot wait."""
         count = self._waiting[net]
         if self._waiting_total >= MOST_WAITING or count >= MOST_WAITING // 4:
             raise Undecided
         asking = self._asking.get(question)
         if asking is None:
-            asking = self._begin(question)
+            asking = self._begin(question, net, refused)
         self._waiting[net] = count + 1
         self._waiting_total += 1
         return WaitingRequest(self, asking, net, ready)
@@ -159,12 +213,78 @@ class AuthServices:
         if not self._waiting[net]:
             del self._waiting[net]
 
-    def _begin(self, question: Question) -> _Asking:
+    def _begin(self, question: Question, net: str, refused: Callable[[], None]) -> _Asking:
         """Ask the question.  Raises Undecided if it is not to be asked now."""
+        if isinstance(question, Inquiry):
+            asking = self._asking[question] = _Asking()
+            self._tasks.start(self._inquire_in_time(question, net, refused), f"ask {question.rule.url}")
+            return asking
         keys = self.key_sets.find_set(question)
         if keys is None or not keys.begin_fetch():
             raise Undecided
         return self._fetch(keys)
+
+    # -- services
+
+    async def _inquire_in_time(self, inquiry: Inquiry, net: str, refused: Callable[[], None]) -> None:
+        rule = inquiry.rule
+        asking_it = self._tasks.start(self._inquire(inquiry, net), f"send to {rule.url}")
+        found: ForwardVerdict | str = "timed out"
+        if await wait_until(asking_it, self.clock, rule.timeout_s):
+            found = asking_it.result()
+        else:
+            asking_it.cancel()
+        verdict = None if isinstance(found, str) else found
+        if verdict is not None:
+            self.verdicts.forwarded.keep_verdict(inquiry, verdict, self.clock.wall())
+            if verdict.principal is None:
+                refused()
+        self._note(rule, verdict, found if isinstance(found, str) else "")
+        asking = self._asking.pop(inquiry)
+        asking.heard = Heard(inquiry, verdict)
+        asking.end_question()
+
+    async def _inquire(self, inquiry: Inquiry, net: str) -> ForwardVerdict | str:
+        """The service's verdict, or why there is none."""
+        rule = inquiry.rule
+        headers = CIMultiDict([*inquiry.fields, ("Accept-Encoding", "identity")])
+        bounds = Bounds(rule.timeout_s, rule.timeout_s, rule.timeout_s, rule.timeout_s)
+        body = b"" if rule.method == "POST" else None
+        try:
+            async with await self._exchanges.send(
+                OriginCall(rule.method, rule.url, headers, bounds, body, client=net)
+            ) as reply:
+                verdict = read_verdict(inquiry, reply.status, reply.headers, self.clock.wall())
+                with suppress(GatewayError):
+                    # Only so that the connection can be kept.
+                    await reply.read(_MOST_UNREAD_BYTES)
+                return verdict
+        except BadVerdict as error:
+            return str(error)
+        except GatewayError as error:
+            return reason_of(error.__cause__) if error.__cause__ is not None else str(error).lower()
+        except Exception:
+            _log.exception("unhandled error")
+            return "unhandled error"
+
+    def _note(self, rule: ForwardRule, verdict: ForwardVerdict | None, problem: str) -> None:
+        """Count an answer, and tell the operator when the service begins to fail, and when it decides again."""
+        service = self._services.get(rule)
+        if service is None:
+            return
+        now = self.clock.now()
+        service.problem = problem
+        if verdict is None:
+            service.results["undecided"] += 1
+        else:
+            service.results["refused" if verdict.principal is None else "allowed"] += 1
+            service.answered_at = now
+        if service.is_reported is not bool(problem) and now - service.reported_at >= _LEAST_REPORT_S:
+            service.is_reported, service.reported_at = bool(problem), now
+            if problem:
+                _log.warning("route %s: %s: %s; its requests get a 503", rule.route, rule.url, problem)
+            else:
+                _log.warning("route %s: %s decides again", rule.route, rule.url)
 
     # -- key sets
 
@@ -174,7 +294,7 @@ class AuthServices:
         if (timer := self._timers.pop(source, None)) is not None:
             timer.cancel()
         if self.key_sets.find_set(source) is keys:
-            self._timers[source] = self._clock.call_later(keys.due_at - self._clock.now(), lambda: self._is_due(keys))
+            self._timers[source] = self.clock.call_later(keys.due_at - self.clock.now(), lambda: self._is_due(keys))
 
     def _is_due(self, keys: KeySet) -> None:
         del self._timers[keys.source]
@@ -190,7 +310,7 @@ class AuthServices:
         source = keys.source
         fetching = self._tasks.start(self._fetch_keys(source), f"fetch {source.url}")
         found: _Fetched | str = "timed out"
-        if await wait_until(fetching, self._clock, FETCH_S):
+        if await wait_until(fetching, self.clock, FETCH_S):
             found = fetching.result()
         else:
             fetching.cancel()
@@ -203,7 +323,7 @@ class AuthServices:
         else:
             if keys.fetched(found.ring, found.lifetime_s, self._rng.random()):
                 # Tokens of a withdrawn key are known, and their verdicts are remembered.
-                self._verdicts.begin_edition()
+                self.verdicts.begin_edition()
             if was_failing:
                 _log.warning("keys of %s: fetched again from %s", source.issuer, source.url)
         self._schedule(keys)

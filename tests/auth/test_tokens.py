@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from gateway.auth.guard import Asked, Guard
+from gateway.auth.asked import Asked
+from gateway.auth.guard import Guard
 from gateway.auth.keys import BadKeys, parse_keys
 from gateway.auth.permissions import Action
 from gateway.auth.rules import load_rules

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from joserfc.jwk import Key
@@ -25,6 +25,8 @@ class AuthService:
         self.status = "200 OK"
         self.headers: dict[str, str] = {}
         self.body = key_set(KEYS.values())
+        self.decide: Callable[[Asked], tuple[str, dict[str, str]]] | None = None
+        """Gives status and headers in place of `status` and `headers`."""
         self.closes = False
         """Whether it closes the connection after the reply."""
         self.gate = asyncio.Event()
@@ -49,7 +51,8 @@ class AuthService:
 
     async def reply(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
         await self.gate.wait()
-        writer.write(answer(self.status, self.headers, self.body))
+        status, headers = self.decide(asked) if self.decide is not None else (self.status, self.headers)
+        writer.write(answer(status, headers, self.body))
         if self.closes:
             writer.close()
 

@@ -18,7 +18,7 @@ from gateway.ops.admin.endpoint import AUDITED, MOST_BODY_BYTES, Endpoint, Refus
 from gateway.ops.admin.guard import Guard
 from gateway.ops.admin.history import history_endpoints
 from gateway.ops.admin.openapi import openapi_document
-from gateway.ops.admin.origins import key_set_lines, origins_endpoints, readiness_lines
+from gateway.ops.admin.origins import auth_lines, origins_endpoints, readiness_lines
 from gateway.ops.admin.overview import overview_endpoints
 from gateway.ops.admin.plan import plan_endpoints
 from gateway.ops.admin.purge import purge_endpoints
@@ -70,7 +70,7 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
         status, text = (200, "ready\n") if subject.is_ready else (503, "not ready\n")
         if _VERBOSE in request.query:
             text += readiness_lines(subject.engine.origins.look())
-            text += key_set_lines(subject.auth_services.key_sets.look())
+            text += auth_lines(subject.auth_services)
         return web.Response(status=status, text=text)
 
     async def exposition(request: web.Request) -> web.Response:

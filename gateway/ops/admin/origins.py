@@ -1,7 +1,8 @@
-"""The state of the origins, and of issuers' key sets, as JSON and as the lines of the verbose readiness probe."""
+"""The state of the origins as JSON, and with that of authorisation as the lines of the verbose readiness probe."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +12,7 @@ from pydantic import with_config
 from gateway.auth.key_sets import KeySet
 from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
+from gateway.upstream.auth_services import AuthServices, Service
 from gateway.upstream.origins import OriginState
 
 
@@ -87,9 +89,21 @@ def readiness_lines(origins: Iterable[OriginState]) -> str:
     return "".join(f"{_line(origin)}\n" for origin in origins)
 
 
-def key_set_lines(every: Iterable[KeySet]) -> str:
-    """A line for each key set that is fetched by its URL: `[+]` if there are keys, `[-]` if not."""
-    return "".join(f"{_key_line(one)}\n" for one in every)
+def auth_lines(services: AuthServices) -> str:
+    """A line for each key set that is fetched by its URL, and for each service that decides who may: `[+]` if it is of
+    use, `[-]` if not."""
+    lines = [_key_line(one) for one in services.key_sets.look()]
+    lines += [_service_line(one, services.clock.now()) for one in services.look()]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _service_line(one: Service, now: float) -> str:
+    where = f"service {one.rule.url} of route {one.rule.route}"
+    if one.problem:
+        return f"[-] {where}: {one.problem}"
+    if math.isinf(one.answered_at):
+        return f"[+] {where} has not been asked yet"
+    return f"[+] {where} decided {now - one.answered_at:.0f} s ago"
 
 
 def _key_line(one: KeySet) -> str:

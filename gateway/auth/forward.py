@@ -1,0 +1,233 @@
+"""Forward-auth: an operator's service decides, and its verdict is kept for as long as it says.
+
+An `Inquiry` is everything that the service is sent.  Requests with equal inquiries share one verdict, and no others do.
+A 2xx allows; a 401 or 403 refuses, with the service's own challenge; after any other answer the request cannot be
+decided.  The service may name the principal, the tenant and permissions in headers of its answer.  Without permissions,
+a 2xx allows exactly the actions that it was asked about.
+
+A verdict is kept for its `Cache-Control: max-age`, within the bounds of the rule.  A live read outlasts a verdict only
+if the service, asked again, allows it again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.auth.asked import Asked
+from gateway.auth.permissions import MOST_PERMISSIONS, Action, BadPermission, Exact, Permission, parse_permission
+from gateway.auth.verdict import Principal
+from gateway.protocol.freshness import age_from_headers, parse_cache_control, stated_lifetime
+
+MOST_VERDICTS: Final = 1 << 14
+MOST_VERDICT_BYTES: Final = 1 << 24
+"""Kept verdicts, and the characters of what was sent for them."""
+_COST: Final = 1_000
+"""Bytes charged for a verdict in addition to what was sent for it."""
+LEAST_LIVE_S: Final = 1.0
+"""A live read asks again after this time at the earliest, even if the verdict is not kept at all."""
+_MOST_REFUSED_S: Final = 1.0
+"""How long a refusal is kept that does not say."""
+_MOST_NAME_CHARS: Final = 256
+_MOST_CHALLENGE_CHARS: Final = 1_024
+_OWN: Final = frozenset(
+    {
+        "x-forwarded-for",
+        "x-forwarded-method",
+        "x-forwarded-proto",
+        "x-forwarded-host",
+        "x-forwarded-uri",
+        "stream-actions",
+        "stream-forked-from",
+    }
+)
+"""Fields that say what is asked for."""
+_LIKE_ASCII: Final = re.compile(r"[\t\x20-\x7e]*")
+
+
+class ForwardRule(NamedTuple):
+    """How a service is asked, and how its answers are read."""
+
+    route: str
+    url: str
+    method: str
+    headers: tuple[str, ...]
+    """Request headers that it is sent, in lower case.  A request with none of them has no credential for it."""
+    parameter: str
+    """Query parameter that it is sent; empty for none."""
+    sends_target: bool
+    """Whether it is sent what is asked for; if not, a verdict holds for all that its permissions name."""
+    sends_client: bool
+    anonymous: bool
+    """Whether it is asked about requests without credentials, too."""
+    principal_from: str
+    tenant_from: str
+    permissions_from: str
+    """Headers of its answers; empty for none."""
+    keep_s: float
+    """How long a verdict is kept that does not say."""
+    most_keep_s: float
+    timeout_s: float
+
+
+class Inquiry(NamedTuple):
+    """What a service is sent about a request."""
+
+    rule: ForwardRule
+    fields: tuple[tuple[str, str], ...]
+    path: str
+    """With `actions` and `forked`, what is asked for; empty if the service is not sent it."""
+    actions: tuple[Action, ...]
+    forked: str | None
+    client: str
+    """The client's address, if it is sent."""
+
+    def __repr__(self) -> str:
+        return f"<Inquiry of {self.rule.url}>"
+
+    @property
+    def size(self) -> int:
+        """Characters that it keeps in memory."""
+        return sum(len(name) + len(value) for name, value in self.fields)
+
+    @property
+    def is_cookie(self) -> bool:
+        """Whether cookies are its only credential."""
+        return {name for name, _ in self.fields if name not in _OWN} == {"cookie"}
+
+
+def inquire(rule: ForwardRule, asked: Asked) -> Inquiry | None:
+    """What the service is sent about the request; None if the request has no credential for it."""
+    fields: list[tuple[str, str]] = []
+    for name in rule.headers:
+        match name:
+            case "authorization":
+                values = asked.authorization
+            case "cookie":
+                values = asked.cookies
+            case _:
+                values = asked.headers.getall(name, ())
+        fields += [(name, value) for value in values]
+    parameter = asked.parameters.get(rule.parameter) if rule.parameter else None
+    if parameter is not None and not asked.authorization:
+        fields.append(("authorization", f"Bearer {parameter}"))
+    if not fields and not rule.anonymous:
+        return None
+    client = (asked.client or "") if rule.sends_client else ""
+    if client:
+        fields.append(("x-forwarded-for", client))
+    if not rule.sends_target:
+        return Inquiry(rule, tuple(fields), "", (), None, client)
+    fields += [
+        ("x-forwarded-method", asked.method),
+        ("x-forwarded-proto", asked.scheme),
+        ("x-forwarded-host", asked.host),
+        ("x-forwarded-uri", f"{asked.path}?{asked.others}" if asked.others else asked.path),
+        ("stream-actions", ",".join(asked.actions)),
+    ]
+    if asked.forked is not None:
+        fields.append(("stream-forked-from", asked.forked))
+    return Inquiry(rule, tuple(fields), asked.path, asked.actions, asked.forked, client)
+
+
+class ForwardVerdict(NamedTuple):
+    """A service's answer to an inquiry."""
+
+    principal: Principal | None
+    """None for a refusal."""
+    until: float
+    """When it ends, in Unix seconds; `live_until` for live reads."""
+    live_until: float
+    is_known: bool = True
+    """For a refusal: whether the service knows the credential (403), rather than not (401)."""
+    challenge: str | None = None
+
+
+class BadVerdict(ValueError):
+    """The answer of a service decides nothing; the message is a few words for the operator."""
+
+
+def read_verdict(
+    inquiry: Inquiry, status: int, headers: CIMultiDict[str] | CIMultiDictProxy[str], wall: float
+) -> ForwardVerdict:
+    """The verdict in a service's answer, at `wall` (Unix seconds).  Raises BadVerdict."""
+    rule = inquiry.rule
+    if status in (401, 403):
+        kept_s = _lifetime(headers, min(rule.keep_s, _MOST_REFUSED_S), rule.most_keep_s)
+        challenge = ", ".join(headers.getall("WWW-Authenticate", ()))
+        is_plain = len(challenge) <= _MOST_CHALLENGE_CHARS and _LIKE_ASCII.fullmatch(challenge)
+        return ForwardVerdict(
+            None, wall + kept_s, wall + kept_s, status == 403, challenge if challenge and is_plain else None
+        )
+    if not 200 <= status < 300:
+        raise BadVerdict(f"answered {status}")
+    kept_s = _lifetime(headers, rule.keep_s, rule.most_keep_s)
+    name = headers.get(rule.principal_from, "") if rule.principal_from else ""
+    tenant = headers.get(rule.tenant_from, "") if rule.tenant_from else ""
+    for text in (name, tenant):
+        if len(text) > _MOST_NAME_CHARS or not text.isprintable():
+            raise BadVerdict("answered with a name that is too long, or not printable")
+    until = wall + kept_s
+    permissions, issuer = _permissions(inquiry, headers), rule.url.partition("?")[0]
+    principal = Principal(name, permissions, until, tenant, network=inquiry.client, issuer=issuer)
+    return ForwardVerdict(principal, until, wall + max(kept_s, LEAST_LIVE_S))
+
+
+def _permissions(inquiry: Inquiry, headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> tuple[Permission, ...]:
+    name = inquiry.rule.permissions_from
+    lines = headers.getall(name, ()) if name else ()
+    if lines:
+        texts = [text for line in lines for text in line.split(";") if text.strip()]
+        try:
+            if len(texts) > MOST_PERMISSIONS:
+                raise BadPermission
+            return tuple(map(parse_permission, texts))
+        except BadPermission:
+            raise BadVerdict("answered with permissions that are not understood") from None
+    if not inquiry.actions:
+        return ()
+    own = Permission(frozenset(inquiry.actions), Exact(inquiry.path))
+    if inquiry.forked is None:
+        return (own,)
+    return own, Permission(frozenset({Action.READ}), Exact(inquiry.forked))
+
+
+def _lifetime(headers: CIMultiDict[str] | CIMultiDictProxy[str], default_s: float, most_s: float) -> float:
+    """For how long the answer may be kept, in seconds; `private` may be, because its key is all that was sent."""
+    directives = parse_cache_control(", ".join(headers.getall("Cache-Control", ())))
+    if "no-store" in directives or "no-cache" in directives:
+        return 0.0
+    if "max-age" not in directives:
+        return min(default_s, most_s)
+    stated_s = stated_lifetime({"max-age": directives["max-age"]}) - age_from_headers(headers)
+    return min(max(stated_s, 0.0), most_s)
+
+
+class ForwardVerdicts:
+    """Owner of the kept verdicts; the oldest make room."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Inquiry, ForwardVerdict] = OrderedDict()
+        self._bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<ForwardVerdicts {len(self._kept)} kept>"
+
+    def find_verdict(self, inquiry: Inquiry, wall: float) -> ForwardVerdict | None:
+        """The verdict on an equal inquiry that is valid now; None if there is none."""
+        found = self._kept.get(inquiry)
+        return found if found is not None and wall < found.until else None
+
+    def keep_verdict(self, inquiry: Inquiry, verdict: ForwardVerdict, wall: float) -> None:
+        """Keep the verdict, in place of an earlier one, unless it has ended already."""
+        if self._kept.pop(inquiry, None) is not None:
+            self._bytes -= inquiry.size + _COST
+        if wall >= verdict.until:
+            return
+        self._kept[inquiry] = verdict
+        self._bytes += inquiry.size + _COST
+        while len(self._kept) > MOST_VERDICTS or self._bytes > MOST_VERDICT_BYTES:
+            self._bytes -= self._kept.popitem(last=False)[0].size + _COST

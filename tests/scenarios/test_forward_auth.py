@@ -1,0 +1,366 @@
+"""Routes whose operator's service decides: asked once for equal requests, kept as long as it says, and never held for
+longer than its bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from gateway.auth.verdicts import Revocation
+from gateway.origin.app import RunningOrigin
+from gateway.origin.counters import Counters
+from gateway.origin.requests import Kind
+from gateway.server.authorising import BAD_AT_ONCE
+from tests.scenarios.auth_service import AuthService
+from tests.scenarios.conftest import Edge, Hostile, Start, bounded
+from tests.scenarios.hostile import Asked, part_of_stream
+from tests.scenarios.wire import Dropped
+from tests.waiting import eventually, pass_turns
+
+ADA = {"Authorization": "Bearer ada"}
+BOB = {"Authorization": "Bearer bob"}
+
+
+def by_name(asked: Asked) -> tuple[str, dict[str, str]]:
+    """Ada and Bob may do everything; others have to log in, and Eve is known."""
+    name = asked.headers.get("Authorization", "").removeprefix("Bearer ")
+    if name in ("ada", "bob"):
+        return "200 OK", {"X-User": name, "X-Org": "blue", "Cache-Control": "max-age=20"}
+    if name == "eve":
+        return "403 Forbidden", {"Cache-Control": "max-age=20"}
+    return "401 Unauthorized", {"WWW-Authenticate": 'Bearer realm="login", scope="streams"'}
+
+
+@pytest.fixture
+async def service(hostile: Hostile) -> AuthService:
+    return await AuthService.open(hostile, decide=by_name, body=b"verdict")
+
+
+def rule(service: AuthService, **more: Any) -> dict[str, Any]:
+    return {"by": "forward", "url": f"{service.url}/verify?a=b", **more}
+
+
+async def started(start: Start, origin: RunningOrigin, service: AuthService, **more: Any) -> Edge:
+    rules = [{"by": "public", "streams": ["/public/**"]}, rule(service, **more.pop("rule", {}))]
+    return await start(origin.url, auth=rules, credentials="shared", **more)
+
+
+async def made(edge: Edge, path: str = "/s") -> str:
+    answer = await edge.send("PUT", path, {"Content-Type": "text/plain", **ADA}, b"0123456789")
+    assert answer.status == 201, answer
+    return answer.next_offset
+
+
+@pytest.mark.http_2
+async def test_equal_requests_share_one_question_and_its_verdict_until_it_ends(
+    start: Start, origin: RunningOrigin, service: AuthService, counters: Counters
+) -> None:
+    edge = await started(start, origin, service)
+    tail = await made(edge)
+    service.gate.clear()
+    before = len(service.asked)
+    targets = ["/s", "/s?offset=-1", f"/s?offset={tail}", "/s?offset=-1&live=sse"]
+    waiting = [await edge.begin(target, headers) for headers in (ADA, BOB) for target in targets]
+    head = await edge.begin("/s", ADA, method="HEAD")
+    await eventually(lambda: f"{len(waiting) + 1} waiting" in repr(edge.gateway.auth_services))
+    await service.count(before + 3)
+    service.gate.set()
+    for wire in waiting:
+        assert (await bounded(wire.head())).status == 200
+        wire.reset()
+    assert (await bounded(head.answer("HEAD"))).status == 200
+    wire = await edge.wire()
+    for _ in range(4):
+        for headers in (ADA, BOB):
+            await wire.ask("/s", headers)
+            answer = await bounded(wire.answer("GET"))
+            assert (answer.status, answer.body) == (200, b"0123456789")
+            assert "private" in answer.headers["Cache-Control"]
+            assert {"Authorization", "Cookie"} <= set(", ".join(answer.headers.getall("Vary")).split(", "))
+    assert len(service.asked) == before + 3
+    edge.clock.advance(20)
+    await wire.ask("/s", ADA)
+    assert (await bounded(wire.answer("GET"))).status == 200
+    assert len(service.asked) == before + 4
+    remembered = edge.gateway.clients.remembered
+    assert remembered is None or remembered.served > 0
+    assert counters.body_bytes[Kind.CATCHUP] == 10
+
+
+async def test_the_service_is_sent_what_is_asked_for_and_the_origin_no_credential(
+    hostile: Hostile, start: Start, service: AuthService
+) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(part_of_stream(b"" if asked.method in ("POST", "PUT") else b"x", "0001"))
+
+    server = await hostile(script, takes_head=True)
+    names = {"principal_header": "x-principal", "tenant_header": "x-tenant"}
+    rules = [
+        rule(
+            service,
+            request_headers=["authorization", "x-api-key"],
+            parameter="token",
+            principal_from="x-user",
+            tenant_from="x-org",
+            sends_client=True,
+        )
+    ]
+    edge = await start(server.url, auth=rules, credentials="shared", **names)
+    forged = {"X-Forwarded-Uri": "/public", "Stream-Actions": "read", "X-Principal": "root", "X_Principal": "root"}
+    sent = {**ADA, **forged, "X-Api-Key": "1", "Cookie": "a=b", "Stream-Closed": "true", "Content-Type": "text/plain"}
+    assert (await edge.send("POST", "/a/./s?b=2&a=%31&token=k", sent, b"x")).status == 200
+    assert (await edge.send("PUT", "/t", {**ADA, "Stream-Forked-From": "/a/s"})).status == 200
+    assert (await edge.get("/s?token=bob&offset=-1&live=long-poll&cursor=3")).status == 200
+    first, second, third = ({name.lower(): value for name, value in one.headers.items()} for one in service.asked)
+    assert first == {
+        "host": service.url[7:],
+        "accept-encoding": "identity",
+        "authorization": "Bearer ada",
+        "x-api-key": "1",
+        "x-forwarded-for": "127.0.0.1",
+        "x-forwarded-method": "POST",
+        "x-forwarded-proto": "http",
+        "x-forwarded-host": "edge.test",
+        "x-forwarded-uri": "/a/s?a=1&b=2",
+        "stream-actions": "append,close",
+    }
+    assert (second["stream-actions"], second["stream-forked-from"]) == ("create,fork", "/a/s")
+    assert (third["authorization"], third["x-forwarded-uri"]) == ("Bearer bob", "/s")
+    assert service.asked[0].target == "/verify?a=b"
+    for asked in server.asked:
+        assert not {"Authorization", "X-Api-Key"} & set(asked.headers)
+        assert "token=" not in asked.target
+    assert {asked.headers.get("X-Principal") for asked in server.asked if asked.method != "GET"} == {"ada"}
+    assert {asked.headers.get("X-Tenant") for asked in server.asked if asked.method != "GET"} == {"blue"}
+
+
+async def test_refusals_carry_the_challenge_of_the_service_and_other_answers_are_a_503(
+    start: Start, origin: RunningOrigin, service: AuthService, caplog: pytest.LogCaptureFixture
+) -> None:
+    edge = await started(start, origin, service, rule={"timeout_s": 3})
+    answer = await edge.get("/s", {"Authorization": "Bearer stranger"})
+    assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, 'Bearer realm="login", scope="streams"')
+    assert (await edge.get("/s", {"Authorization": "Bearer eve"})).status == 403
+    asked = len(service.asked)
+    # Without a credential it is not asked at all.
+    assert (await edge.get("/s")).status == 401
+    assert (await edge.get("/public/s")).status == 404
+    assert len(service.asked) == asked
+    service.decide = None
+    for status, headers in (
+        ("500 Internal Server Error", {}),
+        ("302 Found", {"Location": "/login"}),
+        ("404 Not Found", {}),
+        ("429 Too Many Requests", {"Retry-After": "9"}),
+        ("101 Switching Protocols", {}),
+    ):
+        service.status, service.headers = status, headers
+        answer = await edge.get("/s", ADA)
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1"), status
+    service.gate.clear()
+    slow = [await edge.begin("/s", ADA) for _ in range(3)]
+    await eventually(lambda: "3 waiting" in repr(edge.gateway.auth_services))
+    edge.clock.advance(3)
+    assert [(await bounded(wire.answer("GET"))).status for wire in slow] == [503] * 3
+    await service.server.stop()
+    assert (await edge.get("/s", ADA)).status == 503
+    said = [line for line in caplog.messages if "/verify" in line]
+    assert len(said) == 1
+    assert "answered 500; its requests get a 503" in said[0]
+
+
+@pytest.mark.parametrize(("kept", "again"), [("no-store", True), ("max-age=0", True), ("max-age=9, private", False)])
+async def test_a_verdict_is_kept_as_long_as_it_says_and_within_its_bounds(
+    start: Start, origin: RunningOrigin, service: AuthService, kept: str, again: bool
+) -> None:
+    edge = await started(start, origin, service, rule={"most_keep_s": 8})
+    service.decide = None
+    service.headers = {"Cache-Control": kept}
+    await made(edge)
+    asked = len(service.asked)
+    for _ in range(3):
+        assert (await edge.get("/s", ADA)).status == 200
+    assert len(service.asked) == asked + (3 if again else 1)
+    edge.clock.advance(8)
+    assert (await edge.get("/s", ADA)).status == 200
+    assert len(service.asked) == asked + (4 if again else 2)
+    service.status = "403 Forbidden"
+    edge.clock.advance(8)
+    for _ in range(2):
+        assert (await edge.get("/s", ADA)).status == 403
+    assert len(service.asked) == asked + (6 if again else 3)
+
+
+async def test_permissions_of_the_service_decide_without_another_question(
+    start: Start, origin: RunningOrigin, service: AuthService
+) -> None:
+    own = {"sends_target": False, "permissions_from": "x-streams", "principal_from": "x-user", "keep_s": 100}
+    edge = await started(start, origin, service, rule=own)
+    service.decide = None
+    service.headers = {"X-Streams": "create,read /rooms/*; append /rooms/7", "X-User": "ada"}
+    text = {"Content-Type": "text/plain", **ADA}
+    for method, path, status in (
+        ("PUT", "/rooms/7", 201),
+        ("POST", "/rooms/7", 204),
+        ("PUT", "/rooms/8", 201),
+        ("POST", "/rooms/8", 403),
+        ("GET", "/rooms/8", 200),
+        ("GET", "/other", 403),
+    ):
+        assert (await edge.send(method, path, text, b"x" if method != "GET" else None)).status == status, path
+    assert len(service.asked) == 1
+    edge.gateway.routes.verdicts.revoke(Revocation("principal", "ada"), 60)
+    assert (await edge.get("/rooms/8", ADA)).status == 401
+    service.headers = {"X-Streams": "rule /rooms/*"}
+    assert (await edge.get("/rooms/8", BOB)).status == 503
+
+
+@pytest.mark.http_2
+@pytest.mark.parametrize("end", ["refused", "down", "renewed"])
+@pytest.mark.parametrize("cache", [True, False], ids=["shared", "relayed"])
+async def test_a_live_read_lasts_while_the_service_renews_its_verdict(
+    start: Start, origin: RunningOrigin, service: AuthService, end: str, cache: bool
+) -> None:
+    edge = await started(start, origin, service, cache=cache, sse_lifetime_s=600)
+    tail = await made(edge)
+    wires = [await edge.begin(f"/s?live=sse&offset={tail}", ADA) for _ in range(2)]
+    for wire in wires:
+        assert (await bounded(wire.head())).status == 200
+    verdicts, services = edge.gateway.routes.verdicts, edge.gateway.auth_services
+    await eventually(lambda: len(verdicts.live) == 2)
+    asked = len(service.asked)
+    for round_ in range(1, 3):
+        # Both have asked before the verdict of 20 s ends, and have shared the answer.
+        edge.clock.advance(17)
+        await service.count(asked + round_)
+        await eventually(lambda: "0 questions, 0 waiting" in repr(services))
+        edge.clock.advance(2.9)
+        await eventually(lambda: "0 questions, 0 waiting" in repr(services))
+    assert len(verdicts.live) == 2
+    if end == "renewed":
+        assert (await edge.send("POST", "/s", {"Content-Type": "text/plain", **ADA}, b"abc")).status == 204
+        for wire in wires:
+            while (event := await bounded(wire.event())) is not None and event.name != "data":
+                pass
+            assert event is not None
+            assert event.data == "abc"
+            wire.reset()
+    elif end == "refused":
+        service.decide, service.status = None, "403 Forbidden"
+        edge.clock.advance(20)
+        await service.count(asked + 3)
+    else:
+        service.decide, service.status = None, "500 Internal Server Error"
+        edge.clock.advance(14)
+        await eventually(lambda: "0 questions, 0 waiting" in repr(services))
+        assert len(verdicts.live) == 2
+    if end != "renewed":
+        async with edge.time_passing(0.2):
+            await eventually(lambda: not verdicts.live)
+        for wire in wires:
+            # A relayed one is dropped, because its end would be the origin's.
+            with nullcontext() if cache else suppress(Dropped):
+                await bounded(wire.body())
+    await eventually(lambda: not verdicts.live)
+
+
+async def test_a_long_poll_outlasts_verdicts_that_are_not_kept(
+    start: Start, origin: RunningOrigin, service: AuthService
+) -> None:
+    edge = await started(start, origin, service)
+    tail = await made(edge)
+    service.decide, service.headers = None, {"Cache-Control": "no-store"}
+    poll = await edge.begin(f"/s?live=long-poll&offset={tail}", ADA)
+    verdicts, services = edge.gateway.routes.verdicts, edge.gateway.auth_services
+    await eventually(lambda: len(verdicts.live) == 1)
+    for _ in range(5):
+        asked = len(service.asked)
+        edge.clock.advance(0.9)
+        await service.count(asked + 1)
+        await eventually(lambda: "0 questions, 0 waiting" in repr(services))
+    assert (await edge.send("POST", "/s", {"Content-Type": "text/plain", **ADA}, b"abc")).status == 204
+    assert (await bounded(poll.answer("GET"))).body == b"abc"
+    await eventually(lambda: not verdicts.live)
+
+
+async def test_random_tokens_reach_the_service_at_a_bounded_rate_and_number(
+    start: Start, origin: RunningOrigin, service: AuthService
+) -> None:
+    edge = await started(start, origin, service, auth_requests=8)
+    await made(edge)
+    assert (await edge.get("/s", ADA)).status == 200
+    service.gate.clear()
+    asked = len(service.asked)
+    many = [await edge.begin("/s", {"Authorization": f"Bearer {number}"}) for number in range(BAD_AT_ONCE + 10)]
+    await eventually(lambda: f"{len(many)} waiting" in repr(edge.gateway.auth_services))
+    # One client network has half of all that may be asked at once.
+    await service.count(asked + 4)
+    await pass_turns(20)
+    assert asked + 4 <= len(service.asked) <= asked + 8
+    # Those that leave are counted all the same.
+    for wire in many[:20]:
+        wire.reset()
+    service.gate.set()
+    assert [(await bounded(wire.answer("GET"))).status for wire in many[20:]] == [401] * (len(many) - 20)
+    asked = len(service.asked)
+    assert (await edge.get("/s", {"Authorization": "Bearer another"})).status == 429
+    assert len(service.asked) == asked
+    assert (await edge.get("/s", ADA)).status == 200
+
+
+async def test_opaque_tokens_pass_a_rule_for_jwts_and_cookies_need_the_site_to_write(
+    start: Start, origin: RunningOrigin, service: AuthService
+) -> None:
+    rules = [
+        {"by": "jwt", "issuer": "https://i.test", "audience": ["a"], "keys_url": f"{service.url}/keys"},
+        rule(service, anonymous=True),
+    ]
+    cors = {"allow_origins": ["https://site.test"]}
+    edge = await start(origin.url, auth=rules, credentials="shared", cors=cors)
+    await made(edge)
+    assert (await edge.get("/s", ADA)).status == 200
+    service.decide, service.status = None, "204 No Content"
+    service.body = b""
+    assert (await edge.get("/s")).status == 200
+    text = {"Content-Type": "text/plain", "Cookie": "session=1"}
+    assert (await edge.send("POST", "/s", text, b"x")).status == 403
+    assert (await edge.send("POST", "/s", {**text, "Origin": "https://site.test"}, b"x")).status == 204
+
+
+async def test_metrics_and_the_verbose_probe_show_the_state_of_a_service(
+    start: Start, origin: RunningOrigin, service: AuthService, caplog: pytest.LogCaptureFixture
+) -> None:
+    edge = await started(start, origin, service)
+
+    async def shown() -> tuple[str, set[str]]:
+        async with ClientSession(edge.gateway.admin_url) as session:
+            async with session.get("/readyz?verbose") as answer:
+                lines = (await answer.text()).splitlines()
+            async with session.get("/metrics") as answer:
+                text = await answer.text()
+        return lines[-1], {line for line in text.splitlines() if line.startswith("durable_gateway_auth_sub")}
+
+    where = f"service {service.url}/verify?a=b of route default"
+    series = 'durable_gateway_auth_subrequests_total{{result="{}",route="default"}} {}.0'
+    assert await shown() == (
+        f"[+] {where} has not been asked yet",
+        {series.format(result, 0) for result in ("allowed", "refused", "undecided")},
+    )
+    await made(edge)
+    await edge.get("/s", {"Authorization": "Bearer eve"})
+    service.decide, service.status = None, "500 Internal Server Error"
+    await edge.get("/s", BOB)
+    line, figures = await shown()
+    assert line == f"[-] {where}: answered 500"
+    assert figures == {series.format(result, 1) for result in ("allowed", "refused", "undecided")}
+    service.decide = by_name
+    edge.clock.advance(10)
+    await edge.get("/s", BOB)
+    edge.clock.advance(3)
+    assert (await shown())[0] == f"[+] {where} decided 3 s ago"
+    said = [line for line in caplog.messages if "/verify" in line]
+    assert ["answered 500" in said[0], "decides again" in said[1], len(said)] == [True, True, 2]
