@@ -1,9 +1,9 @@
 """Forward-auth: an operator's service decides, and its verdict is kept for as long as it says.
 
-An `Inquiry` is everything that the service is sent.  Requests with equal inquiries share one verdict, and no others do.
-A 2xx allows; a 401 or 403 refuses, with the service's own challenge; after any other answer the request cannot be
-decided.  The service may name the principal, the tenant and permissions in headers of its answer.  Without permissions,
-a 2xx allows exactly the actions that it was asked about.
+An `Inquiry` is everything that the service is sent about a request.  Requests with equal inquiries share one verdict,
+and no others do.  A 2xx allows; a 401 or 403 refuses, with the service's own challenge; after any other answer the
+request cannot be decided.  The service may name the principal, the tenant and permissions in headers of its answer.
+Without permissions, a 2xx allows the requested actions alone.
 
 A verdict is kept for its `Cache-Control: max-age`, within the bounds of the rule.  A live read outlasts a verdict only
 if the service, asked again, allows it again.
@@ -24,9 +24,9 @@ from gateway.protocol.freshness import age_from_headers, parse_cache_control, st
 
 MOST_VERDICTS: Final = 1 << 14
 MOST_VERDICT_BYTES: Final = 1 << 24
-"""Kept verdicts, and the characters of what was sent for them."""
+"""Kept verdicts, and the characters of their inquiries."""
 _COST: Final = 1_000
-"""Bytes charged for a verdict in addition to what was sent for it."""
+"""Bytes charged for a verdict in addition to its inquiry."""
 LEAST_LIVE_S: Final = 1.0
 """A live read asks again after this time at the earliest, even if the verdict is not kept at all."""
 _MOST_REFUSED_S: Final = 1.0
@@ -44,7 +44,7 @@ _OWN: Final = frozenset(
         "stream-forked-from",
     }
 )
-"""Fields that say what is asked for."""
+"""Fields of the target and the client, which the gateway sets itself."""
 _LIKE_ASCII: Final = re.compile(r"[\t\x20-\x7e]*")
 
 
@@ -59,7 +59,7 @@ class ForwardRule(NamedTuple):
     parameter: str
     """Query parameter that it is sent; empty for none."""
     sends_target: bool
-    """Whether it is sent what is asked for; if not, a verdict holds for all that its permissions name."""
+    """Whether it is sent the target of a request; if not, a verdict holds for all streams that its permissions name."""
     sends_client: bool
     anonymous: bool
     """Whether it is asked about requests without credentials, too."""
@@ -74,12 +74,12 @@ class ForwardRule(NamedTuple):
 
 
 class Inquiry(NamedTuple):
-    """What a service is sent about a request."""
+    """The text of a question to a service."""
 
     rule: ForwardRule
     fields: tuple[tuple[str, str], ...]
     path: str
-    """With `actions` and `forked`, what is asked for; empty if the service is not sent it."""
+    """With `actions` and `forked`, the target of the request; empty if the service is not sent it."""
     actions: tuple[Action, ...]
     forked: str | None
     client: str
@@ -100,7 +100,7 @@ class Inquiry(NamedTuple):
 
 
 def inquire(rule: ForwardRule, asked: Asked) -> Inquiry | None:
-    """What the service is sent about the request; None if the request has no credential for it."""
+    """The inquiry about the request; None if the request has no credential for the service."""
     fields: list[tuple[str, str]] = []
     for name in rule.headers:
         match name:
@@ -196,7 +196,7 @@ def _permissions(inquiry: Inquiry, headers: CIMultiDict[str] | CIMultiDictProxy[
 
 
 def _lifetime(headers: CIMultiDict[str] | CIMultiDictProxy[str], default_s: float, most_s: float) -> float:
-    """For how long the answer may be kept, in seconds; `private` may be, because its key is all that was sent."""
+    """Seconds for which the answer may be kept, whether or not it is `private`: its key is the whole inquiry."""
     directives = parse_cache_control(", ".join(headers.getall("Cache-Control", ())))
     if "no-store" in directives or "no-cache" in directives:
         return 0.0
@@ -217,7 +217,7 @@ class ForwardVerdicts:
         return f"<ForwardVerdicts {len(self._kept)} kept>"
 
     def find_verdict(self, inquiry: Inquiry, wall: float) -> ForwardVerdict | None:
-        """The verdict on an equal inquiry that is valid now; None if there is none."""
+        """The valid verdict on an equal inquiry; None if none is kept."""
         found = self._kept.get(inquiry)
         return found if found is not None and wall < found.until else None
 

@@ -223,7 +223,7 @@ class Guard:
 
     @staticmethod
     def _bearer(asked: Asked) -> str | None:
-        """The token in the Authorization field; empty if there is none in it, None without such a field."""
+        """The token in the Authorization field: empty for a malformed one, None for another scheme or no field."""
         lines = asked.authorization
         if not lines:
             return None

@@ -224,9 +224,9 @@ class AuthRuleConfig(Model):
     )
     sends_target: bool = Field(
         default=True,
-        description="Send the service what is asked for: X-Forwarded-Method, -Proto, -Host, -Uri (without offset, live "
-        "and cursor), Stream-Actions and Stream-Forked-From. Without, one verdict holds for all streams that "
-        "permissions_from allows.",
+        description="Send the service the target of the request: X-Forwarded-Method, -Proto, -Host, -Uri (without "
+        "offset, live and cursor), Stream-Actions and Stream-Forked-From. Without, one verdict holds for all streams "
+        "that permissions_from allows.",
     )
     sends_client: bool = Field(
         default=False,
@@ -243,7 +243,7 @@ class AuthRuleConfig(Model):
     permissions_from: FieldNameOrNone = Field(
         default="",
         description="Header of the service's answer with permissions such as 'read /rooms/7; append /rooms/8'. Without "
-        "it in an answer, a 2xx allows exactly what was asked.",
+        "it in an answer, a 2xx allows the requested actions alone.",
     )
     keep_s: float = Field(
         default=5,
@@ -307,7 +307,7 @@ class AuthRuleConfig(Model):
             self._keys_fit()
         if not self.sends_target and not self.permissions_from:
             raise MisfitError(
-                "is needed without sends_target: the service cannot know what is asked", "permissions_from"
+                "is needed without sends_target: the service does not know the target", "permissions_from"
             )
         if self.cookie and not self.cookie.startswith(("__Secure-", "__Host-")):
             raise MisfitError("begins with __Secure- or __Host-: others may come over plain HTTP", "cookie")

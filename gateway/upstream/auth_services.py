@@ -67,7 +67,7 @@ class _Fetched(NamedTuple):
 
 
 class Service:
-    """What is known of one operator's service."""
+    """The state of one operator's service."""
 
     def __init__(self, rule: ForwardRule) -> None:
         self.rule = rule
@@ -78,7 +78,7 @@ class Service:
         self.answered_at = -math.inf
         """When it has decided last, in monotonic seconds."""
         self.is_reported = False
-        """Whether the operator has been told of the problem."""
+        """Whether the latest line in the log reports a problem."""
         self.reported_at = -math.inf
 
 
@@ -245,7 +245,7 @@ class AuthServices:
         asking.end_question()
 
     async def _inquire(self, inquiry: Inquiry, net: str) -> ForwardVerdict | str:
-        """The service's verdict, or why there is none."""
+        """The service's verdict, or the problem in a few words."""
         rule = inquiry.rule
         headers = CIMultiDict([*inquiry.fields, ("Accept-Encoding", "identity")])
         bounds = Bounds(rule.timeout_s, rule.timeout_s, rule.timeout_s, rule.timeout_s)
@@ -330,7 +330,7 @@ class AuthServices:
         self._asking.pop(source).end_question()
 
     async def _fetch_keys(self, source: KeySource) -> _Fetched | str:
-        """The keys of a source, or why there are none."""
+        """The keys of a source, or the problem in a few words."""
         # A gateway without such rules need not load the library.
         from gateway.auth.keys import BadKeys, parse_published_keys
 

@@ -61,7 +61,7 @@ def verdict(status: int = 200, **headers: Any) -> ForwardVerdict:
     ],
     ids=str,
 )
-def test_requests_that_differ_in_what_is_sent_share_no_verdict(other: dict[str, Any]) -> None:
+def test_requests_with_different_inquiries_share_no_verdict(other: dict[str, Any]) -> None:
     assert inquiry(READ._replace(**other)) != inquiry()
     assert inquiry(READ._replace(headers=CIMultiDict({"X-Other": "1"}), is_from_site=False)) == inquiry()
 

@@ -1,5 +1,4 @@
-"""Routes whose operator's service decides: asked once for equal requests, kept as long as it says, and never held for
-longer than its bounds."""
+"""Forward-auth: the service is asked once for equal requests, and holds none for longer than its bounds."""
 
 from __future__ import annotations
 
@@ -91,7 +90,7 @@ async def test_equal_requests_share_one_question_and_its_verdict_until_it_ends(
     assert counters.body_bytes[Kind.CATCHUP] == 10
 
 
-async def test_the_service_is_sent_what_is_asked_for_and_the_origin_no_credential(
+async def test_the_service_gets_credential_and_target_and_the_origin_no_credential(
     hostile: Hostile, start: Start, service: AuthService
 ) -> None:
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -297,11 +296,11 @@ async def test_random_tokens_reach_the_service_at_a_bounded_rate_and_number(
     asked = len(service.asked)
     many = [await edge.begin("/s", {"Authorization": f"Bearer {number}"}) for number in range(BAD_AT_ONCE + 10)]
     await eventually(lambda: f"{len(many)} waiting" in repr(edge.gateway.auth_services))
-    # One client network has half of all that may be asked at once.
+    # One client network has half of the places.
     await service.count(asked + 4)
     await pass_turns(20)
     assert asked + 4 <= len(service.asked) <= asked + 8
-    # Those that leave are counted all the same.
+    # Clients that leave are counted, too.
     for wire in many[:20]:
         wire.reset()
     service.gate.set()
