@@ -33,11 +33,10 @@ from gateway.engine.response_heads import origin_error_answer
 from gateway.engine.route import Route, origin_names
 from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.writes import S2Writes
-from gateway.engine.sse import Sse, SseOpening, Subscription
+from gateway.engine.sse import Sse, Subscription
 from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.limits.accounts import Account, Accounts, client_nets
-from gateway.live.subscriber import Subscriber, Wire
 from gateway.live.table import LiveTable
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
@@ -140,7 +139,8 @@ class Engine:
         self._reads = LiveReads(self.fetches, confirming, self.live, clock, rng, self.drain, limits.max_reply_bytes)
         # Bytes that wake waiting clients are new and mostly small: code them only if that needs no waiting.
         self._polls = LongPoll(self._reads, self._catch_up, self._incarnations, self.tasks, wheel, self.coder.code_now)
-        self._sse = Sse(self._reads, self._incarnations, self.tasks, wheel)
+        self.sse = Sse(self._reads, self._incarnations, self.tasks, wheel)
+        """Opens SSE reads; a recognised one begins there."""
         self.s2 = S2Reads(
             upstream,
             self.store,
@@ -251,20 +251,10 @@ class Engine:
     def subscribe_at_once(self, read: Read) -> Subscription | None:
         """The same for SSE; None if `open_sse` is needed."""
         stream = self._followed(read)
-        subscription = self._sse.subscribe_now(read, stream) if stream is not None else None
+        subscription = self.sse.subscribe_now(read, stream) if stream is not None else None
         if subscription is not None:
             subscription.stream.count_reads(1, 0)
         return subscription
-
-    def reopen_sse(self, read: Read, opening: SseOpening, wire: Wire, now: float) -> Subscriber | None:
-        """The same for an SSE read that may begin as an earlier one has; the caller writes head and step of `opening`.
-        None if `subscribe_at_once` is needed.
-
-        The caller has asked `negative_cache.has_any`; `now` is the time by the streams' clock (monotonic seconds)."""
-        unshared = read.route.unshared
-        if unshared.may_have_any and unshared.reason(read.key, read.shape) is not None:
-            return None
-        return self._sse.reopen(read, opening, wire, now)
 
     def is_repeatable(self, read: Read) -> bool:
         """Whether equal requests may be given the read's shared answer without another look at their Origin header."""
@@ -309,7 +299,7 @@ class Engine:
     async def open_sse(self, read: Read) -> Subscription | Answer:
         """A subscription, whose `close` the caller must call, or an answer that refuses one.  Raises Uncacheable or a
         GatewayError."""
-        return await self._sse.open(read)
+        return await self.sse.open(read)
 
     def touch_stream(self, stream: Stream) -> None:
         """The stream was answered from a remembered answer."""

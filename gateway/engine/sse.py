@@ -72,6 +72,8 @@ class SseOpening:
             and tape.tail == self._tail
             and tape.closed_at is None
             and stream.headers is self._headers
+            and topic.not_shareable is None
+            and not topic.is_refused
         )
         return topic if is_same else None
 
@@ -193,14 +195,19 @@ class Sse:
 
     def reopen(self, read: Read, opening: SseOpening, wire: Wire, now: float) -> Subscriber | None:
         """A reader that begins as another has: the caller writes head and step of `opening`.  None, without side
-        effects, if it has to begin by itself.  `now` is the time by the streams' clock (monotonic seconds)."""
+        effects, if it has to begin by itself.
+
+        The caller has asked `negative_cache.has_any`; `now` is the time by the streams' clock (monotonic seconds)."""
+        unshared = read.route.unshared
+        if unshared.may_have_any and unshared.reason(read.key, read.shape) is not None:
+            return None
         reads, wall, step = self._reads, self.clock.wall(), opening.step
         topic = opening.topic_at(wall)
         if topic is None or reads.drain.is_set:
             return None
         stream = topic.stream
         # The first condition is the rule in `has_expired` for most streams, without the call.
-        if (stream.expiry.is_limited and stream.has_expired(now, wall)) or not reads.live.rejoin(topic):
+        if (stream.expiry.is_limited and stream.has_expired(now, wall)) or not reads.live.table.attach_followed(topic):
             return None
         lifetime_s = read.route.sse_lifetime_s * (_LEAST_LIFETIME + _SPREAD_LIFETIME * reads.rng.random())
         return Subscriber(topic, step.end, step.cursor, wire, self, now, lifetime_s)

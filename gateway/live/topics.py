@@ -50,7 +50,8 @@ class LiveTopics:
         self._clock = surroundings.clock
         self._tasks = surroundings.tasks
         self._rng = surroundings.rng
-        self._table = table
+        self.table = table
+        """The live table, in which the topics are."""
         self._topics: dict[Stream, Topic] = {}
         self._kept_frames = KeptFrames()
         self._expiries: dict[Topic, Timer] = {}
@@ -62,7 +63,7 @@ class LiveTopics:
 
     def __repr__(self) -> str:
         readers = sum(topic.readers for topic in self._topics.values())
-        followed = sum(map(self._table.is_followed, self._topics.values()))
+        followed = sum(map(self.table.is_followed, self._topics.values()))
         return f"{len(self._topics)} topics, {followed} followed, {readers} readers"
 
     def topics(self) -> Iterable[Topic]:
@@ -76,7 +77,7 @@ class LiveTopics:
     @property
     def hot_count(self) -> int:
         """The number of streams followed because of catch-up reads."""
-        return len(self._table.hot)
+        return len(self.table.hot)
 
     def confirmed_at(self, stream: Stream, at: str) -> Topic | None:
         """The stream's topic if its follower is confirmed at `at`."""
@@ -96,44 +97,41 @@ class LiveTopics:
                 DeliveryTimes(self._surroundings.metrics, self._clock.now, stream.key.route),
                 self._kept_frames,
             )
-            self._table.add_topic(topic, times.heartbeat_s / BEATS, partial(self._removed, topic))
+            self.table.add_topic(topic, times.heartbeat_s / BEATS, partial(self._removed, topic))
             self.watch_expiry(stream)
         if topic.is_refused:
             # With shared credentials the first reader's may have been revoked: use those of the new reader.
             topic.access, topic.is_refused = access, False
-        self._table.attach(topic)
+        self.table.attach(topic)
         return topic
 
     def join(self, stream: Stream) -> Topic | None:
         """Join the stream's topic if it is followed and shareable, else return None; the caller must call `detach`."""
         topic = self._topics.get(stream)
-        return topic if topic is not None and self.rejoin(topic) else None
-
-    def rejoin(self, topic: Topic) -> bool:
-        """Join a topic if it is its stream's, followed and shareable; the caller must call `detach`.  Else return
-        False."""
-        return topic.not_shareable is None and not topic.is_refused and self._table.attach_followed(topic)
+        if topic is None or topic.not_shareable is not None or topic.is_refused:
+            return None
+        return topic if self.table.attach_followed(topic) else None
 
     def follow(self, topic: Topic) -> None:
         """Start following the topic's stream.  Only readers that wait call this: readers that are answered at once,
         for instance with ever new queries, would each leave a live request behind.  Raises TooManyFollowed,
         ShortOfMemory or TooManyRequests."""
-        if not self._table.is_followed(topic) and topic.stream.tape.closed_at is None:
+        if not self.table.is_followed(topic) and topic.stream.tape.closed_at is None:
             net = topic.access.source.client
-            self._table.make_room(net, topic)
-            if self._table.has(topic):
-                self._table.charge(topic, net)
+            self.table.make_room(net, topic)
+            if self.table.has(topic):
+                self.table.charge(topic, net)
         self._follow(topic)
 
     def _follow(self, topic: Topic) -> None:
-        if self._table.has(topic):
+        if self.table.has(topic):
             self._start(topic)
             self.expect(topic.stream)
 
     def heat(self, topic: Topic, per_s: float) -> None:
         """Follow the stream while it is read at least half of `per_s` times a second; do nothing if there is no
         room."""
-        table, net = self._table, topic.access.source.client
+        table, net = self.table, topic.access.source.client
         if topic in table.hot or topic.stream.tape.closed_at is not None or not table.has(topic):
             return
         if not table.has_share(net, topic) or len(table.hot) >= table.most // 2:
@@ -148,25 +146,25 @@ class LiveTopics:
         reads = topic.stream.reads
 
         def cool() -> None:
-            is_of_use = self._table.is_followed(topic) and topic.stream.tape.closed_at is None
+            is_of_use = self.table.is_followed(topic) and topic.stream.tape.closed_at is None
             if is_of_use and topic.stream.reads - reads >= least_reads:
                 self._cool_later(topic, least_reads)
             else:
-                del self._table.hot[topic]
-                self._table.remove_unused(topic)
+                del self.table.hot[topic]
+                self.table.remove_unused(topic)
 
-        self._table.hot[topic] = self._clock.call_later(_COOLING_S, cool)
+        self.table.hot[topic] = self._clock.call_later(_COOLING_S, cool)
 
     def cool_all(self) -> None:
         """Stop following for catch-up reads: the gateway is draining."""
-        for topic in list(self._table.hot):
-            self._table.hot.pop(topic).cancel()
-            self._table.remove_unused(topic)
+        for topic in list(self.table.hot):
+            self.table.hot.pop(topic).cancel()
+            self.table.remove_unused(topic)
 
     async def until_connected(self, stream: Stream) -> None:
         """Wait briefly until a live request that has just been started is confirmed or fails."""
         topic = self._topics.get(stream)
-        while topic is not None and not topic.is_confirmed and topic.failure is None and self._table.is_followed(topic):
+        while topic is not None and not topic.is_confirmed and topic.failure is None and self.table.is_followed(topic):
             left = topic.connects_until - self._clock.now()
             if left <= 0 or stream.ended is not None or not await topic.changed.wait_within(self._clock, left):
                 return
@@ -189,7 +187,7 @@ class LiveTopics:
         the bytes for all readers, and the live request is restarted."""
         topic = self._topics.get(stream)
         acked = stream.acked
-        if topic is None or topic in self._stalls or not self._table.is_followed(topic):
+        if topic is None or topic in self._stalls or not self.table.is_followed(topic):
             return
         if acked is None or self._has_brought(topic, acked):
             return
@@ -207,7 +205,7 @@ class LiveTopics:
 
     def _check_brought(self, topic: Topic, acked: str) -> None:
         self._stalls.pop(topic, None)
-        if self._has_brought(topic, acked) or not (topic.readers or topic in self._table.hot):
+        if self._has_brought(topic, acked) or not (topic.readers or topic in self.table.hot):
             self.expect(topic.stream)
         else:
             self._tasks.start(self._fetch_stalled(topic), f"fetch stalled {acked}")
@@ -215,7 +213,7 @@ class LiveTopics:
     async def _fetch_stalled(self, topic: Topic) -> None:
         tape = topic.stream.tape
         head = await topic.access.fetch(tape.resolve(topic.position or tape.tail or START))
-        if self._table.has(topic):
+        if self.table.has(topic):
             if isinstance(head, StreamHead):
                 if not self._is_at(topic, head.next_offset):
                     self.restart(topic.stream)
@@ -246,13 +244,13 @@ class LiveTopics:
             self.watch_expiry(topic.stream)
 
     def _start(self, topic: Topic) -> None:
-        if topic.stream.ended is not None or topic.stream.tape.closed_at is not None or self._table.is_followed(topic):
+        if topic.stream.ended is not None or topic.stream.tape.closed_at is not None or self.table.is_followed(topic):
             return
         if topic.not_shareable is not None:
             return
         topic.connects_until = self._clock.now() + _CONNECTING_S
         follower = Follower(topic, self._upstream, self._store, self._surroundings, self._max_flight_bytes)
-        self._table.follow(topic, self._run(topic, follower))
+        self.table.follow(topic, self._run(topic, follower))
 
     async def _run(self, topic: Topic, follower: Follower) -> None:
         why = await follower.run()
@@ -261,7 +259,7 @@ class LiveTopics:
 
     def detach(self, topic: Topic) -> None:
         """A reader leaves."""
-        self._table.detach(topic, topic.times.linger_s)
+        self.table.detach(topic, topic.times.linger_s)
 
     def _removed(self, topic: Topic) -> None:
         """The topic has left the table."""
@@ -277,7 +275,7 @@ class LiveTopics:
         topic = self._topics.get(stream)
         if topic is not None:
             topic.end_readers(why)
-            self._table.remove(topic)
+            self.table.remove(topic)
 
     def drop_stream(self, stream: Stream, why: End) -> None:
         """End the stream's record and its live readers."""
@@ -289,7 +287,7 @@ class LiveTopics:
         topic = self._topics.get(stream)
         if topic is None:
             return
-        if self._table.unfollow(topic):
+        if self.table.unfollow(topic):
             topic.lost(self._clock.now(), None)
             self._start(topic)
         elif not topic.readers_now or topic.not_shareable is not None:
@@ -299,7 +297,7 @@ class LiveTopics:
             # If there is no room for one more live request, the reader's fetch tells whether it is needed.
             with suppress(GatewayError):
                 self.follow(topic)
-        if not self._table.is_followed(topic):
+        if not self.table.is_followed(topic):
             # Nothing follows a stream that is known to be closed, even if its last bytes have not arrived.
             topic.given_up()
 

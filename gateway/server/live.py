@@ -112,7 +112,7 @@ class LiveAnswers:
         began: float,
         client: Client | None,
     ) -> None:
-        """Begin an SSE response, for a reader that `Engine.reopen_sse` has let in."""
+        """Begin an SSE response, for a reader that `Sse.reopen` has let in."""
         note, step = None, opening.step
         if join.facts is not None and client is not None:
             note = self._access_log.join(join.facts, began, subscriber, client)

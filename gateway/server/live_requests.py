@@ -49,7 +49,10 @@ class LiveRequests:
         self._authoriser = authoriser
         self._accounts = admission.accounts
         self._now = engine.clock.now
-        self._has_refusals = engine.negative_cache.has_any
+        self._sse = engine.sse
+        self._negative_cache = engine.negative_cache
+        self._refusals = engine.negative_cache.groups
+        """Streams of which the origin has refused some reader lately; mostly empty."""
 
     async def answer(self, context: RequestContext, read: Read) -> Answer | None:
         """Begin the live answer to a request; returns the answer instead if it is a whole one.  Raises Uncacheable or a
@@ -120,7 +123,9 @@ class LiveRequests:
         """
         admission, observers, read = self._admission, self._observers, join.read
         # The origin has refused some reader of the stream lately: this one may be it.
-        if self._has_refusals(read.key) or (observers.is_traced and observers.tracer.chooses(section.text)):
+        if (self._refusals and self._negative_cache.has_any(read.key)) or (
+            observers.is_traced and observers.tracer.chooses(section.text)
+        ):
             return False
         allowed, parties = None, NO_PARTIES
         if read.route.guard is not None:
@@ -159,7 +164,7 @@ class LiveRequests:
             return join.group is not None and join.group.join(channel, (began, *client))
         if (opening := join.sse_opening) is None:
             return False
-        subscriber = self._engine.reopen_sse(join.read, opening, channel, began)
+        subscriber = self._sse.reopen(join.read, opening, channel, began)
         if subscriber is None:
             join.sse_opening = None
             return False

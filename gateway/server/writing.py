@@ -164,7 +164,8 @@ class WritingConnection(TimedConnection):
 
     def park(self, live: LiveAnswer, *, keeps: bool, is_chunked: bool = True) -> None:
         """Have `live` give the answer, until `release`."""
-        super().park(live, keeps=keeps, is_chunked=is_chunked)
+        self.enter_phase(_LIVE, live)
+        self.live_bytes = 0
         if self._shared is not None and self.transport is not None:
             # All bytes written from here on are this client's own.
             self._shared_bytes = min(self._shared_bytes, self.transport.get_write_buffer_size())

@@ -143,11 +143,10 @@ class Stream:
         """Keep this record as the record of its key; the caller must call `TapeStore.release`."""
         self.holds += 1
 
-    def count_reads(self, reads: int, hits: int, sent: int = 0) -> None:
-        """Count reads answered from this record, those of them without the origin, and body bytes sent so far."""
+    def count_reads(self, reads: int, hits: int) -> None:
+        """Count reads answered from this record, and those of them without the origin."""
         self.reads += reads
         self.hits += hits
-        self.sent_bytes += sent
 
     def contacted(self, at: float) -> None:
         """Record that the origin was asked for the stream, which renews a sliding TTL there (monotonic seconds)."""

@@ -37,7 +37,7 @@ class Opened:
         engine, wire = self.bench.engine, EventStream()
         if engine.negative_cache.has_any(self.read.key):
             return None
-        subscriber = engine.reopen_sse(self.read, self.opening, wire, self.bench.clock.now())
+        subscriber = engine.sse.reopen(self.read, self.opening, wire, self.bench.clock.now())
         if subscriber is None:
             return None
         subscriber.start_after(self.opening.step)
