@@ -30,7 +30,7 @@ from gateway.auth.signatures import (
     verify_signature,
 )
 from gateway.auth.tokens import Keys, TokenRule, Unverified, read_token, verify
-from gateway.auth.verdict import PUBLIC, BadCredential, Concealed, Forbidden, Principal, Unauthenticated
+from gateway.auth.verdict import PUBLIC, AuthRefused, BadCredential, Concealed, Forbidden, Principal, Unauthenticated
 from gateway.auth.verdicts import Allowed, Renewal, Verdicts
 from gateway.config.routes import RouteConfig
 
@@ -143,11 +143,14 @@ class Guard:
         except BadCredential as error:
             failed()
             raise Unauthenticated(*self._explained(error)) from None
-        if self.verdicts.is_revoked(principal):
-            raise Unauthenticated(
-                "The credential is revoked", self._challenge("invalid_token", "The credential is revoked")
-            )
-        self._check(principal, asked, is_cookie=credential.is_cookie)
+        try:
+            if self.verdicts.is_revoked(principal):
+                text = "The credential is revoked"
+                raise Unauthenticated(text, self._challenge("invalid_token", text))
+            self._check(principal, asked, is_cookie=credential.is_cookie)
+        except AuthRefused as error:
+            error.principal = principal
+            raise
         renewal = Renewal(credential.value, asked.path) if isinstance(credential.value, Inquiry) else None
         return self.verdicts.allow(principal, renewal)
 

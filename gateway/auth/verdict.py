@@ -52,6 +52,8 @@ class AuthRefused(GatewayError):
     status = 401
     fault = Fault.CLIENT
     text = "Authorisation needed"
+    principal: Principal | None = None
+    """For whom it was refused; None if the credential is not valid."""
 
     def __init__(self, text: str | None = None, challenge: str | None = None) -> None:
         super().__init__(text)

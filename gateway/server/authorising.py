@@ -24,7 +24,7 @@ from gateway.auth.asked import Asked
 from gateway.auth.guard import Guard
 from gateway.auth.permissions import Action
 from gateway.auth.questions import Question, Undecided
-from gateway.auth.verdict import PUBLIC, AuthRefused, Forbidden
+from gateway.auth.verdict import PUBLIC, AuthRefused, Concealed, Forbidden
 from gateway.auth.verdicts import Allowed, Verdicts
 from gateway.config.routes import RouteConfig
 from gateway.engine.route import Route
@@ -44,6 +44,7 @@ from gateway.server.request import Channel, LiveUse, Request
 from gateway.server.request_keys import Section, Sections
 from gateway.server.resource_metadata import metadata_url, names_metadata
 from gateway.server.undecided import Judge, UndecidedRequest
+from gateway.telemetry.audit import AUDIT, RefusalLines, shortened
 from gateway.upstream.auth_services import AuthServices
 
 _BAD_PER_S: Final = 5.0
@@ -90,9 +91,13 @@ class Authoriser:
         admission: Admission,
         rng: random.Random,
         services: AuthServices,
+        masked: Callable[[str | None], str],
     ) -> None:
         self.verdicts = verdicts
         self.services = services
+        self._masked = masked
+        """Gives a client's address as logs may show it."""
+        self._refusals = RefusalLines(AUDIT, admission.now)
         self._sections = sections
         self._remembered = remembered
         self._admission = admission
@@ -139,6 +144,7 @@ class Authoriser:
             self.services.undecided[parsed.route.name] += 1
             raise
         except AuthRefused as error:
+            self._note_refusal(request, parsed, error)
             if error.challenge is not None and names_metadata(guard):
                 error.challenge += f', resource_metadata="{metadata_url(request, asked.path)}"'
             raise
@@ -189,6 +195,22 @@ class Authoriser:
         for one in self.verdicts.live:
             if isinstance(one, GuardedUse):
                 one.end_at_expiry(clock)
+
+    def _note_refusal(self, request: Request, parsed: ParsedRequest, error: AuthRefused) -> None:
+        """Write an audit line about a refused request, if there is room for one."""
+        if not self._refusals.has_room():
+            return
+        principal, status = error.principal, error.status
+        AUDIT.warning(
+            "%s %s by %s on route %s: %d: %s%s",
+            request.method,
+            shortened(parsed.target.path),
+            self._masked(request.client) or "-",
+            parsed.route.name,
+            status,
+            "The credential does not allow this" if isinstance(error, Concealed) else error,
+            f" ({shortened(principal.name)} of {principal.issuer or 'a signature'})" if principal is not None else "",
+        )
 
     def _account(self, net: str) -> Account | None:
         accounts = self._admission.accounts

@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, Literal
 
 from multidict import CIMultiDict
 
@@ -22,7 +22,7 @@ from gateway.auth.rules import Rules
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.core import Engine
 from gateway.engine.route import HeaderRules, RouteTable
-from gateway.limits.accounts import NO_PARTIES, Parties
+from gateway.limits.accounts import NO_PARTIES, Parties, client_nets
 from gateway.limits.rate_limits import RateLimits
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.client_address import Proxies
@@ -84,6 +84,17 @@ def _proxies(config: GatewayConfig) -> Proxies | None:
     return Proxies(trusted, config.server.forwarded_by) if trusted else None
 
 
+def _shown_address(form: Literal["full", "masked", "none"]) -> Callable[[str | None], str]:
+    """Gives an address as `log.client_address` allows it; empty for none."""
+    match form:
+        case "full":
+            return lambda address: address or ""
+        case "masked":
+            return client_nets(24, 48)
+        case "none":
+            return lambda address: ""
+
+
 class Frontend:
     """The client side of one engine.  Owner of the route table and of the clients' connections."""
 
@@ -113,7 +124,13 @@ class Frontend:
         remembered = self._make_remembered()
         self.auth_services = AuthServices(self.routes.verdicts, engine.clock, rng, limits.auth_requests)
         self._authoriser = Authoriser(
-            self.routes.verdicts, self._sections, remembered, self._admission, rng, self.auth_services
+            self.routes.verdicts,
+            self._sections,
+            remembered,
+            self._admission,
+            rng,
+            self.auth_services,
+            _shown_address(config.log.client_address),
         )
         self.clients = Clients(self._make_handler(), limits, remembered, engine.clock, metrics, self._joins, accounts)
         self.clients.on_bad_request = self._note_bad_request

@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, with_config
 
-from gateway.ops.admin.audit import shortened
 from gateway.ops.admin.directory import (
     Directory,
     PrefixText,
@@ -26,6 +25,7 @@ from gateway.ops.admin.directory import (
 from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing, Refused
 from gateway.ops.admin.subject import Subject
 from gateway.tape.stream import Stream
+from gateway.telemetry.audit import shortened
 
 
 @with_config(API_TYPE)

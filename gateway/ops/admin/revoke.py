@@ -8,9 +8,9 @@ from typing import Annotated
 from pydantic import Field, with_config
 
 from gateway.auth.verdicts import Revocation, Subject
-from gateway.ops.admin.audit import shortened
 from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject as Gateway
+from gateway.telemetry.audit import shortened
 
 _DAY_S = 86_400.0
 

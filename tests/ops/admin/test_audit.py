@@ -10,9 +10,10 @@ import pytest
 from gateway.aio.clock import ManualClock
 from gateway.config.file import load_config
 from gateway.config.variables import ADMIN_TOKEN_VARIABLE
-from gateway.ops.admin.audit import REFUSALS_PER_WINDOW, WINDOW_S, Audit
+from gateway.ops.admin.audit import Audit
 from gateway.ops.admin.endpoint import Refused
 from gateway.origin.app import RunningOrigin
+from gateway.telemetry.audit import REFUSALS_PER_WINDOW, WINDOW_S
 from tests.ops.admin.conftest import Start
 
 TOKEN = "a-token-that-nobody-guesses"

@@ -1,0 +1,67 @@
+"""Audit lines: changes and refusals, each one line of a logger of its own.
+
+Lines are written whatever the level of other loggers.  They never have a token, a signature, or the query of a stream,
+which may hold either.  Refusals are bounded, because an unauthorised client can cause any number of them:
+`REFUSALS_PER_WINDOW` lines in each `WINDOW_S`.  The first line after a window says how many were left out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+WINDOW_S: Final = 10.0
+REFUSALS_PER_WINDOW: Final = 20
+_SHOWN_CHARS: Final = 200
+"""The most characters of a path, prefix or key in a line: an unauthorised client may send one of 32 KiB."""
+
+
+def audit_log(name: str) -> logging.Logger:
+    """The logger with this name, which writes its lines at any log level."""
+    log = logging.getLogger(name)
+    log.setLevel(logging.INFO)
+    return log
+
+
+AUDIT: Final = audit_log("gateway.audit")
+"""Of requests of clients, and of reloads by signal."""
+
+
+class RefusalLines:
+    """Writes lines about refusals.  Owns their count in the current window; `now` is monotonic seconds."""
+
+    def __init__(self, log: logging.Logger, now: Callable[[], float]) -> None:
+        self._log = log
+        self._now = now
+        self._window_ends_at = now()
+        self._written = 0
+        self._left_out = 0
+
+    def __repr__(self) -> str:
+        return f"<RefusalLines {self._written} written, {self._left_out} left out>"
+
+    def has_room(self) -> bool:
+        """Whether one more line may be written now; if not, it is counted as left out."""
+        now = self._now()
+        if now >= self._window_ends_at:
+            if self._left_out:
+                self._log.warning("%d more refusals since were not written", self._left_out)
+            self._window_ends_at = now + WINDOW_S
+            self._written = self._left_out = 0
+        if self._written == REFUSALS_PER_WINDOW:
+            self._left_out += 1
+            return False
+        self._written += 1
+        return True
+
+    def write(self, line: str, *arguments: object) -> None:
+        """Write a line, if there is room for one."""
+        if self.has_room():
+            self._log.warning(line, *arguments)
+
+
+def shortened(text: str) -> str:
+    """The beginning of a client's text, on one line."""
+    printable = text if text.isprintable() else ascii(text)
+    return printable if len(printable) <= _SHOWN_CHARS else f"{printable[:_SHOWN_CHARS]}…"
