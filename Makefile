@@ -39,7 +39,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test suite test-fast test-pythons test-long test-transports chaos linearizability abuse fuzz conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man proto package sbom check lint types layers format lock clean node
+.PHONY: help dev test suite test-fast test-pythons test-long test-transports chaos isolation linearizability abuse fuzz conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man proto package sbom check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -71,6 +71,9 @@ test-transports: $(INSTALLED) $(NODE_INSTALLED) ## every scenario, and the confo
 
 chaos: $(INSTALLED) ## writers and readers under faults, every answer judged (ARGS="--seconds 60 --seed 1", ARGS="--mutants", ARGS="--rules")
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+isolation: $(INSTALLED) ## thirty principals over shared tapes: nothing reaches a principal that may not read it (ARGS="--seconds 60 --seed 1")
+	@$(BIN)/python -m tests.isolation $(ARGS)
 
 linearizability: $(INSTALLED) ## S2 streams under faults, every history judged (ARGS="--seconds 60 --seed 1", ARGS="--mutants")
 	@$(BIN)/python -m tests.s2.linear $(ARGS)

@@ -33,7 +33,6 @@ from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import BindAddress
 from gateway.config.server import ServerConfig
 from gateway.limits.memory import Descriptors, fit
-from gateway.telemetry.audit import AUDIT
 
 NO_FILE: Final = "this gateway was started without a configuration file"
 
@@ -112,7 +111,6 @@ async def _reload_when(sighup: asyncio.Event, gateway: RunningGateway, superviso
         supervisor.reloading()
         outcome = await _reloaded(gateway)
         print_message(outcome)
-        AUDIT.info("SIGHUP: %s", outcome)
         supervisor.ready(outcome)
 
 

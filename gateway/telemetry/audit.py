@@ -25,7 +25,7 @@ def audit_log(name: str) -> logging.Logger:
 
 
 AUDIT: Final = audit_log("gateway.audit")
-"""Of requests of clients, and of reloads by signal."""
+"""Of requests of clients."""
 
 
 class RefusalLines:
