@@ -168,7 +168,7 @@ def test_the_version_is_the_package_s() -> None:
         (["dev", "--admin", "x"], "--admin: server.admin: expected HOST:PORT"),
         (["dev", "--origin-listen", "x"], "--origin-listen: expected HOST:PORT"),
         (["check"], "Missing argument 'CONFIG'. 'durable-gateway check --help' tells more."),
-        (["check", "config/dev.toml", "more"], "Got unexpected extra argument"),
+        (["check", "config/dev.toml", "http://a/s", "more"], "Got unexpected extra argument"),
     ],
 )
 def test_misuse_is_one_line_and_status_2(arguments: list[str], message: str) -> None:
