@@ -22,6 +22,7 @@ from gateway.engine.hit_for_miss import HEAD
 from gateway.engine.live_read import TOO_LARGE
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
+from gateway.engine.s2.request import S2Request
 from gateway.engine.s2.unary import S2RefusedToAnother
 from gateway.errors import (
     BadRequest,
@@ -51,7 +52,6 @@ from gateway.server.remembered import Repeatable
 from gateway.server.request import Answered, Request
 from gateway.server.resource_metadata import WELL_KNOWN, metadata
 from gateway.server.s2 import S2Answers
-from gateway.server.s2_request import S2Request
 from gateway.server.undecided import UndecidedRequest
 from gateway.server.waiting_read import WaitingRead
 from gateway.telemetry.access_record import note_principal, note_request

@@ -19,7 +19,15 @@ from gateway.engine.core import route_for
 from gateway.engine.read import Read
 from gateway.engine.relayed_request import RelayedRequest
 from gateway.engine.route import Route, SharingFacts
-from gateway.engine.s2.request import is_session
+from gateway.engine.s2.request import (
+    S2Request,
+    is_session,
+    named_basin,
+    parse_s2,
+    recorded_start,
+    recorded_stream,
+    s2_mode,
+)
 from gateway.errors import BadRequest, LoopDetected, MethodRefused, NoRoute, VersionNotSupported
 from gateway.http.known import VARIED
 from gateway.http.outgoing import RenderedHeaders
@@ -34,7 +42,6 @@ from gateway.protocol.sharing import Ground, StreamKey
 from gateway.protocol.target import BadHost, BadTarget, Target, host_of, parse_target
 from gateway.server.context import RequestContext
 from gateway.server.request import Request
-from gateway.server.s2_request import S2Request, named_basin, parse_s2, recorded_start, recorded_stream, s2_mode
 from gateway.telemetry.access_record import RecordedStream
 
 _METHODS: Final = {"HEAD": Mode.HEAD, "PUT": Mode.CREATE, "POST": Mode.APPEND, "DELETE": Mode.DELETE}
@@ -258,12 +265,17 @@ class RequestParser:
         key = route.key(target, sharing.partition)
         client = self._net_of(request.client)
         if route.is_s2:
-            basin, is_in_host = named_basin(request, target, route, host)
+            basin, is_in_host = named_basin(request.headers, target, route, host)
             named = recorded_stream(target, route, sharing, basin)
-            s2 = parse_s2(request, target, route, sharing, client, named, basin)
+            s2 = None
+            if request.method == "GET" and request.body is None:
+                s2 = parse_s2(request.headers, target, route, sharing, client, named, basin)
             # No path is reserved there, and no query makes a read live.
             by_method = _METHODS.get(request.method, _OTHER)
-            context.mode = s2_mode(request, target.query, s2.asked if s2 is not None else None) or by_method
+            context.mode = (
+                s2_mode(request.method, request.headers, target.query, s2.asked if s2 is not None else None)
+                or by_method
+            )
             context.is_session = request.body is not None and is_session(request.headers)
             if s2 is not None and sharing.web_origin is not None:
                 # A shared answer has no CORS fields but the gateway's own.

@@ -14,8 +14,8 @@ from multidict import CIMultiDict
 from gateway.engine.route import Route
 from gateway.engine.s2.reader import S2Session
 from gateway.engine.s2.reads import S2Reads
-from gateway.engine.s2.request import S2CheckTail, S2ReadRecords, S2ReplyKind
-from gateway.engine.s2.unary import S2Answer, S2Read
+from gateway.engine.s2.request import S2CheckTail, S2Read, S2ReadRecords, S2ReplyKind, S2Request
+from gateway.engine.s2.unary import S2Answer
 from gateway.errors import GatewayError
 from gateway.http.outgoing import response_head
 from gateway.protocol.cache_status import Outcome, cache_status
@@ -30,7 +30,6 @@ from gateway.server.live import LiveAnswers
 from gateway.server.parsing import ParsedRequest
 from gateway.server.remembered import Repeatable
 from gateway.server.request import Answered, Request
-from gateway.server.s2_request import S2Request
 from gateway.telemetry.access_record import Record, note_span
 
 _WHOLE_BYTES: Final = 1 << 18

@@ -13,37 +13,92 @@ from gateway.engine.cold_read_limit import ColdReadLimit
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.s2.fetch import S2Origin
 from gateway.engine.s2.reader import DRAINING, S2Session, S2SessionReader
-from gateway.engine.s2.request import S2ReadRecords
+from gateway.engine.s2.request import S2Read, S2ReadRecords
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
 from gateway.engine.s2.topic import S2Topic
 from gateway.engine.s2.unary import (
     S2Answer,
-    S2Read,
     S2UnaryRead,
-    begin,
     held_answer,
     json_answer,
     refused_answer,
     unwritten_answer,
 )
-from gateway.errors import GatewayError, TailMovedBack
+from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
 from gateway.live.subscriber import Wire
 from gateway.live.table import LiveTable
 from gateway.protocol.cache_status import Outcome
 from gateway.s2 import json_format
-from gateway.s2.read_query import FromSeqNum
+from gateway.s2.read_query import FromSeqNum, FromTailOffset, FromTimestamp, ReadQuery
 from gateway.s2.records import StreamPosition
-from gateway.tape.decide import Question, RecordAnswer, decide_records
+from gateway.tape.decide import Question, RecordAnswer, RecordProgress, decide_records
 from gateway.tape.record_stream import RecordStream
+from gateway.tape.records import Limits
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.surroundings import Surroundings
 from gateway.upstream.asking import Upstream
-from gateway.upstream.s2_client import FoundRecords, S2Refused
+from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
 
 _MOST_BEGINNINGS: Final = 3
 """How often a read begins anew because the stream was created again."""
+
+
+async def start_read(stream: S2Stream, query: ReadQuery, read: S2Read) -> tuple[RecordProgress, Outcome] | S2Refused:
+    """A read where its query starts, and how the start was found.  Raises a GatewayError."""
+    if (refused := await stream.confirmed(read.client)) is not None:
+        return refused
+    outcome = Outcome.HIT
+    trusted = stream.trusted_tail(read.trust_s)
+    progress = RecordProgress(
+        0, Limits(query.count, query.bytes, query.until), query.longest_wait_s != 0, query.may_start_at_tail
+    )
+    match query.start:
+        case FromSeqNum(seq_num):
+            progress.at = seq_num
+            progress.trust(trusted)
+        case FromTailOffset(tail_offset):
+            tail: StreamPosition | S2Refused | None = trusted
+            if tail is None:
+                outcome, tail = Outcome.REVALIDATED, await stream.tail(read.client)
+            if isinstance(tail, S2Refused):
+                return tail
+            progress.at, progress.tail = max(0, tail.seq_num - tail_offset), tail
+        case FromTimestamp(timestamp):
+            start = await _start_at(stream, query, timestamp, read.client)
+            if isinstance(start, S2Refused):
+                return start
+            progress.at, progress.tail, outcome = start
+            if progress.tail is None:
+                # Not the tail of before: the record that was found may have been appended since.
+                progress.trust(stream.trusted_tail(read.trust_s))
+    return progress, outcome
+
+
+async def _start_at(
+    stream: S2Stream, query: ReadQuery, timestamp: int, client: str
+) -> tuple[int, StreamPosition | None, Outcome] | S2Refused:
+    outcome = Outcome.HIT
+    while True:
+        at = stream.tape.at_timestamp(timestamp)
+        if at is not None:
+            return at, None, outcome
+        fetched = await stream.fetch_or_tail(FromTimestamp(timestamp), Limits(query.count), client)
+        outcome = Outcome.MISS if fetched.is_fresh else Outcome.COLLAPSED
+        match fetched.outcome:
+            case S2Refused() as refused:
+                return refused
+            case FoundRecords(records) if records:
+                return records[0].seq_num, None, outcome
+            case AtTail(tail) if fetched.is_fresh:
+                # A timestamp after the tail's is like a number after it; else no record that late is left.
+                beyond = timestamp > tail.timestamp and not query.is_clamped
+                return tail.seq_num + 1 if beyond else tail.seq_num, tail, Outcome.REVALIDATED
+            case FoundRecords() if fetched.is_fresh:
+                raise UpstreamBroken("Origin answered a read with neither records nor the tail")
+            case _:
+                pass
 
 
 class S2Reads:
@@ -125,7 +180,11 @@ class S2Reads:
         for _ in range(_MOST_BEGINNINGS):
             with self.streams.using(read.key, read.source) as stream:
                 try:
-                    answer = await S2UnaryRead(self, stream, read, asked).answer()
+                    begun = await start_read(stream, asked.query, read)
+                    if isinstance(begun, S2Refused):
+                        answer = refused_answer(begun, read)
+                    else:
+                        answer = await S2UnaryRead(self, stream, read, asked, *begun).answer()
                 except TailMovedBack:
                     continue
                 stream.stream.count_reads(1, answer.outcome is Outcome.HIT)
@@ -161,7 +220,7 @@ class S2Reads:
 
     async def _open(self, stream: S2Stream, read: S2Read, asked: S2ReadRecords) -> S2Session | S2Answer:
         query = asked.query
-        begun = await begin(stream, query, read)
+        begun = await start_read(stream, query, read)
         if isinstance(begun, S2Refused):
             return refused_answer(begun, read)
         progress, _ = begun

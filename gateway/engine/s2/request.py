@@ -1,4 +1,4 @@
-"""What a request to an S2 origin asks for: which stream, and which read in which format.
+"""Requests to S2 origins: the stream that a request names, and the read that it asks for, in which format.
 
 Only reads of records and of the tail are of interest here.  A request that is anything else, or that S2 would refuse,
 is left to the origin, so that its own answer is relayed: unknown formats, malformed queries, limits of zero.  So is a
@@ -12,19 +12,27 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 import orjson
 from multidict import CIMultiDict
 
+from gateway.engine.route import Route, SharingFacts
+from gateway.engine.s2.fetch import S2Source
+from gateway.errors import BadRequest
 from gateway.protocol.coding import LONGEST_LIST
-from gateway.protocol.target import SEGMENT_SAFE
+from gateway.protocol.mode import Mode
+from gateway.protocol.names import NOW
+from gateway.protocol.sharing import Group, StreamKey
+from gateway.protocol.target import SEGMENT_SAFE, Target, unescaped_delimiters
 from gateway.s2 import protobuf, session, sse
 from gateway.s2.json_format import FORMAT_HEADER, BadFormat, Format, parse_format
-from gateway.s2.read_query import BadQuery, ReadQuery, parse_read_query
+from gateway.s2.read_query import BadQuery, FromSeqNum, FromTailOffset, ReadQuery, parse_read_query
+from gateway.s2.records import fixed_width
 from gateway.s2.session import Compression, choose_compression
 from gateway.s2.sse import BadEventId, parse_event_id
+from gateway.telemetry.access_record import RecordedStream
 
 BASIN_HEADER: Final = "s2-basin"
 _HEADERS: Final = frozenset({BASIN_HEADER, FORMAT_HEADER})
@@ -225,3 +233,110 @@ def _form(headers: CIMultiDict[str]) -> S2Form:
 
 def _media_type(value: str) -> str:
     return value.partition(";")[0].strip().lower()
+
+
+# -- a request on a route
+
+
+@dataclass(frozen=True, slots=True)
+class S2Read:
+    """One client's read, or check of the tail, of one stream."""
+
+    key: StreamKey
+    source: S2Source
+    client: str
+    """The net of the client."""
+    linger_s: float
+    """How long the stream is followed after its last live reader."""
+    trust_s: float = 0.0
+    """How long the tail is believed after the live session has said it; 0 if every answer must be linearizable."""
+
+
+class S2Request(NamedTuple):
+    """A read of an S2 stream that the engine answers."""
+
+    read: S2Read
+    asked: S2ReadRecords | S2CheckTail
+
+
+def s2_mode(
+    method: str, headers: CIMultiDict[str], query: str, asked: S2ReadRecords | S2CheckTail | None
+) -> Mode | None:
+    """The kind of a request; None if its method tells."""
+    match asked:
+        case None:
+            if method != "GET":
+                return None
+            # A session, or server-sent events, last as long as the client likes.
+            if is_session(headers) or sse.CONTENT_TYPE in headers.get("Accept", ""):
+                return Mode.SSE
+            return Mode.LONGPOLL if may_wait(query) else Mode.OTHER
+        case S2CheckTail():
+            return Mode.HEAD
+        case S2ReadRecords(asked_query, form):
+            if not form.is_unary:
+                return Mode.SSE
+            return Mode.LONGPOLL if asked_query.longest_wait_s else Mode.CATCHUP
+
+
+def named_basin(headers: CIMultiDict[str], target: Target, route: Route, host: str) -> tuple[str | None, bool]:
+    """The basin that a request names, and whether only its host names it, so that a header must name it to the origin.
+
+    Raises BadRequest.
+    """
+    label, named = route.label(host), headers.get(BASIN_HEADER)
+    if label is None:
+        return named, False
+    try:
+        basin = basin_in_host(label, unescaped_delimiters(target.path), headers)
+    except BadS2Basin as error:
+        raise BadRequest(str(error)) from None
+    return (named, False) if basin is None else (basin, named is None)
+
+
+def recorded_stream(target: Target, route: Route, sharing: SharingFacts, basin: str | None) -> RecordedStream:
+    """The stream that a request names, whatever it asks of it, as records show it."""
+    config, path = route.config, parse_path(unescaped_delimiters(target.path))
+    if path is None:
+        return RecordedStream.named(config.name, target.path, target.query, sharing.partition, is_s2=True)
+    return RecordedStream.named(config.name, path.stream, key_query(basin), sharing.partition, is_s2=True)
+
+
+def recorded_start(asked: S2ReadRecords | S2CheckTail) -> str | None:
+    """Where a read starts, as records show it; None if its answer tells the number."""
+    if isinstance(asked, S2CheckTail):
+        return None
+    match asked.query.start:
+        case FromSeqNum(seq_num):
+            return fixed_width(seq_num)
+        case FromTailOffset(0):
+            return NOW
+        case _:
+            return None
+
+
+def parse_s2(
+    headers: CIMultiDict[str],
+    target: Target,
+    route: Route,
+    sharing: SharingFacts,
+    client: str,
+    named: RecordedStream,
+    basin: str | None,
+) -> S2Request | None:
+    """The read that a GET without a body asks for; None if it is to be relayed."""
+    config = route.config
+    may_share = config.cache and not (sharing.has_credentials and config.credentials == "bypass")
+    if not may_share:
+        return None
+    path = parse_path(route.upstream_path(target.path))
+    asked = parse_read(path, target.query, headers) if path is not None else None
+    if path is None or asked is None:
+        return None
+    key = StreamKey(Group(route.authority, path.stream), key_query(basin), sharing.partition)
+    sent = CIMultiDict(sharing.headers)
+    if basin is not None:
+        sent[BASIN_HEADER] = basin
+    source = S2Source(route, named, route.url + path.stream, sent, route.bounds, route.live_bounds)
+    trust_s = config.tail_heard_s if config.consistency == "bounded-staleness" else 0.0
+    return S2Request(S2Read(key, source, client, config.live_linger_s, trust_s), asked)

@@ -14,97 +14,22 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock
 from gateway.engine.answer import BodyRun
-from gateway.engine.s2.fetch import S2Source
 from gateway.engine.s2.reader import DRAINING
-from gateway.engine.s2.request import S2Form, S2ReadRecords, S2ReplyKind
+from gateway.engine.s2.request import S2Form, S2Read, S2ReadRecords, S2ReplyKind
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
 from gateway.engine.s2.topic import S2Batch, S2Topic
-from gateway.errors import TailMovedBack, UpstreamBroken
+from gateway.errors import TailMovedBack
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.sharing import StreamKey
 from gateway.s2 import json_format, protobuf
 from gateway.s2.errors import unwritten_body
-from gateway.s2.read_query import FromSeqNum, FromTailOffset, FromTimestamp, ReadQuery
+from gateway.s2.read_query import FromSeqNum
 from gateway.s2.records import Record, StreamPosition
 from gateway.tape.decide import Awaited, Question, RecordAnswer, RecordProgress, decide_records
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.records import Limits, Part, cut
 from gateway.tape.stream import Stream
 from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
-
-
-async def begin(stream: S2Stream, query: ReadQuery, read: S2Read) -> tuple[RecordProgress, Outcome] | S2Refused:
-    """A read where its query starts, and how the start was found.  Raises a GatewayError."""
-    if (refused := await stream.confirmed(read.client)) is not None:
-        return refused
-    outcome = Outcome.HIT
-    trusted = stream.trusted_tail(read.trust_s)
-    progress = RecordProgress(0, limits_of(query), query.longest_wait_s != 0, query.may_start_at_tail)
-    match query.start:
-        case FromSeqNum(seq_num):
-            progress.at = seq_num
-            progress.trust(trusted)
-        case FromTailOffset(tail_offset):
-            tail: StreamPosition | S2Refused | None = trusted
-            if tail is None:
-                outcome, tail = Outcome.REVALIDATED, await stream.tail(read.client)
-            if isinstance(tail, S2Refused):
-                return tail
-            progress.at, progress.tail = max(0, tail.seq_num - tail_offset), tail
-        case FromTimestamp(timestamp):
-            start = await _start_at(stream, query, timestamp, read.client)
-            if isinstance(start, S2Refused):
-                return start
-            progress.at, progress.tail, outcome = start
-            if progress.tail is None:
-                # Not the tail of before: the record that was found may have been appended since.
-                progress.trust(stream.trusted_tail(read.trust_s))
-    return progress, outcome
-
-
-async def _start_at(
-    stream: S2Stream, query: ReadQuery, timestamp: int, client: str
-) -> tuple[int, StreamPosition | None, Outcome] | S2Refused:
-    outcome = Outcome.HIT
-    while True:
-        at = stream.tape.at_timestamp(timestamp)
-        if at is not None:
-            return at, None, outcome
-        fetched = await stream.fetch_or_tail(FromTimestamp(timestamp), Limits(query.count), client)
-        outcome = Outcome.MISS if fetched.is_fresh else Outcome.COLLAPSED
-        match fetched.outcome:
-            case S2Refused() as refused:
-                return refused
-            case FoundRecords(records) if records:
-                return records[0].seq_num, None, outcome
-            case AtTail(tail) if fetched.is_fresh:
-                # A timestamp after the tail's is like a number after it; else no record that late is left.
-                beyond = timestamp > tail.timestamp and not query.is_clamped
-                return tail.seq_num + 1 if beyond else tail.seq_num, tail, Outcome.REVALIDATED
-            case FoundRecords() if fetched.is_fresh:
-                raise UpstreamBroken("Origin answered a read with neither records nor the tail")
-            case _:
-                pass
-
-
-def limits_of(query: ReadQuery) -> Limits:
-    """The limits of a read."""
-    return Limits(query.count, query.bytes, query.until)
-
-
-@dataclass(frozen=True, slots=True)
-class S2Read:
-    """One client's read, or check of the tail, of one stream."""
-
-    key: StreamKey
-    source: S2Source
-    client: str
-    """The net of the client."""
-    linger_s: float
-    """How long the stream is followed after its last live reader."""
-    trust_s: float = 0.0
-    """How long the tail is believed after the live session has said it; 0 if every answer must be linearizable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +87,7 @@ def held_answer(stream: Stream, asked: S2ReadRecords) -> S2Answer | None:
     if not isinstance(stream, RecordStream) or not isinstance(start, FromSeqNum):
         return None
     edition = stream.version.edition
-    part = stream.records.read(start.seq_num, limits_of(asked.query))
+    part = stream.records.read(start.seq_num, Limits(asked.query.count, asked.query.bytes, asked.query.until))
     read = RecordProgress(part.end, Limits(), is_confirmed=False, is_complete=part.is_closed)
     if decide_records(stream, read) is not RecordAnswer.RECORDS:
         return None
@@ -189,7 +114,16 @@ class S2UnaryContext(Protocol):
 class S2UnaryRead:
     """One unary read of one stream."""
 
-    def __init__(self, reads: S2UnaryContext, stream: S2Stream, read: S2Read, asked: S2ReadRecords) -> None:
+    def __init__(
+        self,
+        reads: S2UnaryContext,
+        stream: S2Stream,
+        read: S2Read,
+        asked: S2ReadRecords,
+        progress: RecordProgress,
+        outcome: Outcome,
+    ) -> None:
+        """`progress` is where its query starts, and `outcome` how that was found."""
         self._reads = reads
         self._stream = stream
         self._read = read
@@ -198,13 +132,11 @@ class S2UnaryRead:
         self._found: list[Record] = []
         self._size = 0
         self._topic: S2Topic | None = None
+        self._progress = progress
+        self._outcome = outcome
 
     async def answer(self) -> S2Answer:
         """Answer the read.  Raises a GatewayError."""
-        begun = await begin(self._stream, self._query, self._read)
-        if isinstance(begun, S2Refused):
-            return refused_answer(begun, self._read)
-        self._progress, self._outcome = begun
         try:
             return await self._walk(self._progress)
         finally:

@@ -11,8 +11,9 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
 from gateway.engine.s2.fetch import S2Fetched, S2Origin, S2Source
+from gateway.engine.s2.reads import start_read
+from gateway.engine.s2.request import S2Read
 from gateway.engine.s2.stream import VERIFIED_S, S2Shared, S2Stream
-from gateway.engine.s2.unary import S2Read, begin
 from gateway.limits.queues import Askers
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2.read_query import FromSeqNum, FromTimestamp, ReadQuery, Start
@@ -166,6 +167,8 @@ async def test_a_record_found_by_its_time_is_not_unwritten_by_the_tail_of_before
 
     monkeypatch.setattr(stream, "trusted_tail", lambda _: tails[-1])
     monkeypatch.setattr(stream, "fetch_or_tail", found)
-    begun = await begin(stream, ReadQuery(FromTimestamp(100), count=1), S2Read(KEY, stream.source, "net", 0.0, 1.0))
+    begun = await start_read(
+        stream, ReadQuery(FromTimestamp(100), count=1), S2Read(KEY, stream.source, "net", 0.0, 1.0)
+    )
     assert not isinstance(begun, S2Refused)
     assert (begun[0].at, begun[0].tail) == (5, StreamPosition(6, 100))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from gateway.engine.s2 import request
 from gateway.engine.s2.fetch import S2Fetches, S2Question
 from gateway.engine.s2.reader import S2SessionReader
 from gateway.engine.s2.stream import S2Stream
 from gateway.s2.records import Record, StreamPosition
-from gateway.server import s2_request
 from gateway.tape.records import Joint, RecordTape
 from tests.chaos.mutant import Mutant, Patches, nothing, registrar
 
@@ -74,4 +74,4 @@ def hosts_of_a_zone_are_one() -> Patches:
     def key_query(basin: str | None) -> str:
         return ""
 
-    return [(s2_request, "key_query", key_query)]
+    return [(request, "key_query", key_query)]
