@@ -21,6 +21,10 @@ QUICK_PYTHON: Final = str(Path(__file__).parent / "quick_python")
 # One compiler and one collector less: half the time to start, and short jobs end sooner.  With one compiler Java keeps
 # room for 48 MB of code only; a minute of queries fills that, and what is thrown away is compiled again.
 JAVA_FLAGS: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC -Xss4m"
+# By default Java begins with 126 MB for new objects, and collects garbage three times as often.  The classes that Spark
+# loads when it starts pass the default threshold of metaspace, which costs a full collection.
+_HEAP: Final = "-Xms2g -Xmn800m -XX:MetaspaceSize=256m"
+"""The driver's whole memory from the start: fewer collections save a twelfth of the processor time of short jobs."""
 SHARED_CLASSES: Final = Path(__file__).parents[1] / "build" / "spark-classes.jsa"
 """Spark's classes as Java maps them into memory (application class-data sharing, JEP 350): half of what a start costs.
 Java passes over an archive that is of another Java or another Spark.  `make` has it written once for a checkout."""
@@ -40,6 +44,9 @@ _UNSEEN: Final = {
     "spark.shuffle.compress": "false",
     "spark.sql.ui.retainedExecutions": "1",
     "spark.ui.liveUpdate.period": "-1",
+    "spark.ui.retainedJobs": "20",
+    "spark.ui.retainedStages": "20",
+    "spark.ui.retainedTasks": "100",
 }
 
 
@@ -55,7 +62,7 @@ def settings(folder: Path, java_flags: str | None = None, *, compiles: bool = Tr
     options = quick_java() if java_flags is None else java_flags
     return {
         **({} if compiles else INTERPRETED),
-        "spark.driver.extraJavaOptions": f"{options} -Dderby.system.home={folder / 'derby'}",
+        "spark.driver.extraJavaOptions": f"{options} {_HEAP} -Dderby.system.home={folder / 'derby'}",
         "spark.driver.memory": "2g",
         "spark.local.dir": str(folder / "local"),
         **_UNSEEN,
