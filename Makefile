@@ -20,6 +20,8 @@ INSTALLED := $(VENV)/.installed
 FUZZ_INSTALLED := $(VENV)/.installed-fuzz
 NODE := tests/node
 NODE_INSTALLED := $(NODE)/node_modules/.installed
+HALVES := build/locked-halves
+HALF = $(PIP) install --no-compile --no-deps --require-hashes -r
 JAVA_CLASSES := build/.java-classes
 LOCUST := build/locust
 LOCUST_INSTALLED := $(LOCUST)/.installed
@@ -182,10 +184,14 @@ $(RUNTIME_INSTALLED): requirements/runtime.txt pyproject.toml $(MADE)
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
-# Everything: what the gateway runs on, the extras, and what tests and checks need.
+# Everything: what the gateway runs on, the extras, and what tests and checks need.  Two pips install half of the lock
+# each, because one keeps a single processor busy or waits for the network.  The lock is complete: without dependencies
+# neither pip installs a package of the other.
 $(INSTALLED): requirements/dev.txt requirements/runtime.txt pyproject.toml $(MADE)
 	@echo "installing what requirements/dev.txt locks"
-	@$(PIP) install --no-compile --require-hashes -r requirements/dev.txt
+	@mkdir -p $(HALVES)
+	@awk '/^[^ #]/ { locked++ } { print > ("$(HALVES)/" locked % 2 ".txt") }' requirements/dev.txt
+	@$(HALF) $(HALVES)/0.txt & $(HALF) $(HALVES)/1.txt; other=$$?; wait $$! && exit $$other
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $(RUNTIME_INSTALLED) $@
 
