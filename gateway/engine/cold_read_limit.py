@@ -78,7 +78,6 @@ class ColdReadLimit:
         rate = self._rate
         if rate is not None and (account := self._accounts.open_account(client)) is not None:
             now = self._now()
-            if not rate.has_one(account, now):
+            if not rate.took_one(account, now):
                 return rate.wait_s(account, now)
-            rate.take_one(account, now)
         return None

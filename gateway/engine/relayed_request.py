@@ -13,7 +13,8 @@ stream there: anyone can send one of them, slowly, and what readers hold stays.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 from multidict import CIMultiDict
 
@@ -50,9 +51,13 @@ def origin_url(route: Route, group: Group, raw_query: str) -> str:
     return f"{url}?{raw_query}" if raw_query else url
 
 
-class RelayedRequest(NamedTuple):
+_UNPARTITIONED: Final = Partition("")
+
+
+@dataclass(slots=True, eq=False)
+class RelayedRequest:
     """A request to be relayed: what the origin is sent, without the body, and the keys of what is remembered of its
-    stream.  Equal requests of one client may share it.
+    stream.  Equal requests of one client may share it, so it is never changed.  A named tuple would be slower to read.
 
     `group` is what a write to the path affects, `query` the canonical rest of its target, and `client` the net of the
     client.  `tape_key` is the key of the tape that the client itself would read, None if its reads would bypass all
@@ -71,7 +76,7 @@ class RelayedRequest(NamedTuple):
     client: str
     is_session: bool = False
     """Whether request and answer go on side by side for as long as both parties like."""
-    partition: Partition = Partition("")
+    partition: Partition = _UNPARTITIONED
     """The client's own.  Under another one the same path may name another stream."""
     is_live: bool = False
     """Whether it may last for minutes."""
@@ -86,25 +91,21 @@ class RelayedRequest(NamedTuple):
         else:
             headers = headers.copy()
             headers.update(varied)
-        # `_replace` takes three times as long.
-        route, group, tape_key, mode, method, path, query, raw_query, _, client, is_session, partition, is_live, url = (
-            self
-        )
         return RelayedRequest(
-            route,
-            group,
-            tape_key,
-            mode,
-            method,
-            path,
-            query,
-            raw_query,
+            self.route,
+            self.group,
+            self.tape_key,
+            self.mode,
+            self.method,
+            self.path,
+            self.query,
+            self.raw_query,
             headers,
-            client,
-            is_session,
-            partition,
-            is_live,
-            url,
+            self.client,
+            self.is_session,
+            self.partition,
+            self.is_live,
+            self.url,
         )
 
 

@@ -67,6 +67,18 @@ class Rate:
         full_at = account.full_at.get(self)
         return full_at is None or full_at - now <= self._may_miss_s
 
+    def took_one(self, account: Account, now: float) -> bool:
+        """Take a token; returns False, with nothing taken, if there is none."""
+        full_at = account.full_at.get(self)
+        if full_at is None or full_at < now:
+            full_at = now
+        elif full_at - now > self._may_miss_s:
+            return False
+        if account.full_at is NO_TIMES:
+            account.full_at = {}
+        account.full_at[self] = full_at + self._one_s
+        return True
+
     def take_one(self, account: Account, now: float) -> None:
         """Take a token, whether or not it is there."""
         full_at = account.full_at.get(self)

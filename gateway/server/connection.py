@@ -160,14 +160,13 @@ class Connection(RecognisingConnection):
     def _take_known(self, events: list[Event], data: bytes) -> None:
         """Answer a request that arrived whole and alone, and whose header section has been parsed before."""
         self._is_active = True
-        head = events[0]
-        assert isinstance(head, RequestHead)
+        head: RequestHead = events[0]  # type: ignore[assignment]  # `lookup` begins with a head.
         if len(events) == 2:
             if head.method == "GET":
                 self._may_remember(events, data)
             body = None
         else:
-            body = RequestBody.arrived(self, cast("bytes", events[1]))
+            body = RequestBody.arrived(self, events[1])  # type: ignore[arg-type]
         self._is_taking = True
         self._answer(head, body)
         self._is_taking = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 from urllib.parse import unquote_plus
 
 from multidict import CIMultiDict
@@ -210,11 +210,12 @@ class RequestParser:
         head, channel = request.head, request.channel
         context.speaks_s2 = self._speaks_s2
         if (known := head.known) is not None:
-            parser, client, proxies, scheme, parsed = known
+            meant: ParsedRequest
+            parser, client, proxies, scheme, meant = known
             if parser is self and client == channel.client and proxies is channel.proxies and scheme == channel.scheme:
-                context.mode, context.route = parsed.mode, parsed.route
-                context.is_session, context.why_alone = parsed.is_session, parsed.why_alone
-                return cast("ParsedRequest", parsed)
+                context.mode, context.route = meant.mode, meant.route
+                context.is_session, context.why_alone = meant.is_session, meant.why_alone
+                return meant
         fields = head.fields
         facts = fields.facts.get(self)
         if (

@@ -476,6 +476,5 @@ class Relaying(RelayedCall):
         self._drains = None
         reply, self._reply = self._reply, None
         if reply is not None:
-            if not reply.has_arrived:
-                reply.notify(no_op)
+            reply.notify(no_op)
             reply.close()

@@ -230,15 +230,16 @@ class Request:
     )
 
     def __init__(self, channel: Channel, head: RequestHead, body: RequestBody | None) -> None:
+        fields = head.fields
         self.channel = channel
         self.head = head
         self.method = head.method
         self.target = head.target
         """The target as sent."""
-        self.headers = head.headers
+        self.headers = fields.headers
         self.body = body
         """None if the request has no body."""
-        self.keeps_alive = head.keeps_alive
+        self.keeps_alive = fields.keeps_alive
         """Whether the connection stays open after the answer."""
         self.has_begun = False
         """Whether any of the answer has been written."""

@@ -62,10 +62,11 @@ class OriginClient:
 
     def ask(self, requester: Requester, call: OriginCall) -> PendingRequest:
         """Send one request.  `requester` is notified of its outcome, possibly before this returns."""
-        if self._origins is None or not call.url.startswith(ROUTE_URL):
+        origins = self._origins
+        if origins is None or not call.url.startswith(ROUTE_URL):
             return self.exchanges.ask(requester, call)
-        exchange = _RoutedExchange(self.exchanges, requester, call, self._origins)
-        exchange.begin_routed()
+        exchange = _RoutedExchange(self.exchanges, requester, call)
+        exchange.begin_routed(origins)
         return exchange
 
     async def send(self, call: OriginCall, on_sent: Callable[[], object] = no_op) -> Reply:
@@ -83,15 +84,16 @@ class OriginClient:
 class _RoutedExchange(Exchange):
     """One call as it moves from origin to origin."""
 
-    __slots__ = ("_buffering", "_context", "_hops", "_leader", "_origins", "_path", "_route", "_target", "_tried")
+    __slots__ = ("_buffering", "_context", "_hops", "_leader", "_path", "_route", "_target", "_tried")
 
-    def __init__(self, exchanges: Exchanges, requester: Requester, call: OriginCall, origins: Origins) -> None:
+    def __init__(self, exchanges: Exchanges, requester: Requester, call: OriginCall) -> None:
         # Not by `super()`, which costs as much as the call.
         Exchange.__init__(self, exchanges, requester, call)
-        self._origins = origins
         self._route: OriginPool
-        self._target = self._path = ""
-        """The target in origin form, and its path."""
+        self._target: str
+        """The target in origin form."""
+        self._path: str
+        """The path of the target."""
         self._tried: tuple[Origin, ...] = ()
         self._leader: Origin | None = None
         self._hops = 0
@@ -99,8 +101,8 @@ class _RoutedExchange(Exchange):
         self._context: Context | None = None
         """The caller's context, kept if redirects may be followed: connections run in the context they were made in."""
 
-    def begin_routed(self) -> None:
-        """Send the request to an origin of its route."""
+    def begin_routed(self, origins: Origins) -> None:
+        """Send the request to an origin of its route, as `origins` knows them."""
         call = self._call
         if (repeated := call.repeated) is not None:
             route_url, self._target, self._path = repeated.parts
@@ -108,7 +110,7 @@ class _RoutedExchange(Exchange):
             route_url, target = split_url(call.url)
             self._target, self._path = target, target.partition("?")[0] if "?" in target else target
         try:
-            route = self._route = self._origins.pool(route_url)
+            route = self._route = origins.pool(route_url)
         except GatewayError as error:
             self._end(error)
             return

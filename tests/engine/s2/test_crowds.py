@@ -3,6 +3,7 @@ read."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from itertools import count
 from typing import Any, Final
@@ -51,7 +52,7 @@ def store() -> TapeStore:
 
 
 def request(mode: Mode, token: str = "stranger", *basins: str) -> RelayedRequest:
-    fields: dict[str, Any] = dict.fromkeys(RelayedRequest._fields)
+    fields: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(RelayedRequest))
     fields |= {
         "group": Group(ORIGIN, f"{PATH}/records" if mode is Mode.APPEND else PATH),
         "mode": mode,
