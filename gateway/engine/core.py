@@ -26,7 +26,7 @@ from gateway.engine.long_poll import LongPoll
 from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.path_changes import Purge
-from gateway.engine.read import Drain, Read, Uncacheable
+from gateway.engine.read import Read, Uncacheable
 from gateway.engine.relay import Relay
 from gateway.engine.relayed_request import PendingWrites
 from gateway.engine.response_heads import origin_error_answer
@@ -37,6 +37,7 @@ from gateway.engine.sse import Sse, Subscription
 from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.limits.accounts import Account, Accounts, client_nets
+from gateway.live.drain import Drain
 from gateway.live.table import LiveTable
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
@@ -51,7 +52,7 @@ from gateway.upstream.asking import Upstream
 from gateway.upstream.client import OriginClient
 from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
-from gateway.upstream.incoming import Keeping
+from gateway.upstream.keeping import Keeping
 from gateway.upstream.origin_pool import Credentials, Origins
 from gateway.upstream.slots import SlotLimits
 from gateway.upstream.tls_reloader import TlsReloader

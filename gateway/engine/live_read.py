@@ -15,9 +15,10 @@ from gateway.aio.clock import Clock
 from gateway.engine.classifier import is_outdated
 from gateway.engine.confirming import Confirming, Patience
 from gateway.engine.fetch_table import FetchTable
-from gateway.engine.read import Drain, Read, StreamEnded, Uncacheable
+from gateway.engine.read import Read, StreamEnded, Uncacheable
 from gateway.engine.route import Route
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
+from gateway.live.drain import Drain
 from gateway.live.topic import LiveTimes, OriginAccess, Topic
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cursor import next_cursor

@@ -16,12 +16,12 @@ from gateway.aio.clock import Clock
 from gateway.auth.verdict import Caller
 from gateway.engine.answer import Answer
 from gateway.engine.long_poll_waiter import Rendered, Waiter
-from gateway.engine.read import Drain
 from gateway.engine.response_heads import failure_answer
 from gateway.engine.route import Route
 from gateway.errors import GatewayError
 from gateway.http.outgoing import JOINED_BYTES, response_head
 from gateway.limits.memory import NOTHING, Holding, SharedBytes
+from gateway.live.drain import Drain
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import applied

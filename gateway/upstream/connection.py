@@ -31,7 +31,8 @@ from gateway.http.framing import State
 from gateway.http.reply import ReplyBroken, ReplyParser
 from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost, UploadFailed
-from gateway.upstream.incoming import IncomingReply, Keeping
+from gateway.upstream.incoming import IncomingReply
+from gateway.upstream.keeping import Keeping
 from gateway.upstream.upload import send_body
 
 _KEEP_ALIVE: Final = istr("Keep-Alive")

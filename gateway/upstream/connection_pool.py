@@ -30,7 +30,8 @@ from gateway.upstream.failures import ConnectionLost, Delay, NoSlot, NotConnecte
 from gateway.upstream.http2_connection import Http2Connection
 from gateway.upstream.http2_stream import Http2Stream
 from gateway.upstream.idle import IdleConnections
-from gateway.upstream.incoming import Carrier, Keeping
+from gateway.upstream.incoming import Carrier
+from gateway.upstream.keeping import Keeping
 from gateway.upstream.reply import Stalls
 from gateway.upstream.slots import Lane, SlotLimits, Slots, SlotUse
 

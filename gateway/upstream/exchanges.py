@@ -14,7 +14,8 @@ from gateway.upstream.call import Endpoint, OriginCall, endpoint_of, split_url
 from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool, Connections
 from gateway.upstream.dialer import Dialer, Http2Dials
 from gateway.upstream.exchange import Exchange
-from gateway.upstream.incoming import Keeping, no_op
+from gateway.upstream.incoming import no_op
+from gateway.upstream.keeping import Keeping
 from gateway.upstream.origins import OriginRequest
 from gateway.upstream.reply import Reply
 from gateway.upstream.resolver import LookUp, look_up

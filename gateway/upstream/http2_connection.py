@@ -38,7 +38,8 @@ from gateway.http.reply import ReplyBroken
 from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost, NoHttp2, NotConnected
 from gateway.upstream.http2_stream import Http2Stream
-from gateway.upstream.incoming import Carrier, Keeping
+from gateway.upstream.incoming import Carrier
+from gateway.upstream.keeping import Keeping
 
 ALPN: Final = "h2"
 PONG_S: Final = 5.0

@@ -22,7 +22,8 @@ from gateway.upstream.breaker import BreakerState
 from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.failures import reason_of
-from gateway.upstream.incoming import Keeping, no_op
+from gateway.upstream.incoming import no_op
+from gateway.upstream.keeping import Keeping
 from gateway.upstream.origins import Origin as Books
 from gateway.upstream.origins import OriginRequest
 from gateway.upstream.reply import Reply

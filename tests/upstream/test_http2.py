@@ -21,7 +21,7 @@ from gateway.upstream.breaker import BreakerState
 from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.failures import reason_of
-from gateway.upstream.incoming import Keeping
+from gateway.upstream.keeping import Keeping
 from gateway.upstream.origins import Origin as Books
 from gateway.upstream.reply import Reply
 from gateway.upstream.slots import Purpose, SlotLimits
