@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable
 from typing import Final
 
-from gateway.limits.oldest import evict_oldest
+from gateway.limits.memory import evict_oldest
 
 _MOST_TIMES: Final = 64
 MOST_NAMES: Final = 4_096

@@ -16,7 +16,7 @@ from gateway.auth.key_sets import KeySets
 from gateway.auth.usage import Tenants, Usage
 from gateway.auth.verdict import PUBLIC, Caller, Principal
 from gateway.limits.accounts import NO_PARTIES, Parties
-from gateway.limits.oldest import evict_oldest
+from gateway.limits.memory import evict_oldest
 
 MOST_REVOCATIONS: Final = 1 << 16
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.bridge.content import is_close
-from gateway.limits.oldest import evict_oldest
+from gateway.limits.memory import evict_oldest
 from gateway.s2.records import AppendAck, Record, StreamPosition
 
 MOST_SIGHTINGS: Final = 65_536

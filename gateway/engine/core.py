@@ -50,12 +50,12 @@ from gateway.tape.stream import Stream
 from gateway.telemetry.surroundings import Surroundings
 from gateway.upstream.asking import Upstream
 from gateway.upstream.client import OriginClient
+from gateway.upstream.dialer import TlsReloader
 from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
 from gateway.upstream.keeping import Keeping
 from gateway.upstream.origin_pool import Credentials, Origins
 from gateway.upstream.slots import SlotLimits
-from gateway.upstream.tls_reloader import TlsReloader
 
 _log = logging.getLogger("gateway.origins")
 

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from cachetools import TTLCache
 
 from gateway.protocol.sharing import Group, StreamKey
-from gateway.tape.facts_cost import key_cost, texts_cost
+from gateway.tape.costs import key_cost, texts_cost
 from gateway.upstream.flight import METADATA
 
 MOST_SHAPES = 4

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from multidict import CIMultiDict
 
 from gateway.http.reply_lines import FieldLine, ReplyShape
-from gateway.limits.oldest import evict_oldest
+from gateway.limits.memory import evict_oldest
 from gateway.protocol.forwarded_headers import Headers, storable_headers
 from gateway.protocol.freshness import Reuse, parse_cache_control, stated_reuse, surrogate_keys
 from gateway.protocol.names import STREAM_CLOSED, STREAM_UP_TO_DATE, is_true

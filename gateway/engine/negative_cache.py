@@ -26,7 +26,7 @@ from gateway.engine.route import Route
 from gateway.limits.accounts import UNKNOWN, Account, Accounts
 from gateway.limits.rate_limits import Rate
 from gateway.protocol.sharing import Group, StreamKey
-from gateway.tape.facts_cost import headers_cost, key_cost, texts_cost
+from gateway.tape.costs import headers_cost, key_cost, texts_cost
 from gateway.upstream.flight import METADATA, OriginError
 
 _MOST_BYTES: Final = 1 << 24

@@ -22,7 +22,7 @@ from gateway.engine.route import Route
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Group, Partition, StreamKey
-from gateway.tape.facts_cost import texts_cost
+from gateway.tape.costs import texts_cost
 from gateway.tape.stream import Stream
 from gateway.upstream.call import Body, RepeatedUrl
 

@@ -20,13 +20,13 @@ from gateway.auth.verdicts import Verdicts
 from gateway.config.routes import RouteConfig
 from gateway.engine.hit_for_miss import ANY_LIVE, DeniedOrigins, Unshared
 from gateway.engine.manner import Manners
-from gateway.engine.retry_budget import RetryBudget, RouteRetries
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import AcceptedCodings, Coding, negotiate
 from gateway.protocol.forwarded_headers import Headers, joined
 from gateway.protocol.freshness import requested_max_age
 from gateway.protocol.sharing import Ground, Group, Partition, StreamKey, allows, cure, rules_of
 from gateway.protocol.target import Target, check_path, unescaped_delimiters
+from gateway.upstream.breaker import RetryBudget, RouteRetries
 from gateway.upstream.call import Bounds, Source
 from gateway.upstream.flight import NotShareable
 from gateway.upstream.origin_pool import authority_of, route_url

@@ -21,7 +21,7 @@ from typing import Final
 from multidict import CIMultiDict, istr
 
 from gateway.http.request import LONGEST_LINE, MOST_FIELDS, Event, Fields, Mark, RequestHead
-from gateway.limits.oldest import evict_oldest
+from gateway.limits.memory import evict_oldest
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
 _END: Final = Mark.END

@@ -21,6 +21,7 @@ bounds are lowered: otherwise clients would take the files of the origins' conne
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
@@ -213,3 +214,16 @@ def fit(wanted: Descriptors, open_files: int) -> Descriptors:
     upstream, followed = left // _UPSTREAM_SHARE, left // _FOLLOWED_SHARE
     shares = Descriptors(left - upstream - followed, upstream, followed, admin)
     return Descriptors(*(max(1, min(pair)) for pair in zip(wanted, shares, strict=True)))
+
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def evict_oldest(table: OrderedDict[Key, Value], most: int) -> list[tuple[Key, Value]]:
+    """Remove and return the oldest entries beyond `most`.
+
+    The table is an OrderedDict, because a plain dictionary looks for its oldest entry behind the places of all that
+    were evicted.
+    """
+    return [table.popitem(last=False) for _ in range(len(table) - most)]

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.limits.oldest import evict_oldest
+from gateway.limits.memory import evict_oldest
 from gateway.tape.stream import Stream
 
 LITTLE_BYTES: Final = 256

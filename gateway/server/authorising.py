@@ -37,13 +37,13 @@ from gateway.protocol.target import BadTarget, parse_target
 from gateway.server import cors
 from gateway.server.admission import Admission
 from gateway.server.context import RequestContext
+from gateway.server.deferred import Answerer, UndecidedRequest
 from gateway.server.parsing import ParsedRequest
 from gateway.server.remembered import RememberedAnswers
 from gateway.server.renewing import Renewing
 from gateway.server.request import Channel, LiveUse, Request
 from gateway.server.request_keys import Section, Sections
 from gateway.server.resource_metadata import metadata_url, names_metadata
-from gateway.server.undecided import Judge, UndecidedRequest
 from gateway.telemetry.audit import AUDIT, RefusalLines, shortened
 from gateway.upstream.auth_services import AuthServices
 
@@ -109,10 +109,10 @@ class Authoriser:
         context: RequestContext,
         parsed: ParsedRequest,
         guard: Guard,
-        judge: Judge,
+        answerer: Answerer,
         waited: UndecidedRequest | None = None,
     ) -> bool:
-        """Have the request judged; False if it waits until `judge` can go on.  Raises a GatewayError unless it is
+        """Have the request judged; False if it waits until `answerer` can go on.  Raises a GatewayError unless it is
         allowed.
 
         `waited` is the request if it has waited before, and is to be decided now.
@@ -138,7 +138,7 @@ class Authoriser:
             except Undecided as error:
                 if error.question is None or waited is not None:
                     raise
-                self._await(UndecidedRequest(context, parsed, judge), error.question, count_bad)
+                self._await(UndecidedRequest(context, parsed, answerer), error.question, count_bad)
                 return False
         except Undecided:
             self.services.undecided[parsed.route.name] += 1

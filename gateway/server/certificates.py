@@ -27,7 +27,7 @@ from gateway.aio.clock import SystemClock
 from gateway.config.certificate_files import Certificate, Pem, load_authorities, load_pair, read_certificate
 from gateway.config.errors import ConfigError
 from gateway.config.listener import CertificateConfig, ListenerConfig, ListenerTlsConfig
-from gateway.limits.oldest import evict_oldest
+from gateway.limits.memory import evict_oldest
 
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"

@@ -30,11 +30,11 @@ from gateway.limits.accounts import Account, Accounts, client_nets
 from gateway.limits.memory import Holding
 from gateway.limits.slow_clients import keeps_up
 from gateway.protocol.client_address import Proxies
-from gateway.server.accepting import ARRIVALS_PER_LOOK
 from gateway.server.joins import Join, Joins
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Channel, Request
 from gateway.server.request_keys import Known, Section, Sections
+from gateway.server.sockets import ARRIVALS_PER_LOOK
 from gateway.server.turns import Turns
 from gateway.telemetry.metrics import MetricsRecorder
 

@@ -39,6 +39,7 @@ from gateway.server.authorising import Authoriser
 from gateway.server.clients import Work
 from gateway.server.concealing import conceal_absence, concealment_of, refuse_concealed
 from gateway.server.context import RequestContext, ResponseRecorder, Stage, learn_hit
+from gateway.server.deferred import DeferredRequest, UndecidedRequest, WaitingRead
 from gateway.server.delivery import Delivery
 from gateway.server.handling import INTERNAL_ERROR
 from gateway.server.joins import Joins
@@ -52,8 +53,6 @@ from gateway.server.remembered import Repeatable
 from gateway.server.request import Answered, Request
 from gateway.server.resource_metadata import WELL_KNOWN, metadata
 from gateway.server.s2 import S2Answers
-from gateway.server.undecided import UndecidedRequest
-from gateway.server.waiting_read import WaitingRead
 from gateway.telemetry.access_record import note_principal, note_request
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
@@ -106,7 +105,7 @@ class RequestHandler:
         return self._recorded(context) if observed is None else self._observed(context, observed)
 
     def _observed(
-        self, context: RequestContext, observed: Observed, waiting: WaitingRead | UndecidedRequest | None = None
+        self, context: RequestContext, observed: Observed, waiting: DeferredRequest | None = None
     ) -> Work | None:
         tokens = observed.enter()
         try:
@@ -114,7 +113,7 @@ class RequestHandler:
         finally:
             observed.exit(tokens)
 
-    def _recorded(self, context: RequestContext, waiting: WaitingRead | UndecidedRequest | None = None) -> Work | None:
+    def _recorded(self, context: RequestContext, waiting: DeferredRequest | None = None) -> Work | None:
         """Begin the answer, or go on with that to a request that has waited; record its end."""
         try:
             found = self._begin(context) if waiting is None else self._go_on(context, waiting)
@@ -300,19 +299,20 @@ class RequestHandler:
 
     def _await(self, context: RequestContext, parsed: ParsedRequest, read: Read, first: FirstRead) -> None:
         """Have a first read wait for its fetch, without a task."""
-        waiting = WaitingRead(context, parsed, read, first, self)
+        waiting = WaitingRead(context, parsed, self, read, first, self._engine.store)
         context.request.channel.hand_over(waiting)
         first.wait(waiting.ready)
 
-    def go_on(self, waiting: WaitingRead | UndecidedRequest) -> Work | None:
+    def go_on(self, waiting: DeferredRequest) -> Work | None:
         """Answer a request that has waited as far as possible; returns the remaining work."""
         context = waiting.context
         observed = context.observed
         return self._recorded(context, waiting) if observed is None else self._observed(context, observed, waiting)
 
-    def _go_on(self, context: RequestContext, waiting: WaitingRead | UndecidedRequest) -> Answered | Work | None:
+    def _go_on(self, context: RequestContext, waiting: DeferredRequest) -> Answered | Work | None:
         if isinstance(waiting, UndecidedRequest):
             return self._begin(context, waiting)
+        assert isinstance(waiting, WaitingRead)
         read, first = waiting.read, waiting.first
         try:
             answer = self._engine.caught_up(read, first)
@@ -329,13 +329,8 @@ class RequestHandler:
     ) -> Answered | None:
         return await self._deliver(context, read, await answer)
 
-    def waiting_read_left(self, waiting: WaitingRead) -> None:
-        """The client of a waiting read has left."""
-        waiting.first.give_up(self._engine.store)
-        self._give_up(waiting.context, _ABORTED)
-
     def abandon(self, context: RequestContext) -> None:
-        """The client of a request that waits to be judged has left."""
+        """The client of a request that waits has left."""
         self._give_up(context, _ABORTED)
 
     async def _deliver(self, context: RequestContext, read: Read, answer: Answer) -> Answered | None:

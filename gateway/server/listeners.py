@@ -30,12 +30,20 @@ from gateway.config.listener import ListenerConfig, SystemdSockets, UnixAddress
 from gateway.config.reader import ConfigReader, ConfigReadTimeout
 from gateway.config.watched_files import Stamp, Watch
 from gateway.protocol.client_address import Proxies
-from gateway.server.accepting import MOST_FURTHER, AcceptQueue
 from gateway.server.certificates import LoadedCertificates, load
 from gateway.server.clients import Clients
 from gateway.server.connection import Connection
 from gateway.server.handshake import HTTP_1, Acceptor, Connect, Handshake, HandshakeFailure
-from gateway.server.sockets import UnixSocket, accept_queued, adopt, choose_fds, listen_at, passed_sockets
+from gateway.server.sockets import (
+    MOST_FURTHER,
+    AcceptQueue,
+    UnixSocket,
+    accept_queued,
+    adopt,
+    choose_fds,
+    listen_at,
+    passed_sockets,
+)
 
 Certificates = Mapping[int, LoadedCertificates]
 """The certificates by the index of their listener in the configuration."""

@@ -32,7 +32,7 @@ from gateway.errors import BadRequest, LoopDetected, MethodRefused, NoRoute, Ver
 from gateway.http.known import VARIED
 from gateway.http.outgoing import RenderedHeaders
 from gateway.limits.accounts import ClientNet
-from gateway.limits.oldest import evict_oldest
+from gateway.limits.memory import evict_oldest
 from gateway.protocol.client_address import Proxies
 from gateway.protocol.etag import readable
 from gateway.protocol.forwarded_headers import is_looping, joined, passed_nodes, request_headers_for_origin

@@ -1,13 +1,19 @@
-"""What the cache budget is charged: the allocator's figures for CPython, rounded.
+"""The charges of the cache budget for tapes and records: the allocator's figures for CPython, rounded.
 
 `tests/memory/test_budget.py` measures them.  The pipeline's simulation charges the same, on workers that have the
-standard library and a few packages only: nothing is imported here.
+standard library and a few packages only: nothing else is imported here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from multidict import CIMultiDict
+
+    from gateway.protocol.sharing import StreamKey
 
 TOKEN_COST: Final = 240
 """Bytes charged per token in addition to its characters: two dictionary slots, a mark, the string's header.  It
@@ -51,3 +57,35 @@ class RouteUsage:
     tapes: int = 0
     blocks: int = 0
     cost: int = 0
+
+
+_HEADER_COST: Final = 170
+"""Bytes charged per header line in addition to its characters: two strings and an entry."""
+_SURROGATE_KEY_COST: Final = 330
+"""Bytes charged per surrogate key in addition to its characters: the string, and its entry in the index."""
+_TEXT_COST: Final = 60
+"""Bytes charged per other string in addition to its characters."""
+
+
+def key_cost(key: StreamKey) -> int:
+    """Bytes charged for a record that holds nothing but its key."""
+    return STREAM_COST + len(key.group.path) + len(key.query) + len(key.partition.readers)
+
+
+def headers_cost(headers: CIMultiDict[str] | None) -> int:
+    """Bytes charged for stored headers.  The dictionary keeps each name twice: as it came, and in lower case."""
+    cost = 0
+    if headers:
+        for name, value in headers.items():
+            cost += _HEADER_COST + 2 * len(name) + len(value)
+    return cost
+
+
+def surrogate_keys_cost(keys: Collection[str]) -> int:
+    """Bytes charged for surrogate keys.  A key that several streams have is charged to each."""
+    return sum(map(len, keys)) + _SURROGATE_KEY_COST * len(keys)
+
+
+def texts_cost(texts: Iterable[str | None]) -> int:
+    """Bytes charged for other strings; None costs nothing."""
+    return sum(_TEXT_COST + len(text) for text in texts if text is not None)

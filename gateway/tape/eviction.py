@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from gateway.limits.oldest import evict_oldest
+from gateway.limits.memory import evict_oldest
 
 K = TypeVar("K", bound=Hashable)
 

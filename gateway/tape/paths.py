@@ -15,7 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
-from gateway.limits.oldest import evict_oldest
+from gateway.limits.memory import evict_oldest
 from gateway.protocol.sharing import Group, StreamKey
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import Stream

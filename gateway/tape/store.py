@@ -22,9 +22,8 @@ from typing import Final, TypeVar
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.protocol.stream_version import Edition, Version
 from gateway.s2.records import Record
-from gateway.tape.costs import RouteUsage
+from gateway.tape.costs import RouteUsage, key_cost
 from gateway.tape.eviction import USE_S, Eviction
-from gateway.tape.facts_cost import key_cost
 from gateway.tape.paths import PathEvent, Paths
 from gateway.tape.pinned import EvictionOrder
 from gateway.tape.record_stream import RecordStream

@@ -29,7 +29,7 @@ from gateway.tape.confirmed import (
     OffsetsBeyond,
     Sighting,
 )
-from gateway.tape.facts_cost import headers_cost, key_cost, surrogate_keys_cost, texts_cost
+from gateway.tape.costs import headers_cost, key_cost, surrogate_keys_cost, texts_cost
 from gateway.tape.tape import Tape
 
 TAIL_READ_BURST = 3

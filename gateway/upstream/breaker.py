@@ -1,4 +1,4 @@
-"""A circuit breaker: decides whether one origin may be used.
+"""The circuit breaker and the retry budget of an origin: whether it may be used, and whether it may be asked again.
 
 It is a pure state machine: it sends nothing, reads no clock and has no randomness of its own.  `now` and `rng` are
 arguments; the events are `admit`, `succeeded`, `record_failure` and `abandoned`.  Each origin has one
@@ -393,3 +393,41 @@ class Breaker:
         longest = min(policy.longest_open_s, policy.open_s * 2 ** min(self._trips, _MOST_DOUBLINGS))
         self._until = now + longest * self._rng.uniform(_LEAST_JITTER, 1.0)
         self._trips += 1
+
+
+_MOST_TOKENS: Final = 10.0
+
+
+class RetryBudget:
+    """The token bucket of one origin.  Starts full."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self) -> None:
+        self.tokens = _MOST_TOKENS
+
+    def __repr__(self) -> str:
+        return f"<RetryBudget {self.tokens:g} retries>"
+
+
+class RouteRetries:
+    """The budget as one route uses it: each request adds `ratio`; 0 disables retries."""
+
+    __slots__ = ("_budget", "_ratio")
+
+    def __init__(self, budget: RetryBudget, ratio: float) -> None:
+        self._budget = budget
+        self._ratio = ratio
+
+    def request(self) -> None:
+        """Count a request that is no retry."""
+        self._budget.tokens = min(_MOST_TOKENS, self._budget.tokens + self._ratio)
+
+    @property
+    def has_retry(self) -> bool:
+        """Whether a failed request may be retried."""
+        return self._ratio > 0 and self._budget.tokens >= 1
+
+    def retry(self) -> None:
+        """Count a retry."""
+        self._budget.tokens -= 1

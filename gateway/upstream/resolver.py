@@ -25,7 +25,7 @@ from ipaddress import ip_address
 from typing import Final
 
 from gateway.aio.tasks import Tasks
-from gateway.limits.oldest import evict_oldest
+from gateway.limits.memory import evict_oldest
 
 
 async def look_up(host: str, port: int) -> list[str]:

@@ -1,0 +1,103 @@
+"""Requests that wait without a task: each is the `LiveAnswer` of its channel until it is answered.
+
+A first read waits for its fetch.  A request that cannot be judged yet waits for a key set or for an authorisation
+service.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from gateway.engine.first_read import FirstRead
+from gateway.engine.read import Read
+from gateway.limits.memory import NOTHING, Holding
+from gateway.server.clients import Work
+from gateway.server.context import RequestContext
+from gateway.server.parsing import ParsedRequest
+from gateway.server.request import Channel, Request
+from gateway.tape.store import TapeStore
+from gateway.upstream.auth_services import WaitingRequest
+
+
+class Answerer(Protocol):
+    """Answers requests that have waited."""
+
+    def go_on(self, waiting: DeferredRequest) -> Work | None:
+        """Answer the request as far as possible; returns the remaining work."""
+
+    def abandon(self, context: RequestContext) -> None:
+        """The request's client has left."""
+
+
+class DeferredRequest(ABC):
+    """A request whose answer has not begun."""
+
+    __slots__ = ("_answerer", "context", "parsed")
+
+    def __init__(self, context: RequestContext, parsed: ParsedRequest, answerer: Answerer) -> None:
+        self.context = context
+        self.parsed = parsed
+        self._answerer = answerer
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """Nothing: the answer has not begun."""
+        return NOTHING
+
+    def pump(self) -> None:  # noqa: B027
+        """Do nothing: the answer has not begun."""
+
+    def client_left(self, channel: Channel) -> None:
+        """The client has left."""
+        self._stop_waiting()
+        self._answerer.abandon(self.context)
+
+    def ready(self) -> None:
+        """The wait is over: answer."""
+        request = self.context.request
+        request.channel.go_on(request, self._go_on)
+
+    @abstractmethod
+    def _stop_waiting(self) -> None:
+        """Give up what the request waits for."""
+
+    def _go_on(self, request: Request) -> Work | None:
+        return self._answerer.go_on(self)
+
+
+class WaitingRead(DeferredRequest):
+    """A first read, of a stream in `store`."""
+
+    __slots__ = ("_store", "first", "read")
+
+    def __init__(
+        self,
+        context: RequestContext,
+        parsed: ParsedRequest,
+        answerer: Answerer,
+        read: Read,
+        first: FirstRead,
+        store: TapeStore,
+    ) -> None:
+        super().__init__(context, parsed, answerer)
+        self.read = read
+        self.first = first
+        self._store = store
+
+    def _stop_waiting(self) -> None:
+        self.first.give_up(self._store)
+
+
+class UndecidedRequest(DeferredRequest):
+    """A request that cannot be judged yet."""
+
+    __slots__ = ("waiting",)
+
+    def __init__(self, context: RequestContext, parsed: ParsedRequest, answerer: Answerer) -> None:
+        super().__init__(context, parsed, answerer)
+        self.waiting: WaitingRequest | None = None
+        """Its place in the queue."""
+
+    def _stop_waiting(self) -> None:
+        if self.waiting is not None:
+            self.waiting.leave_queue()
