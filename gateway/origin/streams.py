@@ -98,11 +98,12 @@ class Stream:
         self.has_ended = False
         self.live_readers = 0
         self.watchers: set[Callable[[], object]] = set()
-        self._records: list[Record] = []
+        self.records: list[Record] = []
+        """The records that are retained, in order; only this class changes them."""
 
     def __repr__(self) -> str:
         state = ", closed" if self.is_closed else ""
-        return f"<Stream {self.path}: {len(self._records)} records, {self.live_readers} live readers{state}>"
+        return f"<Stream {self.path}: {len(self.records)} records, {self.live_readers} live readers{state}>"
 
     # -- lifetime
 
@@ -151,17 +152,17 @@ class Stream:
         """Append a record that was made for the tail."""
         if record.start != self.tail:
             raise ValueError("a record begins at the tail")
-        self._records.append(record)
+        self.records.append(record)
         self.tail = record.end
 
     def inherit(self, source: Stream, upto: Position) -> None:
         """Copy the source's records before `upto`, which must be a position of the source."""
         self.retained_from = source.retained_from
-        for record in source._records:
+        for record in source.records:
             if record.end <= upto:
-                self._records.append(record)
+                self.records.append(record)
             elif record.start < upto:
-                self._records.append(record.before(upto))
+                self.records.append(record.before(upto))
         self.tail = upto
 
     def locate(self, position: Position) -> tuple[int, int]:
@@ -170,9 +171,9 @@ class Stream:
         Raises Trimmed before the retained part, BadOffset if the stream has no such position.
         """
         index = self._index(position)
-        if index >= len(self._records):
+        if index >= len(self.records):
             return index, 0
-        skip = self._records[index].skip_to(position)
+        skip = self.records[index].skip_to(position)
         if skip is None:
             raise BadOffset
         return index, skip
@@ -183,13 +184,13 @@ class Stream:
         Raises Trimmed before the retained part.
         """
         index = self._index(position)
-        return self._records[index].nearest(position) if index < len(self._records) else self.tail
+        return self.records[index].nearest(position) if index < len(self.records) else self.tail
 
     def _index(self, position: Position) -> int:
         """The first record that ends after `position`; the index behind the last one if there is none."""
         if position < self.retained_from:
             raise Trimmed
-        return bisect_right(self._records, position, key=lambda record: record.end)
+        return bisect_right(self.records, position, key=lambda record: record.end)
 
     def read(self, start: Position | None, limit: int) -> Slice:
         """At most `limit` payload bytes from `start` (None: from the earliest retained), but at least one message.
@@ -201,10 +202,10 @@ class Stream:
             raise Trimmed
         index, skip = (0, 0) if start is None else self.locate(self.nearest(start))
         pieces: list[Piece] = []
-        end = self.tail if index >= len(self._records) else self.retained_from
+        end = self.tail if index >= len(self.records) else self.retained_from
         room = limit
-        while index < len(self._records):
-            record = self._records[index]
+        while index < len(self.records):
+            record = self.records[index]
             if pieces and len(record.payload) > room:
                 break
             piece = record.cut(skip, room, is_text=self.is_text)
@@ -222,9 +223,9 @@ class Stream:
         None if there are fewer: a sub-offset reaches no further than the one append that it divides.
         """
         index, skip = self.locate(start)
-        if index >= len(self._records):
+        if index >= len(self.records):
             return None
-        record = self._records[index]
+        record = self.records[index]
         if self.is_json:
             messages = record.messages(skip)
             return Record.of_messages(start, messages[:sub_offset]) if sub_offset <= len(messages) else None
@@ -236,8 +237,8 @@ class Stream:
         start sentinel fail as well, instead of beginning at the earliest retained position."""
         self.hides_start |= hides_start
         index, skip = self.locate(upto)
-        kept = self._records[index:]
+        kept = self.records[index:]
         if skip:
             kept[0] = kept[0].after(upto)
-        self._records = kept
+        self.records = kept
         self.retained_from = upto

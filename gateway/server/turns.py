@@ -1,8 +1,8 @@
 """Turns: how much of one turn of the event loop the beginning of requests may take, and whose begin first.
 
-Whatever a turn of the loop does, every client waits for.  A turn that has already lasted for `LATE_S` begins no further
-request: those wait in a queue, and each later turn begins as many of them as `SHARE_S` allows, fairly by what their
-clients cost (`gateway.limits.queues`).  So a flood delays the requests of its own client, and others by a
+Every client waits for whatever a turn of the loop does.  A turn that has lasted for `REQUESTS_S` begins no further
+request: later ones wait in a queue, and each later turn begins as many of them as take `REQUESTS_S`, fairly by what
+their clients cost (`gateway.limits.queues`).  So a flood delays the requests of its own client, and others by a
 millisecond or two, while the loop is never idle as long as anything waits.
 
 Beginning a request is all that it does before it waits: a read of bytes in memory is over then, and of a miss the fetch
@@ -37,14 +37,12 @@ from gateway.limits.queues import Flows
 
 _log = logging.getLogger("gateway.server")
 
-LATE_S: Final = 0.0015
-"""A turn begins requests at once for this long."""
-SHARE_S: Final = 0.0015
-"""Requests that have waited are begun for this long in each turn, less what the loop has done besides."""
+REQUESTS_S: Final = 0.0015
+"""A turn begins requests for this long.  For those that have waited, what the loop has done besides counts, too."""
 _FLOOD: Final = 64
 """Above this number of waiting requests they are a flood."""
 FLOOD_S: Final = 0.0005
-"""A turn begins requests for this long during a flood, in place of `LATE_S` and `SHARE_S`."""
+"""A turn begins requests for this long during a flood, in place of `REQUESTS_S`."""
 PARTS_S: Final = 0.0001
 """Input that is no request is read for this long in each turn, after its first part."""
 _LEAST: Final = 0.25
@@ -96,7 +94,7 @@ class Turns:
         """Whether the next request, or part of other input, has to wait; the `take_turn` of `taker` is called then."""
         flows = self._requests if is_request else self._parts
         if not self._is_running:
-            is_late = self._is_late(self._share_s(LATE_S) if is_request else PARTS_S)
+            is_late = self._is_late(self._requests_s() if is_request else PARTS_S)
             if not is_late and not (flows.waiting and flows.has(taker.use or taker)):
                 return False
         flows.push(taker.use or taker, taker)
@@ -117,8 +115,8 @@ class Turns:
         self.count_begun()
         return False
 
-    def _share_s(self, share_s: float) -> float:
-        return share_s if self._requests.waiting <= _FLOOD else FLOOD_S
+    def _requests_s(self) -> float:
+        return REQUESTS_S if self._requests.waiting <= _FLOOD else FLOOD_S
 
     def _next(self) -> None:
         """The next turn: begin waiting requests, and read waiting parts, as many as may be."""
@@ -128,7 +126,7 @@ class Turns:
         at = self._now()
         besides = at - self._began
         self._is_running = True
-        share_s = self._share_s(SHARE_S)
+        share_s = self._requests_s()
         at = self._take(self._requests, at, min(share_s, max(share_s - besides, besides * _LEAST)))
         at = self._take(self._parts, at, PARTS_S)
         self._is_running = False

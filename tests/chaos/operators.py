@@ -71,7 +71,7 @@ async def trims(run: Run, rng: Random) -> None:
         await pause(rng.expovariate(4))
         history = rng.choice(list(run.histories.values()))
         life = history.last
-        if life is None or history.is_over(life) or not (records := life.stream._records):
+        if life is None or history.is_over(life) or not (records := life.stream.records):
             continue
         # Most keep something, some nothing.
         upto = rng.choice(records[:-1] or records).end if rng.random() < 0.9 else life.tail

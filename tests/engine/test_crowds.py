@@ -132,7 +132,7 @@ def requests() -> set[int]:
     return {id(one) for one in gc.get_objects() if isinstance(one, RelayedRequest)}
 
 
-async def test_a_stream_in_use_does_not_sleep(start: Start) -> None:
+async def test_a_stream_in_use_stays_awake(start: Start) -> None:
     bench = start(BinaryOrigin(b"ab"))
     await bench.body()
     own = bench.stream

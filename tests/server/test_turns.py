@@ -10,7 +10,7 @@ from hyperframe.frame import GoAwayFrame
 
 from gateway.app import RunningGateway
 from gateway.limits.accounts import Account
-from gateway.server.turns import FLOOD_S, LATE_S, PARTS_S, SHARE_S, Turns
+from gateway.server.turns import FLOOD_S, PARTS_S, REQUESTS_S, Turns
 from tests.scenarios.http2_wire import Call, Http2Wire
 from tests.server.conftest import BOUND_S, Held, Pair, always_late, ask, connect, get, read_response, write
 from tests.waiting import eventually
@@ -38,7 +38,7 @@ class Client:
 
     is_request = True
 
-    def __init__(self, loop: Loop, name: str, use: Account | None, cost_s: float = SHARE_S / 4.1) -> None:
+    def __init__(self, loop: Loop, name: str, use: Account | None, cost_s: float = REQUESTS_S / 4.1) -> None:
         self.loop, self.name, self.use, self.cost_s = loop, name, use, cost_s
         self.left = 0
 
@@ -67,7 +67,7 @@ def loop() -> Loop:
 
 
 def test_a_turn_that_is_not_late_begins_requests_at_once(loop: Loop) -> None:
-    client = Client(loop, "a", Account("net"), LATE_S / 10)
+    client = Client(loop, "a", Account("net"), REQUESTS_S / 10)
     client.ask(10)
     assert loop.begun == ["a"] * 10
     assert not loop.turns
@@ -78,7 +78,7 @@ def test_a_turn_that_is_not_late_begins_requests_at_once(loop: Loop) -> None:
 
 def test_a_late_turn_begins_no_more(loop: Loop) -> None:
     for name in "abc":
-        Client(loop, name, Account(name), LATE_S * 0.7).ask()
+        Client(loop, name, Account(name), REQUESTS_S * 0.7).ask()
     assert loop.begun == ["a", "b"]
     loop.next()
     assert loop.begun == ["a", "b", "c"]
@@ -88,7 +88,7 @@ def test_a_late_turn_begins_no_more(loop: Loop) -> None:
 def test_each_turn_begins_what_its_share_allows(loop: Loop) -> None:
     use = Account("net")
     loop.turns.must_wait(Client(loop, "", use))
-    loop.now += 2 * LATE_S
+    loop.now += 2 * REQUESTS_S
     Client(loop, "a", use).ask(100)
     assert loop.begun == []
     # The first one is late for the first of them.
@@ -103,7 +103,7 @@ def test_each_turn_begins_what_its_share_allows(loop: Loop) -> None:
 def test_turns_are_short_while_a_flood_waits(loop: Loop) -> None:
     use = Account("net")
     loop.turns.must_wait(Client(loop, "", use))
-    loop.now += 2 * LATE_S
+    loop.now += 2 * REQUESTS_S
     for _ in range(70):
         Client(loop, "a", use, FLOOD_S / 4.1).ask()
     loop.next()
@@ -120,12 +120,12 @@ def test_turns_are_short_while_a_flood_waits(loop: Loop) -> None:
 def test_what_the_loop_does_besides_is_taken_from_the_share(loop: Loop) -> None:
     use = Account("net")
     loop.turns.must_wait(Client(loop, "", use))
-    loop.now += 2 * LATE_S
+    loop.now += 2 * REQUESTS_S
     Client(loop, "a", use).ask(100)
     loop.next()
     del loop.begun[:]
     begun = []
-    for besides_s in (0.0, SHARE_S / 2, SHARE_S, 2 * SHARE_S, 20 * SHARE_S, 0.0):
+    for besides_s in (0.0, REQUESTS_S / 2, REQUESTS_S, 2 * REQUESTS_S, 20 * REQUESTS_S, 0.0):
         loop.now += besides_s
         before = len(loop.begun)
         loop.next()
@@ -148,11 +148,11 @@ def test_input_that_is_no_request_takes_little_of_each_turn(loop: Loop) -> None:
 def test_input_that_is_no_request_delays_no_request(loop: Loop) -> None:
     Upload(loop, "part", Account("upload"), PARTS_S / 4).ask(100)
     # They would wait in a turn that is as late as this for parts.
-    Client(loop, "request", Account("reader"), SHARE_S / 10).ask(5)
+    Client(loop, "request", Account("reader"), REQUESTS_S / 10).ask(5)
     assert loop.begun[-5:] == ["request"] * 5
     loop.turns.must_wait(Client(loop, "", Account("net")))
-    loop.now += 2 * LATE_S
-    Client(loop, "waited", Account("other"), SHARE_S / 10).ask(5)
+    loop.now += 2 * REQUESTS_S
+    Client(loop, "waited", Account("other"), REQUESTS_S / 10).ask(5)
     loop.next()
     assert loop.begun[-10:].count("waited") == 5
     assert loop.begun[-1] == "part", "and the upload goes on in each turn"
@@ -160,7 +160,7 @@ def test_input_that_is_no_request_delays_no_request(loop: Loop) -> None:
 
 def test_a_client_that_asks_for_little_does_not_wait_behind_a_flood(loop: Loop) -> None:
     loop.turns.must_wait(Client(loop, "", Account("net")))
-    loop.now += 2 * LATE_S
+    loop.now += 2 * REQUESTS_S
     nets = [Account(f"flood {n}") for n in range(4)]
     for n in range(100):
         Client(loop, "flood", nets[n % 4]).ask(3)
@@ -173,7 +173,7 @@ def test_a_client_that_asks_for_little_does_not_wait_behind_a_flood(loop: Loop) 
     reader.ask()
     reader.ask()
     assert loop.begun == ["reader", "reader"], "the turn is not late, and nothing of this client waits"
-    loop.now += 2 * LATE_S
+    loop.now += 2 * REQUESTS_S
     reader.ask()
     loop.next()
     assert loop.begun[2] == "reader"
@@ -182,7 +182,7 @@ def test_a_client_that_asks_for_little_does_not_wait_behind_a_flood(loop: Loop) 
 def test_the_input_of_a_flood_waits_in_turns_that_are_not_late(loop: Loop) -> None:
     flood = Account("flood")
     loop.turns.must_wait(Client(loop, "", flood))
-    loop.now += 2 * LATE_S
+    loop.now += 2 * REQUESTS_S
     Client(loop, "first", flood).ask(100)
     loop.next()
     count = len(loop.begun)
@@ -192,7 +192,7 @@ def test_the_input_of_a_flood_waits_in_turns_that_are_not_late(loop: Loop) -> No
 
 def test_connections_of_no_net_are_clients_of_their_own(loop: Loop) -> None:
     loop.turns.must_wait(Client(loop, "", None))
-    loop.now += 2 * LATE_S
+    loop.now += 2 * REQUESTS_S
     Client(loop, "busy", None).ask(100)
     loop.next()
     Client(loop, "other", None).ask()
@@ -205,7 +205,7 @@ def test_a_failing_connection_ends_no_turn(loop: Loop, caplog: pytest.LogCapture
             raise RuntimeError
 
     loop.turns.must_wait(Client(loop, "", Account("net")))
-    loop.now += 2 * LATE_S
+    loop.now += 2 * REQUESTS_S
     Failing(loop, "failing", Account("failing")).ask()
     Client(loop, "other", Account("other")).ask()
     loop.next()

@@ -159,7 +159,7 @@ def test_a_delete_that_names_no_single_basin_is_of_each(store: TapeStore) -> Non
     assert is_doubted(store, FIRST)
 
 
-def test_an_acknowledgement_of_a_stream_created_again_is_seen_by_streams_that_sleep(store: TapeStore) -> None:
+def test_an_acknowledgement_of_a_stream_created_again_is_seen_by_sleeping_streams(store: TapeStore) -> None:
     acknowledge(store, OWN, 0)
     assert store.find(key(OWN)) is None
     assert is_doubted(store, FIRST)
