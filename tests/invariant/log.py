@@ -39,7 +39,7 @@ class Incarnation:
 
     def trim(self, upto: Position, now: float, *, hides_start: bool = False) -> None:
         """Remove from the origin everything before `upto`, which is the end of a record."""
-        self.trimmed += [record for record in self.stream._records if record.end <= upto]
+        self.trimmed += [record for record in self.stream.records if record.end <= upto]
         self.trims.append((now, upto))
         self.stream.trim(upto, hides_start=hides_start)
 
@@ -49,7 +49,7 @@ class Incarnation:
         if not self.trimmed:
             return self.stream
         whole = copy(self.stream)
-        whole._records, whole.retained_from, whole.hides_start = [*self.trimmed, *self.stream._records], ZERO, False
+        whole.records, whole.retained_from, whole.hides_start = [*self.trimmed, *self.stream.records], ZERO, False
         return whole
 
     def retained_at(self, at: float) -> Position:
