@@ -1,7 +1,7 @@
 """Concealed streams: a refusal that is like the 404 of a stream that is not there, in form and in time.
 
 Both answers are the gateway's own, so no field of the origin tells them apart.  A refusal costs the origin no request,
-so it is delayed: by a time that the origin has taken for a 404 of late.  A repeated read is refused at once for as long
+so it is delayed: by a time that the origin has lately needed for a 404.  A repeated read is refused at once for as long
 as the 404 of an absent stream would be repeated from memory.
 """
 

@@ -45,7 +45,7 @@ class Undecided(GatewayError):
     def __init__(self, question: Question | None = None, retry_in_s: float = 1.0) -> None:
         super().__init__()
         self.question = question
-        """What has to be asked first; None if it is too early to ask again."""
+        """The question to ask first; None if it is too early to ask again."""
         self._retry_in_s = retry_in_s
 
     @property

@@ -47,7 +47,7 @@ class Tenants:
         return f"<Tenants {len(self._usages)}>"
 
     def usage(self, issuer: str, tenant: str) -> Usage:
-        """The usage of a tenant, or the one that it shares with others."""
+        """The usage of a tenant; small tenants share one."""
         key = (issuer, tenant)
         if (found := self._usages.get(key)) is None:
             key = key if len(self._usages) < MOST_TENANTS else OTHERS

@@ -30,7 +30,7 @@ from gateway.engine.read import Read, Uncacheable
 from gateway.engine.relay import Relay
 from gateway.engine.relayed_request import PendingWrites
 from gateway.engine.response_heads import origin_error_answer
-from gateway.engine.route import Route, origin_names
+from gateway.engine.route import Route
 from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.writes import S2Writes
 from gateway.engine.sse import Sse, Subscription
@@ -54,7 +54,7 @@ from gateway.upstream.dialer import TlsReloader
 from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
 from gateway.upstream.keeping import Keeping
-from gateway.upstream.origin_pool import Credentials, Origins
+from gateway.upstream.origin_pool import Credentials, Origins, origin_names
 from gateway.upstream.slots import SlotLimits
 
 _log = logging.getLogger("gateway.origins")

@@ -29,7 +29,7 @@ from gateway.protocol.target import Target, check_path, unescaped_delimiters
 from gateway.upstream.breaker import RetryBudget, RouteRetries
 from gateway.upstream.call import Bounds, Source
 from gateway.upstream.flight import NotShareable
-from gateway.upstream.origin_pool import authority_of, route_url
+from gateway.upstream.origin_pool import authorities_of, origin_names, route_url
 from gateway.upstream.reply import Reply
 
 _log = logging.getLogger("gateway.sharing")
@@ -95,7 +95,7 @@ class Route:
         if config.is_bridged and config.bridging.basin:
             # The bridge finds the basin in the path; so do the keys of tapes.
             self._base_path += "/" + config.bridging.basin
-        self._authorities = _authorities(config)
+        self._authorities = authorities_of(config)
         self.authority = origin or self._authorities[0]
         """Scheme, host and port of the origin, or of the one that stands for all: the origin in a stream's `Group`."""
         self.sse_lifetime_s = config.sse_lifetime_s
@@ -361,33 +361,6 @@ class Route:
 def _is_personal(name: str) -> bool:
     """Whether the gateway itself reads nothing else from a header of this name than a credential."""
     return name in ("authorization", "cookie") or (name.startswith("x-") and not name.startswith("x-forwarded-"))
-
-
-def _authorities(config: RouteConfig) -> tuple[str, ...]:
-    """Scheme, host and port of every host to which the route's requests may be sent."""
-    return tuple(authority_of(url) for url in (*(one.url for one in config.members), *config.leaders))
-
-
-def origin_names(configs: Sequence[RouteConfig]) -> dict[str, str]:
-    """The origin name in the tape keys of each route, by the route's name.
-
-    Origins listed by one route serve the same streams, and so do the origins of two routes that have one in common.
-    The first of such a set, in the order of the configuration, stands for all of it.
-    """
-    stands: dict[str, str] = {}
-    for config in configs:
-        names = _authorities(config)
-        for other in names[1:]:
-            old, new = stands.get(other, other), stands.get(names[0], names[0])
-            first = min(old, new, key=lambda name: _rank(name, configs))
-            for name in (*stands, *names):
-                if stands.get(name, name) in (old, new):
-                    stands[name] = first
-    return {config.name: stands.get(names[0], names[0]) for config in configs if (names := _authorities(config))}
-
-
-def _rank(name: str, configs: Sequence[RouteConfig]) -> int:
-    return [one for config in configs for one in _authorities(config)].index(name)
 
 
 def _sharing(config: RouteConfig, origin: str) -> tuple[object, ...]:

@@ -160,7 +160,7 @@ class RequestParser:
         self._head_bytes = 0
         """Bytes of the names and values so far."""
         self._refusal = Mark.BROKEN
-        """What the parser says when it stops."""
+        """The reasons for which the parser stops."""
         self._pending_bytes = 0
         """Bytes received since the last event or change of state."""
         self._keeps_alive = True

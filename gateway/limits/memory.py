@@ -63,13 +63,13 @@ _OF_BODIES: Final = 0.5
 
 
 class Measures(NamedTuple):
-    """What to do now."""
+    """The measures to take now."""
 
     pressure: Pressure
     cache_share: float
     """The part of the configured cache budget that may be used, 0 to 1."""
     shed_bytes: int
-    """What clients should hold less."""
+    """The bytes that clients should hold less."""
 
 
 class MemoryGuard:

@@ -71,7 +71,7 @@ _BULK_BYTES = 1 << 13
 """Above this size a binary event is long-polled: a third of it is several times the size of two HTTP heads."""
 _LEAST_HELD = 1 << 20
 _EVENT_COST = 64
-"""Bytes held for an event besides its own: an origin may send many that are tiny or empty."""
+"""Bytes held for an event besides its own: an origin may send many tiny or empty events."""
 _NO_SSE = frozenset({400, 405, 406, 415, 501})
 
 

@@ -91,7 +91,7 @@ class LargeEvent:
 
 @dataclass(slots=True)
 class LiveStep:
-    """What a reader at one offset is sent next; no data means that there is nothing to send now."""
+    """The next bytes for a reader at one offset; no data means that there is nothing to send now."""
 
     data: bytes
     """Whole frames as one chunk of a chunked body."""

@@ -1,4 +1,4 @@
-"""What the origin's live replies say.  UpstreamBroken is raised for a reply that breaks the protocol."""
+"""The content of the origin's live replies.  UpstreamBroken is raised for a reply that breaks the protocol."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class DrainState(Protocol):
 
 
 class LiveContext(Protocol):
-    """What all subscribers of a process share."""
+    """The parts that all subscribers of a process share."""
 
     clock: Clock
     wheel: Wheel
@@ -110,7 +110,7 @@ class Subscriber:
         self.topic = topic
         self.at = at
         self.first: FirstTail | None = None
-        """The tail as its own request was told it, from the caller; None once it has started."""
+        """The tail that the origin named to its own request, from the caller; None once it has started."""
         self._said_up_to_date = False
         self.least_cursor = least_cursor
         """The least cursor that its frames may carry."""
@@ -138,7 +138,7 @@ class Subscriber:
         return (Holding(large.shared, len(large.data)),) if large is not None else NOTHING
 
     def live_counts(self) -> LiveCounts:
-        """What the read has come to."""
+        """The figures of the read so far."""
         wire, readers = self.wire, self.topic.readers_now
         return wire.live_first_byte_s, self.at, wire.live_bytes, len(readers) + (self not in readers)
 

@@ -6,8 +6,8 @@ nothing; it simply reads from the tape.  Frames are encoded once for all readers
 (`gateway.live.frames`), and readers that wait together share a cursor.
 
 `is_confirmed` means that the follower's live request is open and the origin has said on it that `position` is the tail.
-A reader may be told that it is up to date only then, or as it begins, if the origin has just named the tail to its own
-request.
+An answer may say that its reader is up to date only then, or as it begins, if the origin has just named the tail to its
+own request.
 
 A delivery round is the time from the arrival of bytes until every live reader of the stream has been handed them.  It
 starts with the first arrival after the previous round, because arrivals of one turn of the loop go out together.
@@ -229,7 +229,7 @@ class Topic:
             self.stream.saw_tail(Sighting(self.position, now, now + self.times.heard_s))
 
     def tail_named(self, tail: str, asked_at: float) -> None:
-        """Another request, sent at `asked_at`, was told the tail by the origin."""
+        """The origin has named the tail to another request, sent at `asked_at`."""
         if self.position is not None and self.stream.tape.resolve(self.position) == tail:
             self.heard(asked_at)
 
@@ -323,7 +323,7 @@ class Topic:
     # -- the readers' side
 
     def is_current(self, at: str) -> bool:
-        """Whether a reader that has everything before `at` may be told that it is up to date."""
+        """Whether an answer may say that a reader with everything before `at` is up to date."""
         tape = self.stream.tape
         return (
             self.is_confirmed
@@ -335,7 +335,7 @@ class Topic:
         )
 
     def step(self, at: str, said_up_to_date: bool, least_cursor: int, first: FirstTail | None = None) -> LiveStep:
-        """What a reader at `at` is sent next; `least_cursor` is the least cursor that its frames may carry.  `first` is
+        """The next step of a reader at `at`; `least_cursor` is the least cursor that its frames may carry.  `first` is
         the tail that the origin has named to a reader that begins now.
 
         While readers are pumped, a step with the shared cursor is left in `steps`.

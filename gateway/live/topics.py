@@ -170,7 +170,7 @@ class LiveTopics:
                 return
 
     def tail_named(self, stream: Stream, tail: str, asked_at: float) -> None:
-        """Another request, sent at `asked_at`, was told the stream's tail by the origin."""
+        """The origin has named the stream's tail to another request, sent at `asked_at`."""
         topic = self._topics.get(stream)
         if topic is not None:
             topic.tail_named(tail, asked_at)

@@ -19,9 +19,9 @@ import pyarrow as pa
 from pyspark.sql import functions as f
 
 from gateway.pipeline.bronze import classified
-from gateway.pipeline.lake import File, Lake, arrow_schema
+from gateway.pipeline.lake import File, Lake
 from gateway.pipeline.log_files import SPOOL
-from gateway.pipeline.parquet import WRITTEN, Reader
+from gateway.pipeline.parquet import WRITTEN, Reader, arrow_schema
 from gateway.pipeline.plain import Sorter
 from gateway.pipeline.silver import Prepared
 from gateway.pipeline.tables import BRONZE, REQUESTS

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import orjson
@@ -32,7 +32,7 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from gateway.aio.clock import SystemClock
 from gateway.pipeline.errors import PipelineFailed, brief, one_line
-from gateway.pipeline.parquet import WRITTEN, Reader, Writer, partition_values
+from gateway.pipeline.parquet import WRITTEN, Reader, Writer, arrow_schema, partition_values
 from gateway.pipeline.store import Store, settings_of
 from gateway.pipeline.tables import BRONZE, REQUESTS, Table
 
@@ -51,16 +51,6 @@ _CLEANED_AT: Final = 100
 """Each commit of so many removes expired ones from the log; it is one that also writes a checkpoint."""
 _MOST_READERS: Final = 64
 """Most tasks that read files of an object store."""
-_TYPES: Final = {
-    "bigint": pa.int64(),
-    "binary": pa.binary(),
-    "boolean": pa.bool_(),
-    "date": pa.date32(),
-    "double": pa.float64(),
-    "int": pa.int32(),
-    "string": pa.string(),
-    "timestamp": pa.timestamp("us", "UTC"),
-}
 
 
 class Conflict(PipelineFailed):
@@ -434,12 +424,6 @@ class Snapshot:
         return list(present)
 
 
-def arrow_schema(table: Table, columns: Sequence[str] | None = None) -> pa.Schema:
-    """The Arrow schema of these columns of a table, or of all."""
-    types = {column.name: column.type for column in table.columns}
-    return pa.schema([(name, _arrow_type(types[name])) for name in columns or types])
-
-
 def delta_schema(table: Table) -> Schema:
     """The Delta schema of a table.  Raises PipelineFailed for a type that Delta tables do not have."""
     fields = []
@@ -449,12 +433,3 @@ def delta_schema(table: Table) -> Schema:
         except Exception as error:  # of no class of its own
             raise PipelineFailed(f"{table.name}: column {name}: {one_line(error)}") from None
     return Schema(fields)
-
-
-def _arrow_type(type_: str) -> pa.DataType:
-    if (known := _TYPES.get(type_)) is not None:
-        return known
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import StructType
-
-    return to_arrow_schema(cast("StructType", StructType.fromDDL(f"x {type_}")), timezone="UTC").field(0).type

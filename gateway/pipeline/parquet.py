@@ -12,13 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gateway.pipeline.store import Store
+from gateway.pipeline.tables import Table
 
 _COMPRESSION: Final = "zstd"
 _BUFFER_BYTES: Final = 64 << 20
@@ -26,6 +27,17 @@ _BUFFER_BYTES: Final = 64 << 20
 
 WRITTEN: Final = "path string, size bigint, written_at bigint, rows bigint"
 """What a task says of the files it wrote."""
+
+_TYPES: Final = {
+    "bigint": pa.int64(),
+    "binary": pa.binary(),
+    "boolean": pa.bool_(),
+    "date": pa.date32(),
+    "double": pa.float64(),
+    "int": pa.int32(),
+    "string": pa.string(),
+    "timestamp": pa.timestamp("us", "UTC"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,3 +182,18 @@ def partition_values(path: str) -> dict[str, str]:
     """The partition values in a file's path, such as `{"day": "2026-09-24"}`."""
     parts = (part.partition("=") for part in path.split("/")[:-1])
     return {name: value for name, equals, value in parts if equals}
+
+
+def arrow_schema(table: Table, columns: Sequence[str] | None = None) -> pa.Schema:
+    """The Arrow schema of these columns of a table, or of all."""
+    types = {column.name: column.type for column in table.columns}
+    return pa.schema([(name, _arrow_type(types[name])) for name in columns or types])
+
+
+def _arrow_type(type_: str) -> pa.DataType:
+    if (known := _TYPES.get(type_)) is not None:
+        return known
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    return to_arrow_schema(cast("StructType", StructType.fromDDL(f"x {type_}")), timezone="UTC").field(0).type

@@ -26,8 +26,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from gateway.pipeline.gold.lines import known
-from gateway.pipeline.lake import Lake, arrow_schema
-from gateway.pipeline.parquet import WRITTEN
+from gateway.pipeline.lake import Lake
+from gateway.pipeline.parquet import WRITTEN, arrow_schema
 from gateway.pipeline.session import fit
 from gateway.pipeline.tables import READS, REQUESTS, SESSIONS
 from gateway.protocol.mode import Mode

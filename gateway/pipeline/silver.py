@@ -25,8 +25,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from gateway.pipeline.bronze import day_of, line_fields, parsed, time_of
-from gateway.pipeline.lake import File, Lake, Snapshot, arrow_schema
-from gateway.pipeline.parquet import WRITTEN, Reader, partition_values
+from gateway.pipeline.lake import File, Lake, Snapshot
+from gateway.pipeline.parquet import WRITTEN, Reader, arrow_schema, partition_values
 from gateway.pipeline.session import fit, persisted
 from gateway.pipeline.tables import LEFT_OUT, LINES, REQUESTS
 

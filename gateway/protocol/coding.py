@@ -38,7 +38,7 @@ _BY_NAME: Final = {coding.value: coding for coding in Coding}
 
 @dataclass(frozen=True, slots=True)
 class AcceptedCodings:
-    """What one client accepts of the codings offered to it."""
+    """The codings that one client accepts, of those offered to it."""
 
     best: Coding | None = None
     """The coding to use; None if the client accepts none or prefers identity."""

@@ -48,7 +48,7 @@ _LONGEST_DATE: Final = 64
 LONGEST_CACHE_CONTROL: Final = 4_096
 """Characters of a Cache-Control that are read."""
 _UNREAD: Final[CacheControl] = MappingProxyType({"no-store": None, "private": None, "no-transform": None})
-"""What a longer one counts as."""
+"""A longer one counts as this."""
 
 
 def parse_cache_control(values: str | None) -> CacheControl:
@@ -106,7 +106,7 @@ class Freshness(NamedTuple):
 
 
 def freshness_from_headers(headers: Mapping[str, str]) -> Freshness:
-    """What a reply's Cache-Control and Age allow a shared cache (RFC 9111 section 4.2, RFC 5861 section 3).
+    """The reuse that a reply's Cache-Control and Age allow a shared cache (RFC 9111 section 4.2, RFC 5861 section 3).
 
     Zero if the reply states no freshness: heuristics (RFC 9111 section 4.2.2) do not suit content that may change at
     any time.  `headers` is case-insensitive.
@@ -152,7 +152,7 @@ def stated_stale(directives: CacheControl) -> float:
 
 
 class Reuse(NamedTuple):
-    """What a reply's Cache-Control says of reusing its bytes."""
+    """The reuse of its bytes that a reply's Cache-Control allows."""
 
     lifetime_s: float
     """As `stated_lifetime`."""
@@ -164,7 +164,7 @@ class Reuse(NamedTuple):
 
 
 def stated_reuse(directives: CacheControl) -> Reuse:
-    """What these directives say of reusing a reply's bytes."""
+    """The reuse of a reply's bytes that these directives allow."""
     return Reuse(
         stated_lifetime(directives), stated_stale(directives), forbids_stale(directives), "no-transform" in directives
     )

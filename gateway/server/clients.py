@@ -175,10 +175,9 @@ class Clients:
         self.exact: Mapping[bytes, tuple[RememberedAnswer, Section]] = (
             remembered.exact if remembered is not None else {}
         )
-        """What `find` gives for requests that are sent again and again, byte for byte."""
+        """The findings of `find` for requests that are sent again and again, byte for byte."""
         self.find: Callable[[bytes], tuple[Known, Section] | None] | None = None
-        """What is known of requests with the meaning of these bytes, and their header section; None if all requests go
-        to the handler."""
+        """Finds the answer or join of requests with this meaning, and their section; None if all go to the handler."""
         self.refusals: Sized = ()
         """Streams of which the origin has refused some reader lately; mostly empty."""
         self.limits_hits = False

@@ -89,7 +89,7 @@ class Connect(Protocol):
 
 @dataclass(slots=True)
 class Acceptor:
-    """What all handshakes of one listener share."""
+    """The settings and counts that all handshakes of one listener share."""
 
     clients: Clients
     protocols: Mapping[str, Connect]

@@ -44,14 +44,14 @@ class SseHead:
 
 @dataclass(slots=True)
 class Join(Known):
-    """What a live request asks for."""
+    """The meaning of a live request."""
 
     read: Read
     mode: Mode
     origin: bytes | None
     """The web origin that the first request's answer names; each other one names its own.  None if they name none."""
     facts: CommonFacts | None = None
-    """What the requests' records have in common; None without an access log."""
+    """The facts that the requests' records have in common; None without an access log."""
     group: PollGroup | None = None
     """The clients that have sent such a request and wait."""
     sse_head: SseHead | None = None

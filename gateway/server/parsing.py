@@ -1,4 +1,4 @@
-"""What a request asks for: its target, mode, route and stream, and the read that may be shared.
+"""The meaning of a request: its target, mode, route and stream, and the read that may be shared.
 
 The bytes have been parsed already (`gateway.server.reading`); this is their meaning to the gateway.  Nothing is decided
 here about how the request is answered.
@@ -58,7 +58,7 @@ _MOST_REMEMBERED_CHARS: Final = 256
 
 
 class HeaderFacts:
-    """What one header section means to one request handler, computed once for all requests that share the section.
+    """The meaning of one header section to one request handler, computed once for all requests that share the section.
 
     None of it depends on the request line, so it is kept with the section (`gateway.http.request.Fields.facts`).
     """
@@ -101,7 +101,7 @@ class HeaderFacts:
         self.if_none_match = readable(joined(headers, "If-None-Match"))
 
     def for_route(self, route: Route) -> SharingFacts:
-        """What the section means to a route."""
+        """The meaning of the section to a route."""
         sharing = self._by_route.get(route)
         if sharing is None:
             sharing = self._by_route[route] = route.sharing_of(self._headers, self.nodes)
@@ -136,7 +136,7 @@ class HeaderFacts:
 
 @dataclass(slots=True)
 class ParsedRequest:
-    """What a request asks for, parsed.  Equal requests of one client share it."""
+    """A parsed request.  Equal requests of one client share it."""
 
     mode: Mode
     route: Route
@@ -202,7 +202,7 @@ class RequestParser:
         return f"<RequestParser remembers {len(self._parsed)} requests>"
 
     def parse(self, context: RequestContext) -> ParsedRequest:
-        """What the request asks for, and its route; the context has the mode and the route as soon as they are known.
+        """The meaning of the request, and its route; the context has the mode and the route as soon as they are known.
 
         Raises BadTarget and GatewayError.
         """
@@ -322,7 +322,7 @@ class RequestParser:
         return parsed
 
     def _facts(self, request: Request) -> HeaderFacts:
-        """What the request's header section means, computed at most once per section."""
+        """The meaning of the request's header section, computed at most once per section."""
         if request.head.fields.varied and self._has_decisive_numbers:
             return HeaderFacts(request.headers, self._node)
         known = request.head.fields.facts

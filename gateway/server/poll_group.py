@@ -38,7 +38,7 @@ Dress = Callable[[Route | None, str | None, CIMultiDict[str]], None]
 
 
 class Rendering:
-    """What all live answers of a process are rendered with."""
+    """The settings with which all live answers of a process are rendered."""
 
     __slots__ = ("access_log", "clock", "drain", "dress", "metrics", "node")
 
@@ -312,7 +312,7 @@ class PollGroup:
         rendered: Rendered | None,
         now: float,
     ) -> None:
-        """Record the end of all clients except the one that has a note."""
+        """Record the end of all clients except the first, if that has a note."""
         subscribers = self.subscribers
         if rendered is None:
             for channel, client in self._channels.items():

@@ -31,7 +31,7 @@ _MOST_PENDING: Final = 1 << 12
 _MOST_UNREAD: Final = 1 << 18
 """Unread bytes of a body at which reading pauses."""
 _EVENT_BYTES: Final = 1 << 10
-"""What a parsed event that waits is taken to hold."""
+"""Bytes that a parsed event counts for while it waits."""
 NO_EVENTS: Final[deque[Event]] = deque()
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.

@@ -105,7 +105,8 @@ class Relays:
             return
         # Before 100 Continue is sent: a body that is announced as too large need not be sent at all.
         body.check(request.head, self.limits)
-        # To delete a stream, the head is enough for an origin: what is not whole would be done, and taken for undone.
+        # To delete a stream, the head is enough for an origin: an incomplete request would be carried out, and counted
+        # as failed.
         is_delete = context.mode is _DELETE
         if is_expecting(request) and not body.unread_bytes:
             if not is_delete and not self._keeps_bodies(parsed.route):

@@ -111,7 +111,7 @@ class RememberedAnswer(Known):
         """The stream's edition when the body was read."""
         self.route = route
         self.repeated = repeated
-        """What the access log repeats for every hit; None without an access log."""
+        """The line that the access log repeats for every hit; None without an access log."""
         self.trust_s = trust_s
         self.tail = tail
         """The tail that the answer names; None if the answer does not depend on the tail."""

@@ -92,7 +92,7 @@ class Channel(Protocol):
 
     @property
     def use(self) -> Account | None:
-        """What the net of the connection uses; None if the connection belongs to no net."""
+        """The account of the connection's net; None if the connection belongs to no net."""
 
     @property
     def is_full(self) -> bool:

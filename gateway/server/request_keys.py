@@ -308,7 +308,8 @@ class Sections:
         return found
 
     def find(self, request: bytes) -> tuple[Known, Section] | None:
-        """What is known of requests with the meaning of this one, and its header section; None if nothing is."""
+        """The answer or join of requests with the meaning of this one, and its header section; None if there is
+        none."""
         if len(request) > MAX_REQUEST_BYTES:
             return None
         end = request.find(b"\r\n")

@@ -59,7 +59,7 @@ def metadata(routes: Sequence[Route], request: Request) -> tuple[CIMultiDict[str
 
 
 def _of_guard(guard: Guard) -> dict[str, Any] | None:
-    """What holds for all resources of a route; None if it has no rule for tokens."""
+    """The part that is the same for all resources of a route; None if it has no rule for tokens."""
     rules = [rule for rule in guard.rules if isinstance(rule, JwtRule)]
     if not rules:
         return None

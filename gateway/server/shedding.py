@@ -37,7 +37,7 @@ class Shedding:
         self._held: list[tuple[int, ClientConnection]] = []
         """The connections that held anything at the latest look."""
         self.held_bytes = 0
-        """What all connections together held then."""
+        """Bytes that all connections together held then."""
         self.shed: Counter[ShedReason] = Counter()
         """Dropped connections by reason."""
 

@@ -130,7 +130,7 @@ class TimedConnection(Handling, asyncio.Protocol):
         self._quiet_checks = NEVER
         """Checks since then; negative until the client has sent anything at all."""
         self._window: ReadingWindow | None = None
-        """What the client takes of what waits for it; None until bytes have waited."""
+        """The bytes that the client takes while others wait for it; None until bytes have waited."""
         self.cut_reason: CloseReason | None = None
         """Why this side cuts the connection, if it does."""
         self._shared_bytes = 0

@@ -129,7 +129,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         """Output that has not become records yet; None if there is none."""
         self._unwritten_bytes = 0
         self._finish: Callable[[], None] | None = None
-        """What is to be done once that output is passed down, if the protocol has ended or closed its side."""
+        """The call that is due once that output is passed down, if the protocol has ended or closed its side."""
 
     def __repr__(self) -> str:
         return f"<TlsTransport {self._state.value}{', paused' * self._is_paused}>"

@@ -38,7 +38,7 @@ from gateway.limits.queues import Flows
 _log = logging.getLogger("gateway.server")
 
 REQUESTS_S: Final = 0.0015
-"""A turn begins requests for this long.  For those that have waited, what the loop has done besides counts, too."""
+"""A turn begins requests for this long.  The other work of the loop counts against the time for waiting requests."""
 _FLOOD: Final = 64
 """Above this number of waiting requests they are a flood."""
 FLOOD_S: Final = 0.0005
@@ -46,9 +46,9 @@ FLOOD_S: Final = 0.0005
 PARTS_S: Final = 0.0001
 """Input that is no request is read for this long in each turn, after its first part."""
 _LEAST: Final = 0.25
-"""What they get at least, as a part of what the loop has done besides."""
+"""The least time for waiting requests, as a part of the time that the loop has spent besides."""
 _QUANTUM_S: Final = 0.0002
-"""What a client may use before another one's turn: about two requests."""
+"""The time that a client may use before another one's turn: about two requests."""
 
 
 class TurnTaker(Protocol):

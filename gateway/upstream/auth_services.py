@@ -58,7 +58,7 @@ _log = logging.getLogger("gateway.auth")
 
 
 class _Unusable(Exception):
-    """The reply of a service is of no use; the message is a few words for the operator."""
+    """The reply of a service cannot be used; the message is a few words for the operator."""
 
 
 class _Fetched(NamedTuple):

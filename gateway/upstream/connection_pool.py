@@ -9,7 +9,7 @@ used up; then another one is opened.
 Connections are retired by age, and when the origin's name no longer leads to their address.
 
 Idle connections hold no slots, but busy and idle ones together never exceed the number of slots: a new connection
-replaces the one that has been idle for longest.
+replaces the longest idle one.
 
 Only `acquire` waits, and no longer than `SlotLimits.wait_s`.
 """

@@ -226,7 +226,7 @@ class Exchange:
         return None
 
     async def _bounded(self, dial: Coroutine[None, None, T]) -> T:
-        """What `dial` makes within its own bound, and within that of the exchange."""
+        """The connection that `dial` makes within its own bound, and within that of the exchange."""
         bound = asyncio.timeout_at(self._by if self._by < inf else None)
         try:
             async with bound:

@@ -29,7 +29,7 @@ from gateway.upstream.upload import send_body
 
 
 class StreamOwner(Protocol):
-    """What a stream uses of its connection."""
+    """The part of its connection that a stream uses."""
 
     endpoint: Endpoint
     made_at: float

@@ -30,7 +30,7 @@ class Line(Protocol):
 
 
 class Carrier(Protocol):
-    """What carries one exchange: a connection of HTTP/1.1, or a stream of a connection of HTTP/2."""
+    """The carrier of one exchange: a connection of HTTP/1.1, or a stream of a connection of HTTP/2."""
 
     endpoint: Endpoint
     made_at: float

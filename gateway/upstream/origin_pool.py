@@ -314,3 +314,30 @@ class Origins:
 def authority_of(url: str) -> str:
     """Scheme, host and port of an origin's URL, without a default port."""
     return str(URL(url).origin())
+
+
+def authorities_of(config: RouteConfig) -> tuple[str, ...]:
+    """Scheme, host and port of every host to which the route's requests may be sent."""
+    return tuple(authority_of(url) for url in (*(one.url for one in config.members), *config.leaders))
+
+
+def origin_names(configs: Sequence[RouteConfig]) -> dict[str, str]:
+    """The origin name in the tape keys of each route, by the route's name.
+
+    Origins listed by one route serve the same streams, and so do the origins of two routes that have one in common.
+    The first of such a set, in the order of the configuration, stands for all of it.
+    """
+    stands: dict[str, str] = {}
+    for config in configs:
+        names = authorities_of(config)
+        for other in names[1:]:
+            old, new = stands.get(other, other), stands.get(names[0], names[0])
+            first = min(old, new, key=lambda name: _rank(name, configs))
+            for name in (*stands, *names):
+                if stands.get(name, name) in (old, new):
+                    stands[name] = first
+    return {config.name: stands.get(names[0], names[0]) for config in configs if (names := authorities_of(config))}
+
+
+def _rank(name: str, configs: Sequence[RouteConfig]) -> int:
+    return [one for config in configs for one in authorities_of(config)].index(name)

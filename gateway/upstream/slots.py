@@ -45,7 +45,7 @@ from gateway.upstream.failures import Delay, NoSlot, Refusal
 
 
 class Purpose(StrEnum):
-    """What a request to an origin is for."""
+    """The purpose of a request to an origin."""
 
     READ = "read"
     """A GET or HEAD without a body that is answered at once."""

@@ -22,8 +22,8 @@ from rich.table import Table as Shown
 from gateway.pipeline.aggregate import aggregate
 from gateway.pipeline.events import source_of
 from gateway.pipeline.ingest import bring_up, ingest
-from gateway.pipeline.lake import File, Lake, arrow_schema
-from gateway.pipeline.parquet import Writer
+from gateway.pipeline.lake import File, Lake
+from gateway.pipeline.parquet import Writer, arrow_schema
 from gateway.pipeline.session import open_session
 from gateway.pipeline.tables import BRONZE, REQUESTS, Table
 from gateway.pipeline.upkeep import optimize

@@ -243,6 +243,18 @@ class Receiving(Sending):
         else:
             self._open_stream(stream)
 
+    def _change_windows(self, value: int) -> bool:
+        """Change the initial window of streams, and the open ones' windows (RFC 9113 section 6.9.2); returns whether
+        all are in bounds."""
+        difference, self._first_window = value - self._first_window, value
+        for stream in self.streams.values():
+            stream.send_window += difference
+            if stream.send_window > frames.LARGEST_WINDOW:
+                return False
+            if stream.queue and stream.send_window > 0:
+                self._turns[stream] = None
+        return True
+
     def _is_shut(self, stream: Stream) -> bool:
         """Whether the stream's window stays closed because of unread bytes."""
         unread = stream.unread_bytes

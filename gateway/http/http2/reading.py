@@ -34,7 +34,7 @@ _SMALL: Final = 1_024
 """A piece of a body that is shorter (bytes) is joined with the piece that was read before it."""
 
 Head = TypeVar("Head")
-"""What a side makes of the head of a message: a request, or a reply."""
+"""The head of a message as a side understands it: a request, or a reply."""
 
 
 class Reading(Ending, Generic[Head]):
@@ -359,20 +359,12 @@ class Reading(Ending, Generic[Head]):
             ):
                 raise SessionError(ErrorCode.PROTOCOL_ERROR)
         self.peer_streams = settings.get(Setting.MAX_CONCURRENT_STREAMS, self.peer_streams)
-        if (window := settings.get(Setting.INITIAL_WINDOW_SIZE)) is not None:
-            # Once for each frame: each change goes over all streams.
-            self._change_windows(window)
+        window = settings.get(Setting.INITIAL_WINDOW_SIZE)
+        # Once for each frame: each change goes over all streams.
+        if window is not None and not self._change_windows(window):
+            raise SessionError(ErrorCode.FLOW_CONTROL_ERROR)
         self._write(frames.SETTINGS_ACK)
         self._events += map(StreamDrained, self.send_queued())
-
-    def _change_windows(self, value: int) -> None:
-        difference, self._first_window = value - self._first_window, value
-        for stream in self.streams.values():
-            stream.send_window += difference
-            if stream.send_window > frames.LARGEST_WINDOW:
-                raise SessionError(ErrorCode.FLOW_CONTROL_ERROR)
-            if stream.queue and stream.send_window > 0:
-                self._turns[stream] = None
 
     def _take_push(self, payload: bytes, flags: int, stream_id: int) -> None:
         raise SessionError(ErrorCode.PROTOCOL_ERROR)

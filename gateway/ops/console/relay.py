@@ -30,9 +30,9 @@ from yarl import URL
 
 from gateway import __version__
 from gateway.config.gateway import GatewayConfig
-from gateway.engine.route import origin_names
 from gateway.engine.s2.request import BASIN_HEADER
 from gateway.protocol import names
+from gateway.upstream.origin_pool import origin_names
 
 _TARGET: Final = r"/[!\"$-~]{0,8000}"
 """A path and a query, percent-encoded: printable ASCII without a space or a fragment."""

@@ -27,7 +27,8 @@ from gateway.pipeline.curve.sampling import SPACE, curve_of, parted, threshold
 from gateway.pipeline.curve.simulate import Missed, Read, play
 from gateway.pipeline.derived import CURVE_MARK
 from gateway.pipeline.errors import PipelineFailed
-from gateway.pipeline.lake import Lake, arrow_schema
+from gateway.pipeline.lake import Lake
+from gateway.pipeline.parquet import arrow_schema
 from gateway.tape.costs import ANSWER_SHARE, CODED_SHARE
 from gateway.tape.eviction import POLICIES
 

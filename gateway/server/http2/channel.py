@@ -55,7 +55,7 @@ def _split_response(response: bytes, body_bytes: int) -> tuple[bytes, tuple[byte
 
 
 class StreamConnection(Protocol):
-    """What a stream uses of its connection."""
+    """The part of its connection that a stream uses."""
 
     clients: Clients
     session: Session
@@ -114,9 +114,9 @@ class StreamChannel(Handling):
         self._body: RequestBody | None = None
         self._write_timer: WheelTimer | None = None
         self._sent_bytes = 0
-        """What of the stream had been sent at the last check for progress."""
+        """Bytes of the stream that had been sent at the last check for progress."""
         self._waiting_to = 0
-        """What of the stream will have been sent once the client has taken all that waited then."""
+        """Bytes of the stream that will have been sent once the client has taken all that waited then."""
         self._is_bodiless = False
         """Whether the answer has no body, whatever its head says (RFC 9110 section 6.4.1)."""
         self.cut_reason: CloseReason | None = None
@@ -128,7 +128,7 @@ class StreamChannel(Handling):
 
     @property
     def use(self) -> Account | None:
-        """What the net of the connection uses; None if the connection belongs to no net."""
+        """The account of the connection's net; None if the connection belongs to no net."""
         return self._connection.use
 
     @property

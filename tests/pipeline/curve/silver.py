@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from gateway.pipeline import tables
-from gateway.pipeline.lake import Lake, arrow_schema
+from gateway.pipeline.lake import Lake
+from gateway.pipeline.parquet import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,7 +19,7 @@ import pyarrow as pa
 from datasketches import hll_sketch, kll_doubles_sketch, tgt_hll_type
 
 from gateway.pipeline import tables
-from gateway.pipeline.lake import arrow_schema
+from gateway.pipeline.parquet import arrow_schema
 from gateway.pipeline.report.gather import Gold
 from gateway.pipeline.tables import Table
 
