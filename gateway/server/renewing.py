@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import Final, Protocol
 
-from gateway.aio.clock import Timer
+from gateway.aio.timers import NEVER
 from gateway.auth.forward import LEAST_LIVE_S, ForwardVerdict
 from gateway.auth.permissions import Action
 from gateway.auth.questions import Undecided
@@ -32,7 +32,7 @@ class Renewed(Protocol):
 class Renewing:
     """Has the verdict of one live read renewed until `stop_asking`."""
 
-    __slots__ = ("_ends_at", "_inquiry", "_net", "_path", "_read", "_rng", "_services", "_timer", "_waiting")
+    __slots__ = ("_ends_at", "_inquiry", "_net", "_path", "_read", "_rng", "_services", "_tick", "_waiting")
 
     def __init__(self, read: Renewed, renewal: Renewal, net: str, services: AuthServices, rng: random.Random) -> None:
         self._read: Renewed | None = read
@@ -41,24 +41,41 @@ class Renewing:
         self._services = services
         self._rng = rng
         self._waiting: WaitingRequest | None = None
-        self._ends_at = max(read.allowed.until, services.wall() + LEAST_LIVE_S)
+        self._tick = NEVER
+        self._ends_at = max(read.allowed.until, services.clock.wall() + LEAST_LIVE_S)
         """Unix seconds."""
-        self._timer: Timer
-        self._begin_wait()
+        self._await_renewal()
 
     def stop_asking(self) -> None:
         """The read has ended."""
         self._read = None
-        self._timer.cancel()
+        self._services.wheel.unlink(self, self._tick)
         if self._waiting is not None:
             self._waiting.leave_queue()
 
-    def _begin_wait(self) -> None:
+    def due(self) -> None:
+        """It is time to ask, or no answer has come in time."""
+        self._tick = NEVER
+        if self._waiting is not None or self._left_s <= 0:
+            self._end_read()
+        else:
+            self._ask()
+
+    @property
+    def _left_s(self) -> float:
+        return self._ends_at - self._services.clock.wall()
+
+    def _call_in(self, delay_s: float) -> None:
+        """Have `due` called after this time, and not before."""
+        wheel = self._services.wheel
+        wheel.unlink(self, self._tick)
+        self._tick = wheel.add(self, max(0.0, delay_s))
+
+    def _await_renewal(self) -> None:
         """Ask again in time for an answer, jittered, so that reads that began together do not ask together."""
-        left_s = max(0.0, self._ends_at - self._services.wall())
+        left_s = self._left_s
         most_early_s = min(left_s / 2, 2 * self._inquiry.rule.timeout_s)
-        early_s = self._rng.uniform(most_early_s / 2, most_early_s)
-        self._timer = self._services.clock.call_later(left_s - early_s, self._ask)
+        self._call_in(left_s - self._rng.uniform(most_early_s / 2, most_early_s))
 
     def _ask(self) -> None:
         known = self._services.find_verdict(self._inquiry)
@@ -70,17 +87,18 @@ class Renewing:
         except Undecided:
             self._try_again()
         else:
-            # No answer may come in time.
-            self._timer = self._services.clock.call_later(self._ends_at - self._services.wall(), self._end_read)
+            self._call_in(self._left_s)
 
     def _heard(self) -> None:
         waiting, self._waiting = self._waiting, None
-        self._timer.cancel()
         heard = waiting.heard if waiting is not None else None
         if heard is None or heard.verdict is None:
             self._try_again()
         else:
             self._decide(heard.verdict)
+
+    def _try_again(self) -> None:
+        self._call_in(min(self._left_s, _AGAIN_S))
 
     def _decide(self, verdict: ForwardVerdict) -> None:
         read, principal = self._read, verdict.principal
@@ -88,18 +106,11 @@ class Renewing:
             return
         verdicts = self._services.verdicts
         if principal is None or not principal.allows(Action.READ, self._path) or verdicts.is_revoked(principal):
-            read.revoke()
+            self._end_read()
             return
         read.allowed = verdicts.allow(principal, read.allowed.renewal)
         self._ends_at = verdict.live_until
-        self._begin_wait()
-
-    def _try_again(self) -> None:
-        left_s = self._ends_at - self._services.wall()
-        if left_s <= 0:
-            self._end_read()
-        else:
-            self._timer = self._services.clock.call_later(min(left_s, _AGAIN_S), self._ask)
+        self._await_renewal()
 
     def _end_read(self) -> None:
         if self._read is not None:

@@ -24,6 +24,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.aio.clock import DETACHED, Clock, Timer, wait_until
 from gateway.aio.tasks import Tasks
+from gateway.aio.timers import Wheel
 from gateway.auth.forward import BadVerdict, ForwardRule, ForwardVerdict, Inquiry, read_verdict
 from gateway.auth.key_sets import DEFAULT_LIFETIME_S, KeySet
 from gateway.auth.questions import Heard, KeySource, Question, Undecided
@@ -140,6 +141,8 @@ class AuthServices:
         slots = -(-4 * most_requests // 3)
         self._exchanges = Exchanges(SlotLimits(slots, slots, MOST_WAITING, _MOST_S))
         self._tasks = Tasks()
+        self.wheel = Wheel(clock)
+        """Deadlines of live reads that services have allowed."""
         self._asking: dict[Question, _Asking] = {}
         self._waiting: Counter[str] = Counter()
         """Waiting requests by client network."""
@@ -177,10 +180,6 @@ class AuthServices:
             timer.cancel()
         await self._tasks.close()
         await self._exchanges.close()
-
-    def wall(self) -> float:
-        """The time in Unix seconds."""
-        return self.clock.wall()
 
     def find_verdict(self, inquiry: Inquiry) -> ForwardVerdict | None:
         """A service's verdict, if one is kept and valid."""
