@@ -250,16 +250,21 @@ async def test_a_live_read_lasts_while_the_service_renews_its_verdict(
             wire.reset()
     elif end == "refused":
         service.decide, service.status = None, "403 Forbidden"
-        edge.clock.advance(20)
+        edge.clock.advance(15)
         await service.count(asked + 3)
+        # The verdict would be valid for another 5 s.
+        await eventually(lambda: "0 questions, 0 waiting" in repr(services))
+        edge.clock.advance(0.5)
     else:
         service.decide, service.status = None, "500 Internal Server Error"
         edge.clock.advance(14)
         await eventually(lambda: "0 questions, 0 waiting" in repr(services))
         assert len(verdicts.live) == 2
+        edge.clock.advance(6.5)
+        await eventually(lambda: "0 questions, 0 waiting" in repr(services))
+        edge.clock.advance(0.5)
     if end != "renewed":
-        async with edge.time_passing(0.2):
-            await eventually(lambda: not verdicts.live)
+        await eventually(lambda: not verdicts.live)
         for wire in wires:
             # A relayed one is dropped, because its end would be the origin's.
             with nullcontext() if cache else suppress(Dropped):
