@@ -17,20 +17,21 @@ wait for it and teaches nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
 
 from gateway.aio.clock import Clock
 from gateway.engine.manner import Manner
 from gateway.engine.route import Route
+from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.http.reply_lines import FieldLine, ReplyShape
 from gateway.protocol.etag import stream_identity
 from gateway.protocol.forwarded_headers import Headers, response_headers_for_client
 from gateway.protocol.freshness import Lifetime, freshness_from_headers, lifetime_from_headers, lifetime_here
 from gateway.protocol.names import DEFAULT_TYPE, NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
-from gateway.protocol.sharing import Ground, Group
+from gateway.protocol.sharing import Ground
 from gateway.protocol.stream_version import Version
 from gateway.tape.confirmed import Sighting
 from gateway.tape.store import TapeStore
@@ -215,15 +216,12 @@ class Applied(NamedTuple):
 
 
 class ReplyRecorder:
-    """Applies what replies say to their streams.  Has no state of its own.
+    """Applies what replies say to their streams.  Has no state of its own."""
 
-    `is_written` tells whether a write to a path is under way.
-    """
-
-    def __init__(self, store: TapeStore, clock: Clock, is_written: Callable[[Group], bool]) -> None:
+    def __init__(self, store: TapeStore, clock: Clock, writes: Writes) -> None:
         self._store = store
         self._clock = clock
-        self._is_written = is_written
+        self._writes = writes
 
     def apply(self, fetch: SentFetch, meaning: Learned | Personal | NotShareable | OriginError) -> Applied:
         """Record what a reply says of the stream.  A flight that was overtaken teaches nothing; only its type is
@@ -294,7 +292,7 @@ class ReplyRecorder:
             stream.caching.record(manner.cache_control, manner.reuse, up_to_date=up_to_date)
         elif not _may_be_of_predecessor(stream, facts):
             stream.record_head(headers, lifetime)
-        if is_beyond and not self._is_written(stream.key.group):
+        if is_beyond and not self._writes.is_under_way(stream.key.group):
             stream.beyond.record(start)
         self._store.weigh(stream)
 

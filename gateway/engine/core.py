@@ -139,7 +139,7 @@ class Engine:
         self._incarnations = Incarnations(self.store, self.negative_cache, self._cold_read_limit, self.live, clock)
         self._reads = LiveReads(self.fetches, confirming, self.live, clock, rng, self.drain, limits.max_reply_bytes)
         # Bytes that wake waiting clients are new and mostly small: code them only if that needs no waiting.
-        self._polls = LongPoll(self._reads, self._catch_up, self._incarnations, self.tasks, wheel, self.coder.code_now)
+        self._polls = LongPoll(self._reads, self._catch_up, self._incarnations, self.tasks, wheel, self.coder)
         self.sse = Sse(self._reads, self._incarnations, self.tasks, wheel)
         """Opens SSE reads; a recognised one begins there."""
         self.s2 = S2Reads(

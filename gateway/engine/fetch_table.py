@@ -76,7 +76,7 @@ class FetchTable:
         self.inflow = bodies.inflow
         self._flights: Collapse[tuple[Stream, str], Flight] = Collapse()
         self._under_way: set[Fetch] = set()
-        recorder = ReplyRecorder(store, clock, writes.is_under_way)
+        recorder = ReplyRecorder(store, clock, writes)
         self._work = FetchWork(
             upstream,
             store,

@@ -19,7 +19,7 @@ from gateway.engine.read import Read, StreamEnded, Uncacheable
 from gateway.engine.route import Route
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
 from gateway.live.drain import Drain
-from gateway.live.topic import LiveTimes, OriginAccess, Topic
+from gateway.live.topic import LiveTimes, Topic
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.forwarded_headers import Headers
@@ -145,31 +145,11 @@ class LiveReads:
             raise Uncacheable(existing.not_shareable)
         topic = self.live.attach(
             stream,
-            OriginAccess(
-                source,
-                lambda at: self.fetches.fresh_head(stream, METADATA if at is None else at, route, source),
-                lambda topic, at: self.fill(route, source, topic, at),
-                lambda status, headers: self._why_alone(route, stream, status, headers),
-                lambda why: route.judge_live(stream.key, why),
-            ),
+            _ReaderAccess(self, route, source, stream),
             LiveTimes(config.sse_lifetime_s, config.heartbeat_s, config.live_linger_s, route.heard_s),
         )
         topic.cursors.note(read.cursor, self.clock.wall())
         return topic
-
-    def _why_alone(self, route: Route, stream: Stream, status: int, headers: Headers) -> NotShareable | None:
-        """Why a live reply may not be shared; None if it may."""
-        if status >= 400:
-            why = route.why_refusal_alone(status, headers)
-            if why is not None:
-                route.notice(Ground.VARY, headers)
-            return why
-        if headers.get("Content-Encoding", "identity").lower() != "identity":
-            return ENCODED
-        why = route.why_alone(headers, is_stored=False)
-        if why is None and route.varies_by_origin(headers):
-            self.live.vary_by_origin(stream)
-        return why
 
     async def fill(self, route: Route, source: Source, topic: Topic, at: str) -> bool:
         """Fetch the bytes after `at` if the follower will not bring them; return whether that changed anything.
@@ -244,6 +224,48 @@ class LiveReads:
         if not tape.knows_after(at) or stream.is_confirmation_due(read.start, now, trust_s, read.max_age_s):
             return False
         return tape.read(at, self.max_reply_bytes).size <= _LITTLE_BYTES
+
+
+class _ReaderAccess:
+    """How a topic reaches its origin; a `gateway.live.topic.OriginAccess`."""
+
+    __slots__ = ("_reads", "_route", "_stream", "source")
+
+    def __init__(self, reads: LiveReads, route: Route, source: Source, stream: Stream) -> None:
+        self._reads = reads
+        self._route = route
+        self._stream = stream
+        self.source = source
+        """The stream at its origin."""
+
+    async def fetch(self, at: str | None) -> Head:
+        """Read the offset, or the metadata alone, at the origin; the bytes are on the tape when it returns."""
+        start = METADATA if at is None else at
+        return await self._reads.fetches.fresh_head(self._stream, start, self._route, self.source)
+
+    async def fill(self, topic: Topic, at: str) -> bool:
+        """Fetch the bytes after an offset of the topic if the follower will not bring them; return whether that changed
+        anything."""
+        return await self._reads.fill(self._route, self.source, topic, at)
+
+    def why_alone(self, status: int, headers: Headers) -> NotShareable | None:
+        """Why a live answer of the origin may not be shared; None if it may."""
+        route = self._route
+        if status >= 400:
+            why = route.why_refusal_alone(status, headers)
+            if why is not None:
+                route.notice(Ground.VARY, headers)
+            return why
+        if headers.get("Content-Encoding", "identity").lower() != "identity":
+            return ENCODED
+        why = route.why_alone(headers, is_stored=False)
+        if why is None and route.varies_by_origin(headers):
+            self._reads.live.vary_by_origin(self._stream)
+        return why
+
+    def record_verdict(self, why: NotShareable | None) -> None:
+        """Record why the origin's live answers may not be shared; None once one has proved to be shareable."""
+        self._route.judge_live(self._stream.key, why)
 
 
 class _Opening:

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from gateway.aio.tasks import Tasks
 from gateway.aio.timers import Wheel
 from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.engine.catchup import CatchUp
+from gateway.engine.coder import Coder
 from gateway.engine.incarnations import Incarnations
 from gateway.engine.live_read import TOO_LARGE, LiveReads
 from gateway.engine.long_poll_waiter import PollClient, Waiter, WaitingPoll
@@ -35,10 +34,7 @@ from gateway.upstream.flight import Beyond, Head, OriginError, StreamHead
 
 
 class LongPoll:
-    """Answers long-polls.  Keeps no state of its own; also the context that all waiters of the process share.
-
-    `code_now` applies a content coding to an answer.
-    """
+    """Answers long-polls.  Keeps no state of its own; also the context that all waiters of the process share."""
 
     def __init__(
         self,
@@ -47,12 +43,12 @@ class LongPoll:
         incarnations: Incarnations,
         tasks: Tasks,
         wheel: Wheel,
-        code_now: Callable[[Read, Answer], Answer],
+        coder: Coder,
     ) -> None:
         self.clock = reads.clock
         self.tasks = tasks
         self.wheel = wheel
-        self.code_now = code_now
+        self.coder = coder
         self._reads = reads
         self._polled_read = Progress(START, START, FIRST, 0.0, is_live=True, has_joined=True)
         """The progress of the read that is looked at now.  Thousands may be in one turn of the loop, and each is looked

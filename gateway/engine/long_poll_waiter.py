@@ -8,7 +8,7 @@ Waiters that are woken by one event and whose answers cannot differ share the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Hashable, Iterable
+from collections.abc import Coroutine, Hashable, Iterable
 from typing import NamedTuple, Protocol
 
 from gateway.aio.clock import Clock
@@ -16,6 +16,7 @@ from gateway.aio.tasks import Tasks
 from gateway.aio.timers import TICK_S, Wheel
 from gateway.engine.answer import Answer
 from gateway.engine.classifier import BEYOND_TAIL
+from gateway.engine.coder import Coder
 from gateway.engine.live_read import TOO_LARGE
 from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import failure_answer, origin_error_answer
@@ -87,7 +88,7 @@ class Polls(Protocol):
     clock: Clock
     tasks: Tasks
     wheel: Wheel
-    code_now: Callable[[Read, Answer], Answer]
+    coder: Coder
 
     def wait(self, waiting: WaitingPoll, client: PollClient) -> Waiter:
         """A waiter, not yet started."""
@@ -417,7 +418,7 @@ class Waiter:
 
     def _finish(self, answer: Answer) -> Rendered:
         waiting = self._waiting
-        rendered = self._client.render(waiting.polls.code_now(waiting.read, answer))
+        rendered = self._client.render(waiting.polls.coder.code_now(waiting.read, answer))
         self._leave()
         self._count(rendered)
         self._client.send_rendered(rendered)

@@ -390,15 +390,15 @@ class Follower:
 
     def _judge_sharing(self, reply: Reply) -> None:
         """Stop following if the origin's live answers may not be shared: live readers are then relayed."""
-        why = self._topic.access.judge(reply.status, reply.headers)
+        why = self._topic.access.why_alone(reply.status, reply.headers)
         if why is not None:
             self._stop_sharing(why)
         if reply.status in (200, 204):
-            self._topic.access.judged(None)
+            self._topic.access.record_verdict(None)
 
     def _stop_sharing(self, why: NotShareable) -> NoReturn:
         self._topic.not_shareable = why
-        self._topic.access.judged(why)
+        self._topic.access.record_verdict(why)
         self._counted_failure = UpstreamBroken()
         raise self._counted_failure
 

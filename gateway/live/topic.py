@@ -24,9 +24,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
 
 from gateway.aio.clock import DETACHED
 from gateway.aio.signal import Signal
@@ -117,28 +116,29 @@ class DeliveryTimes:
             self._metrics.delivered(readers, self._now() - arrived_at, self._route)
 
 
-Fetch = Callable[[str | None], Awaitable[Head]]
-"""Reads an offset, or the metadata alone, at the origin; the bytes are on the tape when it returns."""
-
-Fill = Callable[["Topic", str], Awaitable[bool]]
-"""Fetches the bytes after an offset of the topic if the follower will not bring them; returns whether that changed
-anything."""
-
 BEATS: Final = 16
 """A topic's one timer beats this often per heartbeat interval, so that its readers need no timers."""
 
 
-@dataclass(frozen=True, slots=True)
-class OriginAccess:
+class OriginAccess(Protocol):
     """How a topic reaches its origin: with the requests of its first reader."""
 
-    source: Source
-    fetch: Fetch
-    fill: Fill
-    judge: Callable[[int, Headers], NotShareable | None]
-    """Why a live answer of the origin, by its status and headers, may not be shared; None if it may."""
-    judged: Callable[[NotShareable | None], object]
-    """Called with why the origin's live answers may not be shared, or None once one has proved to be shareable."""
+    @property
+    def source(self) -> Source:
+        """The stream at its origin."""
+
+    async def fetch(self, at: str | None) -> Head:
+        """Read the offset, or the metadata alone, at the origin; the bytes are on the tape when it returns."""
+
+    async def fill(self, topic: Topic, at: str) -> bool:
+        """Fetch the bytes after an offset of the topic if the follower will not bring them; return whether that changed
+        anything."""
+
+    def why_alone(self, status: int, headers: Headers) -> NotShareable | None:
+        """Why a live answer of the origin may not be shared; None if it may."""
+
+    def record_verdict(self, why: NotShareable | None) -> None:
+        """Record why the origin's live answers may not be shared; None once one has proved to be shareable."""
 
 
 class LiveTimes(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import pytest
 from multidict import CIMultiDict
@@ -21,9 +21,11 @@ from gateway.engine.classifier import (
     classify,
 )
 from gateway.engine.route import Route
+from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.names import START
+from gateway.protocol.sharing import Group
 from gateway.protocol.target import parse_target
 from gateway.tape.eviction import POLICIES
 from gateway.tape.store import TapeStore
@@ -67,7 +69,7 @@ class World:
         config = GatewayConfig.for_origin("http://origin.test", credentials=credentials)
         self.route = Route(config.routes[0], "edge", self.clock)
         self.store = TapeStore(1 << 20, POLICIES["s3-fifo"](), map(str, count()).__next__, NoMetrics())
-        self.recorder = ReplyRecorder(self.store, self.clock, lambda group: False)
+        self.recorder = ReplyRecorder(self.store, self.clock, cast(Writes, self))
         target = parse_target("/s")
         headers: CIMultiDict[str] = CIMultiDict()
         self.source = self.route.source(target, self.route.source_headers(headers))
@@ -75,6 +77,10 @@ class World:
         self.stream = self.store.open(self.key, self.clock.now())
         self.hear(self.sent(START))
         self.store.store(self.stream, START, "4", [b"abcd"], self.clock.now())
+
+    def is_under_way(self, group: Group) -> bool:
+        """Whether a write to the path is under way; none is."""
+        return False
 
     def sent(self, start: str) -> Sent:
         return Sent(self, start)

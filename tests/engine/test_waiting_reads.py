@@ -260,6 +260,10 @@ class PollsOf:
         self.wheel = SimpleNamespace(add=lambda *_: 0, unlink=lambda *_: None)
         self.reader_left = lambda topic: None
 
+    @property
+    def coder(self) -> PollsOf:
+        return self
+
     def code_now(self, read: Read, answer: object) -> object:
         return answer
 
