@@ -14,14 +14,11 @@ brings them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Final
 
-from gateway.aio.clock import Clock
 from gateway.engine.answer import Answer, BodyRun, NamedTail
-from gateway.engine.confirming import Confirming, Patience
-from gateway.engine.fetch_table import FetchTable
 from gateway.engine.first_read import SMALL_BYTES, FirstRead, is_awaited
+from gateway.engine.live_read import LiveReads
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.response_heads import (
     Said,
@@ -34,7 +31,6 @@ from gateway.engine.response_heads import (
 )
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.topic import Topic
-from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.names import NOW, is_before
 from gateway.tape.decide import (
@@ -79,23 +75,14 @@ _FOLLOWER_PATIENCE_S = 1.0
 class CatchUp:
     """Answers catch-up reads.  Keeps no state of its own."""
 
-    def __init__(
-        self,
-        fetches: FetchTable,
-        confirming: Confirming,
-        live: LiveTopics,
-        clock: Clock,
-        max_reply_bytes: int,
-        follow: Callable[[Read, Stream], None],
-    ) -> None:
-        self.fetches = fetches
-        self._patience = Patience(fetches, clock)
-        self.confirming = confirming
-        self.live = live
-        self.clock = clock
-        self.max_reply_bytes = max_reply_bytes
-        self.follow = follow
-        """Starts following a stream whose tail is requested often."""
+    def __init__(self, reads: LiveReads) -> None:
+        self.fetches = reads.fetches
+        self._patience = reads.patience
+        self.confirming = reads.confirming
+        self.live = reads.live
+        self.clock = reads.clock
+        self.max_reply_bytes = reads.max_reply_bytes
+        self.follow_often_read = reads.follow_often_read
 
     async def answer(self, read: Read, stream: Stream) -> Answer:
         """Answer the read; the caller must call `Answer.close`.
@@ -135,7 +122,7 @@ class _Attempt(FirstRead):
         "_clock",
         "_confirming",
         "_fetches",
-        "_follow",
+        "_follow_often_read",
         "_has_joined",
         "_limit",
         "_live",
@@ -147,7 +134,7 @@ class _Attempt(FirstRead):
     def __init__(self, owner: CatchUp, read: Read, stream: Stream, start: str | None = None) -> None:
         super().__init__(stream)
         self._fetches, self._confirming, self._live = owner.fetches, owner.confirming, owner.live
-        self._clock, self._limit, self._follow = owner.clock, owner.max_reply_bytes, owner.follow
+        self._clock, self._limit, self._follow_often_read = owner.clock, owner.max_reply_bytes, owner.follow_often_read
         self._read = read
         route, start = read.route, start or read.start
         self._progress = Progress(
@@ -237,7 +224,7 @@ class _Attempt(FirstRead):
         # Readers that share one fetch cost the origin a single request.
         is_shared = any(self._fetches.pending(stream, start) for start in {step.at, NOW})
         if per_s and not is_shared and stream.count_tail_read(self._clock.now(), per_s):
-            self._follow(read, stream)
+            self._follow_often_read(read, stream)
         await self._live.until_connected(stream)
         return None
 

@@ -19,7 +19,7 @@ from gateway.engine.cold_read_limit import ColdReadLimit
 from gateway.engine.confirming import Confirming
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.first_read import FirstRead
-from gateway.engine.hit_for_miss import ANY_LIVE, HEAD
+from gateway.engine.hit_for_miss import HEAD
 from gateway.engine.incarnations import Incarnations, is_kept, is_known_kept
 from gateway.engine.live_read import LiveReads
 from gateway.engine.long_poll import LongPoll
@@ -134,10 +134,10 @@ class Engine:
         self.relay = Relay(upstream, self.store, self.writes, clock, metrics)
         self.purge = Purge(self.store, self.live)
         confirming = Confirming(self.fetches, clock)
-        self._catch_up = CatchUp(self.fetches, confirming, self.live, clock, limits.max_reply_bytes, self._follow)
         wheel = Wheel(clock)
         self._incarnations = Incarnations(self.store, self.negative_cache, self._cold_read_limit, self.live, clock)
         self._reads = LiveReads(self.fetches, confirming, self.live, clock, rng, self.drain, limits.max_reply_bytes)
+        self._catch_up = CatchUp(self._reads)
         # Bytes that wake waiting clients are new and mostly small: code them only if that needs no waiting.
         self._polls = LongPoll(self._reads, self._catch_up, self._incarnations, self.tasks, wheel, self.coder)
         self.sse = Sse(self._reads, self._incarnations, self.tasks, wheel)
@@ -226,19 +226,6 @@ class Engine:
             return None
         finally:
             self.store.release(stream)
-
-    def _follow(self, read: Read, stream: Stream) -> None:
-        """Follow the stream if it can be shared: its tail is requested too often to ask the origin each time."""
-        existing = self.live.find_topic(stream)
-        if self.drain.is_set or (existing is not None and existing.not_shareable is not None):
-            return
-        if read.route.unshared.reason(read.key, ANY_LIVE) is not None:
-            return
-        topic = self._reads.attach(read, stream)
-        try:
-            self.live.heat(topic, read.route.config.follow_above_per_s)
-        finally:
-            self._reads.reader_left(topic)
 
     def wait_at_once(self, read: Read) -> WaitingPoll | None:
         """The place of a long-poll that can wait, or be answered from the tape, without asking the origin; the caller

@@ -15,6 +15,7 @@ from gateway.aio.clock import Clock
 from gateway.engine.classifier import is_outdated
 from gateway.engine.confirming import Confirming, Patience
 from gateway.engine.fetch_table import FetchTable
+from gateway.engine.hit_for_miss import ANY_LIVE
 from gateway.engine.read import Read, StreamEnded, Uncacheable
 from gateway.engine.route import Route
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
@@ -186,6 +187,19 @@ class LiveReads:
             raise TailMovedBack
         if stream.ended is not None:
             raise StreamEnded(OriginError.of_ended(stream.ended.status))
+
+    def follow_often_read(self, read: Read, stream: Stream) -> None:
+        """Follow the stream if it can be shared: its tail is requested too often to ask the origin each time."""
+        existing = self.live.find_topic(stream)
+        if self.drain.is_set or (existing is not None and existing.not_shareable is not None):
+            return
+        if read.route.unshared.reason(read.key, ANY_LIVE) is not None:
+            return
+        topic = self.attach(read, stream)
+        try:
+            self.live.heat(topic, read.route.config.follow_above_per_s)
+        finally:
+            self.reader_left(topic)
 
     def cursor(self, read: Read, stream: Stream) -> str:
         """The cursor for a reader: the same for all that wait together, so that they return with one shared request."""
