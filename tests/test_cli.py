@@ -592,7 +592,10 @@ def test_dev_with_rules_prints_tokens_and_lines_that_work_when_pasted(start: Sta
     words = shlex.split(why.replace("$READER", tokens["READER"]))[1:]
     status, out, _ = run_here(*words)
     assert (status, "principal: reader" in out, "granted by: read /**" in out) == (0, True, True)
-    assert command.told(signal.SIGINT) == (0, "", "")
+    status, out, errors = command.told(signal.SIGINT)
+    assert (status, out) == (0, "")
+    refusals = [line.partition(" gateway.audit: ")[2] for line in errors.splitlines()]
+    assert [line.partition(" by ")[0] for line in refusals] == ["GET /demo", "POST /demo"]
     assert not Path(words[1]).exists()
 
 
