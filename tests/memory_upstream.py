@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import GatewayError
-from gateway.http.reply import Head
+from gateway.http.reply_lines import Head
 from gateway.upstream.asking import Requester, answer_to
 from gateway.upstream.call import Body, Bounds, OriginCall
 from gateway.upstream.failures import ConnectionLost

@@ -22,7 +22,7 @@ from gateway.aio.timers import Deadline
 from gateway.bridge.content import Content, Page
 from gateway.bridge.names import offset_at, parse_offset
 from gateway.bridge.origin import Call
-from gateway.http.reply import Head
+from gateway.http.reply_lines import Head
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.names import START, STREAM_CLOSED, STREAM_NEXT_OFFSET, STREAM_UP_TO_DATE
 from gateway.s2.errors import Other, parse_error

@@ -33,15 +33,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from multidict import CIMultiDict, CIMultiDictProxy, istr
 
 from gateway.http.framing import TRANSITIONS, Framing, InterimRate, State, Step, whole_chunks
-from gateway.http.reply_lines import (
-    NAMES,
-    FieldLine,
-    ReplyShape,
-    keeps_alive,
-    read_lines,
-    status_line_of,
-    together,
-)
+from gateway.http.reply_lines import NAMES, FieldLine, Head, ReplyShape, keeps_alive, read_lines, status_line_of
 
 MOST_LINE_BYTES: Final = 16_384
 """Bytes of a status line, or of a field's name and value together."""
@@ -83,48 +75,6 @@ class Interim(NamedTuple):
     status: int
     """100, or 102 to 199."""
     headers: CIMultiDictProxy[str]
-
-
-class Head:
-    """The head of a final reply.  Immutable."""
-
-    __slots__ = ("_headers", "content_length", "is_delimited", "own", "reason", "shape", "status")
-
-    def __init__(
-        self,
-        status: int,
-        reason: str,
-        headers: CIMultiDictProxy[str] | None,
-        content_length: int | None,
-        is_delimited: bool,
-        shape: ReplyShape | None = None,
-        own: Sequence[FieldLine] = (),
-    ) -> None:
-        """`headers` may be None if there is a shape."""
-        self.status = status
-        """200 to 999."""
-        self.reason = reason
-        self._headers = headers
-        self.content_length = content_length
-        """The announced length, even if there is no body (HEAD, 304); None if the reply announces none."""
-        self.is_delimited = is_delimited
-        """Whether the end of the body can be told from a lost connection (RFC 9112 section 6.3, all cases but the
-        last)."""
-        self.shape = shape
-        """The lines that it has in common with others; None if it was not read line by line."""
-        self.own = own
-        """The other lines."""
-
-    @property
-    def headers(self) -> CIMultiDictProxy[str]:
-        """All fields.  Made at the first look, because most relayed replies need only their lines."""
-        if self._headers is None:
-            assert self.shape is not None
-            self._headers = CIMultiDictProxy(together(self.shape, self.own))
-        return self._headers
-
-    def __repr__(self) -> str:
-        return f"<Head {self.status} {self.reason}, {len(self.headers)} fields>"
 
 
 class ReplyEnd(Enum):

@@ -2,7 +2,7 @@
 
 The replies of an origin share most of their lines.  A field line that was parsed is remembered, and so is a head's
 `ReplyShape`: the lines that it shares with other heads, with everything derived from them.  The other lines are the
-reply's own, such as its offset and its date.  Nothing is derived from these.
+reply's own, such as its offset and its date.  Nothing is derived from these.  A `Head` has both.
 """
 
 from __future__ import annotations
@@ -156,6 +156,51 @@ class ReplyShape:
         self.facts[key] = value
 
 
+class Head:
+    """The head of a final reply.  Immutable."""
+
+    __slots__ = ("_headers", "content_length", "is_delimited", "own", "reason", "shape", "status")
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        headers: CIMultiDictProxy[str] | None,
+        content_length: int | None,
+        is_delimited: bool,
+        shape: ReplyShape | None = None,
+        own: Sequence[FieldLine] = (),
+    ) -> None:
+        """`headers` may be None if there is a shape."""
+        self.status = status
+        """200 to 999."""
+        self.reason = reason
+        self._headers = headers
+        self.content_length = content_length
+        """The announced length, even if there is no body (HEAD, 304); None if the reply announces none."""
+        self.is_delimited = is_delimited
+        """Whether the end of the body can be told from a lost connection (RFC 9112 section 6.3, all cases but the
+        last)."""
+        self.shape = shape
+        """The lines that it has in common with others; None if it was not read line by line."""
+        self.own = own
+        """The other lines."""
+
+    @property
+    def headers(self) -> CIMultiDictProxy[str]:
+        """All fields.  Made at the first look, because most relayed replies need only their lines."""
+        if self._headers is None:
+            assert self.shape is not None
+            headers = self.shape.headers.copy()
+            for line in self.own:
+                headers.add(line.name, line.value)
+            self._headers = CIMultiDictProxy(headers)
+        return self._headers
+
+    def __repr__(self) -> str:
+        return f"<Head {self.status} {self.reason}, {len(self.headers)} fields>"
+
+
 _lines: Final[dict[bytes, FieldLine]] = {}
 """Field lines that were parsed lately; the oldest of many is dropped."""
 _shapes: Final[dict[tuple[FieldLine | None, ...], ReplyShape]] = {}
@@ -183,14 +228,6 @@ def read_lines(lines: list[bytes]) -> ReadLines | None:
                 return None
             length = line.length
     return shape, own, length
-
-
-def together(shape: ReplyShape, own: Sequence[FieldLine]) -> CIMultiDict[str]:
-    """All fields of a head."""
-    headers = shape.headers.copy()
-    for line in own:
-        headers.add(line.name, line.value)
-    return headers
 
 
 def _learn(lines: list[bytes]) -> ReadLines | None:

@@ -13,7 +13,8 @@ from typing import Final, Protocol
 
 from gateway.aio.timers import Deadline
 from gateway.errors import bare
-from gateway.http.reply import END, Event, Head, Interim
+from gateway.http.reply import END, Event, Interim
+from gateway.http.reply_lines import Head
 from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost
 

@@ -21,7 +21,8 @@ from typing import Final, Protocol, Self
 from multidict import CIMultiDictProxy
 
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
-from gateway.http.reply import Head, ReplyBroken
+from gateway.http.reply import ReplyBroken
+from gateway.http.reply_lines import Head
 from gateway.telemetry.tracing import ExchangeSpan
 from gateway.upstream.call import Bounds
 from gateway.upstream.failures import ConnectionLost, UploadFailed

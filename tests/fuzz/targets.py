@@ -23,7 +23,8 @@ from gateway.http.http2.flood_limits import SessionCounts
 from gateway.http.http2.frames import PREFACE, settings
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import BodyEnded, DataReceived, ReplyReceived, RequestReceived, StreamReset
-from gateway.http.reply import MOST_FRAMING_BYTES, Head, ReplyBroken, ReplyParser
+from gateway.http.reply import MOST_FRAMING_BYTES, ReplyBroken, ReplyParser
+from gateway.http.reply_lines import Head
 from gateway.http.request import Mark, RequestHead, RequestParser
 from gateway.protocol import (
     cache_status,

@@ -17,11 +17,11 @@ from gateway.http.reply import (
     MOST_FRAMING_BYTES,
     MOST_HEAD_BYTES,
     MOST_LINE_BYTES,
-    Head,
     ReplyBroken,
     ReplyParser,
     TooManyInterim,
 )
+from gateway.http.reply_lines import Head
 
 OK = b"HTTP/1.1 200 OK\r\n"
 TWO = OK + b"Content-Length: 2\r\n"

@@ -28,8 +28,8 @@ from gateway.http.http2.flow_control import CONNECTION_WINDOW
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.reading import Reading
 from gateway.http.http2.streams import InterimReceived, ReplyReceived, Stream, StreamReset
-from gateway.http.reply import MOST_FIELDS, MOST_HEAD_BYTES, MOST_LINE_BYTES, Head, Interim
-from gateway.http.reply_lines import NAMES, read_lines
+from gateway.http.reply import MOST_FIELDS, MOST_HEAD_BYTES, MOST_LINE_BYTES, Interim
+from gateway.http.reply_lines import NAMES, Head, read_lines
 
 MOST_LIST_BYTES: Final = MOST_HEAD_BYTES + 32 * (MOST_FIELDS + 8)
 """Decoded bytes of a reply's field list (sizes as in RFC 9113 section 6.5.2)."""

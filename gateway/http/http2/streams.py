@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import Http2Request
-from gateway.http.reply import Head, Interim
+from gateway.http.reply import Interim
+from gateway.http.reply_lines import Head
 
 
 class Stream:
