@@ -23,6 +23,7 @@ COLOURS: Final = {
     "access log": "#f4a27a",
     "trusted proxy": "#f4a27a",
     "shared tokens": "#f4a27a",
+    "judged tokens": "#f4a27a",
     "browsers": "#f4a27a",
     "rate limit": "#f4a27a",
     "nginx": "#2b8a3e",

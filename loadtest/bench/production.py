@@ -8,11 +8,17 @@ together, and write an access log.
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
+
+from joserfc import jwt
+from joserfc.jwk import OKPKey
 
 from loadtest.bench import live, live_client, wrk
 from loadtest.bench.children import Child
@@ -24,6 +30,9 @@ from loadtest.bench.peers import PLAIN, More, fresh
 from loadtest.bench.stage import Benchmark, Stage, Watch
 
 NOTHING: Final = "nothing set"
+TOKENS: Final = "shared tokens"
+JUDGED: Final = "judged tokens"
+"""The same tokens, each of which the gateway verifies and lets read."""
 CLIENTS: Final = 500
 READERS: Final = 500
 GAP_US: Final = 50_000
@@ -39,6 +48,31 @@ _PROXY: Final = 'trusted_proxies = ["127.0.0.1/32"]\n'
 SHARED: Final = 'credentials = "shared"\n'
 CORS: Final = f"cors = {{ allow_origins = {list(_ORIGINS)!r} }}\n"
 _LIMIT: Final = '\n[[rate_limit]]\nname = "each"\nrequests_per_s = 1000000\n'
+
+
+_ISSUER: Final = "https://bench.invalid"
+_JUDGED: Final = f"""
+[[route.auth]]
+by = "jwt"
+issuer = "{_ISSUER}"
+audience = ["bench"]
+keys_file = "{{folder}}/jwks.json"
+permissions = ["read /**"]
+"""
+
+
+@cache
+def _key() -> OKPKey:
+    return OKPKey.generate_key("Ed25519", {"kid": "bench"}, private=True)
+
+
+@cache
+def token(client: int) -> str:
+    """A client's own token, valid for a day; gateways without rules do not look at it."""
+    claims = {"iss": _ISSUER, "aud": "bench", "sub": f"client-{client}", "exp": int(time.time()) + 86_400}
+    header = {"alg": "Ed25519", "kid": "bench", "typ": "at+jwt"}
+    text: str = jwt.encode(header, claims, _key(), algorithms=["Ed25519"])
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +102,7 @@ class Setting:
         if self.has_proxy:
             lines += [f"X-Forwarded-For: 10.7.{client // 250}.{client % 250 + 1}", "X-Forwarded-Proto: https"]
         if self.has_tokens:
-            lines.append(f"Authorization: Bearer {client:08x}.{'QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo' * 4}.{client:08x}")
+            lines.append(f"Authorization: Bearer {token(client)}")
         return "\r\n".join(lines) + "\r\n\r\n"
 
 
@@ -78,7 +112,8 @@ SETTINGS: Final = {
     NOTHING: Setting(),
     "access log": Setting(More(tables=_TABLES)),
     "trusted proxy": Setting(More(server=_PROXY), has_proxy=True),
-    "shared tokens": Setting(More(route=SHARED), has_tokens=True),
+    TOKENS: Setting(More(route=SHARED), has_tokens=True),
+    JUDGED: Setting(More(route=SHARED + _JUDGED), has_tokens=True),
     "browsers": Setting(More(route=CORS), has_browsers=True),
     "rate limit": Setting(More(tables=_LIMIT)),
 }
@@ -93,7 +128,10 @@ def _set_up(stage: Stage, peer: str, accept: str) -> Iterator[tuple[Child, Path]
     folder.mkdir(exist_ok=True)
     sections = folder / "sections"
     sections.write_bytes("".join(setting.section(client, accept) for client in range(CLIENTS)).encode())
-    more = More(setting.more.server, setting.more.route, setting.more.tables.format(folder=folder))
+    if peer == JUDGED:
+        (folder / "jwks.json").write_text(json.dumps({"keys": [_key().as_dict(private=False)]}))
+    parts = (setting.more.server, setting.more.route, setting.more.tables)
+    more = More(*(part.replace("{folder}", str(folder)) for part in parts))
     name = GATEWAY if peer in SETTINGS else peer
     with fresh(
         name, stage.tools, stage.cores, stage.peers, stage.folder, more=more, logs=peer not in SETTINGS
@@ -105,7 +143,7 @@ def _hit(stage: Stage, peer: str) -> Mapping[str, Sample]:
     with _set_up(stage, peer, "*/*") as (server, sections):
         load = wrk.Load(_HIT, script="sections.lua", arguments=[str(sections)])
         for _ in range(_WARM_UPS):
-            fetch_raw(server.port, _HIT)
+            fetch_raw(server.port, _HIT, {"Authorization": f"Bearer {token(0)}"})
         wrk.run(stage.tools.wrk, server.port, load, 1, stage.cores.load)
         watch = Watch(stage, server)
         report = wrk.run(stage.tools.wrk, server.port, load, stage.seconds, stage.cores.load)
@@ -149,7 +187,8 @@ def _targets(peer: str) -> Sequence[Target]:
     return (
         Target(Relation.AT_MOST_CPU, 1.6, NOTHING),
         Target(Relation.AT_MOST_CPU, 1.5, peer),
-        *(Target(Relation.AT_MOST_CPU, 1.3, NOTHING, of=one) for one in single),
+        *(Target(Relation.AT_MOST_CPU, 1.3, NOTHING, of=one) for one in single if one != JUDGED),
+        Target(Relation.AT_MOST_CPU, 1.15, TOKENS, of=JUDGED),
     )
 
 

@@ -20,6 +20,7 @@ PEERS: Final = (
     "access log",
     "trusted proxy",
     "shared tokens",
+    "judged tokens",
     "browsers",
     "rate limit",
     "nginx",

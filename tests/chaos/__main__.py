@@ -26,6 +26,9 @@ def main() -> int:
     parser.add_argument(
         "--production", action="store_true", help="have log, proxy and tokens in each run, not one in four"
     )
+    parser.add_argument(
+        "--auth", action="store_true", help="have log, proxy and rules who may, with tokens that expire, in each run"
+    )
     parser.add_argument("--mutants", nargs="*", metavar="NAME", help="let these mutants be caught; without names all")
     parser.add_argument("--rules", nargs="*", metavar="NAME", help="let the tests of the rules catch these mutants")
     arguments = parser.parse_args()
@@ -44,8 +47,14 @@ def main() -> int:
         return int(not all(caught))
     found = 0
     for seed in range(arguments.seed, arguments.seed + arguments.runs):
-        is_production = True if arguments.production else None
-        result = chaos(seed, arguments.seconds, most_answers=arguments.answers, is_production=is_production)
+        is_production = True if arguments.production or arguments.auth else None
+        result = chaos(
+            seed,
+            arguments.seconds,
+            most_answers=arguments.answers,
+            is_production=is_production,
+            has_auth=arguments.auth,
+        )
         _say(_summary(result))
         for violation in result.violations:
             _say(f"\n{violation}")

@@ -63,10 +63,12 @@ def chaos(
     most_violations: int = 5,
     most_answers: int = 0,
     is_production: bool | None = None,
+    has_auth: bool = False,
 ) -> Result:
     """Run for so many real seconds, or until so many answers (0: any number) or violations.
 
     `is_production` is whether the gateway has an access log, a proxy in front and tokens; None leaves it to the seed.
+    `has_auth` is whether it judges the tokens, too.
     """
     if is_production is None:
         is_production = seed % 4 == 2
@@ -74,15 +76,32 @@ def chaos(
     logging.getLogger("gateway").setLevel(logging.CRITICAL)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_chaos(seed, seconds, size, most_violations, most_answers, is_production=is_production))
+            return runner.run(
+                _chaos(
+                    seed,
+                    seconds,
+                    size,
+                    most_violations,
+                    most_answers,
+                    is_production=is_production,
+                    has_auth=has_auth,
+                )
+            )
     finally:
         logging.getLogger("gateway").setLevel(level)
 
 
 async def _chaos(
-    seed: int, seconds: float, size: Size, most_violations: int, most_answers: int, *, is_production: bool
+    seed: int,
+    seconds: float,
+    size: Size,
+    most_violations: int,
+    most_answers: int,
+    *,
+    is_production: bool,
+    has_auth: bool,
 ) -> Result:
-    system = System(Random(f"{seed}/system"), Manners.of(seed), is_production=is_production)
+    system = System(Random(f"{seed}/system"), Manners.of(seed), is_production=is_production, has_auth=has_auth)
     run = Run(seed, system, places(size.shared_places), most_violations)
     await system.start()
     try:

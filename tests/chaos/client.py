@@ -111,6 +111,8 @@ class Client:
             if asked.path.startswith(f"{SHARED}/"):
                 # The route's readers share, whatever their tokens.
                 fields["Authorization"] = f"Bearer {self.party}.{self.name}"
+        if asked.path.startswith(f"{SHARED}/") and (token := self._run.system.token(self.name or self.party)):
+            fields["Authorization"] = f"Bearer {token}"
         if asked.accepts:
             fields["Accept-Encoding"] = ", ".join(asked.accepts)
         if asked.held:

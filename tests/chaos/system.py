@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import tempfile
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 from gateway.app import RunningGateway, start_gateway
+from gateway.config.authorisation import AuthRuleConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from tests.chaos.ledger import Ledger
@@ -22,12 +25,15 @@ from tests.chaos.manners import Manners
 from tests.chaos.parties import SHARED, PartyOrigin
 from tests.fast_clock import FastClock
 from tests.ports import kept_port
+from tests.scenarios.credentials import jwt_rule
+from tests.scenarios.credentials import token as jwt
 from tests.scenarios.wire import Wire
 from tests.waiting import pause
 
 SPEED: Final = 20.0
 CACHES: Final = (48 << 10, 1 << 20, 8 << 20)
 """Budgets (bytes) of which each gateway has one: room for little but what is read now, for most, for all."""
+_LEEWAY_S: Final = 300.0
 _NO_TROUBLE_S: Final = 5.0
 """Real seconds within which all is well again when no fault is left."""
 
@@ -45,9 +51,11 @@ VARIANTS: Final[tuple[dict[str, Any], ...]] = (
 class System:
     """Origin, gateway and network.  `stop` is owed."""
 
-    def __init__(self, rng: Random, manners: Manners, *, is_production: bool = False) -> None:
+    def __init__(self, rng: Random, manners: Manners, *, is_production: bool = False, has_auth: bool = False) -> None:
         """`is_production` is a gateway with an access log, behind a proxy, and with tokens on a route whose readers
-        share."""
+        share; with `has_auth` it judges them."""
+        self._keys = tempfile.TemporaryDirectory() if has_auth else None
+        self._tokens: dict[str, tuple[str, float]] = {}
         self.clock = FastClock(SPEED)
         self._rng = rng
         self._cache_bytes = CACHES[0]
@@ -121,7 +129,22 @@ class System:
         config = GatewayConfig.for_origin(self.origin_side.url, **(settings | self._variant))
         (route,) = config.routes
         shared = route.model_copy(update={"name": "shared", "prefix": SHARED, "credentials": "shared"})
+        if self._keys is not None:
+            rule = jwt_rule(Path(self._keys.name), leeway_s=_LEEWAY_S, permissions=["* /**"])
+            shared = shared.model_copy(update={"auth": (AuthRuleConfig.model_validate(rule),)})
         return config.model_copy(update={"routes": (route, shared)})
+
+    def token(self, name: str) -> str | None:
+        """The token of a client, renewed every now and then; it is valid for `_LEEWAY_S` more or less.  None if the
+        gateway judges none."""
+        if self._keys is None:
+            return None
+        now = self.clock.wall()
+        known = self._tokens.get(name)
+        if known is None or now >= known[1]:
+            expires_at = now + self._rng.uniform(-_LEEWAY_S / 2, _LEEWAY_S / 4)
+            known = self._tokens[name] = (jwt(name, exp=expires_at, iat=int(now) - 1), now + _LEEWAY_S / 8)
+        return known[0]
 
     async def _start_gateway(self) -> None:
         rng = Random(self._rng.random())
@@ -252,5 +275,7 @@ class System:
         if self.served is not None:
             await self.served.stop(grace_s=0)
         self._kept.close()
+        if self._keys is not None:
+            self._keys.cleanup()
         if self.ledger is not None:
             self.ledger.close()
