@@ -22,7 +22,7 @@ from gateway.auth.rules import Rules
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.core import Engine
 from gateway.engine.route import HeaderRules, RouteTable
-from gateway.limits.accounts import NO_PARTIES, Parties, client_nets
+from gateway.limits.accounts import NO_PARTIES, client_nets
 from gateway.limits.rate_limits import RateLimits
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.client_address import Proxies
@@ -244,21 +244,18 @@ class Frontend:
             if allowed is None or allowed.edition != verdicts.edition or verdicts.wall() >= allowed.until:
                 return False
             parties, usage = allowed.parties, allowed.usage
-        if self._rates.limits and not self._has_tokens(answer, peer, section, parties):
-            return False
+        if self._rates.limits:
+            if (account := peer.use) is None:
+                accounts, address, proxies = self.clients.accounts, peer.client, peer.proxies
+                if proxies is not None:
+                    address = section.client_address(proxies, address)
+                account = accounts.open_account(accounts.net_of(address))
+            if not self._admission.admit_remembered(account, answer.route, answer.body_bytes, parties):
+                return False
         if usage is not None:
             usage.requests += 1
             usage.sent_bytes += answer.body_bytes
         return True
-
-    def _has_tokens(self, answer: RememberedAnswer, peer: Peer, section: Section, parties: Parties) -> bool:
-        """Whether the rate limits admit a request that a remembered answer answers; if so, it is counted."""
-        if (account := peer.use) is None:
-            accounts, address, proxies = self.clients.accounts, peer.client, peer.proxies
-            if proxies is not None:
-                address = section.client_address(proxies, address)
-            account = accounts.open_account(accounts.net_of(address))
-        return self._admission.admit_remembered(account, answer.route, answer.body_bytes, parties)
 
     def _make_handler(self) -> Handler:
         request_handler = RequestHandler(

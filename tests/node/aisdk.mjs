@@ -1,6 +1,6 @@
 // A chat as the AI SDK has it, whose answers are durable streams: `@durable-streams/aisdk-transport`.
 //
-//   node aisdk.mjs <URL below which the streams of answers are>
+//   node aisdk.mjs <URL below which the streams of answers are> [<query to read with> <query to write with>]
 //
 // The application's server and its tabs run in this process; the model says what it is given.  Tabs are known by their
 // number, from 0; all are of one chat.
@@ -19,7 +19,8 @@ import { AbstractChat } from "ai"
 
 import { Conditions, obey } from "./commands.mjs"
 
-const streams = process.argv[2]
+const [streams, ...queries] = process.argv.slice(2)
+const [readWith, writeWith] = queries.map((query) => `?${query}`)
 const conditions = new Conditions()
 const until = (condition) => conditions.until(condition)
 
@@ -54,8 +55,9 @@ const chatRequest = async (request) => {
   const parts = []
   for await (const part of request) parts.push(part)
   const { id } = JSON.parse(Buffer.concat(parts))
-  active.set(id, `${streams}/${id}`)
-  return toDurableStreamResponse({ source: answer(), stream: { writeUrl: active.get(id) } })
+  active.set(id, `${streams}/${id}${readWith ?? ""}`)
+  const writeUrl = `${streams}/${id}${writeWith ?? ""}`
+  return toDurableStreamResponse({ source: answer(), stream: { writeUrl, readUrl: active.get(id) } })
 }
 
 const server = createServer(async (request, response) => {

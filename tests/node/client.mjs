@@ -5,6 +5,7 @@
 //   {"do": "begin", "url", "contentType", "producer", "wrapper"?}     an idempotent producer; "wrapper" exports `retrying`
 //   {"do": "push", "bodies"}                                          append by it, and flush; its errors so far
 //   {"do": "read", "url", "offset"?, "as": "json" | "text" | "bytes"} a catch-up read, whole
+//   {"do": "token", "value"}                                          send this bearer token from the next request on
 //   {"do": "follow", "url", "offset"?, "live", "as"}                  batches until the stream closes or "cancel" comes
 //
 // Bytes are base64 in both directions where `as` or the content type says bytes.
@@ -16,15 +17,18 @@ import { DurableStream, IdempotentProducer, stream } from "@durable-streams/clie
 const say = (line) => process.stdout.write(`${JSON.stringify(line)}\n`)
 const isText = (type) => type.startsWith("text/") || type === "application/json"
 const encode = (body, type) => (body === undefined || isText(type) ? body : Buffer.from(body, "base64"))
-const handle = ({ url, contentType }) => new DurableStream({ url, contentType })
+const handle = ({ url, contentType }) => new DurableStream({ url, contentType, headers: headers() })
 
 let cancel = () => {}
 let producer
+let token
+// The client calls it before each request, so that a renewed token counts at once.
+const headers = () => (token === undefined ? undefined : { Authorization: () => `Bearer ${token}` })
 let errors
 
 const commands = {
   async create({ url, contentType, body }) {
-    await DurableStream.create({ url, contentType, body: encode(body, contentType) })
+    await DurableStream.create({ url, contentType, headers: headers(), body: encode(body, contentType) })
   },
   async append(command) {
     await handle(command).append(encode(command.body, command.contentType))
@@ -58,8 +62,11 @@ const commands = {
     await producer.flush()
     return { errors }
   },
+  async token({ value }) {
+    token = value
+  },
   async read({ url, offset, as }) {
-    const response = await stream({ url, offset, live: false })
+    const response = await stream({ url, offset, live: false, headers: headers() })
     const content =
       as === "json" ? await response.json() : as === "text" ? await response.text() : Buffer.from(await response.body())
     return {
@@ -69,7 +76,7 @@ const commands = {
     }
   },
   async follow({ url, offset, live, as }) {
-    const response = await stream({ url, offset, live })
+    const response = await stream({ url, offset, live, headers: headers() })
     const taken = new Promise((resolve) => {
       const take = (batch) => {
         const content =

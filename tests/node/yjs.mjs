@@ -4,6 +4,7 @@
 //
 // Says {"url"}, where the Yjs server is, and then obeys.  Editors are known by their number, from 0.
 //
+//   {"do": "token", "value"}                               editors send this bearer token from their next request on
 //   {"do": "join", "url", "document", "editors", "live"}   new editors at `url`; done when all are in sync
 //   {"do": "edit", "editors"?, "edits"}                    edits by all at once, or by these; done when all have them
 //   {"do": "greet"}                                        every editor sets its awareness; done when all have all
@@ -67,6 +68,7 @@ globalThis.fetch = async (...request) => {
   return response
 }
 
+let token
 const editors = []
 const errors = []
 const made = []
@@ -78,7 +80,15 @@ const isInSync = ({ provider }) => provider.synced && provider.awarenessSubscrip
 const join = ({ url, document, live }) => {
   const doc = new Y.Doc()
   const awareness = new Awareness(doc)
-  const provider = new YjsProvider({ doc, awareness, baseUrl: url, docId: document, liveMode: live, connect: false })
+  // A getter, because the provider creates its document with these headers as they are.
+  const renewed = {
+    get Authorization() {
+      return `Bearer ${token}`
+    },
+  }
+  const headers = token === undefined ? undefined : renewed
+  const where = { baseUrl: url, docId: document, liveMode: live, headers }
+  const provider = new YjsProvider({ doc, awareness, connect: false, ...where })
   const editor = { doc, awareness, provider, name: `e${editors.length}`, edits: 0, hasLeft: false }
   editors.push(editor)
   doc.on("update", conditions.changed)
@@ -104,6 +114,9 @@ const edit = ({ doc, name }, what) =>
 const allHaveAll = () => present().every((editor) => written(editor).length === made.length)
 
 const commands = {
+  async token({ value }) {
+    token = value
+  },
   async join({ editors: count, ...where }) {
     const joining = Array.from({ length: count }, () => join(where))
     await Promise.all(joining.map(({ provider }) => provider.connect()))

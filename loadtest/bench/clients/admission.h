@@ -4,15 +4,17 @@
 #define ADMISSION_H
 
 #include "link.h"
+#include "sections.h"
 
 #define ADMISSION_NS 20000000000
 #define ADMISSION_GAP_NS 100000000
 
 /* Asks for `path` until it is answered with 200; `step` waits for so many milliseconds and serves the origin. */
 static inline void wait_for_admission(int port, const char *path, void (*step)(int)) {
-    char data[1024];
-    int size = snprintf(data, sizeof data, "GET %s?offset=-1 HTTP/1.1\r\nHost: bench\r\n\r\n", path);
-    char request[1024];
+    char data[8192];
+    struct section own = section_of(0, "Host: bench\r\n");
+    int size = snprintf(data, sizeof data, "GET %s?offset=-1 HTTP/1.1\r\n%.*s\r\n", path, own.size, own.text);
+    char request[8192];
     memcpy(request, data, (size_t)size);
     for (int64_t began = now_ns(); now_ns() - began < ADMISSION_NS;) {
         struct link link = link_to(port, 0);
