@@ -1,8 +1,22 @@
 """One client's HTTP/1.1 connection, which answers its requests in order.
 
-A request that is known is answered at once without being parsed (`recognising`).  Any other request goes to the handler
-(`handling`).  A live answer has no task: a reader of the stream writes
-to the connection (`gateway.server.live`).
+A request that is known is answered at once without being parsed.  Any other request goes to the handler.  A live answer
+has no task: a reader of the stream writes to the connection (`gateway.server.live`).
+
+A connection is one object, because each further object would cost every idle SSE reader some 40 bytes, and every answer
+a look-up.  It is written in parts.  Each owns the attributes in its `__slots__`, and uses the parts above it:
+
+| part                   | file             | owns                                                                     |
+|------------------------|------------------|--------------------------------------------------------------------------|
+| PhasedChannel          | `phase.py`       | The phase, the request, its task or live answer, the live read's account |
+| Handling               | `handling.py`    | Nothing: it runs the handler, and ends an answer that fails              |
+| TimedConnection        | `timeouts.py`    | The transport, the deadline, and how fast the client reads               |
+| WritingConnection      | `writing.py`     | The framing of the answer                                                |
+| ReadingConnection      | `reading.py`     | The input: unparsed, parsed and pending, and the body being received     |
+| RecognisingConnection  | `recognising.py` | The client's address: it answers requests that are known by their bytes  |
+| Connection             | `connection.py`  | Nothing: it begins requests in order, and ends the connection            |
+
+The first two are parts of an HTTP/2 stream's channel, too (`gateway.server.http2.channel`).
 """
 
 from __future__ import annotations
