@@ -71,8 +71,8 @@ _KEY_COST: Final = 250
 
 _MOST_ALLOWED: Final = 256
 """Verdicts kept for one section."""
-_VERDICT_COST: Final = 250
-"""Bytes charged for a verdict in addition to its request line."""
+_VERDICT_COST: Final = 600
+"""Bytes charged for a verdict in addition to its names and its request line."""
 NONE_ALLOWED: Final[Mapping[bytes, Allowed]] = MappingProxyType({})
 """In place of the verdicts of a section that has none, which is most of them."""
 
@@ -272,7 +272,8 @@ class Sections:
         if not isinstance(kept, dict) or len(kept) >= _MOST_ALLOWED:
             section.allowed = kept = {}
         if section.cost and line not in kept:
-            cost = len(line) + _VERDICT_COST + (allowed.renewal.inquiry.size if allowed.renewal is not None else 0)
+            cost = len(line) + _VERDICT_COST + sum(map(len, allowed.parties))
+            cost += allowed.renewal.inquiry.size if allowed.renewal is not None else 0
             section.cost += cost
             self._charge(cost)
         kept[line] = allowed
