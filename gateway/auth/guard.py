@@ -53,7 +53,7 @@ class Credential(NamedTuple):
     is_cookie: bool = False
 
 
-class Known(NamedTuple):
+class KnownToken(NamedTuple):
     """A verified token."""
 
     rule: TokenRule
@@ -81,7 +81,7 @@ class Guard:
         """Query parameters that carry tokens."""
         self.drops_credentials = config.client_credentials == "drop"
         """Whether the origin does not get the clients' credentials."""
-        self._known: OrderedDict[bytes, Known] = OrderedDict()
+        self._known: OrderedDict[bytes, KnownToken] = OrderedDict()
         """Verified tokens by their digests."""
         self._patterns = 0
         """Their patterns, as `MOST_PATTERNS` counts them."""
@@ -313,7 +313,7 @@ class Guard:
         patterns = sum(1 + len(one.pattern.text) // 64 for one in own)
         if (before := self._known.pop(digest, None)) is not None:
             self._patterns -= before.patterns
-        self._known[digest] = Known(rule, principal, patterns, version)
+        self._known[digest] = KnownToken(rule, principal, patterns, version)
         self._patterns += patterns
         while len(self._known) > MOST_KNOWN or self._patterns > MOST_PATTERNS:
             self._patterns -= self._known.popitem(last=False)[1].patterns

@@ -19,10 +19,9 @@ from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.bridge import live, reads, writes
 from gateway.bridge.content import BytesContent, Content, EnvelopeContent, JsonContent
-from gateway.bridge.names import BadName, BadOffset, offset_at, parse_name
 from gateway.bridge.origin import Call
-from gateway.bridge.replies import Asked, Made, text
-from gateway.bridge.sightings import S2Sightings
+from gateway.bridge.replies import BridgedRequest, Made, text
+from gateway.bridge.streams import BadName, BadOffset, S2Sightings, offset_at, parse_name
 from gateway.config.routes import RouteConfig
 from gateway.errors import GatewayError, UpstreamBroken
 from gateway.protocol.names import LIVE_LONG_POLL, LIVE_SSE, NOW
@@ -122,7 +121,7 @@ class Bridge:
             lambda call: self._upstream.send(call, sent), route.base + name.path, own, bounds, client, is_live
         )
         call = Call(s2_client, route.base, name, self.sightings.stream_of(key.digest()))
-        of_stream = Asked(
+        of_stream = BridgedRequest(
             call,
             route.content,
             target.offset,
@@ -140,7 +139,7 @@ class Bridge:
             return text(400, "Invalid offset format")
 
     async def _answered(
-        self, asked: Asked, method: str, mode: str | None, headers: CIMultiDict[str], body: Body
+        self, asked: BridgedRequest, method: str, mode: str | None, headers: CIMultiDict[str], body: Body
     ) -> Made:
         match method:
             case "HEAD":

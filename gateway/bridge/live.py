@@ -16,11 +16,10 @@ from typing import Final
 
 from gateway.aio.tasks import Tasks
 from gateway.bridge.content import page_of
-from gateway.bridge.names import offset_at
 from gateway.bridge.origin import check_run
 from gateway.bridge.reads import TRIMMED, tail_of
-from gateway.bridge.replies import Asked, Made, MadeBody, refusal, text
-from gateway.bridge.sightings import KnownSighting
+from gateway.bridge.replies import BridgedRequest, Made, MadeBody, refusal, text
+from gateway.bridge.streams import KnownSighting, offset_at
 from gateway.errors import GatewayError, UpstreamBroken
 from gateway.protocol.names import NOW, SSE_DATA_ENCODING, SSE_TYPE, START
 from gateway.protocol.sse import HEARTBEAT, Control, encode_control, encode_data
@@ -49,7 +48,7 @@ class _Ended(Exception):
         self.refused = refused
 
 
-async def open_sse(asked: Asked, tasks: Tasks) -> Made:
+async def open_sse(asked: BridgedRequest, tasks: Tasks) -> Made:
     """Open an SSE answer; `tasks` run the session behind it.  Raises BadOffset or a GatewayError."""
     if asked.start_offset == NOW:
         tail = await tail_of(asked)
@@ -100,14 +99,14 @@ async def open_sse(asked: Asked, tasks: Tasks) -> Made:
     return _sse(asked, body)
 
 
-def _sse(asked: Asked, body: MadeBody | bytes) -> Made:
+def _sse(asked: BridgedRequest, body: MadeBody | bytes) -> Made:
     headers = {"Content-Type": SSE_TYPE, "Cache-Control": "no-cache"}
     if asked.content.is_base64:
         headers[SSE_DATA_ENCODING] = "base64"
     return Made(200, headers, body)
 
 
-def _ended(asked: Asked, tail: int, *, is_closed: bool) -> Made:
+def _ended(asked: BridgedRequest, tail: int, *, is_closed: bool) -> Made:
     """The offset lies beyond the tail: say where the tail is, and end."""
     control = Control(offset_at(tail), asked.next_cursor(), True, is_closed)
     return _sse(asked, encode_control(control))
@@ -140,7 +139,7 @@ class _Events:
     whether the stream that the session reads is still the same.
     """
 
-    def __init__(self, asked: Asked, place: int, known: KnownSighting) -> None:
+    def __init__(self, asked: BridgedRequest, place: int, known: KnownSighting) -> None:
         self._asked = asked
         self._at = place
         self.known = known

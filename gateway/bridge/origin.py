@@ -12,8 +12,7 @@ from typing import Final
 
 import orjson
 
-from gateway.bridge.names import StreamName
-from gateway.bridge.sightings import KnownSighting, S2Sighting
+from gateway.bridge.streams import KnownSighting, S2Sighting, StreamName
 from gateway.errors import UpstreamBroken
 from gateway.s2 import protobuf
 from gateway.s2.json_format import CONTENT_TYPE

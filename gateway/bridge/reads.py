@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.bridge.content import is_close, page_of, trimmed_by
-from gateway.bridge.names import offset_at
-from gateway.bridge.replies import NO_STORE, Asked, Made, position_headers, refusal, text
+from gateway.bridge.replies import NO_STORE, BridgedRequest, Made, position_headers, refusal, text
+from gateway.bridge.streams import offset_at
 from gateway.errors import UpstreamBroken
 from gateway.protocol.names import START, STREAM_CURSOR, STREAM_UP_TO_DATE
 from gateway.s2.read_query import FromSeqNum, ReadQuery
@@ -77,7 +77,7 @@ class _Answer:
         return self.up_to_date or self.is_lost or is_full
 
 
-async def tail_of(asked: Asked) -> Tail | S2Refused:
+async def tail_of(asked: BridgedRequest) -> Tail | S2Refused:
     """Where the stream ends now.  Raises a GatewayError.
 
     The last record tells whether the stream is closed.  It is asked for only if it has not been seen, and then without
@@ -107,7 +107,7 @@ async def tail_of(asked: Asked) -> Tail | S2Refused:
     return Tail(tail.seq_num, False) if closed_at is None else Tail(closed_at, True)
 
 
-async def _look_back(asked: Asked, tail: int) -> S2Refused | None:
+async def _look_back(asked: BridgedRequest, tail: int) -> S2Refused | None:
     """Read the last records, for the sighting and for the trims among them."""
     outcome = await asked.call.read(ReadQuery(FromSeqNum(max(0, tail - _LOOK_BACK)), count=_LOOK_BACK))
     if isinstance(outcome, S2Refused):
@@ -117,7 +117,7 @@ async def _look_back(asked: Asked, tail: int) -> S2Refused | None:
     return None
 
 
-async def head(asked: Asked) -> Made:
+async def head(asked: BridgedRequest) -> Made:
     """Answer a request for the metadata.  Raises a GatewayError."""
     tail = await tail_of(asked)
     if isinstance(tail, S2Refused):
@@ -125,7 +125,7 @@ async def head(asked: Asked) -> Made:
     return _made(asked, _Answer(tail.seq_num, is_closed=tail.is_closed), is_head=True)
 
 
-async def now(asked: Asked) -> Made:
+async def now(asked: BridgedRequest) -> Made:
     """Answer a catch-up read from the tail.  Raises a GatewayError."""
     tail = await tail_of(asked)
     if isinstance(tail, S2Refused):
@@ -136,7 +136,7 @@ async def now(asked: Asked) -> Made:
     return made
 
 
-async def catch_up(asked: Asked) -> Made:
+async def catch_up(asked: BridgedRequest) -> Made:
     """Answer a catch-up read.  Raises BadOffset or a GatewayError."""
     for _ in range(_MOST_BEGINNINGS):
         answer = _Answer(asked.place)
@@ -148,12 +148,12 @@ async def catch_up(asked: Asked) -> Made:
     raise _CreatedAgain
 
 
-async def long_poll(asked: Asked) -> Made:
+async def long_poll(asked: BridgedRequest) -> Made:
     """Answer a long-poll.  Raises BadOffset or a GatewayError."""
     return await _poll(asked, asked.place)
 
 
-async def long_poll_now(asked: Asked) -> Made:
+async def long_poll_now(asked: BridgedRequest) -> Made:
     """Answer a long-poll from the tail.  Raises a GatewayError."""
     tail = await tail_of(asked)
     if isinstance(tail, S2Refused):
@@ -162,7 +162,7 @@ async def long_poll_now(asked: Asked) -> Made:
     return await _poll(asked, tail.seq_num)
 
 
-async def _poll(asked: Asked, place: int) -> Made:
+async def _poll(asked: BridgedRequest, place: int) -> Made:
     answer = _Answer(place)
     outcome = await asked.call.read_from(place, asked.wait_s)
     if isinstance(outcome, S2Refused):
@@ -181,7 +181,7 @@ async def _poll(asked: Asked, place: int) -> Made:
     return made
 
 
-async def _read_on(asked: Asked, answer: _Answer) -> S2Refused | None:
+async def _read_on(asked: BridgedRequest, answer: _Answer) -> S2Refused | None:
     """Take what follows until the tail, or until the answer is large enough."""
     while not answer.is_over:
         outcome = await asked.call.read_from(answer.end)
@@ -191,7 +191,7 @@ async def _read_on(asked: Asked, answer: _Answer) -> S2Refused | None:
     return None
 
 
-def _take(asked: Asked, answer: _Answer, outcome: FoundRecords | AtTail) -> None:
+def _take(asked: BridgedRequest, answer: _Answer, outcome: FoundRecords | AtTail) -> None:
     """Take one page, or what is known instead.  Raises UpstreamBroken if it is of another stream than those before."""
     place, identity = answer.end, asked.call.sighting.identity
     if answer.identity not in ("", identity):
@@ -229,7 +229,7 @@ def _take(asked: Asked, answer: _Answer, outcome: FoundRecords | AtTail) -> None
                     answer.records, answer.is_lost = [], True
 
 
-def _made(asked: Asked, answer: _Answer, *, is_head: bool = False) -> Made:
+def _made(asked: BridgedRequest, answer: _Answer, *, is_head: bool = False) -> Made:
     if answer.is_lost and not answer.records:
         return TRIMMED
     content = asked.content

@@ -3,7 +3,7 @@
 The bodies of replies are whole, or are written while they are read.  The writer of a long body waits while the reader
 has not taken what is there (`room`), so that a client that reads slowly holds up the S2 session instead of memory.
 
-`Asked` is one request, with the parts that all modules share that answer it.
+`BridgedRequest` is one request, with the parts that all modules share that answer it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.aio.clock import Clock
 from gateway.aio.timers import Deadline
 from gateway.bridge.content import Content, Page
-from gateway.bridge.names import offset_at, parse_offset
 from gateway.bridge.origin import Call
+from gateway.bridge.streams import offset_at, parse_offset
 from gateway.http.reply_lines import Head
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.names import START, STREAM_CLOSED, STREAM_NEXT_OFFSET, STREAM_UP_TO_DATE
@@ -218,7 +218,7 @@ def refusal(refused: S2Refused, *, creates: bool = False) -> Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BridgedRequest:
     """One request of the engine's."""
 
     call: Call

@@ -17,9 +17,9 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.bridge.content import CLOSE_RECORD, CLOSE_TOKEN, OPEN_TOKEN, BadContent, TooMuchContent
-from gateway.bridge.names import offset_at
 from gateway.bridge.reads import Tail, tail_of
-from gateway.bridge.replies import Asked, Made, position_headers, refusal, text
+from gateway.bridge.replies import BridgedRequest, Made, position_headers, refusal, text
+from gateway.bridge.streams import offset_at
 from gateway.errors import BodyTooLarge, GatewayError, RequestTimeout, UpstreamBroken
 from gateway.protocol.names import (
     PRODUCER_EPOCH,
@@ -63,7 +63,7 @@ _NOT_KEPT: Final = {
 }
 
 
-async def create(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
+async def create(asked: BridgedRequest, headers: CIMultiDict[str], body: Body) -> Made:
     """Create the stream, with its first content if there is a body.  Raises a GatewayError.
 
     Creating and appending are two S2 requests.  A stream that exists and is empty takes the body, so that a client
@@ -101,7 +101,7 @@ async def create(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
     return _created(asked, tail.seq_num, is_new=False, is_closed=tail.is_closed)
 
 
-async def _append_first(asked: Asked, records: tuple[AppendRecord, ...], *, is_new: bool) -> int | Made | None:
+async def _append_first(asked: BridgedRequest, records: tuple[AppendRecord, ...], *, is_new: bool) -> int | Made | None:
     """Append to a stream that was just created or is empty; return its tail, None if it is not empty."""
     try:
         done = await asked.call.append(AppendInput(records, match_seq_num=0, fencing_token=OPEN_TOKEN))
@@ -115,7 +115,7 @@ async def _append_first(asked: Asked, records: tuple[AppendRecord, ...], *, is_n
     return None if isinstance(mismatch, SeqNumMismatch | FencingTokenMismatch) else refusal(done)
 
 
-async def append(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
+async def append(asked: BridgedRequest, headers: CIMultiDict[str], body: Body) -> Made:
     """Append, close, or both.  Raises a GatewayError."""
     if (refused := _not_kept(headers)) is not None:
         return refused
@@ -158,7 +158,7 @@ async def append(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
     return _closed(Tail(tail.seq_num, True), data)
 
 
-async def delete(asked: Asked) -> Made:
+async def delete(asked: BridgedRequest) -> Made:
     """Delete the stream.  Raises a GatewayError."""
     refused = await asked.call.delete()
     return Made(204, {}) if refused is None else refusal(refused)
@@ -169,7 +169,7 @@ def _closed(tail: Tail, data: bytes) -> Made:
     return text(409, "Stream is closed", _position(tail)) if data else Made(204, _position(tail))
 
 
-async def _unless_closed(asked: Asked, otherwise: Made) -> Made:
+async def _unless_closed(asked: BridgedRequest, otherwise: Made) -> Made:
     """The refusal of an append, unless the stream is closed, which comes first (section 5.2)."""
     tail = await tail_of(asked)
     if isinstance(tail, S2Refused):
@@ -177,7 +177,7 @@ async def _unless_closed(asked: Asked, otherwise: Made) -> Made:
     return text(409, "Stream is closed", _position(tail)) if tail.is_closed else otherwise
 
 
-def _records(asked: Asked, data: bytes, *, closes: bool) -> tuple[AppendRecord, ...] | Made:
+def _records(asked: BridgedRequest, data: bytes, *, closes: bool) -> tuple[AppendRecord, ...] | Made:
     """The records of a body, and the mark of the close after them."""
     try:
         records = asked.content.records(data) if data else ()
@@ -192,7 +192,7 @@ def _records(asked: Asked, data: bytes, *, closes: bool) -> tuple[AppendRecord, 
     return records
 
 
-async def _whole(body: Body, asked: Asked) -> bytes:
+async def _whole(body: Body, asked: BridgedRequest) -> bytes:
     """The request's body.  Raises BodyTooLarge, RequestTimeout, or the error of the body."""
     if body is None or isinstance(body, bytes):
         return body or b""
@@ -220,7 +220,7 @@ def _not_kept(headers: CIMultiDict[str]) -> Made | None:
     return next((text(501, why) for name, why in _NOT_KEPT.items() if name in headers), None)
 
 
-def _other_type(asked: Asked) -> Made:
+def _other_type(asked: BridgedRequest) -> Made:
     return text(409, f"Content-type mismatch: streams here are {asked.content.content_type}")
 
 
@@ -234,7 +234,7 @@ def _position(tail: Tail) -> dict[str, str]:
     return {**headers, STREAM_CLOSED: "true"} if tail.is_closed else headers
 
 
-def _created(asked: Asked, seq_num: int, *, is_new: bool, is_closed: bool) -> Made:
+def _created(asked: BridgedRequest, seq_num: int, *, is_new: bool, is_closed: bool) -> Made:
     headers = {"Content-Type": asked.content.content_type, **_position(Tail(seq_num, is_closed))}
     if is_new:
         headers["Location"] = asked.location

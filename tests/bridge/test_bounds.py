@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from gateway.bridge.names import MOST_NAME_BYTES
 from gateway.bridge.reads import MOST_ANSWER_BYTES
 from gateway.bridge.replies import HIGH_WATER_BYTES, MadeBody
+from gateway.bridge.streams import MOST_NAME_BYTES
 from gateway.origin.s2.calls import Call
 from gateway.s2 import protobuf, session
 from gateway.s2.errors import S2ErrorCode, error_body

@@ -27,7 +27,7 @@ from gateway.bridge.content import (
     page_of,
     split_messages,
 )
-from gateway.bridge.names import MOST_NAME_BYTES, BadName, BadOffset, StreamName, offset_at, parse_name, parse_offset
+from gateway.bridge.streams import MOST_NAME_BYTES, BadName, BadOffset, StreamName, offset_at, parse_name, parse_offset
 from gateway.protocol.json_body import is_json
 from gateway.protocol.names import is_sentinel, is_well_formed
 from gateway.s2.records import (

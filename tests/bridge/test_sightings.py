@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from gateway.bridge.sightings import MOST_SIGHTINGS, KnownSighting, S2Sighting, S2Sightings
+from gateway.bridge.streams import MOST_SIGHTINGS, KnownSighting, S2Sighting, S2Sightings
 from gateway.s2.records import Record, StreamPosition
 from tests.effort import examples
 

@@ -311,10 +311,6 @@ class S2Streams:
         topic = self.topic_of(record)
         return topic.readers if topic is not None else 0
 
-    def find_in_use(self, record: Stream) -> S2Stream | None:
-        """The stream, if it is in use."""
-        return self._streams.get(record)
-
     def topic_of(self, record: Stream) -> S2Topic | None:
         """The topic of a stream; None if it is not followed."""
         stream = self._streams.get(record)

@@ -1,28 +1,100 @@
-"""The last sighting of each stream, by which a stream that took its place is recognised.
+"""Bridged streams: how URLs name them, and by which last sighting a stream that took their place is recognised.
 
-An S2 stream that is deleted and created again counts from 0, and S2 has no name for the one life or the other.  What
-tells them apart is the timestamp of a record: a number that had another one before belongs to another stream, and so
-does a tail that lies before a record that was seen, or an append that got such a number.  Each stream found in this way
-is another *incarnation*; entity tags name it, and the engine drops what it holds of the one before.
+A URL of the engine's is `route://<route>/<path of the origin>/<basin>/<stream>`: the engine has put a configured basin
+where clients' paths name one otherwise.  The rest of the path is the stream's name, slashes included.  A slash that is
+escaped would be a second spelling of the same stream, whose writes and reads were kept apart, so it is refused.
+
+An offset is the sequence number of the record that comes next, in 20 digits: there is one at each record boundary.  All
+have the width of the largest sequence number, so that they compare as text in the order of the records.
+
+An S2 stream that is deleted and created again counts from 0, and S2 has no name for the one life or the other.  The
+timestamp of a record tells them apart: a number that had another timestamp earlier belongs to another stream, and so
+does a tail that lies before a known record, or an append that got such a number.  Each stream found in this way is
+another *incarnation*.  Entity tags name it, and the engine drops what it holds of the earlier one.
 
 A reply is compared with the knowledge at the time of its request, because replies overtake each other.  A reply without
 a known record proves nothing: its records may be another stream's.  They are joined to earlier records only after the
-last known record has been asked for again.  A stream that is gone never comes back, so a record that is the same before
-and after a reply shows whose the reply is.
+last known record has been asked for again.  A deleted stream never comes back, so a record that is the same before and
+after a reply shows whose the reply is.
 
-The table is bounded.  A stream that falls out of it is taken for the same when it is seen again.
+The table of sightings is bounded.  A stream that falls out of it counts as the same when it is seen again.
 """
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote, unquote_to_bytes
 
 from gateway.bridge.content import is_close
 from gateway.limits.memory import evict_oldest
-from gateway.s2.records import AppendAck, Record, StreamPosition
+from gateway.s2.records import MAX_U64, AppendAck, Record, StreamPosition
+
+MOST_NAME_BYTES: Final = 512
+"""The longest name of an S2 stream."""
+
+_BASIN: Final = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+class BadName(ValueError):
+    """The path names no stream; the message is one line for the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamName:
+    """An S2 stream."""
+
+    basin: str
+    stream: str
+    """Its name, decoded."""
+
+    @property
+    def path(self) -> str:
+        """The path of the stream below the origin's own."""
+        return "/v1/streams/" + quote(self.stream, safe="")
+
+
+def parse_name(path: str) -> StreamName:
+    """The stream that the path `/<basin>/<stream>` names.  Raises `BadName`."""
+    basin, slash, rest = path.removeprefix("/").partition("/")
+    if not slash or not rest or _BASIN.fullmatch(basin) is None:
+        raise BadName("The path is that of a basin and a stream")
+    if "%2F" in rest.upper():
+        raise BadName("A slash in a stream's name is not escaped")
+    try:
+        name = unquote_to_bytes(rest)
+        if len(name) > MOST_NAME_BYTES:
+            raise BadName(f"A stream's name has at most {MOST_NAME_BYTES} bytes")
+        return StreamName(basin, name.decode())
+    except UnicodeDecodeError:
+        raise BadName("A stream's name is UTF-8") from None
+
+
+WIDTH: Final = len(str(MAX_U64))
+
+
+class BadOffset(ValueError):
+    """The text is no offset of a bridged stream."""
+
+
+def offset_at(seq_num: int) -> str:
+    """The offset before the record `seq_num`."""
+    return f"{seq_num:0{WIDTH}d}"
+
+
+def parse_offset(text: str) -> int:
+    """The sequence number of the record after an offset.  Raises `BadOffset`."""
+    # ASCII first: `isdigit` takes digits of other scripts.
+    if len(text) != WIDTH or not text.isascii() or not text.isdigit():
+        raise BadOffset(text)
+    seq_num = int(text)
+    if seq_num > MAX_U64:
+        raise BadOffset(text)
+    return seq_num
+
 
 MOST_SIGHTINGS: Final = 65_536
 """Streams in the table; the one that was used least recently falls out."""
