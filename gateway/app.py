@@ -263,7 +263,7 @@ class RunningGateway:
         return config, load_plan(config), credentials, tls, certificates, load_rules(config), auth_tls
 
     def take_plan(self, plan: CachePlan | None, *, is_budget_set: bool) -> bool:
-        """Apply this plan under the current configuration; return whether it differs from the one before."""
+        """Apply this plan under the current configuration; return whether it differs from the previous one."""
         grants, limits = self.config.cache.plan, self.config.limits
         budget = budget_bytes(limits.cache_bytes, is_set=is_budget_set, plan=plan, grants=grants)
         _configure(self.metrics, self.config, budget)

@@ -94,7 +94,7 @@ def page_of(records: Sequence[Record]) -> Page:
             closed_at = record.seq_num
             break
     end = records[-1].seq_num + 1 if closed_at is None else closed_at
-    # What is trimmed behind the mark was trimmed all the same.
+    # Records behind the mark may be trimmed, too.
     return Page(tuple(data), end, closed_at is not None, min(trimmed_by(records), end))
 
 

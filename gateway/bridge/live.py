@@ -37,7 +37,7 @@ class _Lost(Exception):
 
 
 class _Replaced(Exception):
-    """The session is of another stream than was known."""
+    """The session belongs to another stream than the known one."""
 
 
 class _Ended(Exception):

@@ -107,7 +107,7 @@ class Call:
                 else:
                     self._saw(known, outcome)
                 return outcome
-            # Another reply has shown the stream's successor: this one may be of either.
+            # Another reply has shown the stream's successor: this one may belong to either.
             wait_s = None
         raise UpstreamBroken("Stream changes faster than it can be read")
 

@@ -192,7 +192,8 @@ async def _read_on(asked: BridgedRequest, answer: _Answer) -> S2Refused | None:
 
 
 def _take(asked: BridgedRequest, answer: _Answer, outcome: FoundRecords | AtTail) -> None:
-    """Take one page, or what is known instead.  Raises UpstreamBroken if it is of another stream than those before."""
+    """Take one page, or the known tail instead.  Raises UpstreamBroken if it belongs to another stream than the
+    earlier."""
     place, identity = answer.end, asked.call.sighting.identity
     if answer.identity not in ("", identity):
         raise _CreatedAgain

@@ -191,7 +191,8 @@ def position_headers(seq_num: int, *, up_to_date: bool = False, is_closed: bool 
 
 
 def refusal(refused: S2Refused, *, creates: bool = False) -> Made:
-    """What a refusal of the origin is to a client of Durable Streams; `creates` means of a request to create a stream.
+    """The reply to a client of Durable Streams for a refusal of the origin; `creates` means of a request to create a
+    stream.
 
     For the name of a stream that is being deleted clients come back after a 503, as after a conflict between two
     transactions, because both pass.  To all others the stream is gone.  422

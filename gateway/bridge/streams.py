@@ -97,7 +97,7 @@ def parse_offset(text: str) -> int:
 
 
 MOST_SIGHTINGS: Final = 65_536
-"""Streams in the table; the one that was used least recently falls out."""
+"""Streams in the table; the least recently used one falls out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class S2Sighting:
         return f"s2-{self._incarnation}"
 
     def known(self) -> KnownSighting:
-        """What is known now, to compare the reply with to a request that is about to be sent."""
+        """The knowledge of now, for comparison with the reply to a request that is about to be sent."""
         return KnownSighting(self._incarnation, self._position, self._mark)
 
     def has_read_to(self, tail: StreamPosition) -> bool:
@@ -197,7 +197,7 @@ class S2Sighting:
     ) -> None:
         """A record was seen; `is_known` means that it belongs to the known stream unless `is_other`."""
         if known.incarnation != self._incarnation:
-            # It was asked for before the stream took the other's place: it may be of either.
+            # It was asked for before the stream took the other's place: it may belong to either.
             return
         if is_other:
             self._begin_another()

@@ -1,4 +1,4 @@
-"""What the command line prints itself: READY lines on stdout, one-line messages on stderr."""
+"""The messages of the command line: READY lines on stdout, one-line messages on stderr."""
 
 from __future__ import annotations
 

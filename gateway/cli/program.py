@@ -136,7 +136,7 @@ def program(
 
 
 class _OriginProtocol(StrEnum):
-    """What the in-memory origin speaks."""
+    """The protocol that the in-memory origin speaks."""
 
     DURABLE_STREAMS = "durable-streams"
     S2 = "s2"

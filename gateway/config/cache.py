@@ -52,6 +52,6 @@ class CachePlanConfig(Model):
 
 
 class CacheConfig(Model):
-    """What the cache keeps, in addition to `limits.cache_bytes`."""
+    """The contents of the cache, in addition to `limits.cache_bytes`."""
 
     plan: CachePlanConfig = CachePlanConfig()

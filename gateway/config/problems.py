@@ -21,7 +21,7 @@ def value_path(detail: ErrorDetails) -> KeyPath:
 
 
 def problem(detail: ErrorDetails, path: KeyPath) -> str:
-    """What is wrong with the value at `path`, without its source and its key."""
+    """The mistake in the value at `path`, without its source and its key."""
     value = detail["input"]
     match detail["type"]:
         case "extra_forbidden":

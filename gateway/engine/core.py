@@ -327,7 +327,7 @@ class Engine:
             self.store.forget_before(stream, offset)
 
     def limit_clients(self, limits: LimitsConfig) -> None:
-        """Bound what one client net may have followed and read anew, from now on."""
+        """Bound the streams that one client net may have followed, and its reads of new ones, from now on."""
         self.live_table.most_per_client = limits.most_client_followed_streams
         self._cold_read_limit.set_rate(limits.client_new_streams_per_s)
 

@@ -1,4 +1,4 @@
-"""What long-polls and SSE reads have in common: where a reader starts, which topic it joins, what is fetched for it.
+"""The common part of long-polls and SSE reads: where a reader starts, which topic it joins, what is fetched for it.
 
 A live read walks the tape from its client's offset.  If the tape ends short of the topic's position, the gap is
 fetched; at the topic's position the reader waits for the topic.  A reader has no request of its own at the origin,

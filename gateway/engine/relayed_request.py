@@ -41,7 +41,7 @@ _BRIDGED_CHANGES: Final = {Mode.DELETE: DELETES, Mode.CREATE: APPENDS, Mode.APPE
 
 
 def may_remake(change: Change) -> bool:
-    """Whether writes that do this together may delete the stream and make it anew."""
+    """Whether writes that do this together may delete the stream and create it again."""
     return bool(change & DELETES) and change != DELETES
 
 

@@ -304,7 +304,7 @@ class Writes:
         self._tell(group, revalidate, "revalidate")
 
     def _doubt(self, stream: Stream) -> None:
-        """Forget what is held: it may be of another stream than the one that a write was acknowledged for."""
+        """Forget the held bytes: they may belong to another stream than the one of the acknowledged write."""
         self._store.forget_bytes(stream)
         stream.forget_acknowledged()
         stream.may_be_another()

@@ -11,7 +11,7 @@ from gateway.ops.families import counter, gauge
 
 
 class MemoryState(NamedTuple):
-    """What the guard knows, in bytes; a bound of 0 is none."""
+    """The figures of the guard, in bytes; a bound of 0 means that there is no bound."""
 
     client_bytes: int = 0
     client_limit_bytes: int = 0

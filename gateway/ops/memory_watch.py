@@ -43,10 +43,10 @@ _log = logging.getLogger("gateway.memory")
 
 
 class ClientMemory(Protocol):
-    """What clients hold; `gateway.server.shedding`, with the reasons bound."""
+    """The memory that clients hold; `gateway.server.shedding`, with the reasons bound."""
 
     async def look(self) -> int:
-        """What clients hold now, in bytes."""
+        """The bytes that clients hold now."""
 
     def drop_over_bound(self, excess: int) -> int:
         """Drop the costliest because clients together hold too much; return how many."""
@@ -102,7 +102,7 @@ class MemoryWatch:
         self._has_shed = False
         """Whether clients were dropped whose memory has not been returned to the system yet."""
         self.client_bytes = 0
-        """What clients held at the latest look."""
+        """The bytes that clients held at the latest look."""
 
     def __repr__(self) -> str:
         return f"<MemoryWatch {self._guard!r}, {self.client_bytes} bytes held by clients>"

@@ -1,4 +1,4 @@
-"""What the origin was spared: the shares of clients' reads, and of the bytes they got, that cost it nothing.
+"""The load that the origin was spared: the shares of clients' reads, and of the bytes they got, that cost it nothing.
 
     requests spared = 1 - requests sent to origins for reads / reads that clients began
     bytes spared    = 1 - body bytes that origins sent / body bytes of answers before compression

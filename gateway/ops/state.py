@@ -44,7 +44,7 @@ class State:
     followed: int = 0
     """Streams with a topic."""
     holdings: dict[str, RouteUsage] = field(default_factory=dict)
-    """What the tapes hold, by route."""
+    """The contents of the tapes, by route."""
     upstream: dict[str, Connections] = field(default_factory=dict)
     """Connections to origins, by pool."""
     slots: SlotUse = _NO_SLOTS

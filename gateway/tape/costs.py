@@ -52,7 +52,7 @@ USUAL_COST: Final = EMPTY_COST + BLOCK_COST + USUAL_TEXTS
 
 @dataclass(slots=True)
 class RouteUsage:
-    """What the streams of one route hold: tapes, blocks, and bytes of the budget."""
+    """The contents of the streams of one route: tapes, blocks, and bytes of the budget."""
 
     tapes: int = 0
     blocks: int = 0

@@ -35,16 +35,16 @@ class Question(StrEnum):
     TAIL = "tail"
     """Where the stream ends now."""
     BYTES = "bytes"
-    """What follows an offset after which no bytes are held."""
+    """The kind of position after which no bytes are held."""
 
 
 class Awaited(StrEnum):
-    """What a read waits for without a request of its own."""
+    """The event that a read waits for without a request of its own."""
 
     CONNECTION = "connection"
     """A follower that is connecting, and then names the tail."""
     FOLLOWER = "follower"
-    """What the follower is about to bring."""
+    """The bytes that the follower is about to bring."""
     CHANGE = "change"
     """Whatever happens next: the read is live and at the tail."""
 
@@ -89,7 +89,7 @@ class FollowedTopic(Protocol):
     """The offset at which the follower is; None if it is not known."""
 
     def is_current(self, at: str) -> bool:
-        """Whether a reader that has everything before `at` may be told that it is up to date."""
+        """Whether an answer may say that a reader with everything before `at` is up to date."""
 
     def is_missing(self, at: str) -> bool:
         """Whether the bytes after `at` must be fetched."""
@@ -380,7 +380,7 @@ class RecordProgress:
     at: int
     """The sequence number before which the read has everything."""
     left: Limits
-    """What is left of its limits."""
+    """The rest of its limits."""
     may_wait: bool = False
     """Whether it waits at the tail."""
     may_be_empty: bool = False

@@ -9,8 +9,8 @@ A record never changes, so everything a tape holds stays true for the life of on
 stream's tail is, is not such a fact, so the tape does not know it: a read that stops at the end of what is held is
 *open*, and only the origin can tell whether more follows.  A read that a limit stopped is *closed*.
 
-A stream that is deleted and created again numbers its records from 0 anew.  `store` raises `RecordsReplaced` if records
-contradict those held: another timestamp at the same number, or timestamps that decrease.
+A stream that is deleted and created again numbers its records from 0 again.  `store` raises `RecordsReplaced` if
+records contradict those held: another timestamp at the same number, or timestamps that decrease.
 
 The tape changes only by plain functions.  It knows no HTTP, no sockets and no clock.
 """
@@ -58,7 +58,8 @@ class RecordsReplaced(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What ends a read: records, metered bytes, and the first timestamp that is not wanted; None for no limit."""
+    """The limits that end a read: records, metered bytes, and the first timestamp that is not wanted; None for no
+    limit."""
 
     count: int | None = None
     bytes: int | None = None
@@ -70,7 +71,7 @@ class Limits:
         return self.count == 0 or self.bytes == 0
 
     def after(self, count: int, size: int) -> Limits:
-        """What is left after `count` records of `size` metered bytes."""
+        """The rest after `count` records of `size` metered bytes."""
         return Limits(
             None if self.count is None else max(0, self.count - count),
             None if self.bytes is None else max(0, self.bytes - size),
@@ -91,7 +92,7 @@ class Limits:
 
 
 UNARY: Final = Limits(MAX_BATCH_RECORDS, MAX_BATCH_METERED_BYTES)
-"""What one unary read, or one batch of a session, is limited to."""
+"""The limits of one unary read, or of one batch of a session."""
 
 
 def _is_at_least(one: int | None, other: int | None) -> bool:
@@ -136,7 +137,7 @@ _NO_LIMITS: Final = Limits()
 
 
 class Span(NamedTuple):
-    """What one block holds."""
+    """The contents of one block."""
 
     start: int
     end: int
@@ -198,7 +199,7 @@ class RecordTape:
         return sum(block.size for block in self._blocks.values())
 
     def spans(self) -> Iterator[Span]:
-        """What each block holds, in the order of the numbers."""
+        """The contents of each block, in the order of the numbers."""
         for start in self._starts:
             block = self._blocks[start]
             yield Span(block.start, block.end, len(block.records), block.size)

@@ -79,7 +79,7 @@ class TapeStore:
         self.unstored_bytes = 0
         """Bytes fetched and not stored for that reason."""
         self.holdings: defaultdict[str, RouteUsage] = defaultdict(RouteUsage)
-        """What each route's streams hold."""
+        """The contents of each route's streams."""
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when a stream's bytes are dropped or may no longer be shared, so that data derived from them is
         dropped too."""

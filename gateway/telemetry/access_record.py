@@ -171,7 +171,7 @@ class Record:
             self.fetches += ((fetch, leads),)
 
     def common(self) -> Record:
-        """What the records of equal requests of other clients have in common with this one."""
+        """The facts that the records of equal requests of other clients share with this one."""
         return Record(
             mode=self.mode,
             method=self.method,
@@ -238,7 +238,8 @@ _MOST_LINES: Final = 16
 
 
 class Repeated:
-    """What all repetitions of one remembered answer have in common; `line` belongs to the access log that writes it."""
+    """The facts that all repetitions of one remembered answer share; `line` belongs to the access log that writes
+    it."""
 
     __slots__ = ("line", "record")
 
@@ -249,7 +250,7 @@ class Repeated:
 
 
 class CommonFacts:
-    """What the records of live reads that ask for the same have in common."""
+    """The facts that the records of live reads that ask for the same share."""
 
     __slots__ = ("_lines", "record")
 
@@ -273,14 +274,14 @@ class CommonFacts:
 
 
 LiveCounts = tuple[float, str, int, int]
-"""What an SSE read has come to: the seconds until its first byte, the offset behind what was sent, the body bytes so
+"""The figures of an SSE read: the seconds until its first byte, the offset behind what was sent, the body bytes so
 far, and the live readers of its stream."""
 
 
 def note_repeated(
     outcome: Outcome, status: int, next_offset: str | None, coding: Coding | None, sent_bytes: int, saved_bytes: int
 ) -> Repeated | None:
-    """What repetitions of the current answer have in common; None without an access log."""
+    """The facts that repetitions of the current answer share; None without an access log."""
     record = record_now.get()
     if record is None:
         return None
@@ -307,7 +308,7 @@ class CountedRead(Protocol):
     """An SSE read."""
 
     def live_counts(self) -> LiveCounts:
-        """What the read has come to.  The access log asks before writing a line."""
+        """The figures of the read so far.  The access log asks before writing a line."""
 
 
 class HeaderSection(Protocol):

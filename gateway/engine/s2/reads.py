@@ -1,7 +1,7 @@
 """Reads of S2 streams, from the request to the answer or to the session that gives it.
 
 `unary.py` answers unary reads, `reader.py` gives sessions.  A read may find that the stream was created again while it
-went over it.  It then begins anew, because records of two streams must not be joined.
+went over it.  It then begins again, because records of two streams must not be joined.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gateway.upstream.asking import Upstream
 from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
 
 _MOST_BEGINNINGS: Final = 3
-"""How often a read begins anew because the stream was created again."""
+"""How often a read begins again because the stream was created again."""
 
 
 async def start_read(stream: S2Stream, query: ReadQuery, read: S2Read) -> tuple[RecordProgress, Outcome] | S2Refused:
@@ -71,7 +71,7 @@ async def start_read(stream: S2Stream, query: ReadQuery, read: S2Read) -> tuple[
                 return start
             progress.at, progress.tail, outcome = start
             if progress.tail is None:
-                # Not the tail of before: the record that was found may have been appended since.
+                # Not the earlier tail: the record that was found may have been appended since.
                 progress.trust(stream.trusted_tail(read.trust_s))
     return progress, outcome
 

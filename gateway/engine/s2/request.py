@@ -97,7 +97,7 @@ class S2StreamPath:
 
 
 def parse_path(path: str) -> S2StreamPath | None:
-    """What a path at the origin names, percent-encoded; None if it is not of one stream."""
+    """The stream that a path at the origin names, percent-encoded; None if it names no single stream."""
     found = _PATH.fullmatch(path)
     if found is None:
         return None
@@ -132,7 +132,7 @@ def basin_in_host(label: str, path: str, headers: CIMultiDict[str]) -> str | Non
 
 @dataclass(frozen=True, slots=True)
 class S2Unnamed:
-    """Something is created whose name cannot be told."""
+    """Something is created whose name is not known."""
 
 
 def created_basin(path: str, body: bytes | None, coding: str | None) -> str | S2Unnamed | None:
@@ -155,7 +155,7 @@ def created_stream(path: str, body: bytes | None, coding: str | None) -> str | S
 
 
 def _named(body: bytes | None, coding: str | None, field: str) -> str | None:
-    """What a request to create something names in this field."""
+    """The name that a request to create something has in this field."""
     if body is None or len(body) > _MOST_CREATED_BYTES:
         return None
     try:

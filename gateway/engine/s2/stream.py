@@ -1,4 +1,4 @@
-"""What is under way for one S2 stream: fetches and questions that its readers share, and its live topic.
+"""The work under way for one S2 stream: fetches and questions that its readers share, and its live topic.
 
 A *fetch* brings the records from one start on.  A reader joins a fetch that has not been sent: what it says about the
 tail is then fresh for the reader too.  A reader that comes later waits for the fetch only for its records, and asks
@@ -53,7 +53,7 @@ _MOST_BATCHES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class S2Shared:
-    """What all streams have in common."""
+    """The parts that all streams share."""
 
     origin: S2Origin
     store: TapeStore
@@ -77,7 +77,7 @@ class S2Stream:
         self.users = 0
         self.topic: S2Topic | None = None
         self._batches: dict[tuple[int, Limits, StreamPosition | None], tuple[S2Batch, bool]] = {}
-        """What readers were given in this turn of the event loop."""
+        """The parts that readers were given in this turn of the event loop."""
         self._fetches = S2Fetches(shared.tasks, stream.key.group.path)
 
     def __repr__(self) -> str:

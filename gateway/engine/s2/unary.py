@@ -96,7 +96,7 @@ def held_answer(stream: Stream, asked: S2ReadRecords) -> S2Answer | None:
 
 
 class S2UnaryContext(Protocol):
-    """What all reads of a process share."""
+    """The parts that all reads of a process share."""
 
     @property
     def clock(self) -> Clock:

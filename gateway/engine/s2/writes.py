@@ -1,9 +1,9 @@
 """Effects of writes through the gateway on the held records of S2 streams.
 
 `S2Acknowledgements` reads the acknowledgements of appends on their way to the client.  A stream that was deleted and
-created again past the gateway numbers its records from 0 anew, and an append through the gateway may be what shows that
-first: records can only be appended after the ones that were held when it was sent.  It is noticed before the client has
-the acknowledgement, because the client's next read must show what it has appended.
+created again past the gateway numbers its records from 0 again, and an append through the gateway may be what shows
+that first: records can only be appended after the ones that were held when it was sent.  It is noticed before the
+client has the acknowledgement, because the client's next read must show what it has appended.
 
 Of a path with a crowd of streams (`gateway.tape.paths`) only the awake ones are looked at for each append.  Sleeping
 streams do not change.  They are looked at when an acknowledgement lies before the end of the records that one of them
@@ -56,7 +56,7 @@ _MOST_BYTES: Final = 4_096
 
 
 class S2HeldBefore(NamedTuple):
-    """What was held of a stream when an append was sent."""
+    """The records held of a stream when an append was sent."""
 
     stream: Stream
     end: int
@@ -93,7 +93,7 @@ class S2Acknowledgements:
         self._is_over = False
         """Whether there is nothing more to see."""
         self._bytes = b""
-        """What has come, of a session until its first frame is complete."""
+        """The bytes that have arrived; of a session until its first frame is complete."""
         self._length = _MOST_BYTES
         self._coding: str | None = None
         self._is_protobuf = False
@@ -167,7 +167,7 @@ class S2Acknowledgements:
 
 
 _GONE: Final = frozenset({404, 409, 410})
-"""What a stream that is gone, or about to be (409), is answered with."""
+"""The codes for a stream that is gone, or about to be (409)."""
 
 _MOST_QUERIES: Final = 8
 """Queries that one event of a crowd names; more are all."""
@@ -290,7 +290,7 @@ class S2Writes:
         self._store.tell(group, S2Doubted(self._store, _queries(request.headers)))
 
     def _of_basins(self, origin: str, queries: set[str] | None) -> Iterator[Stream]:
-        """What is held of the streams of these basins; None is for all."""
+        """The held streams of these basins; None is for all."""
         for stream in tuple(self._store):
             if stream.key.group.origin == origin and _is_of(stream, queries):
                 yield stream

@@ -10,8 +10,8 @@
 - A sink that cannot tell whether a line arrived may write it again.  Both copies have the same `id`; no two other lines
   do.
 - Summing bytes over all lines counts each byte once.  A long live read writes lines while it goes on (`is_final` is
-  false), each with the bytes since the one before; `duration_s` is its age so far.  To count requests, count the lines
-  with `is_final` true.
+  false), each with the bytes since the previous line; `duration_s` is its age so far.  To count requests, count the
+  lines with `is_final` true.
 - As long as no line was dropped, the sums of `origin_requests` and `fetched_bytes` over all lines equal
   `durable_gateway_upstream_requests_total` and `durable_gateway_upstream_bytes_total`.  The cost of a stream's one live
   upstream request is in the next line written for a live reader of that stream.  Upstream work that belongs to no

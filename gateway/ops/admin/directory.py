@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class Name(NamedTuple):
-    """What identifies a stream, in the order in which streams are listed."""
+    """The key of a stream, in the order in which streams are listed."""
 
     path: str
     query: str

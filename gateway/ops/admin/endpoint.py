@@ -91,7 +91,7 @@ class Endpoint:
     body: Any = Nothing
     status: int = 200
     expects: str = ""
-    """What the body should be; for bodies with several forms."""
+    """The expected body; for bodies with several forms."""
     most_bytes: int = _BODY_BYTES
     """The largest body, in bytes."""
     audited: Callable[[Any, Any], str] | None = None

@@ -32,7 +32,7 @@ class Cache:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Spared:
-    """What the origin was spared, with both sides of each share counted over the same window."""
+    """The load that the origin was spared, with both sides of each share counted over the same window."""
 
     window_s: float
     reads: int

@@ -28,7 +28,7 @@ class Expected:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Actual:
-    """What was counted since the plan took effect."""
+    """The counts since the plan took effect."""
 
     hit_ratio: float | None
     """Null before the first read."""

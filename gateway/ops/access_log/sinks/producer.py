@@ -24,7 +24,7 @@ _LONGEST_RETRY_AFTER_S: Final = 60.0
 
 
 class Step(Enum):
-    """What to do after a reply."""
+    """The next step after a reply."""
 
     DONE = auto()
     """The batch is in the stream, once."""
