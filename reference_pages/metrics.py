@@ -39,5 +39,5 @@ def _everything() -> Metrics:
     metrics.plan = lambda: state
     origins = Origins(ManualClock(), Random(1), lambda line: None)
     origins.configure([RouteConfig(origin="http://a")], OriginsConfig(), {})
-    metrics.look = lambda: State(origins=origins.look())
+    metrics.look = lambda: State(origins=origins.snapshot())
     return metrics

@@ -56,9 +56,9 @@ class KeySet:
         keys = len(self.ring.keys) if self.ring is not None else 0
         return f"<KeySet {self.source.issuer}: {keys} keys, {self.fetches} fetches, {self.failures} failures>"
 
-    def find(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
-        """As `KeyRing.find`.  Raises Undecided if a fetch may bring the key."""
-        if self.ring is not None and (found := self.ring.find(kid, alg, kind)):
+    def keys_for(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
+        """As `KeyRing.keys_for`.  Raises Undecided if a fetch may bring the key."""
+        if self.ring is not None and (found := self.ring.keys_for(kid, alg, kind)):
             return found
         wait_s = self._earliest - self._now()
         if self.is_fetching or wait_s <= 0:
@@ -103,7 +103,7 @@ class KeySet:
         self.due_at = self.fetched_at + lifetime_s * (_AHEAD[0] + (_AHEAD[1] - _AHEAD[0]) * share)
         return is_withdrawn
 
-    def failed(self, problem: str, share: float) -> None:
+    def fetch_failed(self, problem: str, share: float) -> None:
         """The fetch has failed; the keys stay as they are."""
         self.is_fetching = False
         self.failures += 1
@@ -123,7 +123,7 @@ class KeySets:
     def __repr__(self) -> str:
         return f"<KeySets {list(self._sets.values())}>"
 
-    def configure(self, sources: Iterable[KeySource]) -> None:
+    def keep_sources(self, sources: Iterable[KeySource]) -> None:
         """Keep these from now on, with the keys that are known, and forget others."""
         self._sets = {one: self._sets.get(one) or KeySet(one, self._now) for one in sources}
 

@@ -43,7 +43,7 @@ class KeyRing(NamedTuple):
         """Their ids, algorithms and thumbprints (RFC 7638): equal keys have equal ones."""
         return frozenset((one.kid, one.alg, one.key.thumbprint()) for one in self.keys)
 
-    def find(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
+    def keys_for(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
         """The keys that may have signed a token with this header; `kind` is the key type that its algorithm needs.  A
         token without a `kid` fits only if one key does."""
         fitting = tuple(one for one in self.keys if one.key.key_type == kind and one.alg in (None, alg))

@@ -32,7 +32,7 @@ _KINDS: Final = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP", "HS": "oct"}
 class Keys(Protocol):
     """The keys of an issuer, as they are known now."""
 
-    def find(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
+    def keys_for(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
         """The keys that may have signed a token with this header."""
 
 
@@ -129,7 +129,7 @@ def verify(token: Unverified, rule: TokenRule, keys: Keys, wall: float) -> Princ
     audience = [aud] if isinstance(aud, str) else aud
     if not isinstance(audience, list) or not any(isinstance(one, str) and one in rule.audience for one in audience):
         raise BadCredential("The token is for another audience")
-    candidates = keys.find(kid, alg, _KINDS[alg[:2]])
+    candidates = keys.keys_for(kid, alg, _KINDS[alg[:2]])
     if not candidates:
         raise BadCredential("The token's key is unknown")
     _check_signature(token.text, candidates[0].key, rule)

@@ -99,7 +99,7 @@ class RelayedCall(SentRequest):
 
     def failed(self, error: GatewayError) -> None:
         self._is_decided, self._pending = True, None
-        self._relay.failed(self, error)
+        self._relay.record_failure(self, error)
         if not self._has_left:
             self.take_failure(error)
 
@@ -154,10 +154,10 @@ class Relay:
                 shared = stream.headers if stream is not None and is_known else None
                 request.route.judge_web_origin(request.group, web_origin, reply, shared)
 
-    def failed(self, relayed: RelayedCall, error: GatewayError) -> None:
+    def record_failure(self, relayed: RelayedCall, error: GatewayError) -> None:
         """There is no answer."""
         request = relayed.request
         if not relayed.is_cut_short and not isinstance(error, CircuitOpen | UpstreamCongested):
             self.metrics.upstream_failure(request.mode, type(error).__name__, request.route.name)
         if relayed.is_write:
-            self._writes.failed(relayed, error)
+            self._writes.write_failed(relayed, error)

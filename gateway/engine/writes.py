@@ -80,7 +80,7 @@ class Writes:
         self._s2_written = s2_written
 
     def write_started(self, write: SentRequest) -> None:
-        """A write is about to be sent; `write_answered` or `failed` must follow."""
+        """A write is about to be sent; `write_answered` or `write_failed` must follow."""
         group = write.request.group
         self._pending.add_write(write)
         self._negative_cache.forget_path(group)
@@ -100,7 +100,7 @@ class Writes:
         finally:
             self._pending.remove_write(write)
 
-    def failed(self, write: SentRequest, error: GatewayError) -> None:
+    def write_failed(self, write: SentRequest, error: GatewayError) -> None:
         """There is no answer."""
         try:
             if write.stream is not None:

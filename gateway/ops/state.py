@@ -78,5 +78,5 @@ def look_at(
         upstream=engine.client.connections(),
         slots=engine.client.slot_use(),
         background_tasks=len(engine.tasks),
-        origins=engine.origins.look(),
+        origins=engine.origins.snapshot(),
     )

@@ -41,12 +41,12 @@ class Admission:
         self.now = now
         self.on_ban: Callable[[Account, float], None] = lambda account, until: None
         """Called with the account of each net that is banned, and the time at which that ends."""
-        self.configure(limits)
+        self.use_limits(limits)
 
     def __repr__(self) -> str:
         return f"<Admission {self.accounts!r} {self.rates!r} {self._bans!r}>"
 
-    def configure(self, limits: LimitsConfig) -> None:
+    def use_limits(self, limits: LimitsConfig) -> None:
         """Use these limits from now on."""
         self.most_live_reads = limits.most_client_live_reads
         self._bans.set_rate(limits.client_refusals_per_s, self.accounts)

@@ -164,7 +164,7 @@ class Clients:
         nets = client_nets(limits.client_v4_bits, limits.client_v6_bits)
         self.accounts = Accounts(nets, clock.now) if accounts is None else accounts
         self.handler = handler
-        self.configure(limits)
+        self.use_limits(limits)
         self.remembered = remembered
         self.metrics = metrics
         self.on_bad_request: Callable[[int, int, ClientConnection], None] = lambda status, sent_bytes, connection: None
@@ -245,7 +245,7 @@ class Clients:
     def __iter__(self) -> Iterator[ClientConnection]:
         return iter(self._open)
 
-    def configure(self, limits: LimitsConfig) -> None:
+    def use_limits(self, limits: LimitsConfig) -> None:
         """Use these limits from now on."""
         self.limits = limits
         # Attributes, because those of a pydantic model are slow to reach.

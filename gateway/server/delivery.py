@@ -75,7 +75,7 @@ class Delivery:
             answer.run.stream.sent_bytes += len(body)
         return self.text(answer.status, answer.headers, body)
 
-    async def answer(self, answer: Answer) -> Answered:
+    async def send_answer(self, answer: Answer) -> Answered:
         """Send an answer that `whole_answer` does not.  Raises Aborted if the client or the origin goes away in the
         middle."""
         assert answer.parts is not None

@@ -316,8 +316,8 @@ class Frontend:
         """Put every later request under `config`, and under these rules who may."""
         self._config = config
         for clients in self.every_clients:
-            clients.configure(config.limits)
-        self._admission.configure(config.limits)
+            clients.use_limits(config.limits)
+        self._admission.use_limits(config.limits)
         self._rates.replace(config.rate_limits)
         self.clients.header_cache.clear()
         is_other = self.routes.replace(config.routes, rules)

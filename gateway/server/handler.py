@@ -270,7 +270,7 @@ class RequestHandler:
             try:
                 if context.mode is _CATCHUP:
                     return await self._deliver(context, read, await self._engine.catch_up(read, first))
-                answer = await self.live_requests.answer(context, read)
+                answer = await self.live_requests.begin_answer(context, read)
                 return await self._deliver(context, read, answer) if answer is not None else None
             except Uncacheable as error:
                 context.why_alone = error.why.reason
@@ -364,7 +364,7 @@ class RequestHandler:
     @staticmethod
     async def _deliver_rest(context: RequestContext, answer: Answer) -> Answered | None:
         try:
-            return await context.delivery.answer(answer)
+            return await context.delivery.send_answer(answer)
         finally:
             answer.close()
 

@@ -54,7 +54,7 @@ class LiveRequests:
         self._refusals = engine.negative_cache.groups
         """Streams of which the origin has refused some reader lately; mostly empty."""
 
-    async def answer(self, context: RequestContext, read: Read) -> Answer | None:
+    async def begin_answer(self, context: RequestContext, read: Read) -> Answer | None:
         """Begin the live answer to a request; returns the answer instead if it is a whole one.  Raises Uncacheable or a
         GatewayError."""
         if context.mode is _SSE:

@@ -159,7 +159,7 @@ class AuthServices:
     def configure(self, every: Iterable[Rules]) -> None:
         """Fetch the keys that these rules name, now and from time to time, and no others."""
         every = tuple(every)
-        self.key_sets.configure(key_sources(every))
+        self.key_sets.keep_sources(key_sources(every))
         rules = (one for rules in every for one in rules if isinstance(one, ForwardRule))
         self._services = {one: self._services.get(one) or Service(one) for one in rules}
         for timer in self._timers.values():
@@ -315,7 +315,7 @@ class AuthServices:
             fetching.cancel()
         was_failing = keys.failed_in_a_row
         if isinstance(found, str):
-            keys.failed(found, self._rng.random())
+            keys.fetch_failed(found, self._rng.random())
             if not was_failing:
                 then = "its tokens get a 503" if keys.ring is None else "the keys in use stay"
                 _log.warning("keys of %s: %s: %s; %s", source.issuer, source.url, found, then)

@@ -98,7 +98,7 @@ class ConnectionPool:
         """Share the slots among this many hosts and routes."""
         self._slots.share_among(hosts, routes)
 
-    def look(self, now: float) -> Connections:
+    def snapshot(self, now: float) -> Connections:
         """A snapshot of the connections.  A connection in the making has a slot but no age."""
         busy = {one.connection if isinstance(one, Http2Stream) else one: now - one.made_at for one in self._busy}
         idle = [now - one.made_at for one in self._idle]
@@ -108,7 +108,7 @@ class ConnectionPool:
 
     def slot_use(self) -> SlotUse:
         """The use of the slots now."""
-        return self._slots.look()
+        return self._slots.snapshot()
 
     # -- slots
 

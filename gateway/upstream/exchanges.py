@@ -94,7 +94,7 @@ class Exchanges:
     def connections(self) -> dict[str, Connections]:
         """The open connections: `shared` for all brief requests, `live` for followed streams and relayed live reads."""
         now = asyncio.get_running_loop().time()
-        return {"shared": self.shared.look(now), "live": self.live.look(now)}
+        return {"shared": self.shared.snapshot(now), "live": self.live.snapshot(now)}
 
     def slot_use(self) -> SlotUse:
         """The slots of the shared pool, and the live connections."""

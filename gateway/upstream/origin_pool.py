@@ -305,10 +305,10 @@ class Origins:
         if origin is not None:
             origin.readmit(by, self.clock.now())
 
-    def look(self) -> tuple[OriginState, ...]:
+    def snapshot(self) -> tuple[OriginState, ...]:
         """Snapshots of all origins."""
         now = self.clock.now()
-        return tuple(origin.look(now) for origin in self._origins.values())
+        return tuple(origin.snapshot(now) for origin in self._origins.values())
 
 
 def authority_of(url: str) -> str:

@@ -154,7 +154,7 @@ class Origin:
         self.breaker.set_policy(policy_of(config))
         self._most_waiting = config.waiting_requests
 
-    def look(self, now: float) -> OriginState:
+    def snapshot(self, now: float) -> OriginState:
         """A snapshot of the origin."""
         is_well = self.breaker.state is BreakerState.CLOSED and not self._ejected
         since = min(self._ejected.values(), default=self.breaker.since)

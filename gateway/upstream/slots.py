@@ -270,7 +270,7 @@ class Slots:
             self._lanes[endpoint, route, purpose, is_upload] = lane
         return lane
 
-    def look(self) -> SlotUse:
+    def snapshot(self) -> SlotUse:
         """The use of the slots now."""
         taken = {Purpose.READ: self._all.reads.taken, Purpose.WRITE: self._all.writes.taken}
         taken[Purpose.LIVE] = self._all.lives.taken

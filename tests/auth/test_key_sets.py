@@ -44,7 +44,7 @@ class Fetches(RuleBasedStateMachine):
         has_it = self.held is not None and any(one.kid == kid for one in self.held.keys)
         was_fetching = self.keys.is_fetching
         try:
-            found = self.keys.find(kid, *KINDS[kid])
+            found = self.keys.keys_for(kid, *KINDS[kid])
         except Undecided as undecided:
             assert not has_it
             assert 1 <= undecided.retry_after_s <= 31
@@ -77,7 +77,7 @@ class Fetches(RuleBasedStateMachine):
     @precondition(lambda self: self.keys.is_fetching)
     @rule(share=st.floats(0, 1))
     def failed(self, share: float) -> None:
-        self.keys.failed("down", share)
+        self.keys.fetch_failed("down", share)
         assert 0.5 <= self.keys.due_at - self.clock.now() <= 30
 
     @invariant()
@@ -95,11 +95,11 @@ TestFetches = Fetches.TestCase
 
 def test_sources_that_stay_keep_their_keys() -> None:
     sets, other = KeySets(lambda: 0.0), KeySource("https://other.test", "https://other.test/keys")
-    sets.configure([SOURCE, SOURCE])
+    sets.keep_sources([SOURCE, SOURCE])
     (one,) = sets.look()
-    sets.configure([other, SOURCE])
+    sets.keep_sources([other, SOURCE])
     assert sets.find_set(SOURCE) is one
-    sets.configure([other])
+    sets.keep_sources([other])
     assert sets.find_set(SOURCE) is None
 
 

@@ -243,7 +243,7 @@ class System:
         """Wait until the gateway takes its origin for well: requests alone make it look again.  Raises TimeoutError."""
         async with asyncio.timeout(_NO_TROUBLE_S):
             await self.restarted()
-            while any(origin.retry_in_s is not None for origin in self.running.engine.origins.look()):
+            while any(origin.retry_in_s is not None for origin in self.running.engine.origins.snapshot()):
                 wire = await Wire.open(self.running.gateway_url)
                 await wire.ask(f"/probe-{secrets.token_hex(4)}", {}, "HEAD")
                 await wire.answer("HEAD")

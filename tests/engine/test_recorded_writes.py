@@ -179,7 +179,7 @@ def test_after_a_write_of_unknown_outcome_every_party_asks_the_origin(
     if has_answer:
         world.answer(sent, 502)
     else:
-        world.writes.failed(sent, UpstreamBroken())
+        world.writes.write_failed(sent, UpstreamBroken())
     assert (world.ends, world.doubted) == ([None, None], [True, True])
     # An append ends no stream.
     assert [stream.version.may_have_ended for stream in world.streams] == [mode is not Mode.APPEND] * 2

@@ -83,7 +83,7 @@ def test_every_query_reads_series_that_the_gateway_has() -> None:
     metrics.listeners.expiries = lambda: [(":443", "edge.test", 1e9)]
     origins = Origins(ManualClock(), Random(1), lambda line: None)
     origins.configure([RouteConfig(origin="http://a")], OriginsConfig(), {})
-    metrics.look = lambda: State(origins=origins.look(), upstream={"live": Connections(0, 0, 0.0, 0.0)})
+    metrics.look = lambda: State(origins=origins.snapshot(), upstream={"live": Connections(0, 0, 0.0, 0.0)})
     text, _ = metrics.exposition()
     existing = figures(text.decode(), "a")
     for asked in (*panel_queries(), *annotation_queries(), *alert_queries()):

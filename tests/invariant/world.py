@@ -421,7 +421,7 @@ class World:
                 self.raise_failures()
             await self.until(lambda: all(reader.has_arrived for reader in self.readers))
             # While the gateway considers the origin unreachable it sends nothing, and only requests make it probe.
-            while any(origin.retry_in_s is not None for origin in self.gateway.engine.origins.look()):
+            while any(origin.retry_in_s is not None for origin in self.gateway.engine.origins.snapshot()):
                 await self._exchange("HEAD", self.url(False), {})
                 await self.rest()
         self.has_trouble = False

@@ -95,7 +95,7 @@ async def test_a_slow_chunked_body_holds_no_connection_until_it_is_known_to_be_s
     wire = await edge.wire()
     head = "POST /s HTTP/1.1\r\nHost: edge.test\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n"
     await wire.send(f"{head}1\r\na\r\n".encode())
-    await eventually(lambda: len(edge.gateway.engine.origins.look()) == 1)
+    await eventually(lambda: len(edge.gateway.engine.origins.snapshot()) == 1)
     assert (await edge.get("/s", of(2))).status == 200
     assert edge.gateway.engine.client.open_connections == 0
     await wire.send(b"1\r\nb\r\n0\r\n\r\n")
@@ -140,7 +140,7 @@ async def test_a_request_that_waits_too_long_gets_a_503_that_is_not_held_against
     assert (await bounded(edge.get("/hung0", of(20)))).status == 404
     gate.release()
     assert {answer.status for answer in await bounded(asyncio.gather(*hung))} == {201}
-    (seen,) = edge.gateway.engine.origins.look()
+    (seen,) = edge.gateway.engine.origins.snapshot()
     assert (seen.failures, seen.is_up) == (0, True)
     assert figure(edge, "durable_gateway_upstream_refused_total", reason="time") == 3
 
@@ -253,7 +253,7 @@ async def test_a_health_check_does_not_wait_for_a_connection(
     hung = asyncio.create_task(edge.send("PUT", "/hung", of(1), b""))
     await bounded(gate.waiting(1))
     async with edge.time_passing():
-        await eventually(lambda: sum(edge.gateway.engine.origins.look()[0].checks.values()) >= 3)
-    assert edge.gateway.engine.origins.look()[0].checks[False] == 0
+        await eventually(lambda: sum(edge.gateway.engine.origins.snapshot()[0].checks.values()) >= 3)
+    assert edge.gateway.engine.origins.snapshot()[0].checks[False] == 0
     gate.release()
     assert (await bounded(hung)).status == 201

@@ -125,7 +125,7 @@ async def test_an_origin_that_misbehaves_over_http_2_is_a_502_and_opens_its_brea
         edge = await start(running.url, origin_http="2", retry_attempts=0)
         for path in ("/malformed", "/reset", "/push", "/goaway"):
             assert (await edge.post(path, b"x")).status in (502, 503)
-        (state,) = edge.gateway.engine.origins.look()
+        (state,) = edge.gateway.engine.origins.snapshot()
         assert state.failures == 4
         assert (await edge.post("/malformed", b"x")).status == 502
         refused = await edge.post("/malformed", b"x")

@@ -174,7 +174,7 @@ async def test_interim_replies_that_come_too_fast_are_a_502_that_does_not_count_
                 pass
             assert head.startswith(b"HTTP/1.1 502 ")
             await wire.closed()
-        (state,) = edge.gateway.engine.origins.look()
+        (state,) = edge.gateway.engine.origins.snapshot()
         assert (state.state, state.failures) == (BreakerState.CLOSED, 0)
 
 

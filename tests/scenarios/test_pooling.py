@@ -137,7 +137,7 @@ async def test_slow_uploads_leave_slots_for_other_requests(start: Start, origin:
         await wire.send(f"{head}X-Forwarded-For: 192.0.2.{client}\r\n\r\n".encode() + piece)
     exchanges = edge.gateway.engine.client.exchanges
     origins = edge.gateway.engine.origins
-    await eventually(lambda: origins.look()[0].in_flight == 6 and exchanges.open_connections == 2)
+    await eventually(lambda: origins.snapshot()[0].in_flight == 6 and exchanges.open_connections == 2)
     for _ in range(3):
         assert (await edge.get("/t")).body.startswith(b"a")
         assert (await edge.post("/t", b"b")).status == 204
@@ -174,7 +174,7 @@ async def test_waiting_uploads_leave_room_in_the_queue(start: Start, origin: Run
     for wire in slow:
         await wire.send(head + b"x" * 70_000)
     origins = edge.gateway.engine.origins
-    await eventually(lambda: origins.look()[0].in_flight == 3)
+    await eventually(lambda: origins.snapshot()[0].in_flight == 3)
     late = await edge.wire()
     await late.send(head + b"x" * 70_000)
     assert (await late.head()).status == 503

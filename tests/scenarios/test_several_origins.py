@@ -64,7 +64,7 @@ async def strangers(clock: ManualClock) -> AsyncIterator[tuple[RunningOrigin, Ru
 
 
 def look(edge: Edge) -> dict[str, OriginState]:
-    return {state.origin: state for state in edge.gateway.engine.origins.look()}
+    return {state.origin: state for state in edge.gateway.engine.origins.snapshot()}
 
 
 def home(edge: Edge, path: str, both: tuple[RunningOrigin, RunningOrigin]) -> tuple[RunningOrigin, RunningOrigin]:

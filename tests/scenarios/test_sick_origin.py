@@ -41,7 +41,7 @@ def settings() -> dict[str, Any]:
 
 
 def look(edge: Edge) -> OriginState:
-    (state,) = edge.gateway.engine.origins.look()
+    (state,) = edge.gateway.engine.origins.snapshot()
     return state
 
 

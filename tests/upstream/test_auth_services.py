@@ -20,7 +20,7 @@ async def test_waiting_requests_are_bounded_in_total_and_for_one_network() -> No
     clock = ManualClock()
     verdicts = Verdicts(clock.wall, clock.now)
     services = AuthServices(verdicts, clock, random.Random(1))
-    verdicts.key_sets.configure([SOURCE])
+    verdicts.key_sets.keep_sources([SOURCE])
     judged: list[str] = []
 
     def judge(net: str) -> Callable[[], None]:

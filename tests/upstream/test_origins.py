@@ -68,7 +68,7 @@ def several(*urls: str, **more: Any) -> dict[str, Any]:
 
 def test_an_origin_is_one_for_all_routes_that_lead_to_it() -> None:
     bench = Bench({"origin": A}, {"name": "more", "prefix": "/m", **several("http://a:80", B)})
-    assert [(state.origin, state.routes, state.weight) for state in bench.origins.look()] == [
+    assert [(state.origin, state.routes, state.weight) for state in bench.origins.snapshot()] == [
         (A, ("default", "more"), 1),
         (B, ("more",), 1),
     ]
@@ -105,7 +105,7 @@ def test_an_outage_is_reported_once_at_its_start_and_once_at_its_end() -> None:
         "origin http://a is unreachable: connection refused",
         "origin http://a answers again after 12 s",
     ]
-    (state,) = bench.origins.look()
+    (state,) = bench.origins.snapshot()
     assert (state.reason, state.requests, state.failures, state.refused) == (None, 7, 6, 10)
 
 
@@ -116,7 +116,7 @@ def test_only_some_statuses_count_as_failures(status: int, counts: bool) -> None
         sent = bench.send()
         sent.status_arrived(status, bench.clock.now())
         sent.close()
-    (state,) = bench.origins.look()
+    (state,) = bench.origins.snapshot()
     assert (state.state is BreakerState.OPEN) is counts
     assert (state.failures == 5) is counts
     assert bench.said == ([f"origin http://a fails: answered {status}"] if counts else [])
@@ -126,7 +126,7 @@ def test_a_client_that_leaves_is_neither_success_nor_failure() -> None:
     bench = Bench({"origin": A})
     bench.fail(A, 4)
     bench.send().close()
-    (state,) = bench.origins.look()
+    (state,) = bench.origins.snapshot()
     assert (state.failures, state.in_flight, state.waiting) == (4, 0, 0)
     bench.fail(A, 1)
     assert bench.origin(A).breaker.state is BreakerState.OPEN
@@ -163,10 +163,10 @@ def test_waiting_requests_are_bounded_per_origin() -> None:
     bench.pool("b").admit("GET", "/s", is_live=False).close()
     waiting.pop().status_arrived(200, bench.clock.now())
     bench.send().close()
-    assert bench.origins.look()[0].overflows == 1
+    assert bench.origins.snapshot()[0].overflows == 1
     for sent in (*waiting, live):
         sent.close()
-    assert bench.origins.look()[0].waiting == 0
+    assert bench.origins.snapshot()[0].waiting == 0
 
 
 # -- several -----------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_a_stream_moves_on_while_its_origin_is_ejected_and_comes_back() -> None:
     bench.origins.eject(B, "check", "timed out")
     during = where(bench, PATHS)
     assert [old for old, new in zip(before, during, strict=True) if old != new] == [B] * before.count(B)
-    state = bench.origin(B).look(bench.clock.now())
+    state = bench.origin(B).snapshot(bench.clock.now())
     assert (state.is_ejected, state.is_up, state.reason, state.ejections) == (True, False, "timed out", 1)
     bench.origins.readmit(B, "check")
     assert where(bench, PATHS) == before

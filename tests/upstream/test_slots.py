@@ -124,7 +124,7 @@ class SlotsMachine(RuleBasedStateMachine):
     def every_slot_is_accounted_for(self) -> None:
         assert self.slots.taken == len(self.taking) <= SLOTS
         assert self.slots.waiting == len(self.waiting) <= MOST_WAITING
-        use = self.slots.look()
+        use = self.slots.snapshot()
         for purpose in (Purpose.READ, Purpose.WRITE):
             of_purpose = [request for request in self.taking if request.purpose is purpose]
             assert use.taken[purpose] == len(of_purpose) <= three_quarters(SLOTS)

@@ -69,7 +69,7 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
         # Ready whatever the state of the origins: the gateway answers from memory, and fails at once what it cannot.
         status, text = (200, "ready\n") if subject.is_ready else (503, "not ready\n")
         if _VERBOSE in request.query:
-            text += readiness_lines(subject.engine.origins.look())
+            text += readiness_lines(subject.engine.origins.snapshot())
             text += auth_lines(subject.auth_services)
         return web.Response(status=status, text=text)
 

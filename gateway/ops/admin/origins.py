@@ -61,7 +61,7 @@ def origins_endpoints(subject: Subject) -> list[Endpoint]:
     """`GET /api/origins`."""
 
     async def origins(_: ApiRequest[Nothing, Nothing]) -> ShownOrigins:
-        return ShownOrigins([_shown(origin) for origin in subject.engine.origins.look()])
+        return ShownOrigins([_shown(origin) for origin in subject.engine.origins.snapshot()])
 
     return [Endpoint("GET", "/api/origins", "The origins, and whether they answer", origins, ShownOrigins)]
 

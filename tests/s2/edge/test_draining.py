@@ -116,7 +116,7 @@ async def two(version: str) -> AsyncIterator[Two]:
 
 def state(two: Two) -> tuple[int, str]:
     """Failures counted against the origin, and the state of its breaker."""
-    (origin,) = two.gateway.engine.origins.look()
+    (origin,) = two.gateway.engine.origins.snapshot()
     return origin.failures, origin.state.value
 
 
