@@ -1,0 +1,106 @@
+"""Official clients behind a service that decides: a token renewed within a live read costs and doubles no byte."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import pytest
+from durable_streams import astream
+
+from gateway.aio.clock import ManualClock
+from gateway.app import RunningGateway, start_gateway
+from tests.clients.conftest import Edge, gateway_config
+from tests.clients.typescript import TypeScript
+from tests.scenarios.auth_service import AuthService
+from tests.scenarios.hostile import Asked, HostileOrigin
+from tests.waiting import eventually
+
+TEXT = "text/plain"
+BOUND_S = 20.0
+ROUNDS = 3
+ROUND_S = 30.0
+
+
+@dataclass(slots=True)
+class Guarded:
+    """A gateway with rules who may, on a manual clock, in front of the origin of `edge`."""
+
+    gateway: RunningGateway
+    clock: ManualClock
+    service: AuthService
+    valid: str = ""
+    """The token that the service accepts."""
+
+    def decide(self, asked: Asked) -> tuple[str, dict[str, str]]:
+        is_valid = asked.headers.get("Authorization") == f"Bearer {self.valid}"
+        return "200 OK" if is_valid else "401 Unauthorized", {"Cache-Control": "max-age=20"}
+
+    async def end_round(self, successor: str) -> None:
+        """Let the current token expire, which ends the live read; from now on the service accepts its successor."""
+        live = self.gateway.routes.verdicts.live
+        # Its request has been judged, so none is under way with the former token.
+        await eventually(lambda: bool(live))
+        before = set(live)
+        self.valid = successor
+        for _ in range(int(ROUND_S * 2)):
+            self.clock.advance(0.5)
+            await asyncio.sleep(0)
+        await eventually(lambda: not before & set(live))
+
+
+@pytest.fixture
+async def guarded(edge: Edge) -> AsyncIterator[Guarded]:
+    service = AuthService()
+    service.server = HostileOrigin(service.reply, takes_head=True)
+    await service.server.start()
+    clock, rule = ManualClock(), {"by": "forward", "url": f"{service.url}/may"}
+    config = gateway_config(edge.origin_url, auth=[rule], credentials="shared", sse_lifetime_s=600)
+    gateway = await start_gateway(config, clock=clock, rng=random.Random(7))
+    one = Guarded(gateway, clock, service)
+    service.decide = one.decide
+    yield one
+    await gateway.stop()
+    await service.server.stop()
+
+
+async def test_typescript_client_renews_its_token_within_a_live_read(
+    edge: Edge, guarded: Guarded, typescript: TypeScript, path: str
+) -> None:
+    await edge.create(path, TEXT, b"<0>")
+    guarded.valid = "token-0"
+    await typescript.do("token", value=guarded.valid)
+    await typescript.follow(guarded.gateway.gateway_url + path, "sse", "text")
+    text = "".join(one["batch"] for one in await typescript.until_up_to_date())
+    for round_ in range(1, ROUNDS):
+        await typescript.do("token", value=f"token-{round_}")
+        await guarded.end_round(f"token-{round_}")
+        await edge.append(path, TEXT, f"<{round_}>".encode())
+        while f"<{round_}>" not in text:
+            text += (await typescript.batch())["batch"]
+    await edge.close(path)
+    text += "".join(one["batch"] for one in await typescript.until_end())
+    assert text == "<0><1><2>"
+
+
+async def test_python_client_renews_its_token_within_a_live_read(edge: Edge, guarded: Guarded, path: str) -> None:
+    await edge.create(path, TEXT, b"<0>")
+    guarded.valid = "token-0"
+    sent, text, offset, round_ = {"token": guarded.valid}, "", "-1", 0
+    headers: dict[str, str | Callable[[], str]] = {"Authorization": lambda: f"Bearer {sent['token']}"}
+    async with asyncio.timeout(BOUND_S):
+        while round_ < ROUNDS:
+            # Each ends with its token, and the next goes on where it was.
+            async with astream(guarded.gateway.gateway_url + path, offset=offset, live="sse", headers=headers) as read:
+                async for part in read.iter_text():
+                    text += part
+                    if f"<{round_}>" in text and (round_ := round_ + 1) < ROUNDS:
+                        sent["token"] = f"token-{round_}"
+                        await guarded.end_round(sent["token"])
+                        await edge.append(path, TEXT, f"<{round_}>".encode())
+                    elif round_ == ROUNDS:
+                        break
+                offset = read.offset
+    assert text == "<0><1><2>"
