@@ -202,7 +202,7 @@ class Asked:
     def write_started(self, write: object) -> None:
         self.begun += 1
 
-    def failed(self, write: object, error: object) -> None:
+    def write_failed(self, write: object, error: object) -> None:
         pass
 
 
