@@ -19,7 +19,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.auth.asked import Asked
 from gateway.auth.permissions import MOST_PERMISSIONS, Action, BadPermission, Exact, Permission, parse_permission
-from gateway.auth.verdict import Principal
+from gateway.auth.verdict import BadCredential, Principal
 from gateway.protocol.freshness import age_from_headers, parse_cache_control, stated_lifetime
 
 MOST_VERDICTS: Final = 1 << 14
@@ -33,19 +33,18 @@ _MOST_REFUSED_S: Final = 1.0
 """How long a refusal is kept that does not say."""
 _MOST_NAME_CHARS: Final = 256
 _MOST_CHALLENGE_CHARS: Final = 1_024
-_OWN: Final = frozenset(
+_LIKE_ASCII: Final = re.compile(r"[\t\x20-\x7e]*")
+_TOKEN: Final = re.compile(r"[\x21-\x7e]+")
+_OF_BROWSERS: Final = frozenset(
     {
-        "x-forwarded-for",
-        "x-forwarded-method",
-        "x-forwarded-proto",
-        "x-forwarded-host",
-        "x-forwarded-uri",
-        "stream-actions",
-        "stream-forked-from",
+        *("accept", "accept-language", "content-language", "content-type", "cookie", "dnt", "origin", "priority"),
+        *("range", "referer", "user-agent"),
     }
 )
-"""Fields of the target and the client, which the gateway sets itself."""
-_LIKE_ASCII: Final = re.compile(r"[\t\x20-\x7e]*")
+"""Fields, with those that begin with `sec-`, that a page may have a browser send to another site unasked (Fetch
+standard, section 2.2.2)."""
+_SCHEME_OF_BROWSERS: Final = re.compile(r"(?i:basic|digest|negotiate|ntlm)\b")
+"""The same for Authorization: browsers take these from URLs, or have them stored."""
 
 
 class ForwardRule(NamedTuple):
@@ -93,14 +92,9 @@ class Inquiry(NamedTuple):
         """Characters that it keeps in memory."""
         return sum(len(name) + len(value) for name, value in self.fields)
 
-    @property
-    def is_cookie(self) -> bool:
-        """Whether cookies are its only credential."""
-        return {name for name, _ in self.fields if name not in _OWN} == {"cookie"}
-
 
 def inquire(rule: ForwardRule, asked: Asked) -> Inquiry | None:
-    """The inquiry about the request; None if the request has no credential for the service."""
+    """The inquiry about the request; None if the request has no credential for the service.  Raises BadCredential."""
     fields: list[tuple[str, str]] = []
     for name in rule.headers:
         match name:
@@ -113,6 +107,9 @@ def inquire(rule: ForwardRule, asked: Asked) -> Inquiry | None:
         fields += [(name, value) for value in values]
     parameter = asked.parameters.get(rule.parameter) if rule.parameter else None
     if parameter is not None and not asked.authorization:
+        if not _TOKEN.fullmatch(parameter):
+            # Decoded, it might be more than one field.
+            raise BadCredential("The token in the query has characters that no token has")
         fields.append(("authorization", f"Bearer {parameter}"))
     if not fields and not rule.anonymous:
         return None
@@ -131,6 +128,17 @@ def inquire(rule: ForwardRule, asked: Asked) -> Inquiry | None:
     if asked.forked is not None:
         fields.append(("stream-forked-from", asked.forked))
     return Inquiry(rule, tuple(fields), asked.path, asked.actions, asked.forked, client)
+
+
+def is_by_cookie(rule: ForwardRule, asked: Asked) -> bool:
+    """Whether a page of another site could have sent the request with its user's cookies.  A field that needs the
+    consent of CORS excludes that; a token in the query, which that page may have made up, does not."""
+    if "cookie" not in rule.headers or not asked.cookies:
+        return False
+    if "authorization" in rule.headers and any(not _SCHEME_OF_BROWSERS.match(line) for line in asked.authorization):
+        return False
+    others = (name for name in rule.headers if name not in _OF_BROWSERS and not name.startswith("sec-"))
+    return not any(name in asked.headers for name in others if name != "authorization")
 
 
 class ForwardVerdict(NamedTuple):

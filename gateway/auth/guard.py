@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.auth.asked import Asked
 from gateway.auth.concealment import Concealment
-from gateway.auth.forward import ForwardRule, ForwardVerdict, Inquiry, inquire
+from gateway.auth.forward import ForwardRule, ForwardVerdict, Inquiry, inquire, is_by_cookie
 from gateway.auth.permissions import Action
 from gateway.auth.questions import Heard, KeySource, Undecided
 from gateway.auth.rules import JwtRule, PublicRule, Rules, SignedRule
@@ -190,7 +190,7 @@ class Guard:
             match rule:
                 case ForwardRule():
                     if (inquiry := inquire(rule, asked)) is not None:
-                        return Credential(rule, inquiry, inquiry.is_cookie), True
+                        return Credential(rule, inquiry, is_by_cookie(rule, asked)), True
                 case PublicRule():
                     if asked.is_read and rule.matches(asked.path):
                         return None, False

@@ -42,7 +42,7 @@ def conceal_absence(
     """Answer a request for an absent stream as a refusal is answered."""
     if is_from_origin and context.mode not in LIVE:
         # A live read may have waited for long before its stream was deleted.
-        concealment.note(context.mode, recorder.now() - context.began, is_absent=True)
+        concealment.note(context.mode, recorder.now() - context.began - context.undecided_s, is_absent=True)
     outcome = context.outcome
     answered = recorder.refuse(context, Concealed())
     # The log and the metrics say how it was answered.
@@ -54,7 +54,8 @@ async def refuse_concealed(
     engine: Engine, limits: LimitsConfig, concealment: Concealment, context: RequestContext, parsed: ParsedRequest
 ) -> Answered | None:
     """Refuse the request when an absent stream's 404 would come.  Raises a GatewayError."""
-    began = context.began
+    # The wait for a verdict is the same for all streams, and comes before the time that the origin would take.
+    began = context.began + context.undecided_s
     if (body := context.request.body) is not None:
         body.check(context.request.head, limits)
         if is_expecting(context.request) and not body.unread_bytes:

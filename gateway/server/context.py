@@ -81,6 +81,8 @@ class RequestContext:
     """The verdict on the request; None on a route without rules who may."""
     parties: Parties = NO_PARTIES
     """The request's principal and tenant, as limits count them."""
+    undecided_s: float = 0.0
+    """For how long it has waited to be judged, in seconds."""
     is_public: bool = False
     """Whether the request reads a stream that everybody may read."""
     speaks_s2: bool = False

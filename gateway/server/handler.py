@@ -156,6 +156,8 @@ class RequestHandler:
         `undecided` is a request that has waited to be judged."""
         try:
             request = context.request
+            if undecided is not None:
+                context.undecided_s = self._now() - context.began
             if self._is_guarded and request.target.startswith(WELL_KNOWN):
                 found = metadata(self._parser.routes, request)
                 if found is not None:
@@ -346,7 +348,7 @@ class RequestHandler:
                 answer.close()
                 return conceal_absence(self._recorder, context, concealment, is_from_origin=is_from_origin)
             if is_from_origin and context.mode not in LIVE:
-                concealment.note(context.mode, self._now() - context.began, is_absent=False)
+                concealment.note(context.mode, self._now() - context.began - context.undecided_s, is_absent=False)
         answered: Answered | None = None
         try:
             self._recorder.finish(context, answer.headers)

@@ -290,10 +290,11 @@ class AuthServices:
     def _schedule(self, keys: KeySet) -> None:
         """Have the key set fetched when it is due."""
         source = keys.source
+        if self.key_sets.find_set(source) is not keys:
+            return
         if (timer := self._timers.pop(source, None)) is not None:
             timer.cancel()
-        if self.key_sets.find_set(source) is keys:
-            self._timers[source] = self.clock.call_later(keys.due_at - self.clock.now(), lambda: self._is_due(keys))
+        self._timers[source] = self.clock.call_later(keys.due_at - self.clock.now(), lambda: self._is_due(keys))
 
     def _is_due(self, keys: KeySet) -> None:
         del self._timers[keys.source]
@@ -302,10 +303,10 @@ class AuthServices:
 
     def _fetch(self, keys: KeySet) -> _Asking:
         asking = self._asking[keys.source] = _Asking()
-        self._tasks.start(self._fetch_in_time(keys), f"keys of {keys.source.issuer}")
+        self._tasks.start(self._fetch_in_time(keys, asking), f"keys of {keys.source.issuer}")
         return asking
 
-    async def _fetch_in_time(self, keys: KeySet) -> None:
+    async def _fetch_in_time(self, keys: KeySet, asking: _Asking) -> None:
         source = keys.source
         fetching = self._tasks.start(self._fetch_keys(source), f"fetch {source.url}")
         found: _Fetched | str = "timed out"
@@ -326,7 +327,10 @@ class AuthServices:
             if was_failing:
                 _log.warning("keys of %s: fetched again from %s", source.issuer, source.url)
         self._schedule(keys)
-        self._asking.pop(source).end_question()
+        if self._asking.get(source) is asking:
+            # Else two reloads have removed the source and added it again, and it is being fetched for others.
+            del self._asking[source]
+        asking.end_question()
 
     async def _fetch_keys(self, source: KeySource) -> _Fetched | str:
         """The keys of a source, or the problem in a few words."""

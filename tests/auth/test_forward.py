@@ -21,9 +21,11 @@ from gateway.auth.forward import (
     ForwardVerdicts,
     Inquiry,
     inquire,
+    is_by_cookie,
     read_verdict,
 )
 from gateway.auth.permissions import Action
+from gateway.auth.verdict import BadCredential
 
 RULE = ForwardRule(
     *("default", "http://service.test/", "GET", ("authorization", "cookie", "x-key"), "token", True, True, False),
@@ -74,7 +76,9 @@ def test_credential_in_the_query_is_sent_as_a_bearer_token_that_no_header_contra
     assert inquire(RULE, Asked("/s", (Action.READ,))) is None
     assert inquire(RULE._replace(anonymous=True), Asked("/s", (Action.READ,))) is not None
     cookie = Asked("/s", (Action.READ,), cookies=("a=b",))
-    assert [inquiry(one).is_cookie for one in (cookie, sent, READ._replace(cookies=("a=b",)))] == [True, False, False]
+    assert [is_by_cookie(RULE, one) for one in (cookie, sent, READ._replace(cookies=("a=b",)))] == [True, False, False]
+    with pytest.raises(BadCredential):
+        inquire(RULE, sent._replace(parameters={"token": "t\r\nx-user: root"}))
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ from aiohttp import ClientSession
 from gateway.auth.verdicts import Revocation
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
+from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from gateway.server.authorising import BAD_AT_ONCE
 from tests.scenarios.auth_service import AuthService
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, part_of_stream
-from tests.scenarios.wire import Dropped
+from tests.scenarios.wire import Answer, Dropped
 from tests.waiting import eventually, pass_turns
 
 ADA = {"Authorization": "Bearer ada"}
@@ -333,6 +334,66 @@ async def test_opaque_tokens_pass_a_rule_for_jwts_and_cookies_need_the_site_to_w
     text = {"Content-Type": "text/plain", "Cookie": "session=1"}
     assert (await edge.send("POST", "/s", text, b"x")).status == 403
     assert (await edge.send("POST", "/s", {**text, "Origin": "https://site.test"}, b"x")).status == 204
+    assert (await edge.send("POST", "/s", {**text, "Origin": "https://evil.test", **ADA}, b"x")).status == 204
+
+
+async def test_a_page_of_another_site_writes_with_no_cookie_whatever_else_it_sends(
+    start: Start, origin: RunningOrigin, service: AuthService
+) -> None:
+    service.decide = lambda asked: ("200 OK", {}) if "session=1" in asked.headers.get("Cookie", "") else ("401 No", {})
+    own = {"parameter": "token", "request_headers": ["authorization", "cookie", "user-agent", "sec-fetch-mode"]}
+    cors = {"allow_origins": ["https://site.test"]}
+    edge = await started(start, origin, service, rule=own, cors=cors)
+    sent = {"Content-Type": "text/plain", "Cookie": "session=1", "User-Agent": "x", "Sec-Fetch-Mode": "no-cors"}
+    stored = {"Authorization": "basic eDp5"}
+    for target, more in (("/s", {}), ("/s?token=x", {}), ("/s", stored)):
+        for site, statuses in (("https://evil.test", [403]), ("https://site.test", [201, 200])):
+            answer = await edge.send("PUT", target, {**sent, "Origin": site, **more}, b"x")
+            assert answer.status in statuses, (target, more, site)
+
+
+async def test_a_token_in_the_query_that_no_field_may_hold_is_a_bad_credential(
+    start: Start, origin: RunningOrigin, service: AuthService, caplog: pytest.LogCaptureFixture
+) -> None:
+    edge = await started(start, origin, service, rule={"parameter": "token"})
+    await made(edge)
+    asked = len(service.asked)
+    for token in ("a%0d%0aX-User:%20root", "a%0d%0a%0d%0aGET%20/%20HTTP/1.1", "%00", "%ff", "a%20b", ""):
+        assert (await edge.get(f"/s?token={token}")).status == 401, token
+    assert len(service.asked) == asked
+    assert not [line for line in caplog.messages if "503" in line]
+    assert (await edge.get("/s?token=ada")).status == 200
+
+
+async def test_a_concealed_refusal_takes_the_time_of_an_absent_stream_however_long_each_verdict_took(
+    start: Start, origin: RunningOrigin, service: AuthService, faults: Faults
+) -> None:
+    edge = await started(start, origin, service, conceal=True)
+    services = edge.gateway.auth_services
+
+    async def decided_after(wait_s: float, path: str, headers: dict[str, str]) -> asyncio.Task[Answer]:
+        service.gate.clear()
+        reading = edge.asking(path, headers)
+        await eventually(lambda: "1 waiting" in repr(services))
+        edge.clock.advance(wait_s)
+        service.gate.set()
+        return reading
+
+    held = faults.hold(times=1)
+    absent = await decided_after(2, "/none", ADA)
+    await bounded(held.waiting(1))
+    edge.clock.advance(0.3)
+    held.release()
+    assert (await bounded(absent)).status == 404
+    before = edge.clock.pending
+    refused = await decided_after(1, "/s", {"Authorization": "Bearer eve"})
+    await eventually(lambda: "0 questions, 0 waiting" in repr(services))
+    await eventually(lambda: edge.clock.pending > before)
+    edge.clock.advance(0.29)
+    await pass_turns(5)
+    assert not refused.done()
+    edge.clock.advance(0.02)
+    assert (await bounded(refused)).status == 404
 
 
 async def test_metrics_and_the_verbose_probe_show_the_state_of_a_service(

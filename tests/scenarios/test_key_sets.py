@@ -294,6 +294,31 @@ async def test_a_reload_keeps_the_keys_of_a_source_and_fetches_those_of_a_new_on
     assert len(issuer.asked) == 1
 
 
+async def test_a_source_that_reloads_remove_and_add_during_a_fetch_leaves_no_request_waiting(
+    start: Start, origin: RunningOrigin, tmp_path: Path, issuer: AuthService
+) -> None:
+    issuer.gate.clear()
+    edge = await started(start, origin, tmp_path, issuer)
+    services, sets = edge.gateway.auth_services, edge.gateway.routes.verdicts.key_sets
+    wires = [await edge.begin("/shared/s", bearer("ada"))]
+    await eventually(lambda: "1 waiting" in repr(services))
+    services.configure([])
+    services.configure(load_rules(edge.gateway.config).values())
+    wires.append(await edge.begin("/shared/s", bearer("ada")))
+    await eventually(lambda: "2 waiting" in repr(services))
+    await issuer.count(2)
+    issuer.gate.set()
+    # Those of the removed source get an answer, too, whichever fetch ends first.
+    former, later = [(await bounded(wire.answer("GET"))).status for wire in wires]
+    assert former in (404, 503)
+    assert later == 404
+    assert "0 questions, 0 waiting" in repr(services)
+    # It is fetched again ahead of its end.
+    (one,) = sets.look()
+    edge.clock.advance(one.due_at - edge.clock.now())
+    await until_fetched(edge, 2)
+
+
 async def test_keys_come_over_tls_from_an_issuer_with_an_authority_of_its_own(
     start: Start, origin: RunningOrigin, tmp_path: Path, issuer: AuthService
 ) -> None:
