@@ -33,7 +33,7 @@ from gateway.http.outgoing import response_head
 from gateway.http.request import Event, Mark, RequestHead
 from gateway.limits.memory import Holding
 from gateway.server.body import RequestBody
-from gateway.server.clients import Clients, peer_of
+from gateway.server.clients import Clients, Handler, peer_of
 from gateway.server.handling import REFUSALS, refusal
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.phase import Phase
@@ -316,7 +316,10 @@ class Connection(RecognisingConnection):
         self._request = request
         if self._clients.is_draining:
             request.keeps_alive = False
-        if (task := self._handle(request, self._clients.handler)) is not None:
+        self._run(request, self._clients.handler)
+
+    def _run(self, request: Request, handler: Handler) -> None:
+        if (task := self._handle(request, handler)) is not None:
             self._task = task
         elif self.phase is _LIVE:
             self._drop_request()

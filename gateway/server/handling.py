@@ -149,6 +149,10 @@ class Handling(PhasedChannel, ABC):
     def go_on(self, request: Request, handler: Handler) -> None:
         """Have the handler do the rest of an answer that a `LiveAnswer` has waited for."""
         self.enter_phase(_ANSWERING)
+        self._run(request, handler)
+
+    def _run(self, request: Request, handler: Handler) -> None:
+        """Have the handler answer the request; a task answers the rest."""
         if (task := self._handle(request, handler)) is not None:
             self._task = task
 

@@ -15,6 +15,7 @@ from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from gateway.server.authorising import BAD_AT_ONCE
+from gateway.server.connection import Connection
 from tests.scenarios.auth_service import AuthService
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, part_of_stream
@@ -217,6 +218,21 @@ async def test_permissions_of_the_service_decide_without_another_question(
     assert (await edge.get("/rooms/8", ADA)).status == 401
     service.headers = {"X-Streams": "rule /rooms/*"}
     assert (await edge.get("/rooms/8", BOB)).status == 503
+
+
+async def test_sse_readers_that_waited_for_their_verdicts_hold_no_request(
+    start: Start, origin: RunningOrigin, service: AuthService
+) -> None:
+    edge = await started(start, origin, service, sse_lifetime_s=600)
+    tail = await made(edge)
+    wires = []
+    for headers in (ADA, BOB):
+        wires.append(await edge.begin(f"/s?live=sse&offset={tail}", headers))
+        assert (await bounded(wires[-1].head())).status == 200
+    connections = [client for client in edge.gateway.clients if isinstance(client, Connection)]
+    await eventually(lambda: [repr(one) for one in connections if "LIVE" in repr(one)] == ["<Connection LIVE>"] * 2)
+    for wire in wires:
+        wire.reset()
 
 
 @pytest.mark.http_2

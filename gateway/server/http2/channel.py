@@ -193,8 +193,7 @@ class StreamChannel(Handling):
     def _begin_handling(self, request: Request) -> None:
         self.enter_phase(_ANSWERING)
         self._request = request
-        if (task := self._handle(request, self._clients.handler)) is not None:
-            self._task = task
+        self._run(request, self._clients.handler)
 
     def _repeated(self, data: bytes | None) -> Request | None:
         if self.stream.reset_code is not None:
