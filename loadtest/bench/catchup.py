@@ -25,7 +25,8 @@ from loadtest.bench import wrk
 from loadtest.bench.fetch import fetch_raw, header, status
 from loadtest.bench.figures import GATEWAY, Relation, Row, Sample, Target
 from loadtest.bench.machine import BenchError
-from loadtest.bench.peers import COLD, HAS_FAST_PATH_SWITCH, STRICT, TAIL, TAIL_CHUNK_BYTES, fresh
+from loadtest.bench.nginx import COLD
+from loadtest.bench.peers import HAS_FAST_PATH_SWITCH, STRICT, TAIL, TAIL_CHUNK_BYTES, fresh
 from loadtest.bench.stage import Benchmark, Stage, Watch
 
 INSIDE: Final = "inside the tape"

@@ -17,7 +17,8 @@ from loadtest.bench import live_client
 from loadtest.bench.children import Child, free_ports, running
 from loadtest.bench.figures import GATEWAY, Row, Sample
 from loadtest.bench.machine import BenchError
-from loadtest.bench.peers import More, fresh, nginx_head, nginx_http
+from loadtest.bench.nginx import nginx_head, nginx_http
+from loadtest.bench.peers import More, fresh
 from loadtest.bench.production import ALL, CORS, SHARED
 from loadtest.bench.stage import Benchmark, Stage
 

@@ -18,7 +18,6 @@ supports live requests and answers at most 1 KB at a time; below `/s2` is the in
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from loadtest.bench.certificates import Certificate, gateway_tls, make_certifica
 from loadtest.bench.children import Child, free_ports, running
 from loadtest.bench.fetch import fetch_raw
 from loadtest.bench.machine import Cores
+from loadtest.bench.nginx import MAX_CONNECTIONS, nchan_config, nginx_config
 from loadtest.bench.tools import Tools
 
 _Running = AbstractContextManager[Child]
@@ -40,10 +40,9 @@ _Running = AbstractContextManager[Child]
 SIZES: Final = {"1k": 1 << 10, "64k": 1 << 16, "1m": 1 << 20}
 TAIL: Final = "tail"
 S2: Final = "s2"
-COLD: Final = "cold"
+AUTH_REQUEST: Final = "auth_request"
+"""nginx that asks an authorisation service, and remembers its answers."""
 TAIL_CHUNK_BYTES: Final = 1 << 10
-BUFFERED_MESSAGES: Final = 1_000
-MAX_CONNECTIONS: Final = 16_384
 _CACHE: Final = "1GiB"
 
 STRICT: Final = "fast path off"
@@ -160,92 +159,6 @@ live_first_byte_timeout_s = 600
 {more.route}{tls}{more.tables}"""
 
 
-def nginx_config(
-    listen: int, origins: dict[str, int], folder: Path, store: Path, tls: str = "", *, logs: bool = False
-) -> str:
-    """nginx as a caching proxy; paths below /pass, and below another's /cold, are relayed.  `logs`: it writes an access
-    log."""
-    upstreams = "".join(
-        f"  upstream u{name} {{ server 127.0.0.1:{port}; keepalive 64; }}\n" for name, port in origins.items()
-    )
-    cached = "".join(
-        f"    location /{name}/ {{ proxy_pass http://u{name}; proxy_cache store; }}\n"
-        f"    location /{name}/{COLD}/ {{ proxy_pass http://u{name}; }}\n"
-        for name in origins
-        if name != "pass"
-    )
-    return f"""{nginx_head(folder)}
-http {{
-{nginx_http(folder, logs=logs)}
-  proxy_cache_path {store} levels=1:2 keys_zone=store:32m max_size=1g inactive=1h use_temp_path=off;
-  open_file_cache max=20000 inactive=600s;
-  open_file_cache_valid 600s;
-  proxy_http_version 1.1;
-  proxy_set_header Connection "";
-  proxy_cache_key $request_uri;
-  proxy_cache_lock on;
-{upstreams}
-  server {{
-    listen 127.0.0.1:{listen} backlog=4096;
-{tls}{cached}    location /pass/ {{ proxy_pass http://upass; }}
-  }}
-}}
-"""
-
-
-def nchan_config(listen: int, folder: Path, module: Path, tls: str = "", *, logs: bool = False) -> str:
-    """nchan: POST /pub/ID publishes, /sse/ID and /poll/ID subscribe to future messages."""
-    return f"""load_module {module};
-{nginx_head(folder)}
-http {{
-{nginx_http(folder, logs=logs)}
-  nchan_shared_memory_size 256m;
-  nchan_message_buffer_length {BUFFERED_MESSAGES};
-  nchan_message_timeout 10m;
-  server {{
-    listen 127.0.0.1:{listen} backlog=4096;
-{tls}    location ~ ^/pub/(\\w+)$ {{
-      nchan_publisher; nchan_channel_id $1;
-    }}
-    location ~ ^/sse/(\\w+)$ {{
-      nchan_subscriber eventsource; nchan_channel_id $1; nchan_subscriber_first_message newest;
-    }}
-    location ~ ^/poll/(\\w+)$ {{
-      nchan_subscriber longpoll; nchan_channel_id $1; nchan_subscriber_first_message newest;
-    }}
-  }}
-}}
-"""
-
-
-def nginx_http(folder: Path, *, logs: bool) -> str:
-    """The settings of `http` that all nginx peers share; `logs`: they write an access log."""
-    log = "off"
-    if logs:
-        # What the gateway's lines have: client, request, status, bytes, times, user agent.
-        log = f"{folder}/access.log production buffer=256k flush=1s"
-    return f"""\
-  log_format production '$http_x_forwarded_for [$time_iso8601] "$request" $status $body_bytes_sent $request_time '
-                        '"$http_referer" "$http_user_agent"';
-  access_log {log};
-  sendfile on;
-  tcp_nodelay on;
-  keepalive_requests 1000000000;
-  keepalive_timeout 600s;
-  default_type application/octet-stream;"""
-
-
-def nginx_head(folder: Path) -> str:
-    """The settings above `http`: one worker."""
-    user = "user root;\n" if os.geteuid() == 0 else ""
-    return f"""{user}worker_processes 1;
-worker_rlimit_nofile {MAX_CONNECTIONS + 1024};
-daemon off;
-pid {folder}/nginx.pid;
-error_log {folder}/error.log crit;
-events {{ worker_connections {MAX_CONNECTIONS}; }}"""
-
-
 def varnish_config(origins: dict[str, int]) -> str:
     """Varnish's VCL for the cached paths."""
     names = [name for name in origins if name != "pass"]
@@ -303,9 +216,11 @@ def fresh(
     cache: str = _CACHE,
     more: More = PLAIN,
     logs: bool = False,
+    service: int = 0,
 ) -> Iterator[Child]:
     """Another server, unaffected by earlier measurements: a gateway with a cache of that size and `more`
-    configuration, or nginx or nchan, with an access log if `logs`."""
+    configuration, or nginx or nchan, with an access log if `logs`; with auth_request, the authorisation service's port
+    is `service`."""
     home = Path(tempfile.mkdtemp(prefix="fresh-", dir=folder))
     origins = {name: child.port for name, child in peers.origins.items()}
     match peer:
@@ -321,8 +236,8 @@ def fresh(
                 certificate=peers.certificate,
                 more=more,
             )
-        case "nginx":
-            starting = _nginx(tools, origins, cores.server, home, peers.certificate, logs=logs)
+        case "nginx" | "auth_request":
+            starting = _nginx(tools, origins, cores.server, home, peers.certificate, logs=logs, service=service)
         case "nchan":
             starting = _nchan(tools, cores.server, home, peers.certificate, logs=logs)
         case _:
@@ -368,14 +283,22 @@ def _s2_origin(core: int, folder: Path) -> _Running:
 
 
 def _nginx(
-    tools: Tools, origins: dict[str, int], core: int, folder: Path, certificate: Certificate, *, logs: bool = False
+    tools: Tools,
+    origins: dict[str, int],
+    core: int,
+    folder: Path,
+    certificate: Certificate,
+    *,
+    logs: bool = False,
+    service: int = 0,
 ) -> _Running:
     listen, secure = free_ports(2)
     tls = nginx_tls(secure, certificate)
     # A cache on a disk would measure the disk.
     shared = Path("/dev/shm")
     store = Path(tempfile.mkdtemp(prefix="nginx-", dir=shared if shared.is_dir() else folder))
-    home = _home(folder, "nginx", nginx_config(listen, origins, folder / "nginx", store, tls, logs=logs))
+    config = nginx_config(listen, origins, folder / "nginx", store, tls, logs=logs, service=service)
+    home = _home(folder, "nginx", config)
     log = folder / "nginx.log"
     return _removing(store, running("nginx", _nginx_argv(tools, home), listen, core, log, secure))
 

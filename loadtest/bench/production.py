@@ -3,7 +3,8 @@ together.
 
 The same reads are measured with nothing set, as the other benchmarks do, and as they come in production: from many
 clients whose header sections differ.  Each setting has a gateway of its own.  Peers get the headers of all settings
-together, and write an access log.
+together, and write an access log; nginx with auth_request gets tokens alone and writes none, like the gateways that
+judge.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,19 +21,24 @@ from typing import Final
 from joserfc import jwt
 from joserfc.jwk import OKPKey
 
+from gateway.auth.signatures import Signed, SigningKey, signed_query
 from loadtest.bench import live, live_client, wrk
-from loadtest.bench.children import Child
+from loadtest.bench.children import Child, free_ports, running
 from loadtest.bench.fetch import fetch_raw
 from loadtest.bench.figures import GATEWAY, Relation, Row, Sample, Target
 from loadtest.bench.live_client import NCHAN
 from loadtest.bench.machine import BenchError, memory
-from loadtest.bench.peers import PLAIN, More, fresh
+from loadtest.bench.peers import AUTH_REQUEST, PLAIN, More, fresh
 from loadtest.bench.stage import Benchmark, Stage, Watch
 
 NOTHING: Final = "nothing set"
 TOKENS: Final = "shared tokens"
 JUDGED: Final = "judged tokens"
 """The same tokens, each of which the gateway verifies and lets read."""
+SIGNED: Final = "signed URLs"
+"""A signed URL for each client, in place of its token."""
+FORWARDED: Final = "forward-auth"
+"""The same tokens, each of which an authorisation service lets read, for longer than a run takes."""
 CLIENTS: Final = 500
 READERS: Final = 500
 GAP_US: Final = 50_000
@@ -40,6 +46,7 @@ JOINING: Final = 50
 IDLE: Final = 5_000
 _ORIGINS: Final = tuple(f"https://app{number}.example.org" for number in range(8))
 _WARM_UPS: Final = 3
+_WARM_UP_REQUESTS: Final = 10
 _WARM_UP_READERS: Final = 200
 _HIT: Final = "/1k/production"
 
@@ -61,6 +68,21 @@ permissions = ["read /**"]
 """
 
 
+_LINK_KEY: Final = SigningKey("bench", b"a key of the benchmarks")
+_SIGNED: Final = """
+[[route.auth]]
+by = "signed"
+keys = [{ id = "bench", file = "{folder}/link.key" }]
+"""
+_FORWARDED: Final = """
+[[route.auth]]
+by = "forward"
+url = "http://127.0.0.1:{service}/may"
+"""
+_ALLOWED: Final = b"HTTP/1.1 204 No Content\r\nCache-Control: max-age=300\r\n\r\n"
+"""What the authorisation service answers to every request."""
+
+
 @cache
 def _key() -> OKPKey:
     return OKPKey.generate_key("Ed25519", {"kid": "bench"}, private=True)
@@ -75,6 +97,12 @@ def token(client: int) -> str:
     return text
 
 
+@cache
+def link(client: int) -> str:
+    """The query of a client's own signed URL of the cached stream, valid for a day."""
+    return signed_query(Signed(str(int(time.time()) + 86_400 + client), streams=_HIT), _LINK_KEY, _HIT)
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One way to set up the gateway, and the clients that belong to it."""
@@ -83,6 +111,7 @@ class Setting:
     has_proxy: bool = False
     has_tokens: bool = False
     has_browsers: bool = False
+    has_links: bool = False
 
     def section(self, client: int, accept: str) -> str:
         """The header section of one client."""
@@ -118,34 +147,77 @@ SETTINGS: Final = {
     "rate limit": Setting(More(tables=_LIMIT)),
 }
 """The gateway's settings; the one that stands for the gateway is all of them together but the rate limit."""
+SETTINGS_OF_HITS: Final = {
+    SIGNED: Setting(More(route=SHARED + _SIGNED), has_links=True),
+    FORWARDED: Setting(More(route=SHARED + _FORWARDED), has_tokens=True),
+}
+"""Further settings, with which only cached reads are measured."""
+_GATEWAYS: Final = SETTINGS | SETTINGS_OF_HITS
+_ASKING: Final = Setting(has_tokens=True)
+_JUDGING: Final = frozenset({JUDGED, SIGNED, FORWARDED})
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A server with a setting, and its clients' files."""
+
+    server: Child
+    sections: Path
+    """The header sections of all clients."""
+    queries: Path | None
+    """The queries of their URLs, a line each; None if their URLs have none."""
 
 
 @contextmanager
-def _set_up(stage: Stage, peer: str, accept: str) -> Iterator[tuple[Child, Path]]:
-    """A server of its own for a setting or a peer, and the file with its clients' header sections."""
-    setting = SETTINGS.get(peer, ALL)
+def _set_up(stage: Stage, peer: str, accept: str) -> Iterator[_Ready]:
+    """A server of its own for a setting or a peer."""
+    setting = _ASKING if peer == AUTH_REQUEST else _GATEWAYS.get(peer, ALL)
     folder = stage.folder / f"production-{peer.replace(' ', '-')}"
     folder.mkdir(exist_ok=True)
-    sections = folder / "sections"
+    sections, queries = folder / "sections", folder / "queries"
     sections.write_bytes("".join(setting.section(client, accept) for client in range(CLIENTS)).encode())
-    if peer == JUDGED:
-        (folder / "jwks.json").write_text(json.dumps({"keys": [_key().as_dict(private=False)]}))
-    parts = (setting.more.server, setting.more.route, setting.more.tables)
-    more = More(*(part.replace("{folder}", str(folder)) for part in parts))
-    name = GATEWAY if peer in SETTINGS else peer
-    with fresh(
-        name, stage.tools, stage.cores, stage.peers, stage.folder, more=more, logs=peer not in SETTINGS
-    ) as child:
-        yield child, sections
+    if setting.has_links:
+        queries.write_text("".join(f"{link(client)}\n" for client in range(CLIENTS)), encoding="ascii")
+    (folder / "jwks.json").write_text(json.dumps({"keys": [_key().as_dict(private=False)]}))
+    (folder / "link.key").write_bytes(_LINK_KEY.secret)
+    with ExitStack() as stack:
+        service = 0
+        if peer in (FORWARDED, AUTH_REQUEST):
+            service = stack.enter_context(_authorisation_service(stage, folder)).port
+        parts = (setting.more.server, setting.more.route, setting.more.tables)
+        filled = (part.replace("{folder}", str(folder)).replace("{service}", str(service)) for part in parts)
+        starting = fresh(
+            GATEWAY if peer in _GATEWAYS else peer,
+            stage.tools,
+            stage.cores,
+            stage.peers,
+            stage.folder,
+            more=More(*filled),
+            logs=peer not in _GATEWAYS and peer != AUTH_REQUEST,
+            service=service,
+        )
+        yield _Ready(stack.enter_context(starting), sections, queries if setting.has_links else None)
+
+
+def _authorisation_service(stage: Stage, folder: Path) -> AbstractContextManager[Child]:
+    """A service that allows every request, on the origins' core."""
+    [port] = free_ports(1)
+    (folder / "allowed").write_bytes(_ALLOWED)
+    argv: list[str | Path] = [stage.tools.respond, str(port), folder / "allowed"]
+    return running("authorisation service", argv, port, stage.cores.origin, folder / "service.log")
 
 
 def _hit(stage: Stage, peer: str) -> Mapping[str, Sample]:
-    with _set_up(stage, peer, "*/*") as (server, sections):
-        load = wrk.Load(_HIT, script="sections.lua", arguments=[str(sections)])
+    with _set_up(stage, peer, "*/*") as ready:
+        server, files = ready.server, [ready.sections, *([] if ready.queries is None else [ready.queries])]
+        load = wrk.Load(_HIT, script="sections.lua", arguments=[str(file) for file in files])
+        path = _HIT if ready.queries is None else f"{_HIT}?{link(0)}"
         for _ in range(_WARM_UPS):
-            fetch_raw(server.port, _HIT, {"Authorization": f"Bearer {token(0)}"})
-        # Each token is verified at its first request, which takes as long as twenty hits.
-        wrk.run(stage.tools.wrk, server.port, load, 3 if peer == JUDGED else 1, stage.cores.load)
+            fetch_raw(server.port, path, {"Authorization": f"Bearer {token(0)}"})
+        # A credential is judged at its first request, and remembered by its bytes at the third.
+        least = _WARM_UP_REQUESTS * CLIENTS if peer in _JUDGING else 0
+        while (least := least - wrk.run(stage.tools.wrk, server.port, load, 1, stage.cores.load).requests) > 0:
+            pass
         watch = Watch(stage, server)
         report = wrk.run(stage.tools.wrk, server.port, load, stage.seconds, stage.cores.load)
         sample = watch.sample(report.requests_per_s, report.requests)
@@ -154,51 +226,51 @@ def _hit(stage: Stage, peer: str) -> Mapping[str, Sample]:
 
 
 def _poll(stage: Stage, peer: str) -> Mapping[str, Sample]:
-    with _set_up(stage, peer, "*/*") as (server, sections):
-        argv = live_client.arguments(stage, peer, server, is_long_poll=True)
+    with _set_up(stage, peer, "*/*") as ready:
+        argv = live_client.arguments(stage, peer, ready.server, is_long_poll=True)
         argv += ["--subscribers", str(READERS), "--gap-us", str(GAP_US), "--seconds", str(stage.seconds)]
-        report = live_client.run(stage, stage.tools.poll, [*argv, "--sections", str(sections)])
+        report = live_client.run(stage, stage.tools.poll, [*argv, "--sections", str(ready.sections)])
     return {"production-poll": live_client.rate(report, report["answers"])}
 
 
 def _join(stage: Stage, peer: str) -> Mapping[str, Sample]:
-    with _set_up(stage, peer, "text/event-stream\r\nCache-Control: no-cache") as (server, sections):
-        argv = live_client.arguments(stage, peer, server)
-        argv += ["--concurrency", str(JOINING), "--seconds", str(stage.seconds), "--sections", str(sections)]
+    with _set_up(stage, peer, "text/event-stream\r\nCache-Control: no-cache") as ready:
+        argv = live_client.arguments(stage, peer, ready.server)
+        argv += ["--concurrency", str(JOINING), "--seconds", str(stage.seconds), "--sections", str(ready.sections)]
         report = live_client.run(stage, stage.tools.join, argv)
     return {"production-join": live_client.rate(report, report["joins"])}
 
 
 def _memory(stage: Stage, peer: str) -> Mapping[str, Sample]:
-    with _set_up(stage, peer, "text/event-stream\r\nCache-Control: no-cache") as (server, sections):
-        more = ["--sections", str(sections)]
+    with _set_up(stage, peer, "text/event-stream\r\nCache-Control: no-cache") as ready:
+        more = ["--sections", str(ready.sections)]
         count = min(IDLE, stage.max_files - 256)
-        with live.held(stage, peer, server, "sse", _WARM_UP_READERS, more=more):
+        with live.held(stage, peer, ready.server, "sse", _WARM_UP_READERS, more=more):
             pass
-        before = memory(server.pids)
-        with live.held(stage, peer, server, "sse", count, more=more) as opened:
-            after = memory(server.pids)
+        before = memory(ready.server.pids)
+        with live.held(stage, peer, ready.server, "sse", count, more=more) as opened:
+            after = memory(ready.server.pids)
     if not count:
         raise BenchError("too few files may be open")
     return {"production-memory": Sample((after.pss_bytes - before.pss_bytes) / count, cpu_us=opened.cpu_us)}
 
 
-def _targets(peer: str) -> Sequence[Target]:
+def _targets(peer: str, judging: Sequence[str]) -> Sequence[Target]:
     single = [one for one in SETTINGS if one not in (GATEWAY, NOTHING)]
     return (
         Target(Relation.AT_MOST_CPU, 1.6, NOTHING),
         Target(Relation.AT_MOST_CPU, 1.5, peer),
         *(Target(Relation.AT_MOST_CPU, 1.3, NOTHING, of=one) for one in single if one != JUDGED),
-        Target(Relation.AT_MOST_CPU, 1.15, TOKENS, of=JUDGED),
+        *(Target(Relation.AT_MOST_CPU, 1.15, TOKENS, of=one) for one in judging),
     )
 
 
 def benchmarks() -> list[Benchmark]:
     """All benchmarks of what a deployment adds."""
-    kinds = (
-        ("hit", "cached 1 KB as in production", "requests/s", "nginx", _hit),
-        ("poll", "long-poll as in production, 500 read on", "answers/s", NCHAN, _poll),
-        ("join", "SSE as in production, join at the tail and leave", "joins/s", NCHAN, _join),
+    hit = Row("production-hit", "cached 1 KB as in production", "requests/s", _targets("nginx", sorted(_JUDGING)))
+    live_reads = (
+        ("poll", "long-poll as in production, 500 read on", "answers/s", _poll),
+        ("join", "SSE as in production, join at the tail and leave", "joins/s", _join),
     )
     memory_row = Row(
         "production-memory",
@@ -208,14 +280,15 @@ def benchmarks() -> list[Benchmark]:
         is_rate=False,
     )
     return [
+        Benchmark("production-hit", (hit,), (*_GATEWAYS, "nginx", AUTH_REQUEST), _hit),
         *(
             Benchmark(
                 f"production-{name}",
-                (Row(f"production-{name}", title, unit, _targets(peer)),),
-                (*SETTINGS, peer),
+                (Row(f"production-{name}", title, unit, _targets(NCHAN, [JUDGED])),),
+                (*SETTINGS, NCHAN),
                 measure,
             )
-            for name, title, unit, peer, measure in kinds
+            for name, title, unit, measure in live_reads
         ),
         Benchmark("production-memory", (memory_row,), (GATEWAY, NOTHING, NCHAN), _memory),
     ]

@@ -8,8 +8,9 @@ from gateway.config.file import load_config
 from gateway.server.listeners import load_certificates
 from loadtest.bench.certificates import Certificate, gateway_tls, make_certificate, nginx_tls
 from loadtest.bench.fetch import header, status
-from loadtest.bench.peers import SIZES, closed_stream, gateway_config, nchan_config, nginx_config, varnish_config
-from loadtest.bench.production import ALL, CLIENTS, SETTINGS, Setting
+from loadtest.bench.nginx import nchan_config, nginx_config
+from loadtest.bench.peers import SIZES, closed_stream, gateway_config, varnish_config
+from loadtest.bench.production import ALL, CLIENTS, SETTINGS, SETTINGS_OF_HITS, Setting
 from tests.debian import program
 
 CERTIFICATE = Certificate(Path("/c.pem"), Path("/k.pem"))
@@ -35,13 +36,16 @@ def test_the_gateways_s2_route_is_one(tmp_path: Path) -> None:
     assert route.strip_prefix
 
 
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize(
+    "setting", [*SETTINGS.values(), *SETTINGS_OF_HITS.values()], ids=[*SETTINGS, *SETTINGS_OF_HITS]
+)
 def test_the_gateways_configuration_with_a_setting_of_production_is_one(setting: Setting, tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text(gateway_config(4437, 9437, ORIGINS, 1005, fast_path=None, more=setting.more), encoding="utf-8")
     config = load_config(file, environ={}).config
     assert bool(config.server.trusted_proxies) is setting.has_proxy
-    assert all((route.credentials == "shared") is setting.has_tokens for route in config.routes)
+    has_credentials = setting.has_tokens or setting.has_links
+    assert all((route.credentials == "shared") is has_credentials for route in config.routes)
     assert all((route.cors is not None) is setting.has_browsers for route in config.routes)
 
 
@@ -62,6 +66,7 @@ def test_what_is_relayed_is_cached_by_no_peer(text: str) -> None:
 def test_braces_of_server_configurations_are_balanced() -> None:
     texts = (
         nginx_config(80, ORIGINS, Path("/f"), Path("/s")),
+        nginx_config(80, ORIGINS, Path("/f"), Path("/s"), service=81),
         nchan_config(80, Path("/f"), Path("/m.so")),
         nchan_config(80, Path("/f"), Path("/m.so"), logs=True),
         nchan_config(80, Path("/f"), Path("/m.so"), nginx_tls(443, CERTIFICATE)),
