@@ -69,8 +69,10 @@ _COST: Final = 450
 _KEY_COST: Final = 250
 """Bytes charged for the key of a section's meaning in addition to its text."""
 
-_MOST_ALLOWED: Final = 256
-"""Verdicts kept for one section."""
+MOST_ALLOWED: Final = 4_096
+"""Verdicts kept for one section: all holders of signed URLs who have one browser send the same section."""
+_MOST_UNCHARGED: Final = 256
+"""Verdicts kept for a section that is charged nothing."""
 _VERDICT_COST: Final = 600
 """Bytes charged for a verdict in addition to its names and its request line."""
 NONE_ALLOWED: Final[Mapping[bytes, Allowed]] = MappingProxyType({})
@@ -260,7 +262,7 @@ class Sections:
     def reset(self, rules: Iterable[HeaderRules]) -> None:
         """Forget everything, and begin with routes that have these rules."""
         for section in self._sections.values():
-            section.cost = 0
+            section.cost, section.allowed = 0, NONE_ALLOWED
         self._sections.clear()
         self._size = 0
         self._numbers = {one: number for number, one in enumerate(dict.fromkeys(rules))}
@@ -269,7 +271,7 @@ class Sections:
     def allow(self, section: Section, line: bytes, allowed: Allowed) -> None:
         """Remember the verdict on requests with this line and this section."""
         kept = section.allowed
-        if not isinstance(kept, dict) or len(kept) >= _MOST_ALLOWED:
+        if not isinstance(kept, dict) or len(kept) >= (MOST_ALLOWED if section.cost else _MOST_UNCHARGED):
             section.allowed = kept = {}
         if section.cost and line not in kept:
             cost = len(line) + _VERDICT_COST + sum(map(len, allowed.parties))
@@ -369,4 +371,4 @@ class Sections:
         while self._size > _MOST_BYTES and self._sections:
             section = self._sections.popitem(last=False)[1]
             self._size -= section.cost
-            section.cost = 0
+            section.cost, section.allowed = 0, NONE_ALLOWED

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.auth.verdict import PUBLIC
+from gateway.auth.verdicts import Allowed
 from gateway.engine.route import HeaderRules
 from gateway.http.request import MOST_FIELDS
 from gateway.protocol.mode import Mode
 from gateway.server.joins import Join, Joins
-from gateway.server.request_keys import Known, Sections
+from gateway.server.request_keys import MOST_ALLOWED, Known, Sections
 from tests.engine.bench import EngineBench
 
 RULES = HeaderRules()
@@ -44,6 +46,27 @@ def test_sections_are_forgotten_beyond_a_number_of_bytes() -> None:
     assert sections.section_of(texts[-2]) is kept[-2]
     assert sections.section_of(texts[0]) is not kept[0]
     assert sections.section_of(texts[-1]) is not kept[-1]
+
+
+def test_a_section_keeps_the_verdicts_of_many_signed_urls_and_loses_them_with_its_place() -> None:
+    sections, allowed = Sections([RULES]), Allowed(PUBLIC, 0)
+    text = b"\r\nHost: a\r\nUser-Agent: b\r\n\r\n"
+    section = [sections.section_of(text) for _ in range(2)][-1]
+    assert section is not None
+    lines = [b"GET /s?signature=%d HTTP/1.1" % number for number in range(MOST_ALLOWED)]
+    for line in lines:
+        sections.allow(section, line, allowed)
+    assert set(section.allowed) == set(lines)
+    sections.allow(section, b"GET /another HTTP/1.1", allowed)
+    assert len(section.allowed) == 1
+    others = [b"\r\nHost: %d\r\nUser-Agent: %b\r\n\r\n" % (number, b"x" * 3_000) for number in range(4_000)]
+    for other in (*others, *others):
+        sections.section_of(other)
+    assert section.allowed == {}
+    # It is not charged any more, and keeps few.
+    for line in lines:
+        sections.allow(section, line, allowed)
+        assert len(section.allowed) <= 256
 
 
 @pytest.mark.parametrize(
