@@ -158,24 +158,33 @@ async def test_a_chat_of_the_ai_sdk_resumes_its_answer_by_a_signed_url(edge: Edg
     assert [tab["text"] for tab in tabs] == ["".join(WORDS[:8]), "".join(WORDS)]
 
 
-async def test_editors_of_a_yjs_document_edit_together_with_tokens(
-    clock: ManualClock, tmp_path: Path, path: str
-) -> None:
+@pytest.fixture
+async def documents() -> AsyncIterator[str]:
+    """URL of the origin that stores the documents of Yjs."""
     origin = await start_origin(OriginSettings(long_poll_timeout_s=LONG_POLL_TIMEOUT_S))
-    async with Yjs.start(origin.url, str(COMPACTION_THRESHOLD_BYTES)) as yjs:
+    yield origin.url
+    await origin.stop(grace_s=0)
+
+
+async def test_editors_of_a_yjs_document_edit_together_with_tokens_that_they_renew(
+    documents: str, clock: ManualClock, tmp_path: Path, path: str
+) -> None:
+    async with Yjs.start(documents, str(COMPACTION_THRESHOLD_BYTES)) as yjs:
         rules = [jwt_rule(tmp_path, permissions=["* /**"])]
         config = gateway_config((await yjs.hear())["url"], auth=rules, credentials="shared", long_poll_timeout_s=60)
         gateway = await start_gateway(config, clock=clock)
         where = {"url": gateway.gateway_url + SERVICE, "document": path[1:], "live": "long-poll"}
         try:
-            await yjs.do("token", value=token("ada"))
+            await yjs.do("token", value=token("ada", exp=WALL + 40))
             await yjs.do("join", editors=3, **where)
-            await yjs.do("edit", edits=3)
+            await yjs.do("edit", edits=2)
+            await yjs.do("token", value=token("ada", exp=WALL + 80))
+            clock.advance(41)
+            await yjs.do("edit", edits=1)
             said = await yjs.do("documents")
             await yjs.do("leave")
         finally:
             await gateway.stop()
-    await origin.stop(grace_s=0)
     assert said["errors"] == []
     assert len({json.dumps(document, sort_keys=True) for document in said["documents"]}) == 1
     assert sorted(said["documents"][0]["edits"]) == sorted(said["made"])

@@ -80,13 +80,10 @@ const isInSync = ({ provider }) => provider.synced && provider.awarenessSubscrip
 const join = ({ url, document, live }) => {
   const doc = new Y.Doc()
   const awareness = new Awareness(doc)
-  // A getter, because the provider creates its document with these headers as they are.
-  const renewed = {
-    get Authorization() {
-      return `Bearer ${token}`
-    },
-  }
-  const headers = token === undefined ? undefined : renewed
+  // The provider calls a function for each request of a live read, but gives `fetch` its headers as they are.
+  const bearer = () => `Bearer ${token}`
+  bearer.toString = bearer
+  const headers = token === undefined ? undefined : { Authorization: bearer }
   const where = { baseUrl: url, docId: document, liveMode: live, headers }
   const provider = new YjsProvider({ doc, awareness, connect: false, ...where })
   const editor = { doc, awareness, provider, name: `e${editors.length}`, edits: 0, hasLeft: false }
