@@ -19,7 +19,7 @@ class Asked(NamedTuple):
     """The canonical path, as the client named the stream."""
     actions: tuple[Action, ...]
     forked: str | None = None
-    """The canonical path of the stream that is forked; it has to be readable."""
+    """The canonical path of the stream to be forked, which the client must be allowed to read."""
     authorization: Sequence[str] = ()
     """The Authorization fields."""
     cookies: Sequence[str] = ()

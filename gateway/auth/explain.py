@@ -16,7 +16,7 @@ from gateway.auth.verdict import AuthRefused, BadCredential, Concealed, Principa
 
 
 class Explanation(NamedTuple):
-    """A verdict, and how it came about."""
+    """A verdict, and the reasons for it."""
 
     status: int
     """200 if the request is allowed, else the status of the refusal."""
@@ -27,13 +27,13 @@ class Explanation(NamedTuple):
     passed: tuple[str, ...]
     """Why each earlier rule does not decide."""
     principal: Principal | None
-    """None for public streams, and if the credential is not valid."""
+    """The principal; None for public streams, and if the credential is not valid."""
     granted_by: str
     """The permission that allows the request; empty if none does."""
 
 
 def explain(guard: Guard, asked: Asked) -> Explanation:
-    """Judge the request, and say how."""
+    """Judge the request, and explain the verdict."""
     principal: Principal | None = None
     decides: Rule | None = None
     try:
@@ -42,7 +42,7 @@ def explain(guard: Guard, asked: Asked) -> Explanation:
             decides = credential.rule
             principal = guard.identify(credential, asked)
     except (AuthRefused, BadCredential, Undecided):
-        # `judge` says why.
+        # `judge` gives the reason.
         pass
     if decides is None:
         decides = next((one for one in guard.rules if _is_public(one, asked)), None)

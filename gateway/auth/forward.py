@@ -1,8 +1,8 @@
-"""Forward-auth: an operator's service decides, and its verdict is kept for as long as it says.
+"""Forward-auth: an operator's service decides, and states how long its verdict may be kept.
 
-An `Inquiry` is everything that the service is sent about a request.  Requests with equal inquiries share one verdict,
-and no others do.  A 2xx allows; a 401 or 403 refuses, with the service's own challenge; after any other answer the
-request cannot be decided.  The service may name the principal, the tenant and permissions in headers of its answer.
+An `Inquiry` holds everything about a request that is sent to the service.  Requests with equal inquiries share one
+verdict, and no others do.  A 2xx allows; a 401 or 403 refuses, with the service's own challenge; after any other answer
+the request cannot be decided.  The service may name the principal, the tenant and permissions in headers of its answer.
 Without permissions, a 2xx allows the requested actions alone.
 
 A verdict is kept for its `Cache-Control: max-age`, within the bounds of the rule.  A live read outlasts a verdict only
@@ -30,7 +30,7 @@ _COST: Final = 1_000
 LEAST_LIVE_S: Final = 1.0
 """A live read asks again after this time at the earliest, even if the verdict is not kept at all."""
 _MOST_REFUSED_S: Final = 1.0
-"""How long a refusal is kept that does not say."""
+"""How long a refusal is kept that states no time."""
 _MOST_NAME_CHARS: Final = 256
 _MOST_CHALLENGE_CHARS: Final = 1_024
 _LIKE_ASCII: Final = re.compile(r"[\t\x20-\x7e]*")
@@ -54,20 +54,22 @@ class ForwardRule(NamedTuple):
     url: str
     method: str
     headers: tuple[str, ...]
-    """Request headers that it is sent, in lower case.  A request with none of them has no credential for it."""
+    """Request headers that are sent to the service, in lower case.  A request with none of them has no credential for
+    the service."""
     parameter: str
-    """Query parameter that it is sent; empty for none."""
+    """Query parameter that is sent to the service; empty for none."""
     sends_target: bool
-    """Whether it is sent the target of a request; if not, a verdict holds for all streams that its permissions name."""
+    """Whether the target of a request is sent to the service.  If not, a verdict holds for all streams that its
+    permissions name."""
     sends_client: bool
     anonymous: bool
-    """Whether it is asked about requests without credentials, too."""
+    """Whether the service is asked about requests without credentials, too."""
     principal_from: str
     tenant_from: str
     permissions_from: str
-    """Headers of its answers; empty for none."""
+    """Headers of the service's answers; empty for none."""
     keep_s: float
-    """How long a verdict is kept that does not say."""
+    """How long a verdict is kept that states no time."""
     most_keep_s: float
     timeout_s: float
 
@@ -78,18 +80,18 @@ class Inquiry(NamedTuple):
     rule: ForwardRule
     fields: tuple[tuple[str, str], ...]
     path: str
-    """With `actions` and `forked`, the target of the request; empty if the service is not sent it."""
+    """With `actions` and `forked`, the target of the request; empty if the target is not sent to the service."""
     actions: tuple[Action, ...]
     forked: str | None
     client: str
-    """The client's address, if it is sent."""
+    """The client's address, if it is sent to the service."""
 
     def __repr__(self) -> str:
         return f"<Inquiry of {self.rule.url}>"
 
     @property
     def size(self) -> int:
-        """Characters that it keeps in memory."""
+        """Characters that the inquiry keeps in memory."""
         return sum(len(name) + len(value) for name, value in self.fields)
 
 
@@ -145,12 +147,12 @@ class ForwardVerdict(NamedTuple):
     """A service's answer to an inquiry."""
 
     principal: Principal | None
-    """None for a refusal."""
+    """The principal; None for a refusal."""
     until: float
     """When it ends, in Unix seconds; `live_until` for live reads."""
     live_until: float
     is_known: bool = True
-    """For a refusal: whether the service knows the credential (403), rather than not (401)."""
+    """For a refusal: True if the service knows the credential (403), False if not (401)."""
     challenge: str | None = None
 
 
@@ -204,7 +206,7 @@ def _permissions(inquiry: Inquiry, headers: CIMultiDict[str] | CIMultiDictProxy[
 
 
 def _lifetime(headers: CIMultiDict[str] | CIMultiDictProxy[str], default_s: float, most_s: float) -> float:
-    """Seconds for which the answer may be kept, whether or not it is `private`: its key is the whole inquiry."""
+    """Seconds for which the answer may be kept.  `private` does not matter, because the key is the whole inquiry."""
     directives = parse_cache_control(", ".join(headers.getall("Cache-Control", ())))
     if "no-store" in directives or "no-cache" in directives:
         return 0.0

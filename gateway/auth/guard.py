@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 MOST_KNOWN: Final = 1 << 14
 """Verified tokens that are known by their digests: some 15 MB."""
 MOST_PATTERNS: Final = 1 << 16
-"""Patterns in the permissions of known tokens, each as one for every 64 of its characters: 110 MB at most."""
+"""Bound on the patterns in the permissions of known tokens, 110 MB at most.  A pattern counts once, and once more for
+each 64 of its characters."""
 _BEARER: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +([A-Za-z0-9._~+/-]+=*) *")
 _SCHEME: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr](?: |$)")
 
@@ -71,24 +72,24 @@ class Guard:
         self._rules = rules
         self.verdicts = verdicts
         self.concealment = Concealment() if config.conceal else None
-        """How refusals are made like the 404 of an absent stream; None if they need not be."""
+        """Makes refusals look like the 404 of an absent stream; None on a route that does not conceal its streams."""
         self.realm = config.name
         tokens = {rule.parameter for rule in rules if isinstance(rule, JwtRule | ForwardRule) and rule.parameter}
         self.asks_services = any(isinstance(rule, ForwardRule) for rule in rules)
-        """Whether a rule has a service decide, which may be sent any header."""
+        """Whether a rule lets a service decide.  Any header may be configured to be sent to a service."""
         self._has_signatures = any(isinstance(rule, SignedRule) for rule in rules)
         self._parameters = frozenset(tokens)
         """Query parameters that carry tokens."""
         self.drops_credentials = config.client_credentials == "drop"
-        """Whether the origin does not get the clients' credentials."""
+        """Whether the clients' credentials are removed before a request goes to the origin."""
         self._known: OrderedDict[bytes, KnownToken] = OrderedDict()
         """Verified tokens by their digests."""
         self._patterns = 0
-        """Their patterns, as `MOST_PATTERNS` counts them."""
+        """The patterns of the known tokens, counted as for `MOST_PATTERNS`."""
         has_cookies = any(rule.cookie for rule in rules if isinstance(rule, JwtRule | SignedRule))
         sent = [name.title() for rule in rules if isinstance(rule, ForwardRule) for name in rule.headers]
         self.vary = tuple(dict.fromkeys(("Authorization", *(("Cookie",) if has_cookies else ()), *sent)))
-        """Header fields that decide who may."""
+        """The header fields that a verdict may depend on, for Vary."""
 
     def __repr__(self) -> str:
         return f"<Guard {len(self._rules)} rules, {len(self._known)} known tokens>"
@@ -99,7 +100,7 @@ class Guard:
         return self._rules
 
     def replace(self, rules: Rules) -> None:
-        """Judge by the same rules with other keys from now on."""
+        """From now on, judge by the same rules with other keys."""
         if rules != self._rules:
             self._rules = rules
             self._known.clear()
@@ -107,7 +108,7 @@ class Guard:
             self.verdicts.begin_edition()
 
     def is_public(self, path: str) -> bool:
-        """Whether everybody may read the stream with this canonical path."""
+        """Whether every client may read the stream with this canonical path."""
         return any(isinstance(rule, PublicRule) and rule.matches(path) for rule in self._rules)
 
     def credential_parameters(self, query: str) -> frozenset[str]:
@@ -127,9 +128,9 @@ class Guard:
     ) -> Allowed:
         """The verdict that allows the request.  Raises an AuthRefused, or Undecided.
 
-        `may_verify` is called before a token is verified that is not known, or a service is asked, and raises a
-        GatewayError if the client has sent too many bad credentials; `failed` is called for each bad one.  `heard` is
-        the answer of a service that the request has waited for.
+        `may_verify` is called before an unknown token is verified and before a service is asked.  It raises a
+        GatewayError if the client has sent too many bad credentials.  `failed` is called for each bad credential.
+        `heard` is a service's answer, if the request has waited for one.
         """
         try:
             credential, has_one = self.find_credential(asked)
@@ -181,8 +182,8 @@ class Guard:
         return Forbidden(text, self._challenge("insufficient_scope", text))
 
     def find_credential(self, asked: Asked) -> tuple[Credential | None, bool]:
-        """The request's credential and the rule that it belongs to, None if no rule knows it or the request is public;
-        and whether there is a credential at all.  Raises BadCredential."""
+        """The request's credential with its rule, and whether the request has a credential at all.  The former is None
+        if no rule knows the credential.  Raises BadCredential."""
         bearer = self._bearer(asked)
         has_one = bearer is not None
         unread: BadCredential | None = None
@@ -207,7 +208,7 @@ class Guard:
                     try:
                         token = read_token(sent)
                     except BadCredential as error:
-                        # A later rule's service may know it.
+                        # The service of a later rule may accept the token.
                         unread = unread or error
                         continue
                     if token.issuer == rule.tokens.issuer:
@@ -253,7 +254,7 @@ class Guard:
             return self._decided(self._verdict(value, wall, may_verify, heard))
         if isinstance(rule, SignedRule):
             assert isinstance(value, Presented)
-            # An HMAC takes no longer than to look whether it may be verified.
+            # Without `may_verify`, because that would take as long as the HMAC itself.
             return verify_signature(value, rule.keys, asked.client, wall)
         assert isinstance(value, Unverified)
         digest = hashlib.blake2b(value.text.encode(), digest_size=32).digest()
@@ -275,7 +276,8 @@ class Guard:
     def _verdict(
         self, inquiry: Inquiry, wall: float, may_verify: Callable[[], None], heard: Heard | None
     ) -> ForwardVerdict:
-        """The service's verdict.  Raises Undecided if it has to be asked, or has given none."""
+        """The service's verdict.  Raises Undecided if the service has to be asked, or was asked and has given no
+        verdict."""
         if heard is not None and heard.inquiry == inquiry:
             if heard.verdict is None:
                 raise Undecided
@@ -307,7 +309,7 @@ class Guard:
         return found, found.version
 
     def _keep(self, digest: bytes, rule: TokenRule, principal: Principal, version: int) -> None:
-        """Know the token with this digest from now on; the oldest make room."""
+        """Remember the token with this digest; the oldest tokens make room for it."""
         # The permissions of the rule itself come first, and all its tokens share them.
         own = principal.permissions[len(rule.permissions) :]
         patterns = sum(1 + len(one.pattern.text) // 64 for one in own)
@@ -320,7 +322,8 @@ class Guard:
 
 
 def _cookie(lines: Sequence[str], name: str) -> str | None:
-    """The value of a cookie; None if there is none.  Raises BadCredential for two of the name: whose is the second?"""
+    """The value of a cookie; None if there is none.  Raises BadCredential if two have the name, because the second may
+    be another party's."""
     found = [
         value.strip(' "')
         for line in lines

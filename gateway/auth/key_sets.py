@@ -1,11 +1,11 @@
 """Key sets that issuers publish by URL (RFC 7517 section 5), and when they are fetched: the decisions, without I/O.
 
-A key set is fetched at start, and again ahead of the end of its lifetime.  A token that names a key which the set does
-not hold has it fetched, too.  Clients choose these names, so this happens at most once in `LEAST_S` seconds.  A fetch
-that fails changes no key: the next one comes after a pause that grows with each failure.
+A key set is fetched at start, and again ahead of the end of its lifetime.  It is also fetched for a token that names a
+key which the set does not hold.  Clients choose these names, so this happens at most once in `LEAST_S` seconds.  A
+fetch that fails changes no key: the next one comes after a pause that grows with each failure.
 
-So a token's key is found, unknown, or undecided.  It is unknown if the set was fetched in the last `LEAST_S` seconds,
-and undecided while no fetch has succeeded that could have brought it.
+So a token's key is found, unknown, or undecided.  It is unknown if the set was fetched in the last `LEAST_S` seconds.
+It is undecided as long as no fetch that could have brought it has succeeded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class KeySet:
         self.ring: KeyRing | None = None
         """None if the keys were never fetched."""
         self.version = 0
-        """Raised whenever a key is withdrawn or replaced."""
+        """The version of the keys, which grows whenever a key is withdrawn or replaced."""
         self.fetched_at = -math.inf
         self.due_at = now()
         """When the next fetch is due, whether or not a token asks for it."""
@@ -57,7 +57,7 @@ class KeySet:
         return f"<KeySet {self.source.issuer}: {keys} keys, {self.fetches} fetches, {self.failures} failures>"
 
     def keys_for(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
-        """As `KeyRing.keys_for`.  Raises Undecided if a fetch may bring the key."""
+        """Like `KeyRing.keys_for`.  Raises Undecided if a fetch may bring the key."""
         if self.ring is not None and (found := self.ring.keys_for(kid, alg, kind)):
             return found
         wait_s = self._earliest - self._now()
@@ -92,7 +92,7 @@ class KeySet:
         return True
 
     def fetched(self, ring: KeyRing, lifetime_s: float, share: float) -> bool:
-        """The fetch has brought these keys, which are fresh for so long; `share`, of 0 to 1, jitters the next fetch.
+        """Use the fetched keys, which are fresh for `lifetime_s`; `share`, from 0 to 1, jitters the next fetch.
         Returns whether a key was withdrawn."""
         is_withdrawn = self.ring is not None and not self.ring.names() <= ring.names()
         self.version += is_withdrawn
@@ -124,11 +124,11 @@ class KeySets:
         return f"<KeySets {list(self._sets.values())}>"
 
     def keep_sources(self, sources: Iterable[KeySource]) -> None:
-        """Keep these from now on, with the keys that are known, and forget others."""
+        """From now on keep the key sets of these sources, with their known keys, and forget the others."""
         self._sets = {one: self._sets.get(one) or KeySet(one, self._now) for one in sources}
 
     def look(self) -> tuple[KeySet, ...]:
-        """All of them."""
+        """All key sets."""
         return tuple(self._sets.values())
 
     def find_set(self, source: KeySource) -> KeySet | None:

@@ -24,7 +24,7 @@ MOST_PERMISSIONS: Final = 64
 _MOST_CHARS: Final = 1_024
 _PLACE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]{0,63})\}")
 _AMBIGUOUS: Final = re.compile(r"//|\\|%2F|%5C|%25|/\.\.?;", re.IGNORECASE)
-"""Spellings that an origin may read as another path than the gateway."""
+"""Spellings that an origin may read as another path than the gateway does."""
 _REST: Final = "**"
 _EVERY: Final = "/**"
 
@@ -41,7 +41,7 @@ class Action(StrEnum):
     SUBSCRIBE = "subscribe"
     """Calls below the protocol's reserved path `__ds`."""
     OTHER = "other"
-    """Methods that the protocol does not name.  No permission names it: only `*` covers it."""
+    """Methods that the protocol does not name.  Permissions cannot name this action; only `*` covers it."""
 
 
 NAMED: Final = frozenset(Action) - {Action.OTHER}
@@ -76,11 +76,11 @@ class Pattern:
 
     @property
     def places(self) -> frozenset[str]:
-        """The claims that fill it in."""
+        """The claims that fill in the pattern."""
         return frozenset(_PLACE.findall(self.text))
 
     def matches(self, path: str, claims: Mapping[str, object] | None = None) -> bool:
-        """Whether it matches a canonical path, with places filled in from these claims."""
+        """Whether the pattern matches a canonical path, with its places filled in from these claims."""
         if self.text == _EVERY:
             return True
         if _AMBIGUOUS.search(path) is not None:
@@ -106,7 +106,7 @@ class Exact(Pattern):
 
 
 def _segment(text: str) -> str:
-    """A segment of a pattern as it is compared: canonical, if it names one segment of a path."""
+    """A segment of a pattern in the form that is compared: canonical if it names one segment of a path."""
     if text == "*" or _PLACE.fullmatch(text):
         return text
     if "*" in text or "{" in text or "}" in text:
@@ -204,7 +204,7 @@ def parse_details(claim: object) -> tuple[Permission, ...]:
         if unknown := set(detail) - {"type", "locations", "actions", "identifier", "datatypes", "privileges"}:
             raise BadPermission(f"an authorization detail has no field {min(unknown)[:40]!r}")
         if set(detail) - {"type", "locations", "actions"}:
-            # A field that narrows the permission must not be passed over.
+            # A field that narrows the permission must not be ignored.
             raise BadPermission("an authorization detail is narrowed by a field that this gateway does not judge by")
         if not all(isinstance(one, str) for one in locations) or len(found) + len(locations) > MOST_PERMISSIONS:
             raise BadPermission("the locations of an authorization detail are patterns of paths")

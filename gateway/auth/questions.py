@@ -14,7 +14,7 @@ from gateway.errors import Fault, GatewayError
 
 
 class KeySource(NamedTuple):
-    """Where an issuer publishes its keys; as a question, which keys these are."""
+    """The place where an issuer publishes its keys.  As a question, it asks for these keys."""
 
     issuer: str
     url: str
@@ -27,16 +27,16 @@ Question = KeySource | Inquiry
 
 
 class Heard(NamedTuple):
-    """A service has been asked."""
+    """The answer of a service that was asked."""
 
     inquiry: Inquiry
     verdict: ForwardVerdict | None
-    """None if it has given none."""
+    """The verdict; None if the service has given none."""
 
 
 class Undecided(GatewayError):
-    """Whether the request is allowed cannot be decided now: a key set or an authorisation service was not reached.
-    Never a 4xx, which clients take as final."""
+    """It cannot be decided now whether the request is allowed, because a key set or an authorisation service was not
+    reached.  Never a 4xx, which clients treat as final."""
 
     status = 503
     fault = Fault.UPSTREAM

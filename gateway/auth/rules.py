@@ -38,7 +38,7 @@ class SignedRule(NamedTuple):
 
 
 class PublicRule(NamedTuple):
-    """Streams that everybody may read."""
+    """Streams that every client may read."""
 
     patterns: tuple[Pattern, ...]
 

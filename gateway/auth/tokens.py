@@ -2,7 +2,7 @@
 
 The issuer that a token names chooses the rule, and the rule alone says which keys and algorithms count.  Header fields
 that bring or name a key (`jwk`, `jku`, `x5c`, `x5u`) are never looked at, and a critical extension is refused.  JSON is
-read strictly: a name that occurs twice means different things to different readers.
+read strictly, because readers may disagree about a name that occurs twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MOST_TOKEN_BYTES: Final = 8_192
 _MOST_NAME_CHARS: Final = 256
 _FAR: Final = 1e11
-"""Unix seconds beyond which a time is no time: the year 5138."""
+"""Unix seconds beyond which a time is refused: the year 5138."""
 _TYPES: Final = frozenset({"at+jwt", "application/at+jwt"})
 _KINDS: Final = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP", "HS": "oct"}
 
@@ -47,14 +47,14 @@ class TokenRule(NamedTuple):
     any_type: bool
     leeway_s: float
     permissions: tuple[Permission, ...]
-    """Permissions of each valid token, besides its own."""
+    """Permissions that each valid token has in addition to its own."""
     permissions_claim: str
     tenant_claim: str
 
 
 def registry_of(algorithms: Iterable[str]) -> jws.JWSRegistry:
     """The JWS registry that accepts these algorithms alone."""
-    # Here, as below: a gateway without rules for tokens need not load the library.
+    # Imported here, as below, because a gateway without rules for tokens need not load the library.
     from joserfc import jws
 
     registry = jws.JWSRegistry(algorithms=sorted(algorithms), strict_check_header=False)
@@ -64,7 +64,7 @@ def registry_of(algorithms: Iterable[str]) -> jws.JWSRegistry:
 
 
 class Unverified(NamedTuple):
-    """A token as it was sent: nothing in it is to be believed."""
+    """A token as it was sent; nothing in it may be trusted."""
 
     text: str
     header: dict[str, Any]
@@ -72,7 +72,7 @@ class Unverified(NamedTuple):
 
     @property
     def issuer(self) -> object:
-        """The issuer that it names."""
+        """The issuer that the token names."""
         return self.claims.get("iss")
 
 
@@ -109,7 +109,7 @@ def _refuse(constant: str) -> Any:
 
 
 def verify(token: Unverified, rule: TokenRule, keys: Keys, wall: float) -> Principal:
-    """The principal of a token of the rule's issuer, which has these keys, at `wall` (Unix seconds).  Raises
+    """The principal of a token, verified with these keys of the rule's issuer at `wall` (Unix seconds).  Raises
     BadCredential, and Undecided if the token's key is not known yet."""
     header, claims = token.header, token.claims
     alg, kid, typ = header.get("alg"), header.get("kid"), header.get("typ")
@@ -123,7 +123,7 @@ def verify(token: Unverified, rule: TokenRule, keys: Keys, wall: float) -> Princ
         raise BadCredential("The token is no access token")
     if claims.get("iss") != rule.issuer:
         raise BadCredential("The token's issuer is unknown")
-    # Checked before its key is looked for, so that an expired token causes no fetch.
+    # Check the times before the key is looked up, so that an expired token causes no fetch.
     expires_at = _check_times(claims, rule.leeway_s, wall)
     aud = claims.get("aud")
     audience = [aud] if isinstance(aud, str) else aud
@@ -150,7 +150,7 @@ def verify(token: Unverified, rule: TokenRule, keys: Keys, wall: float) -> Princ
     except BadPermission:
         raise BadCredential("The token's permissions are not understood") from None
     places = {place for one in permissions for place in one.pattern.places}
-    # No more of the token than its permissions need is kept.
+    # Keep only the claims that its permissions need.
     filled = {place: claims[place] for place in places if place in claims}
     key_id = candidates[0].kid or kid or ""
     return Principal(subject, permissions, expires_at, tenant, token_id, key_id, claims=filled, issuer=rule.issuer)
@@ -184,5 +184,5 @@ def _check_times(claims: dict[str, Any], leeway_s: float, wall: float) -> float:
 def _time(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    # An infinite number is no time, either.
+    # This refuses an infinite number as well.
     return float(value) if 0 <= value < _FAR else None

@@ -1,6 +1,6 @@
 """Usage of this process by tenant, since its start: requests, body bytes and the time of live reads.
 
-Principals are too many for metrics: the access log names them, and the pipeline's table `usage` adds them up.
+There are too many principals for metrics.  The access log names them, and the pipeline's table `usage` adds them up.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 MOST_TENANTS: Final = 256
-"""Tenants with figures of their own; all further ones share one."""
+"""Bound on tenants with figures of their own; all further tenants share one set."""
 OTHERS: Final = ("", "")
 """Stands for the further tenants."""
 

@@ -23,18 +23,18 @@ class Principal(NamedTuple):
     network: str = ""
     """The client network (CIDR) that the credential is bound to; empty for any."""
     claims: dict[str, object] = {}  # noqa: RUF012
-    """The claims that patterns are filled in from."""
+    """The claims that fill in patterns."""
     issuer: str = ""
     """The party that has named the principal, its tenant and the credential: `iss` of a token, the URL of a
-    service without its query, empty for signatures.  Equal names of two issuers are two names."""
+    service without its query, empty for signatures.  Equal names from two issuers are different names."""
 
     def allows(self, action: Action, path: str) -> bool:
-        """Whether it may do this to the stream with this canonical path."""
+        """Whether the principal may do this to the stream with this canonical path."""
         return any(one.allows(action, path, self.claims) for one in self.permissions)
 
 
 PUBLIC: Final = Principal("", (), math.inf)
-"""Everybody, on public streams."""
+"""The principal of every client on public streams."""
 
 
 class Caller(NamedTuple):
@@ -53,7 +53,7 @@ class AuthRefused(GatewayError):
     fault = Fault.CLIENT
     text = "Authorisation needed"
     principal: Principal | None = None
-    """For whom it was refused; None if the credential is not valid."""
+    """The principal that was refused; None if the credential is not valid."""
 
     def __init__(self, text: str | None = None, challenge: str | None = None) -> None:
         super().__init__(text)
@@ -72,14 +72,14 @@ class Forbidden(AuthRefused):
 
 
 class Concealed(AuthRefused):
-    """The same on a route that does not say which streams exist."""
+    """A refusal on a route that does not reveal which streams exist."""
 
     status = 404
     text = "Stream not found"
 
 
 class BadCredential(Exception):
-    """A credential is wrong.  The text is fixed, and names nothing that the client sent."""
+    """A credential is wrong.  The text is fixed, and repeats nothing that the client sent."""
 
     def __init__(self, text: str, error: str = "invalid_token") -> None:
         super().__init__(text)

@@ -1,8 +1,8 @@
 """Remembered verdicts of a process, and what ends them: their expiry, revocations, other keys.
 
-A verdict is valid until its `until`, and only in the edition in which it was given.  A revocation, or a change of
-rules, begins another edition, so all requests are judged again; the tokens that were verified stay known.  Live reads
-are registered with their verdicts, so that a revocation reaches them.
+A verdict is valid until its `until`, and only in the edition in which it was given.  A revocation or a change of rules
+begins another edition, so that all requests are judged again.  Tokens that were verified stay known.  Live reads are
+registered with their verdicts, so that a revocation reaches them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.limits.memory import evict_oldest
 MOST_REVOCATIONS: Final = 1 << 16
 
 Subject = Literal["principal", "token", "key"]
-"""The kinds of revocations: of a principal, of one token by its id, or of all that one key has signed."""
+"""The kinds of revocations: of a principal, of one token by its id, or of everything that one key has signed."""
 
 
 class Renewal(NamedTuple):
@@ -33,14 +33,14 @@ class Renewal(NamedTuple):
 
 
 class Allowed:
-    """A verdict: a principal may do what was asked."""
+    """A verdict that allows a principal the requested actions."""
 
     __slots__ = ("_caller", "edition", "parties", "principal", "renewal", "until", "usage")
 
     def __init__(
         self, principal: Principal, edition: int, usage: Usage | None = None, renewal: Renewal | None = None
     ) -> None:
-        # Verdicts are kept in number, and have no use for what the principal may do elsewhere.
+        # Many verdicts are kept, so drop the permissions, which a verdict on one request does not need.
         self.principal = (
             principal._replace(permissions=(), claims=PUBLIC.claims) if principal.permissions else principal
         )
@@ -48,7 +48,7 @@ class Allowed:
         """Unix seconds."""
         self.edition = edition
         self.renewal = renewal
-        """None if no service has decided."""
+        """How the verdict is renewed; None if no service has decided."""
         self.parties = parties_of(principal)
         self.usage = usage
         """The usage of the principal's tenant; None without a tenant."""
@@ -88,7 +88,7 @@ class Revocation(NamedTuple):
     subject: Subject
     name: str
     issuer: str | None = None
-    """Who has named it, empty for keys of signed URLs; None for every issuer that has given this name."""
+    """The issuer of the name, empty for keys of signed URLs; None means every issuer."""
 
 
 class Verdicts:
@@ -101,7 +101,7 @@ class Verdicts:
         self.forwarded = ForwardVerdicts()
         self.edition = 0
         self._revoked: OrderedDict[Revocation, float] = OrderedDict()
-        """Until when, in Unix seconds."""
+        """The end of each revocation, in Unix seconds."""
         self.live: dict[GuardedRead, None] = {}
         self.tenants = Tenants()
 
@@ -109,11 +109,11 @@ class Verdicts:
         return f"<Verdicts {len(self._revoked)} revocations, {len(self.live)} live reads>"
 
     def holds(self, allowed: Allowed | None) -> bool:
-        """Whether a verdict that was remembered is valid now."""
+        """Whether a remembered verdict is still valid."""
         return allowed is not None and allowed.edition == self.edition and self.wall() < allowed.until
 
     def allow(self, principal: Principal, renewal: Renewal | None = None) -> Allowed:
-        """A verdict for this principal, from now on."""
+        """A verdict that allows this principal from now on."""
         usage = self.tenants.usage(principal.issuer, principal.tenant) if principal.tenant else None
         return Allowed(principal, self.edition, usage, renewal)
 
@@ -122,7 +122,7 @@ class Verdicts:
         self.edition += 1
 
     def revoke(self, revocation: Revocation, for_s: float) -> int:
-        """Refuse this for so long from now on, and end its live reads; returns how many there were."""
+        """Refuse this for `for_s` seconds, and end its live reads; returns the number of those."""
         self._revoked.pop(revocation, None)
         self._revoked[revocation] = self.wall() + for_s
         evict_oldest(self._revoked, MOST_REVOCATIONS)

@@ -1,14 +1,15 @@
 """Catch-up reads: walk the tape, fetch what is missing, find the tail, answer.
 
 The body of an answer is what the tape holds from the requested offset, then the bodies of flights in the air for the
-offsets after that, then one fresh fetch at the tail.  Each of the three may be missing.  An answer that ends where the
-origin itself stopped, or at the size bound with more held after it, is a plain hit and says nothing about the tail.
+offsets after that, then one fresh fetch at the tail.  Each of the three may be missing.  An answer from the tape may
+end where the origin itself stopped, or at the size bound with more bytes held after it.  It is then a plain hit and
+says nothing about the tail.
 
 The tail may be known without a fetch.  A follower's statement of it is valid for `tail_heard_s` after the live request
-was last heard from, and a statement that the origin or the operator allows to be repeated is repeated for its time
-(`Stream.tail_until`).  A stream whose tail is requested often is followed for that reason.  If the follower has been
-silent for too long or is not trusted, a HEAD finds the tail, and the follower, which is receiving the bytes anyway,
-brings them.
+was last heard from, and a statement that the origin or the operator allows to be repeated is valid for the time that
+they allow (`Stream.tail_until`).  A stream whose tail is requested often is followed for that reason.  If the follower
+has been silent for too long or is not trusted, a HEAD finds the tail, and the follower, which is receiving the bytes
+anyway, brings them.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class CatchUp:
                 return await attempt.run()
             if (answer := attempt.at_once()) is not None:
                 return answer
-            # The held bytes may have been forgotten and fetched again by then.
+            # While the read waited, the held bytes may have been forgotten and fetched again.
             return await self._patience.answer_or_held(
                 read, stream, attempt.run, lambda: _Attempt(self, read, stream).held()
             )
@@ -104,8 +105,7 @@ class CatchUp:
             raise
 
     def start_fetch(self, read: Read, stream: Stream) -> FirstRead:
-        """Begin to answer a read of a stream that has been created for it, for which `decide` asks the origin: launch
-        the fetch."""
+        """Launch the fetch for the first read of a stream, for which `decide` asks the origin."""
         attempt = _Attempt(self, read, stream)
         attempt.read_from(self.fetches.launch(stream, read.start, read.route, read.source))
         return attempt
@@ -145,7 +145,7 @@ class _Attempt(FirstRead):
         """Whether bytes of another request's flight are among the parts."""
 
     def at_once(self) -> Answer | None:
-        """The answer, if the tape has it and nothing has to be asked of the origin; None if `run` is needed."""
+        """The answer, if the tape has it and the origin need not be asked; None if `run` is needed."""
         self._take_tape()
         step = decide(self.stream, self._progress, self._clock.now())
         return self._send(step) if isinstance(step, Send) else None
@@ -214,7 +214,7 @@ class _Attempt(FirstRead):
         return self._answer(_COLLAPSED if self._has_joined else _HIT, step)
 
     async def _wait(self, step: Wait) -> Answer | None:
-        """Wait for what a follower brings; None if the read is to go on."""
+        """Wait for a follower's bytes or tail; None if the read is to go on."""
         progress, stream, read = self._progress, self.stream, self._read
         if step.awaited is not Awaited.CONNECTION:
             progress.has_waited = True
@@ -249,7 +249,8 @@ class _Attempt(FirstRead):
         return None
 
     def _may_wait_again(self) -> None:
-        """Let the read wait for its follower once more: it has come further since, or its fetch was another read's."""
+        """Let the read wait for its follower once more, because the read has advanced or has used another read's
+        fetch."""
         self._progress.may_connect, self._progress.has_waited = bool(self._read.route.heard_s), False
 
     async def _fresh(self, start: str) -> Head:
@@ -262,7 +263,7 @@ class _Attempt(FirstRead):
     async def _confirm(self) -> Answer | None:
         """Have the origin confirm the bytes that the walk has taken from the tape.
 
-        Returns the answer if the origin's answer settles it: a refusal, or that the walk has reached the tail.
+        Returns the read's answer if the origin refuses, or says that the walk has reached the tail; else None.
         """
         progress, head = self._progress, await self._confirming.confirm(self._read, self.stream)
         self._check()
@@ -278,7 +279,7 @@ class _Attempt(FirstRead):
         return None
 
     def _check(self) -> None:
-        """Raise TailMovedBack if nothing that follows may be joined to what the walk has taken."""
+        """Raise TailMovedBack if further bytes may not be joined to the bytes that the walk has taken."""
         if self.stream.ended is not None or is_another(self.stream, self._progress):
             raise TailMovedBack
 
@@ -308,7 +309,7 @@ class _Attempt(FirstRead):
             return answer
         head = await self._fetches.fresh_head(stream, METADATA, read.route, read.source)
         if isinstance(head, GatewayError) or (isinstance(head, OriginError) and head.status >= 500):
-            # Asking for the bytes as well would fail the same way.
+            # A request for the bytes would fail in the same way.
             return self._failed(head)
         if not isinstance(head, StreamHead):
             return None
@@ -322,7 +323,7 @@ class _Attempt(FirstRead):
         self, topic: Topic, tail: str, outcome: Outcome, *, is_asked: bool = False
     ) -> Answer | None:
         """The answer once the follower has brought everything before `tail`; None if that takes too long.  `is_asked`
-        says that the origin has named the tail to this read, and that a write named it if not."""
+        says whether the origin has named the tail to this read; otherwise a write has named it."""
         stream, progress, deadline = self.stream, self._progress, self._clock.now() + _FOLLOWER_PATIENCE_S
         while True:
             self._check()
@@ -377,7 +378,7 @@ class _Attempt(FirstRead):
         return self._answer_of(flight, is_launched)
 
     def _answer_of(self, flight: Flight, is_launched: bool) -> Answer:
-        """The same, once the flight is not awaited."""
+        """Like `_answer_from`, when the flight need not be awaited."""
         head = flight.head
         assert head is not None
         if not isinstance(head, StreamHead):
@@ -442,14 +443,15 @@ class _Attempt(FirstRead):
         raise head.anew()
 
     def held(self) -> Answer | None:
-        """The held bytes for a read that has not begun; None if they must not be given without the origin's answer."""
+        """The answer with held bytes for a read that has not begun; None if they must not be sent without the origin's
+        answer."""
         self._take_tape()
         if (answer := self._answer_held()) is None:
             self.parts.close()
         return answer
 
     def _answer_held(self) -> Answer | None:
-        """The bytes of the walk, if they may be given although the origin does not answer."""
+        """The answer with the bytes of the walk, if they may be sent although the origin does not answer."""
         self._progress.failed_at = self._clock.wall()
         step = decide(self.stream, self._progress, self._clock.now())
         # Send the immutable bytes without a statement about the tail: the reader continues from their end.
@@ -458,7 +460,7 @@ class _Attempt(FirstRead):
     def _answer(self, outcome: Outcome, step: Send, *, fwd_status: int | None = None, stored: bool = False) -> Answer:
         read, stream, seen = self._read, self.stream, self.stream.sighting
         end, up_to_date, is_closed, stale_s = step
-        # Nothing comes after the end of a closed stream, whatever named it.
+        # Nothing comes after the end of a closed stream, so it does not matter which party has named the tail.
         up_to_date |= is_closed
         is_tail = up_to_date and not is_closed
         age_s: float | None = None
@@ -466,7 +468,7 @@ class _Attempt(FirstRead):
             # A followed tail is as old as the answer; a repeated one is as old as the origin's statement.
             age_s = None if seen is None or stream.is_followed else self._clock.now() - seen.seen_at
         elif outcome in (_HIT, _STALE_IF_ERROR) and self._stored_at:
-            # Bytes are as old as the latest answer of the origin that showed it to have them (RFC 9111 §4.2.3).
+            # Bytes are as old as the latest reply that showed the origin to have them (RFC 9111 section 4.2.3).
             since = stream.confirmed_at(read.start)
             age_s = self._clock.now() - (since if since > -math.inf else self._stored_at)
         run = BodyRun(stream, read.start, end, self._progress.version.edition)
@@ -486,6 +488,7 @@ class _Attempt(FirstRead):
         return self.parts.tag_size(self.stream.tape.is_json)
 
     def _allow_repeat(self, answer: Answer, run: BodyRun, *, is_tail: bool) -> None:
-        """Let the answer be repeated; an answer that states the tail of an open stream only until the tail may move."""
+        """Let the answer be repeated.  An answer that states the tail of an open stream is repeated only until the tail
+        may move."""
         answer.stream, answer.run = self.stream, run
         answer.tail = NamedTail(run.end, self.stream.version) if is_tail else None

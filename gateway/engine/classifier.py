@@ -1,18 +1,18 @@
 """Classifies an origin's reply for the readers that share it, and applies what it says to the stream.
 
-A reply is part of a stream (bytes to store, and the tail), an origin error for all readers that asked, or not
-shareable: for one client alone, because it is personal (`gateway.protocol.sharing`), encoded, of unknown length, or
-outside the protocol.  A reply is compared with what was known *when it was requested*, because the tape moves on
-meanwhile.  A tail that has moved back, a closed stream that is open again, another content type or another identity
-mean another stream under the same name.
+A reply is part of a stream (bytes to store, and the tail), an origin error for all readers that wait for it, or not
+shareable.  The last kind is for one client alone, because the reply is personal (`gateway.protocol.sharing`), encoded,
+of unknown length, or outside the protocol.  A reply is compared with what was known *when it was requested*, because
+the tape moves on meanwhile.  A tail that has moved back, a closed stream that is open again, another content type or
+another identity mean another stream under the same name.
 
 Classifying is pure: `classify` takes the head of a reply and the facts of its request, and returns the reply's meaning.
 Applying is one plain call of the fetch, which changes the stream's record and returns the effect on its live readers;
 the fetch carries that out.
 
-An error requested before a write was acknowledged may predate the write: it answers the readers that wait for it and
-ends nothing.  An overtaken reply, whose stream's bytes were forgotten while it was on its way, answers the readers that
-wait for it and teaches nothing.
+An error requested before a write was acknowledged may predate the write: it answers the readers that wait for it, and
+ends no stream.  A reply is overtaken if its stream's bytes were forgotten while it was on its way.  It answers the
+readers that wait for it, and changes nothing in memory.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ NO_HEAD = frozenset({405, 501})
 """The statuses of an origin that does not implement HEAD."""
 _MAX_ERROR_BYTES = 1 << 16
 _EMPTY_BYTES = 16
-"""A body longer than this is not empty, whatever its whitespace."""
+"""A body longer than this counts as not empty, even if it is all whitespace."""
 PERSONAL = frozenset({400, 401, 403, 407, 431})
 """Statuses that may be due to the reader's credentials."""
 _ALL_PERSONAL: Final = PERSONAL | {404, 410}
-"""These and the statuses by which an origin hides a stream."""
+"""The statuses above, and those by which an origin hides a stream."""
 BEYOND_TAIL: Final = NotShareable("offset beyond the tail", is_lasting=False)
-"""Bytes after an offset that the stream does not reach.  The client invented it, or has it from another stream."""
+"""The refusal of an offset that the stream does not reach.  The client invented the offset, or has it from another
+stream."""
 
 
 class TapeFacts(NamedTuple):
@@ -61,7 +62,7 @@ class TapeFacts(NamedTuple):
     has_seen: bool
     """Whether the origin had named the requested offset."""
     is_origin_token: bool
-    """The same, but False for sentinels and for offsets that the gateway uses internally."""
+    """Like `has_seen`, but False for sentinels and for offsets that the gateway uses internally."""
     identity: str | None
     version: Version
     asked_at: float
@@ -84,7 +85,7 @@ class TapeFacts(NamedTuple):
 
 
 class ReplyHead(Protocol):
-    """The head of a reply, as far as it decides what the reply is."""
+    """The parts of a reply's head that decide its meaning."""
 
     @property
     def status(self) -> int: ...
@@ -98,11 +99,11 @@ class ReplyHead(Protocol):
 
     @property
     def shape(self) -> ReplyShape | None:
-        """The lines that it has in common with others; None if it was not read line by line."""
+        """The header lines that the reply has in common with others; None if it was not read line by line."""
 
     @property
     def own(self) -> Sequence[FieldLine]:
-        """The other lines."""
+        """The other header lines."""
 
 
 class SharedRefusal(NamedTuple):
@@ -132,7 +133,7 @@ class Learned(NamedTuple):
         return self.start not in (METADATA, NOW)
 
     def head(self) -> StreamHead | Beyond:
-        """The same for the readers of the flight."""
+        """The head for the readers of the flight."""
         made = Beyond if self.is_beyond else StreamHead
         return made(self.offset, self.up_to_date, self.is_closed)
 
@@ -216,7 +217,7 @@ class Applied(NamedTuple):
 
 
 class ReplyRecorder:
-    """Applies what replies say to their streams.  Has no state of its own."""
+    """Applies replies to their streams.  Has no state of its own."""
 
     def __init__(self, store: TapeStore, clock: Clock, writes: Writes) -> None:
         self._store = store
@@ -224,8 +225,7 @@ class ReplyRecorder:
         self._writes = writes
 
     def apply(self, fetch: SentFetch, meaning: Learned | Personal | NotShareable | OriginError) -> Applied:
-        """Record what a reply says of the stream.  A flight that was overtaken teaches nothing; only its type is
-        compared.
+        """Apply a reply to the stream.  The reply of an overtaken flight changes nothing; only its type is compared.
 
         Raises TailMovedBack if the reply belongs to another stream than the known one.
         """
@@ -235,7 +235,7 @@ class ReplyRecorder:
         if isinstance(meaning, Personal):
             meaning, lifetime = meaning
             if lifetime is not None and not _may_be_of_predecessor(stream, facts):
-                # It bounds for how long other replies are shown.
+                # Its lifetime bounds for how long other replies are repeated.
                 stream.expiry.know(lifetime)
                 stream.head_headers = None
         return Applied(meaning, None if is_overtaken(stream, flight) else self._apply_refusal(fetch, meaning))
@@ -252,7 +252,7 @@ class ReplyRecorder:
             if facts.version.same_acks_as(stream.version):
                 tail = _record_tail(fetch, learned)
             if learned.is_beyond and learned.up_to_date:
-                # It has named a tail that is not before the known one, so this is still the stream.
+                # The reply has named a tail that is not before the known one, so the stream is still the same.
                 stream.contacted(asked_at)
                 stream.revalidated(facts.version)
         if learned.start != METADATA and not learned.is_beyond:
@@ -261,7 +261,7 @@ class ReplyRecorder:
         return Applied(head, None, tail)
 
     def _learn(self, fetch: SentFetch, learned: Learned) -> None:
-        """Learn what a part of the stream shows.  Raises TailMovedBack."""
+        """Learn the facts in a reply that is part of the stream.  Raises TailMovedBack."""
         stream, route, facts, tape = fetch.stream, fetch.route, fetch.facts, fetch.stream.tape
         start, offset, up_to_date, is_closed, is_beyond, headers, manner, lifetime = learned
         is_fetch, content_type = learned.is_fetch, _content_type(stream, learned)
@@ -297,7 +297,7 @@ class ReplyRecorder:
         self._store.weigh(stream)
 
     def _apply_refusal(self, fetch: SentFetch, head: NotShareable | OriginError) -> Effect | None:
-        """Record what a reply that is no part of the stream says about it."""
+        """Apply a reply that is no part of the stream."""
         stream, is_metadata = fetch.stream, fetch.flight.start == METADATA
         tells_lifetime = is_metadata and not _may_be_of_predecessor(stream, fetch.facts)
         match head:
@@ -316,22 +316,22 @@ class ReplyRecorder:
         return None
 
     def _missing(self, fetch: SentFetch, status: int) -> Effect | None:
-        """The origin has answered 404 or 410."""
+        """Apply a 404 or 410."""
         stream, flight, facts = fetch.stream, fetch.flight, fetch.facts
         # A 410 for an offset may concern that offset alone, even if no later one is known.  The next request without an
         # offset, or for a later one, shows whether it concerns the stream.
         may_be_trimmed = status == 410 and flight.start not in (METADATA, NOW)
         if stream.is_hidden_from(fetch.source.asker):
-            # The live readers' own request shows whether it is gone, and so does the next request of each other.
+            # The live request shows whether the stream is gone.  For other readers their next request does.
             stream.mark_stale()
             return None if may_be_trimmed else Effect.REFOLLOW
         if is_outdated(stream, flight):
-            # A write acknowledged since then found the stream: the next request shows what is true now.
+            # A write acknowledged since then found the stream.  The next request shows whether it is still there.
             stream.mark_stale()
             return Effect.REFOLLOW
         if may_be_trimmed:
             if facts.has_seen or flight.start == START:
-                # An origin trims from the front, so it has nothing before either.
+                # An origin trims from the front, so the bytes before this offset are gone too.
                 self._store.forget_through(stream, flight.start)
             stream.mark_stale()
             return Effect.REFOLLOW if flight.start == facts.tail else None
@@ -340,7 +340,8 @@ class ReplyRecorder:
         )
 
     def apply_another(self, fetch: SentFetch) -> Effect | None:
-        """The flight found another stream than the one in memory: end that record, unless it may be the later one."""
+        """The flight found another stream than the one in memory.  End the record in memory, unless it may be that of
+        the later stream."""
         stream, flight = fetch.stream, fetch.flight
         if is_overtaken(stream, flight):
             return None
@@ -382,13 +383,13 @@ def is_overtaken(stream: Stream, flight: Flight) -> bool:
 
 
 def is_outdated(stream: Stream, flight: Flight) -> bool:
-    """Whether a write was acknowledged, or may have been done, after the flight was sent, so that what the flight did
-    not find may exist now."""
+    """Whether a write was acknowledged, or may have been done, after the flight was sent.  Bytes or a stream that the
+    flight did not find may then exist."""
     return not flight.version.same_writes_as(stream.version)
 
 
 def _may_be_of_predecessor(stream: Stream, facts: TapeFacts) -> bool:
-    """Whether the stream may have been replaced since the request was sent; its answer then says nothing of the
+    """Whether the stream may have been replaced since the request was sent; its answer then says nothing about the
     lifetime."""
     return facts.version.may_have_ended_by(stream.version)
 

@@ -53,7 +53,7 @@ from gateway.upstream.client import OriginClient
 from gateway.upstream.dialer import TlsReloader
 from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
-from gateway.upstream.keeping import Keeping
+from gateway.upstream.keep_alive import KeepAlive
 from gateway.upstream.origin_pool import Credentials, Origins, origin_names
 from gateway.upstream.slots import SlotLimits
 
@@ -314,7 +314,7 @@ class Engine:
         self._origin_names = origin_names(config.routes)
         origins = config.origins
         self.client.exchanges.keep(
-            Keeping(origins.connection_idle_s, origins.connection_rest_s, origins.connection_age_s)
+            KeepAlive(origins.connection_idle_s, origins.connection_rest_s, origins.connection_age_s)
         )
         self.client.exchanges.configure_tls(tls or {})
         self.client.exchanges.configure_http2(config.http2_origins)

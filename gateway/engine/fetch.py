@@ -1,10 +1,10 @@
 """One fetch: the requests by which a flight gets its reply from the origin, and the reply's way into the stream.
 
-A fetch is driven by plain calls: of the event loop in the turn after it was launched, so that all reads of that turn
-share it, and then of the connection to the origin.  The reply is taken in the call that brings it.  A task takes over
-where something has to be waited for: a pause, more of the body, readers that do not keep up.
+A fetch is driven by plain calls.  The event loop calls it in the turn after its launch, so that all reads of that turn
+share it.  Then the connection to the origin calls it.  The reply is taken in the call that brings it.  A task takes
+over where something has to be waited for: a pause, more of the body, readers that do not keep up.
 
-However it ends, a fetch ends once: its flight has landed or failed, and `FetchWork.ended` is called.
+A fetch ends exactly once: its flight lands or fails, and `FetchWork.ended` is called.
 """
 
 from __future__ import annotations
@@ -128,11 +128,11 @@ class Fetch:
         self.mode = _HEAD if flight.start == METADATA else _CATCHUP
         self._attempts_left = route.retry_attempts
         self._first_error: GatewayError | None = None
-        """Why the latest request failed that was repeated."""
+        """Why the request failed that was repeated last."""
         self._pending: PendingRequest | None = None
         """The request, while the head of its reply is awaited."""
         self._task: asyncio.Task[None] | None = None
-        """The task that waits for something else."""
+        """The task of the fetch while it waits for anything other than a head."""
         self.facts: TapeFacts
         self.asked_at = 0.0
         """When the latest request was sent (monotonic seconds)."""
@@ -150,7 +150,7 @@ class Fetch:
         self._loop.call_soon(self._begin)
 
     def cancel(self) -> None:
-        """Give the fetch up: no reader is left."""
+        """Give the fetch up, because no reader is left."""
         if self._task is not None:
             self._task.cancel()
         if (pending := self._pending) is not None:
@@ -176,7 +176,7 @@ class Fetch:
                 self._died()
 
     def _go_on(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do this part of the fetch at once as far as possible, and the rest in a task."""
+        """Run this part of the fetch as far as possible now, and the rest in a task."""
         try:
             task = begin(self._loop, work, self._context)
         except Exception:
@@ -199,11 +199,11 @@ class Fetch:
         self._end()
 
     def _end(self) -> None:
-        """The fetch is over, whatever has become of it."""
+        """End the fetch, with or without a result."""
         if not self._is_over:
             self._is_over = True
             self.flight.on_unused = None
-            # The readers go on first: until they have the stream themselves, the flight holds it for them.
+            # Let the readers go on first, because the flight holds the stream until they hold it themselves.
             self._loop.call_soon(self._work.ended, self)
 
     def _pause_s(self) -> float:
@@ -212,8 +212,8 @@ class Fetch:
     def _has_room(self) -> bool:
         """Whether a body of any size may be fetched now."""
         work = self._work
-        # Few bytes follow a known tail, and readers of bytes in memory go on.  Of others, so much arrives before the
-        # first of it is taken.
+        # Only few bytes follow a known tail, and reads of bytes in memory need no room.  Other fetches may buffer this
+        # much before a reader takes the first byte.
         return self.flight.key == self.stream.tape.tail or (
             work.store.may_grow and work.bodies.inflow.count_bytes(HIGH_WATER_BYTES)
         )
@@ -253,7 +253,7 @@ class Fetch:
         work, flight, source, start = self._work, self.flight, self.source, self.flight.start
         headers = source.headers
         if flight.key == CONFIRMATION:
-            # From the origin itself, and not from a cache before it (RFC 9111 §5.2.1.4).
+            # The origin itself must answer, and not a cache in front of it (RFC 9111 section 5.2.1.4).
             headers = CIMultiDict(headers)
             headers["Cache-Control"] = "no-cache"
         method, offset = ("HEAD", None) if start == METADATA else ("GET", start)
@@ -264,7 +264,7 @@ class Fetch:
         self._is_decided = False
         pending = work.upstream.ask(self, call)
         if not self._is_decided and not self._is_over:
-            # Else the two would refer to each other for ever.
+            # Otherwise these two objects would refer to each other for ever.
             self._pending = pending
 
     # -- the outcome of a request
@@ -357,7 +357,7 @@ class Fetch:
         elif isinstance(meaning, Learned):
             is_first_word = meaning.up_to_date and self.facts.version.same_acks_as(stream.version)
             if is_first_word and not stream.holds_acknowledged(meaning.offset, meaning.is_closed):
-                # It may forget what is held, and has then overtaken the flight.
+                # This may forget the held bytes, and the flight is then overtaken.
                 work.writes.tail_is_short(stream)
         head, effect, tail = work.recorder.apply(self, meaning)
         self._carry_out(effect)
@@ -387,7 +387,7 @@ class Fetch:
     async def _meaning(
         self, learned: Learned | Personal | NotShareable | SharedRefusal, reply: Reply
     ) -> Learned | Personal | NotShareable | OriginError:
-        """Read what the meaning of a classified reply needs of its body."""
+        """Read the body of a classified reply as far as its meaning depends on it."""
         work, flight, route = self._work, self.flight, self.route
         match learned:
             case SharedRefusal():
@@ -419,7 +419,7 @@ class Fetch:
             work.negative_cache.remember(key, offset, error, source.headers, self.route, self.asked_at, client)
 
     def _carry_out(self, effect: Effect | None) -> None:
-        """Have the stream's live readers feel what a reply has shown."""
+        """Carry out the effect of a reply on the stream's live readers."""
         match effect:
             case Effect.REFOLLOW:
                 self._work.live.revalidate(self.stream)

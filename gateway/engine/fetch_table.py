@@ -5,7 +5,7 @@
 A flight stores its bytes on the stream record for which it was launched.  A record dropped meanwhile (deleted,
 re-created) stores nothing, so a reply that was on its way across a DELETE cannot bring the stream back.  The same holds
 across a purge of a stream that keeps its record for its readers: a flight sent before the stream's bytes were forgotten
-is overtaken.  It answers the requests that already wait for it and teaches nothing.
+is overtaken.  It answers the requests that already wait for it, and its reply changes nothing in memory.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class FetchTable:
 
     @property
     def keep_bytes(self) -> int:
-        """The most bytes of a flight launched now that may be kept: never more than their share of the cache."""
+        """The bound on the bytes that a flight launched now may keep: at most its share of the cache."""
         return min(self._max_flight_bytes, max(1, self._store.budget_bytes // BODY_SHARE))
 
     def flights(self) -> Iterator[tuple[Stream, Flight]]:
@@ -121,8 +121,8 @@ class FetchTable:
     def join_fetch(
         self, stream: Stream, start: str, route: Route, source: Source, key: str | None = None
     ) -> Lead[Flight] | Follow[Flight]:
-        """Join the flight that has not been sent yet, launching one if there is none.  `key` is that of the flight if
-        it is not `start`.
+        """Join the flight that has not been sent yet, launching one if there is none.  `key` is the flight's key;
+        `start` if None.
 
         If a flight has been sent and is not over, call `join_earlier` first; this call launches its replacement.
         """
@@ -134,7 +134,7 @@ class FetchTable:
         return Follow(flight)
 
     def launch(self, stream: Stream, start: str, route: Route, source: Source, key: str | None = None) -> Flight:
-        """Launch a flight, which no other of its key waits to be sent with."""
+        """Launch a flight.  No other flight with its key may be waiting to be sent."""
         flight = Flight(start, self.keep_bytes, source.client, key)
         self._flights.add_fetch((stream, flight.key), flight)
         flight.inflow = self.inflow
@@ -159,7 +159,7 @@ class FetchTable:
             fetch.cancel()
 
     def _ended(self, fetch: Fetch) -> None:
-        """A fetch is over."""
+        """Forget a fetch that is over."""
         stream, flight = fetch.stream, fetch.flight
         self._under_way.discard(fetch)
         self._flights.work_ended((stream, flight.key), flight)
@@ -191,7 +191,7 @@ class FetchTable:
         return flight.head
 
     def detach(self, stream: Stream, start: str) -> None:
-        """Let the stream's flights that a read from `start` may wait for go on when their last reader leaves."""
+        """Keep flights alive without readers: all flights of the stream that a read from `start` may be waiting for."""
         for key in {METADATA, CONFIRMATION, start, stream.tape.tail or start}:
             if (flight := self.pending(stream, key)) is not None:
                 flight.is_detached = True
@@ -214,16 +214,17 @@ class FetchTable:
         return flight
 
     async def fresh_head(self, stream: Stream, start: str, route: Route, source: Source) -> Head:
-        """What the origin says at `start` to a request that arrives now; returns when the flight has landed, or has
+        """The origin's reply at `start` to a request that arrives now.  Returns when the flight has landed, or has
         proved too large to be stored.
 
-        For callers that want the facts or the stored bytes and not the body itself.  An overtaken flight provides
-        neither, so the origin is asked again, unless the stream's bytes were forgotten `MOST_CHANGES` times.
+        For callers that need the facts or the stored bytes but not the body itself.  An overtaken flight provides
+        neither.  The origin is then asked again, unless the stream's bytes were forgotten `MOST_CHANGES` times.
         """
         return (await self.fetched(stream, start, route, source))[0]
 
     async def fetched(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, int]:
-        """The same, with the number of body bytes received, including those that were too many to be stored."""
+        """Like `fresh_head`, and the number of body bytes received.  Bytes that were too many to be stored are
+        counted."""
         size = 0
         for _ in range(MOST_CHANGES):
             found, flight = await self._fetch_fresh(stream, start, route, source)
@@ -237,7 +238,7 @@ class FetchTable:
         if earlier is not None and (error := self._negative_cache.find(stream.key, start, source.headers)) is not None:
             return error, earlier
         if earlier is not None and isinstance(earlier.head, StreamHead) and stream.tape.knows_after(start):
-            # Those bytes are stored: only what follows them still has to be requested.
+            # The earlier flight's bytes are stored, so only the bytes after them still have to be requested.
             start = earlier.head.next_offset
         flight = self.join_fetch(stream, start, route, source).fetch
         flight.watch()
@@ -251,8 +252,8 @@ class FetchTable:
         return found, flight
 
     async def learn_lifetime(self, stream: Stream, route: Route, source: Source) -> None:
-        """Before the first answer from memory: one HEAD, for all that need it, reports how long the stream may be
-        remembered."""
+        """Learn, before the first answer from memory, how long the stream may be remembered.  All reads that need this
+        share one HEAD."""
         stream.expiry.asked(self._clock.now())
         if (flight := self.pending(stream, METADATA)) is None:
             if isinstance(await self.fresh_head(stream, METADATA, route, source), CircuitOpen):

@@ -33,10 +33,10 @@ from gateway.upstream.call import Source
 from gateway.upstream.flight import METADATA, Beyond, Flight, Head, NotShareable, OriginError, StreamHead, as_seen_by
 
 _LITTLE_BYTES = 1 << 16
-"""A reader that is behind by no more than this is served at once, in whatever coding."""
+"""A reader that is behind by at most this many bytes is served at once, in any coding."""
 ENCODED: Final = NotShareable("encoded")
 TOO_LARGE = NotShareable("larger than the tape", is_lasting=False)
-"""Why a live reader's replay is relayed: it does not fit on any tape."""
+"""Why a live reader's replay is relayed: the bytes fit on no tape."""
 
 
 class Beginning(NamedTuple):
@@ -77,9 +77,9 @@ class LiveReads:
         self.max_reply_bytes = max_reply_bytes
 
     async def settle_start(self, read: Read, stream: Stream, *, wants_lifetime: bool = False) -> Beginning:
-        """Make sure that the stream exists, is unchanged and has a known type, and that its lifetime is known if bytes
-        in memory are sent first and `wants_lifetime`.  Return the offset to start from, which is the tail for a reader
-        that asked for an offset beyond it, and what the origin has answered.
+        """Make sure that the stream exists, is unchanged and has a known type.  If `wants_lifetime` and bytes in memory
+        are sent first, make sure that its lifetime is known, too.  Return the offset to start from, and the origin's
+        answer.  The start is the tail for a reader that asked for an offset beyond it.
 
         Raises StreamEnded, Uncacheable or a GatewayError.
         """
@@ -161,7 +161,7 @@ class LiveReads:
         tape = stream.tape
         if not topic.is_missing(at):
             return False
-        # This needs bytes and not the tail, which the follower reports, so another read's fetch will do.
+        # Only bytes are needed, because the follower reports the tail.  So another read's fetch will do.
         earlier = await self.fetches.join_earlier(stream, at, route, source.client)
         if earlier is not None and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
             return True
@@ -171,8 +171,8 @@ class LiveReads:
         return head.next_offset != at or tape.tail != tail
 
     async def fill_for(self, read: Read, topic: Topic, at: str) -> bool:
-        """The same for one reader, whose own offset has led to `at`.  Raises TailMovedBack if only that is refused:
-        the origin may have trimmed it, and have what the reader's own offset names now."""
+        """Like `fill`, for one reader whose own offset has led to `at`.  Raises TailMovedBack if only `at` is refused:
+        the origin may have trimmed it, and may still have the bytes after the reader's own offset."""
         try:
             return await self.fill(read.route, read.source, topic, at)
         except StreamEnded as ended:
@@ -183,7 +183,7 @@ class LiveReads:
     @staticmethod
     def check_ended(stream: Stream) -> None:
         if stream.ended in (End.RECREATED, End.PURGED):
-            # Whether that affects the reader depends on when it arrived.
+            # Whether the end affects the reader depends on when the reader arrived.
             raise TailMovedBack
         if stream.ended is not None:
             raise StreamEnded(OriginError.of_ended(stream.ended.status))
@@ -372,7 +372,7 @@ class _Opening:
         reply = await self._fresh(known)
         self.tail = _named_tail(reply)
         if isinstance(reply, Beyond) and known == start:
-            # Nothing was known of the stream but its type.
+            # Only the type of the stream was known.
             return Beginning(reply.tail, reply, None)
         if isinstance(reply, OriginError) and reply.status == 400 and known != start:
             # The refused offset is the remembered one and not the client's: this is another stream.
@@ -390,7 +390,7 @@ class _Opening:
         """Have the origin check an offset that it has not named: it may be behind, ahead, or invalid."""
         stream, reads = self._stream, self._reads
         if self.head is None:
-            # This needs bytes and not the tail, so another read's fetch will do.
+            # Only bytes are needed and not the tail, so another read's fetch will do.
             await self._joined(start)
             reads.check_ended(stream)
             if stream.tape.has_seen(start):
@@ -405,8 +405,8 @@ class _Opening:
 
 
 def _is_of_start_alone(head: Head | None, start: str) -> bool:
-    """Whether a 410 for the start sentinel says nothing of a read from `start`: the origin may have trimmed what lies
-    before it."""
+    """Whether a 410 for the start sentinel says nothing about a read from `start`, because the origin may have trimmed
+    only the bytes before it."""
     return start != START and isinstance(head, OriginError) and head.status == 410
 
 

@@ -3,7 +3,7 @@
 When its topic moves, it checks whether it can be answered.  When its time is up, it is answered with a 204 if the
 follower confirms the tail.  It needs a task only if the origin has to be asked, for as long as that takes.
 
-Waiters that are woken by one event and whose answers cannot differ share the same bytes, made once.
+Waiters that are woken by one event, and whose answers are equal, share bytes that are made once.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class Rendered(NamedTuple):
     """A whole response in bytes."""
 
     head: bytes
-    """The head, and the body behind it if that is small."""
+    """The head, followed by the body if that is small."""
     body: tuple[bytes, ...]
-    """A large body, in the pieces in which the tape holds it: responses with other heads share them."""
+    """A large body, in the pieces that the tape holds.  Responses with other heads share them."""
     body_bytes: int
     answer: Answer
-    """The answer it was made of."""
+    """The answer from which the response was rendered."""
     shared: SharedBytes
     """The account of a large body."""
     keeps: bool = True
-    """Whether the connection stays open behind it."""
+    """Whether the connection stays open after the response."""
 
     @property
     def cursor(self) -> int | None:
@@ -75,8 +75,8 @@ class PollClient(Protocol):
         """Set the waiter by which this client waits."""
 
     def relay(self, at: str) -> None:
-        """Have each client's own request sent to the origin.  The answer is for what follows the offset `at`, also if
-        the client has asked for the tail."""
+        """Have each client's own request sent to the origin.  The request is for the bytes after the offset `at`, even
+        if the client has asked for the tail."""
 
     def has_gone(self) -> None:
         """The client disconnected before it was answered, or its answer has failed.  Does nothing after `account`."""

@@ -1,14 +1,14 @@
-"""Writes: what an append, PUT or DELETE through the gateway changes of what is held.
+"""Writes: the changes that an append, PUT or DELETE through the gateway makes to the streams in memory.
 
 A write's effects are recorded before any byte of its answer reaches the client, so a read that starts after the
 acknowledgement cannot be answered from an earlier state.  From then on the tape may not state the tail without the
 origin, and a read that needs the tail sends a request of its own.
 
 Several writes to one path may be under way, and the origin may do them in another order than it answers them.  A write
-that is answered after another one has, or may have, ended the stream or made it is *overtaken*: its answer may concern
-the stream before or the one now.  While other pending writes may have re-created the stream
-(`gateway.engine.relayed_request`), an acknowledgement may be of a stream that no answer has shown yet: the held bytes
-are then forgotten.
+is *overtaken* if another one has, or may have, ended or created the stream before it is answered.  Its answer may
+concern the earlier stream or the present one.  While other pending writes may have re-created the stream
+(`gateway.engine.relayed_request`), an acknowledgement may concern a stream that no answer has shown yet.  The held
+bytes are then forgotten.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Writes:
         clock: Clock,
         s2_written: Callable[[RelayedRequest, int | None, Body], object],
     ) -> None:
-        """`s2_written` is called with a write and its body when an S2 origin has answered it, with the status, or may
-        have done it, without one."""
+        """`s2_written` is called with a write to an S2 origin and its body: with the status once the origin has
+        answered, and without one if the origin may have done the write."""
         self._store = store
         self._live = live
         self._pending = pending
@@ -101,12 +101,11 @@ class Writes:
             self._pending.remove_write(write)
 
     def write_failed(self, write: SentRequest, error: GatewayError) -> None:
-        """There is no answer."""
+        """Record that a write has failed without an answer."""
         try:
             if write.stream is not None:
                 self._look_up(write.stream)
-            # The origin changes nothing for a request that it never received, nor for one whose body the client did
-            # not finish, which was never complete.
+            # The origin changes nothing for a request that it never received, or whose body the client did not finish.
             if not error.is_unsent and not write.is_cut_short:
                 self._mark_stale(write)
         finally:
@@ -119,8 +118,8 @@ class Writes:
             return
         is_alone = sent.request.mode in _GETS or route.is_shared
         if is_alone or route.sharing.varies(reply.headers) or sent.is_outdated:
-            # It may be hidden from this client alone, or a GET may concern its offset alone, or a write acknowledged
-            # since then found the stream: the next request shows what is true now.
+            # The stream may be hidden from this client alone, a GET's answer may concern its offset alone, or a write
+            # acknowledged since then found the stream.  The next request shows which is true.
             sent.stream.mark_stale()
             self._live.revalidate(sent.stream)
         else:
@@ -131,8 +130,8 @@ class Writes:
         return self._pending.is_under_way(group)
 
     def tail_is_short(self, stream: Stream) -> None:
-        """The origin has named a tail that lacks what was acknowledged: pending writes may have made the stream anew.
-        If not, the write went to another stream at the path."""
+        """The origin has named a tail before the acknowledged one.  Pending writes may have re-created the stream; if
+        not, the write went to another stream at the path."""
         if self._may_be_remade(stream, self._pending.change(stream.key.group), self._clock.now()):
             self._doubt(stream)
 
@@ -171,9 +170,10 @@ class Writes:
     def _end_group(self, write: SentRequest, why: End) -> None:
         """Drop every stream at the path of a write that has ended the one before it.
 
-        Only of the writer's own stream, as it was when the write was sent, is it known what happened.  Under other
-        credentials or another query the path may name another stream, and a record begun or written to since then may
-        be of the stream that the write itself began: their live readers notice nothing and resume at the origin.
+        The write certainly concerns only the writer's own stream, as it was when the write was sent.  Under other
+        credentials or another query the path may name another stream.  A record that was begun or written to since then
+        may belong to the stream that the write itself created.  The live readers of such streams notice nothing and
+        resume at the origin.
         """
         self._pending.overtake(write.request.group)
         own = write.stream
@@ -183,23 +183,23 @@ class Writes:
         )
 
     def _record_created(self, write: SentRequest, reply: Reply) -> None:
-        """Record a stream created here: the answer to a PUT says what a HEAD would."""
+        """Record a stream created by this write, because the answer to a PUT has the facts of a HEAD's."""
         request = write.request
         if request.tape_key is None or STREAM_FORKED_FROM in request.headers or "Content-Type" not in reply.headers:
             return
         if request.route.sharing.varies(reply.headers):
-            # By a header of the writer's, the path names another stream than it does to shared reads.
+            # A header of the writer makes the path name another stream than for shared reads.
             return
         stream = self._store.open(request.tape_key, self._clock.now())
         wall, took_s = self._clock.wall(), self._clock.now() - write.asked_at
         stream.expiry.know(lifetime_here(lifetime_from_headers(request.headers), reply.headers, wall - took_s, wall))
         if request.route.is_shared:
-            # Who may see it shows when they ask.
+            # Which readers may see the stream is found out when they ask.
             stream.found_by = SEVERAL
         stream.learn_type(reply.headers["Content-Type"])
         headers = CIMultiDict(reply.headers)
         if headers.get(ALLOW_ORIGIN, "*").strip() != "*":
-            # It allows the writer's web origin, and says nothing of readers'.
+            # The answer allows the writer's web origin, and says nothing about those of readers.
             del headers[ALLOW_ORIGIN]
         if request.route.varies_by_origin(reply.headers):
             self._store.vary_by_origin(stream)
@@ -231,8 +231,8 @@ class Writes:
         return Acknowledged(self._live, tail, write.request.query, now, wall, write.asked_at, is_closed=is_closed)
 
     def _acknowledge_in_doubt(self, write: SentRequest, change: Change, tail: str | None, *, is_closed: bool) -> bool:
-        """Record a write that has been done to a stream which others may have made anew, or whose new tail is not
-        known; returns whether the writer's own is such a stream."""
+        """Record a write to a stream that other writes may have re-created, or whose new tail is not known.  Returns
+        whether the writer's own stream is in such doubt."""
         is_doubted, now = False, self._clock.now()
         # The change may be kept for long, and must not keep the write with its body.
         own, asked_at, group = write.stream, write.asked_at, write.request.group
@@ -255,7 +255,8 @@ class Writes:
         return is_doubted
 
     def _record_overtaken(self, write: SentRequest, reply: Reply) -> None:
-        """Record a write whose answer may concern the stream before or the one now, whose offsets may coincide."""
+        """Record a write whose answer may concern the earlier stream or the present one, which may have equal
+        offsets."""
         request, status = write.request, reply.status
         is_made = request.mode is _CREATE and status == 201
         is_ended = request.mode is _DELETE and status < 300
@@ -265,7 +266,7 @@ class Writes:
             self._revalidate_all(request.group)
             return
         elif status >= 300 and not is_true(reply.headers.get(_CLOSED)):
-            # It was refused and has changed nothing.
+            # The write was refused and has changed nothing.
             return
         change, now = self._change(write), self._clock.now()
 
@@ -273,14 +274,14 @@ class Writes:
             if is_made or is_ended or self._may_be_remade(stream, change, now):
                 self._doubt(stream)
             else:
-                # It may have gone to the stream of now, whose tail may have been read before.
+                # The write may have gone to the present stream, whose tail may have been read before.
                 stream.acknowledged_without_offset()
                 self._live.restart(stream)
 
         self._tell(request.group, overtaken)
 
     def _change(self, write: SentRequest) -> Change:
-        """What may have been done to the stream that this write was acknowledged for, and no answer has told yet.  A
+        """The possible changes, not shown by any answer yet, to the stream that acknowledged this write.  A
         PUT that was acknowledged has found the stream there; an append may itself have created it."""
         request = write.request
         change = self._pending.change(request.group, beside=write)
@@ -293,8 +294,8 @@ class Writes:
         return may_remake(change) or (bool(change & CREATES) and stream.may_have_expired(now))
 
     def _revalidate_all(self, group: Group) -> None:
-        """A DELETE found nothing: an earlier attempt of its client may have done it and its answer was lost, or the
-        stream is hidden from this client alone."""
+        """A DELETE found no stream.  An earlier attempt of its client may have deleted it and the answer was lost, or
+        the stream is hidden from this client alone."""
 
         def revalidate(stream: Stream) -> None:
             stream.may_be_another()
@@ -312,9 +313,9 @@ class Writes:
         self._live.restart(stream)
 
     def _remember(self, write: SentRequest) -> None:
-        """A write that may create or delete the stream has no answer."""
+        """Remember a write without an answer that may create or delete the stream."""
         for group in self._pending.remember(write):
-            # It is not remembered any more that the path's streams may be others.
+            # There was no room to remember that the streams of this path may be others.
             self._tell(group, self._doubt, "doubt")
 
     def _reached(self, stream: Stream, tail: str | None, *, is_closed: bool) -> None:
@@ -328,7 +329,7 @@ class Writes:
         stream.tape.reached(tail, is_closed=is_closed)
 
     def _mark_stale(self, write: SentRequest) -> None:
-        """The write may have been done: keep what is held, and ask the origin before the next hit."""
+        """The write may have been done: keep the held bytes, and ask the origin before the next hit."""
         request = write.request
         if request.route.is_s2:
             self._s2_written(request, None, write.body)
@@ -336,7 +337,7 @@ class Writes:
             change = write.change | self._pending.change(request.group, beside=write)
             if request.mode is _APPEND and not (write.change and may_remake(change)):
                 if write.change != NO_CHANGE:
-                    # A DELETE may be done before it.
+                    # A DELETE may be done before this write.
                     self._remember(write)
                 self._tell(request.group, lambda stream: stream.mark_stale(may_have_ended=False), "stale")
                 return
@@ -347,7 +348,7 @@ class Writes:
             def may_be_done(stream: Stream) -> None:
                 is_remade = self._may_be_remade(stream, change, now)
                 if is_remade or (is_creation and stream.version.may_have_ended):
-                    # The stream that is there now may have equal offsets.
+                    # The present stream may have equal offsets.
                     self._store.forget_bytes(stream)
                 self._live.revalidate(stream)
                 stream.may_be_another()
@@ -356,6 +357,6 @@ class Writes:
 
 
 def _offset(headers: Headers) -> str | None:
-    # Several lines count as one list, which is not well formed.
+    # Several lines count as one list, which is no valid offset.
     lines = headers.getall(_NEXT_OFFSET, ())
     return lines[0] if len(lines) == 1 and is_well_formed(lines[0]) and lines[0] not in SENTINELS else None

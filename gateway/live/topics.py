@@ -113,9 +113,9 @@ class LiveTopics:
         return topic if self.table.attach_followed(topic) else None
 
     def follow(self, topic: Topic) -> None:
-        """Start following the topic's stream.  Only readers that wait call this: readers that are answered at once,
-        for instance with ever new queries, would each leave a live request behind.  Raises TooManyFollowed,
-        ShortOfMemory or TooManyRequests."""
+        """Start following the topic's stream.  Call this only for readers that wait.  A reader that is answered at once
+        would leave a live request behind each time it comes with a new query.  Raises TooManyFollowed, ShortOfMemory or
+        TooManyRequests."""
         if not self.table.is_followed(topic) and topic.stream.tape.closed_at is None:
             net = topic.access.source.client
             self.table.make_room(net, topic)
@@ -176,7 +176,8 @@ class LiveTopics:
             topic.tail_named(tail, asked_at)
 
     def vary_by_origin(self, stream: Stream) -> None:
-        """From now on the stream is for requests without an Origin header; long-polls with one are relayed."""
+        """From now on, share the stream only among requests without an Origin header.  Long-polls with an Origin header
+        are relayed."""
         if not stream.varies_by_origin:
             self._store.vary_by_origin(stream)
             if (topic := self._topics.get(stream)) is not None:
@@ -258,11 +259,11 @@ class LiveTopics:
             self.drop_stream(topic.stream, why)
 
     def detach(self, topic: Topic) -> None:
-        """A reader leaves."""
+        """Remove a reader from the topic."""
         self.table.detach(topic, topic.times.linger_s)
 
     def _removed(self, topic: Topic) -> None:
-        """The topic has left the table."""
+        """Forget a topic that the table has removed."""
         del self._topics[topic.stream]
         self._kept_frames.forget_frames(topic.frames)
         for timers in (self._expiries, self._revalidations, self._stalls):
@@ -293,8 +294,9 @@ class LiveTopics:
         elif not topic.readers_now or topic.not_shareable is not None:
             return
         else:
-            # The stream was closed: a reader may still be sent its last bytes, and the closure may be forgotten by now.
-            # If there is no room for one more live request, the reader's fetch tells whether it is needed.
+            # The stream was closed.  A reader may still be receiving its last bytes, and the closure may have been
+            # forgotten.  If there is no room for one more live request, the reader's own fetch finds out whether the
+            # stream is still closed.
             with suppress(GatewayError):
                 self.follow(topic)
         if not self.table.is_followed(topic):
@@ -302,7 +304,8 @@ class LiveTopics:
             topic.given_up()
 
     def revalidate(self, stream: Stream) -> None:
-        """`restart` now, or one second after the last restart: anyone can send failing writes."""
+        """`restart` now, or one second after the last restart.  Failing writes lead here and any client can send them,
+        hence the pause."""
         topic = self._topics.get(stream)
         if topic is None or topic in self._revalidations:
             return
@@ -327,7 +330,7 @@ class LiveTopics:
             topic.wake()
 
     def stay(self) -> None:
-        """Let the live readers go on that have not ended yet: the drain is undone."""
+        """Undo the drain: live readers that have not ended yet go on."""
         for topic in self._topics.values():
             for reader in tuple(topic.readers_now):
                 reader.stay(topic.times.lifetime_s * self._rng.uniform(0.8, 1))

@@ -1,7 +1,7 @@
 """Admission of requests: the bound on live reads of one net, the configured rate limits, and bans.
 
 A live read counts from its admission until its channel is free again, however it ends.  The handler admits requests and
-is the one place that refuses them.  Requests that are answered from their bytes are asked about as well; one that is
+is the one place that refuses them.  Requests that are answered from their bytes ask for admission as well; one that is
 not admitted falls through to the handler.
 """
 
@@ -40,7 +40,7 @@ class Admission:
         self._rng = rng
         self.now = now
         self.on_ban: Callable[[Account, float], None] = lambda account, until: None
-        """Called with the account of each net that is banned, and the time at which that ends."""
+        """Called for each net that is banned, with its account and the end of the ban."""
         self.use_limits(limits)
 
     def __repr__(self) -> str:
@@ -77,13 +77,13 @@ class Admission:
         return fields
 
     def refused(self, account: Account | None) -> bool:
-        """A request was refused for what its client did; `account` is its connection's.  True if the net is banned
-        now."""
+        """Record that a request was refused through its client's fault; `account` is the connection's.  True if the net
+        is banned now."""
         if account is None:
             return False
         now = self.now()
         if ban_s := self._bans.refused(account, now):
-            # Else all that it was allowed during the ban would come at once, as soon as the ban ends.
+            # Otherwise the allowance saved up during the ban would be used at once when the ban ends.
             self.rates.suspend(account, now, now + ban_s)
             self.on_ban(account, now + ban_s)
             self._metrics.client_limited("client_refusals_per_s")
@@ -100,8 +100,8 @@ class Admission:
         return self.rates.take_if_admitted(account, route, self.now(), sent_bytes, parties)
 
     def begin_join(self, channel: Channel, account: Account | None, route: str, parties: Parties = NO_PARTIES) -> bool:
-        """Count a live read that is not parsed, as long as the channel's `live_use` lasts; False, with nothing counted,
-        if the handler has to refuse it.  `joined` follows if it has begun."""
+        """Count a live read that is not parsed, for as long as the channel's `live_use` lasts.  False, with nothing
+        counted, if the handler has to refuse it.  If the read begins, `joined` must be called."""
         rates = self.rates
         if account is not None and account.live_reads >= self.most_live_reads:
             return False
@@ -118,7 +118,8 @@ class Admission:
     def joined(self, account: Account | None, route: str, parties: Parties = NO_PARTIES) -> None:
         """Count the request of a live read that has joined."""
         if self.rates.limits:
-            # It may be over already, and its account forgotten: what is taken of another object counts for nothing.
+            # The read may have ended already, and its account may have been forgotten.  Tokens taken from a forgotten
+            # account would have no effect, so look it up again.
             current = self.accounts.open_account(account.net) if account is not None else None
             self.rates.take(current, route, self.now(), parties)
 

@@ -1,11 +1,11 @@
-"""Authorisation as a step of each request on a route with rules who may (`[[route.auth]]`).
+"""Authorisation as a step of each request on a route with rules (`[[route.auth]]`).
 
 The parser takes the credentials out of the query, so that they reach neither the keys of tapes, nor the log, nor the
 origin.  The handler then has the route's guard judge the request.  A verdict is kept with the request's header section,
-which holds the credential, under its request line: from then on the request is recognised by its bytes, and costs a
-look at the verdict.
+which holds the credential, under its request line: from then on the request is recognised by its bytes, and only the
+verdict is looked up.
 
-A live read is registered as long as it lasts.  It ends with its credential, and when that is revoked.
+A live read is registered for as long as it lasts.  It ends when its credential expires or is revoked.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from gateway.server.context import RequestContext
 from gateway.server.deferred import Answerer, UndecidedRequest
 from gateway.server.parsing import ParsedRequest
 from gateway.server.remembered import RememberedAnswers
-from gateway.server.renewing import Renewing
 from gateway.server.request import Channel, LiveUse, Request
 from gateway.server.request_keys import Section, Sections
 from gateway.server.resource_metadata import metadata_url, names_metadata
+from gateway.server.verdict_renewal import VerdictRenewal
 from gateway.telemetry.audit import AUDIT, RefusalLines, shortened
 from gateway.upstream.auth_services import AuthServices
 
 _BAD_PER_S: Final = 5.0
 BAD_AT_ONCE: Final = 50
-"""Bad credentials of one client network: so many at once, and so many a second."""
+"""Bounds on the bad credentials of one client network: at once, and a second."""
 _MOST_EARLY: Final = 0.1
 _MOST_EARLY_S: Final = 5.0
 """A live read ends before its credential expires, by a part of the time left, so that readers return one by one."""
@@ -58,10 +58,10 @@ _OF_THE_ORIGIN: Final = {
     "GET": re.compile(r"jwks\.json"),
     "POST": re.compile(r"subscriptions/[^/%\\]+/(?:callback|ack|release)"),
 }
-"""Calls below the reserved path that the origin alone judges, by their methods: those of subscriptions, whose
-Authorization is a token that the origin has given out, and the one for its public keys."""
+"""Calls below the reserved path that the origin alone judges, by their methods: the calls of subscriptions, whose
+Authorization is a token that the origin has issued, and the call for the origin's public keys."""
 _OVERRIDES: Final = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
-"""Headers by which some frameworks take a request for one with another method."""
+"""Headers that make some frameworks treat a request as if it had another method."""
 _FIELD_SAFE: Final = "!#$&'()*+,/:;=?@[]|^`{}~ "
 _ACTIONS: Final = {
     Mode.CATCHUP: Action.READ,
@@ -112,16 +112,16 @@ class Authoriser:
         answerer: Answerer,
         waited: UndecidedRequest | None = None,
     ) -> bool:
-        """Have the request judged; False if it waits until `answerer` can go on.  Raises a GatewayError unless it is
-        allowed.
-
-        `waited` is the request if it has waited before, and is to be decided now.
+        """Judge the request.  Returns False if the request has to wait; `answerer` resumes it then.  Raises a
+        GatewayError unless it is allowed.  `waited` is the same request if it has waited already, so that it is decided
+        now.
         """
         request = context.request
         if is_of_the_origin(request, parsed):
             return True
         if is_preflight(request, guard):
-            # Browsers send it without credentials (Fetch standard, section 4.8), and the origin answers for CORS.
+            # Browsers send a preflight without credentials (Fetch standard, section 4.8), and here the origin answers
+            # it.
             context.allowed = self.verdicts.allow(PUBLIC)
             return True
         asked = self._asked(request, parsed, with_headers=guard.asks_services)
@@ -149,7 +149,7 @@ class Authoriser:
                 error.challenge += f', resource_metadata="{metadata_url(request, asked.path)}"'
             raise
         alias = request.channel.alias
-        # The same bytes from another network have another verdict.
+        # The verdict depends on the client's network, which the bytes do not show.
         if alias is not None and not context.allowed.principal.network and self.verdicts.holds(context.allowed):
             self._remember(alias, context.allowed)
         return True
@@ -162,7 +162,7 @@ class Authoriser:
     def _remember(self, alias: bytes, allowed: Allowed) -> None:
         """Keep the verdict for requests with the same bytes."""
         if self._remembered is not None and (exact := self._remembered.exact.get(alias)) is not None:
-            # By these bytes the answer is found with this section, even if `Sections` has forgotten it.
+            # The answer is found with this section by these bytes, even if `Sections` has forgotten the section.
             self._sections.allow(exact[1], alias[: alias.find(b"\r\n")], allowed)
         if (split := self._sections.split(alias)) is not None:
             self._sections.allow(split[1], split[0], allowed)
@@ -173,7 +173,8 @@ class Authoriser:
         return allowed if self.verdicts.holds(allowed) else None
 
     def ends_in_s(self, allowed: Allowed, most_s: float) -> float | None:
-        """Seconds after which a live read ends because of its credential; None if it ends before, after `most_s`."""
+        """Seconds after which a live read ends because its credential expires; None if it ends earlier anyway, after
+        `most_s`."""
         if allowed.renewal is not None:
             return None
         left_s = allowed.until - self.verdicts.wall()
@@ -182,16 +183,17 @@ class Authoriser:
         return max(0.0, left_s - self._rng.uniform(0, min(_MOST_EARLY * left_s, _MOST_EARLY_S)))
 
     def register(self, channel: Channel, allowed: Allowed) -> None:
-        """A live read that was allowed has been admitted."""
+        """Register a live read that was allowed and admitted."""
         channel.live_bytes = 0
         use = GuardedUse(channel, channel.live_use, allowed, self.verdicts, self._admission.now)
         channel.live_use = use
         if allowed.renewal is not None:
             net = channel.use.net if channel.use is not None else UNKNOWN
-            use.renewing = Renewing(use, allowed.renewal, net, self.services, self._rng)
+            use.renewing = VerdictRenewal(use, allowed.renewal, net, self.services, self._rng)
 
     def end_at_expiry(self, clock: Clock) -> None:
-        """Have every guarded live read end with its credential: an undone drain has begun another lifetime."""
+        """Set the end of every guarded live read to its credential's again, after an undone drain has given it a new
+        lifetime."""
         for one in self.verdicts.live:
             if isinstance(one, GuardedUse):
                 one.end_at_expiry(clock)
@@ -252,7 +254,7 @@ def headers_for_origin(
     """A relayed request's headers, without the credentials that were judged, and with the names of its principal.
     `allowed` is None for a request that the origin judges, which keeps its credentials."""
     headers = headers.copy()
-    # The origin must do what was judged.
+    # The origin must carry out exactly the request that was judged.
     _remove(headers, _OVERRIDES)
     if guard.drops_credentials and allowed is not None:
         for name in (*config.credential_headers, *guard.vary):
@@ -266,7 +268,7 @@ def headers_for_origin(
         if name:
             _remove(headers, {name.lower().replace("_", "-")})
             if value:
-                # Names from tokens may have any characters; a field has ASCII.
+                # Names from tokens may have any characters, but header fields only ASCII.
                 headers[name] = quote(value, safe=_FIELD_SAFE)
     return headers
 
@@ -281,7 +283,7 @@ def _remove(headers: CIMultiDict[str], names: Collection[str]) -> None:
 def is_preflight(request: Request, guard: Guard) -> bool:
     """Whether the request is a CORS preflight for the origin, on a route where the gateway does not answer for CORS.
 
-    A route that conceals streams passes none: the answer might tell whether there is one.
+    A route that conceals streams passes none: the answer might reveal whether the stream exists.
     """
     if request.method != "OPTIONS" or request.body is not None or guard.concealment is not None:
         return False
@@ -290,7 +292,8 @@ def is_preflight(request: Request, guard: Guard) -> bool:
 
 
 def is_of_the_origin(request: Request, parsed: ParsedRequest) -> bool:
-    """Whether the origin alone judges the request: it has a token of the origin's own, or asks for its public keys."""
+    """Whether the origin alone judges the request: it carries a token that the origin has issued, or asks for the
+    origin's public keys."""
     calls = _OF_THE_ORIGIN.get(request.method)
     before, _, below = parsed.target.path.partition(_RESERVED)
     return calls is not None and calls.fullmatch(below) is not None and "%" not in before
@@ -317,8 +320,8 @@ def _actions(request: Request, parsed: ParsedRequest, *, is_fork: bool) -> tuple
 
 
 def _forked(lines: list[str], route: Route) -> str:
-    """The canonical path of the stream that is forked, as clients name it.  Raises Forbidden if it is not sure that
-    the origin finds that stream."""
+    """The canonical path of the stream that is forked, as clients name it.  Raises Forbidden if the origin might find
+    another stream by the path."""
     try:
         target = parse_target(lines[0].strip()) if len(lines) == 1 and lines[0].lstrip().startswith("/") else None
     except BadTarget:
@@ -355,12 +358,13 @@ class GuardedUse:
         self._verdicts = verdicts
         self.allowed = allowed
         self._timer: Timer | None = None
-        self.renewing: Renewing | None = None
-        """Has the verdict of a service renewed."""
+        self.renewing: VerdictRenewal | None = None
+        """Renews the verdict of a service."""
         verdicts.live[self] = None
 
     def end_at_expiry(self, clock: Clock) -> None:
-        """Have the read end when the credential expires: a relayed one lasts as long as the origin likes."""
+        """Set the end of the read to the credential's expiry.  A relayed read would otherwise last as long as the
+        origin likes."""
         if self._timer is None and self.renewing is None and math.isfinite(self.allowed.until):
             self._timer = clock.call_later(max(0.0, self.allowed.until - clock.wall()), self._channel.end_early)
 

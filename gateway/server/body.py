@@ -4,8 +4,8 @@ Only time spent waiting for the client counts towards rate and total: while the 
 not be able to send.
 
 A small body is gathered before an upstream connection is taken for it, so that a client that sends slowly holds none.
-If the length is announced, there is nothing else to wait for.  A chunked body may be that of a client that writes now
-and then and expects each part to arrive, so it is gathered for a short time only.
+If the length is announced, there is nothing else to wait for.  A client may send a chunked body in parts, now and then,
+and expect each part to arrive.  Such a body is gathered for a short time only.
 
 A body ends in one of two ways: `complete` makes it whole, `fail` records the error that its reader gets.  A body that
 broke off never looks whole.
@@ -29,7 +29,8 @@ _MOST_GATHERED: Final = 1 << 16
 _GATHERED_S: Final = 0.5
 """How long a body without an announced length is gathered; slower ones are streamed."""
 _SMALL_PIECE: Final = 1 << 9
-"""Shorter pieces, in bytes, are joined as they arrive: each would take many times its length."""
+"""Pieces shorter than this, in bytes, are joined as they arrive, because each alone would take many times its
+length."""
 _MOST_JOINED: Final = 1 << 14
 
 
@@ -40,7 +41,7 @@ class Flow(Protocol):
         """`size` bytes of the body wait to be read.  The connection decides whether to go on reading meanwhile."""
 
     async def late(self) -> None:
-        """The body has not arrived in time: wait until it may fail, for many may be late together."""
+        """The body has not arrived in time: wait until it may fail, because many bodies may be late together."""
 
 
 class RequestBody:
@@ -120,7 +121,8 @@ class RequestBody:
         self._wake()
 
     def fail(self, error: GatewayError) -> None:
-        """The rest will not arrive: give the reader this error, unless the body is whole or has failed already."""
+        """Give the reader this error, because the rest will not arrive.  Does nothing if the body is whole or has
+        failed already."""
         if not self.is_whole and self.error is None:
             self.error = error
             self._wake()
@@ -142,17 +144,17 @@ class RequestBody:
                 raise UnknownTransferCoding
 
     async def gather(self, limits: LimitsConfig, *, is_awaited: bool = False) -> bytes | None:
-        """The whole body, if it is small and the rest arrives in time: within the limits if it `is_awaited`, else soon.
-        None for a body that is to be streamed."""
+        """The whole body, if it is small and arrives in time; None for a body that is to be streamed.  The time is that
+        of the limits if the body `is_awaited`, else a short one."""
         if (self._length or 0) > _MOST_GATHERED:
             return None
-        # Before any look at the body, more of which may come meanwhile.
+        # Computed before the body is looked at, because more of it may come meanwhile.
         await in_task()
         if self._length is not None or is_awaited:
             while not self.is_whole and self._size <= _MOST_GATHERED:
                 await self._more(limits)
         else:
-            # Not until the idle timeout: what comes in time then must be able to be streamed.
+            # Stop before the idle timeout, so that a piece that comes in time can still be streamed.
             gathered_s = min(_GATHERED_S, limits.client_idle_timeout_s / 2)
             gives_up = asyncio.get_running_loop().time() + gathered_s
             while not self.is_whole and self._size < _MOST_GATHERED and await self._more_until(gives_up, limits):
@@ -217,13 +219,13 @@ class RequestBody:
             raise self.error.anew()
 
     async def _more_until(self, time: float, limits: LimitsConfig) -> bool:
-        """The same, until this time of the loop's clock at most; returns whether more has arrived."""
+        """Like `_more`, until this time of the loop's clock at most; returns whether more has arrived."""
         try:
             async with asyncio.timeout_at(time):
                 await self._more(limits)
         except TimeoutError:
             if self.error is None:
                 return False
-            # It was late before that time, and waited for its turn to fail.
+            # The body was late before that time, and has waited for its turn to fail.
             raise self.error.anew() from None
         return True

@@ -45,16 +45,16 @@ LATE_BODY_S: Final = 0.002
 """Seconds from the failure of one late body to that of the next.  Each takes about a millisecond: its answer, the end
 of its connection to the origin, and the beginning of the upload that waits for its slot."""
 LATE_BODIES_S: Final = 2.0
-"""Seconds within which all fail that are late together."""
+"""Seconds within which all bodies that are late together fail."""
 _SPARE_PARSERS: Final = 16
 _FLOOD_LINES_S: Final = 10.0
 """Seconds between two log lines about floods."""
 _MOST_LOOKED_AT: Final = 1_000
-"""Connections looked at for an idle one to be displaced."""
+"""Bound on the connections that are searched for an idle one to displace."""
 
 Work = Coroutine[Any, Any, Answered | None]
-"""The rest of answering a request.  None if the channel is free already, or is freed without a task.  ConnectionError
-if the connection was dropped in the middle of the answer."""
+"""The remaining work of answering a request.  Its result is None if the channel is free already, or is freed without a
+task.  ConnectionError if the connection was dropped in the middle of the answer."""
 Handler = Callable[[Request], Work | None]
 """Answers a request as far as possible without waiting; returns the remaining work, or None if there is none."""
 
@@ -69,7 +69,7 @@ class ConnectionRefusal(StrEnum):
     BANNED = "banned"
     """The client's network has had too many requests refused (`client_refusals_per_s`)."""
     DISPLACED = "displaced"
-    """It was idle and of the network with the most connections, and a smaller one needed its place."""
+    """It was idle, its network had the most connections, and a network with fewer needed its place."""
     LEAVING = "leaving"
     """The gateway stops, and its drain's deadline has passed."""
     MEMORY = "memory"
@@ -106,7 +106,7 @@ class ClientConnection(Protocol):
         wait."""
 
     def holdings(self) -> Iterable[Holding]:
-        """The bytes that the client makes the process hold and that others may hold as well."""
+        """The bytes that the process holds for the client, perhaps along with others."""
 
     def shed(self) -> None:
         """Close the connection at once, because too much memory is held."""
@@ -177,24 +177,25 @@ class Clients:
         )
         """The findings of `find` for requests that are sent again and again, byte for byte."""
         self.find: Callable[[bytes], tuple[Known, Section] | None] | None = None
-        """Finds the answer or join of requests with this meaning, and their section; None if all go to the handler."""
+        """Finds the remembered answer or join of a request, and its header section; None if all requests go to the
+        handler."""
         self.refusals: Sized = ()
-        """Streams of which the origin has refused some reader lately; mostly empty."""
+        """Streams for which the origin has lately refused some reader; mostly empty."""
         self.limits_hits = False
-        """Whether there are rate limits, so that `admits` has to be asked about each remembered answer."""
+        """Whether there are rate limits, so that `admits` must be called for each remembered answer."""
         self.admits: Callable[[RememberedAnswer, Peer, Section], bool] = admit_any
-        """Whether a remembered answer may be sent for this header section: asked if it is guarded, and by
-        `limits_hits`."""
+        """Whether a remembered answer may be sent for this header section.  Called if the answer is guarded, or
+        `limits_hits` is set."""
         self.join: Callable[[Channel, Join, Section], bool] = refuse_join
-        """Begins a live answer to a request that is known without being parsed; False if it cannot."""
+        """Begins a live answer to a known request, without parsing it; False if that is impossible."""
         self.is_current: Callable[[RememberedAnswer, bytes], bool] = (
             remembered.is_current if remembered is not None else lambda answer, request: False
         )
-        """Whether an answer that was found by the meaning of a request is the answer to it now."""
+        """Whether an answer that was found by the meaning of a request is still valid for it."""
         self.now = clock.now
         self.wall = clock.wall
         self.loop = asyncio.get_running_loop()
-        # Deadlines of connections go by the machine's clock, whatever clock the streams go by.
+        # Deadlines of connections use the machine's clock, whichever clock the streams use.
         self.wheel = Wheel(SystemClock())
         self.sent_bytes = 0
         """Body bytes of live answers that have not been counted in the metrics yet."""
@@ -225,9 +226,9 @@ class Clients:
         self.http2 = SessionCounts()
         """Counters of the HTTP/2 sessions among them."""
         self.turns = Turns(partial(self.loop.call_soon, context=DETACHED))
-        """When parsed requests are begun."""
+        """Decides when parsed requests are begun."""
         self.late_bodies = Pace(SystemClock(), LATE_BODY_S, LATE_BODIES_S)
-        """When bodies fail that have not arrived in time."""
+        """Decides when bodies that have not arrived in time fail."""
         self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []
         """Parsers that are between two messages, kept for reuse."""
@@ -279,7 +280,7 @@ class Clients:
         return True
 
     def _refusal(self, account: Account | None) -> ConnectionRefusal | None:
-        """Why a new connection of the net is refused; None, with room made for it, if it is not."""
+        """Why a new connection of the net is refused; None if it is accepted, and then there is room for it."""
         if self._is_closing:
             return ConnectionRefusal.LEAVING
         if self.is_short_of_memory:
@@ -291,13 +292,12 @@ class Clients:
         has_share = connections < self._most_connections_of_one
         if accounts.open_connections < self._most_connections:
             return None if has_share else ConnectionRefusal.CLIENT
-        # Not for equals: two nets would displace each other for ever.
+        # Not for a net with as many connections: the two nets would displace each other for ever.
         may_displace = has_share and connections + 1 < accounts.most_connections
         return None if may_displace and self._displace() else ConnectionRefusal.LIMIT
 
     def is_banned(self, account: Account) -> bool:
-        """Whether the account of an open connection is of a banned net: its next request is not answered, and it is
-        closed."""
+        """Whether an open connection's net is banned.  If so, its next request is not answered, and it is closed."""
         if not account.is_banned(self.now()):
             return False
         self.refused[ConnectionRefusal.BANNED] += 1
@@ -308,7 +308,7 @@ class Clients:
         most = self.accounts.most_connections
         for _ in range(min(len(self._open), _MOST_LOOKED_AT)):
             client = next(iter(self._open))
-            # Look at another one first next time.
+            # Begin with another connection next time.
             self._open.move_to_end(client)
             if client.use is not None and client.use.connections == most and client.is_idle:
                 self._uncount(client)
@@ -377,7 +377,7 @@ class Clients:
         return self._parsers.pop() if self._parsers else RequestParser()
 
     def spare(self, parser: RequestParser) -> None:
-        """Take a parser back.  A connection that waits for a request holds none, which is most connections."""
+        """Take a parser back.  Most connections wait for a request, and need no parser meanwhile."""
         if len(self._parsers) < _SPARE_PARSERS:
             self._parsers.append(parser)
         else:

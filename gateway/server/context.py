@@ -1,6 +1,6 @@
 """The state of one request in the request handler, and the records that its end leaves.
 
-`learn_hit` has an answer from memory remembered, so that the next request with the same bytes skips the handler.
+`learn_hit` remembers an answer from memory, so that the next request with the same bytes skips the handler.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SERVER: Final = istr("Server")
 _VIA: Final = istr("Via")
 _LIVE_MODES: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 _BY_CLIENT: Final = frozenset({400, 408, 414, 429, 431})
-"""The statuses of refusals that a client brings about by what it sends, or by how often."""
+"""The statuses of refusals that the client itself has caused, by the content or the rate of its requests."""
 
 
 class Stage(Enum):
@@ -54,13 +54,13 @@ class Stage(Enum):
 
 @dataclass(slots=True)
 class RequestContext:
-    """One request in progress: what is known for its answer and its record."""
+    """One request in progress: the facts for its answer and its record."""
 
     request: Request
     delivery: Delivery
     began: float
     observed: Observed | None
-    """Its record and its span; None without a log and a tracer."""
+    """The request's record and span; None if there is neither a log nor a tracer."""
     stage: Stage = Stage.HANDLED
     mode: Mode = Mode.OTHER
     outcome: Outcome = Outcome.REFUSED
@@ -70,21 +70,21 @@ class RequestContext:
     is_replay: bool = False
     """Whether a live read is relayed only until the reader has caught up to the tail."""
     why_alone: str | None = None
-    """Why a read is relayed although its route shares answers; None if it is not."""
+    """Why a read is relayed although its route shares answers; None if it is shared."""
     client: str = UNKNOWN
     """The net of the client, if rate limits count the request."""
     fields: tuple[str, str] | None = None
     """The answer's RateLimit-Policy and RateLimit fields; None if no rate limit applies."""
     is_session: bool = False
-    """Whether request and answer go on side by side for as long as both parties like."""
+    """Whether request and answer are streamed at the same time, for as long as both parties like."""
     allowed: Allowed | None = None
-    """The verdict on the request; None on a route without rules who may."""
+    """The verdict on the request; None on a route without rules."""
     parties: Parties = NO_PARTIES
     """The request's principal and tenant, as limits count them."""
     undecided_s: float = 0.0
     """For how long it has waited to be judged, in seconds."""
     is_public: bool = False
-    """Whether the request reads a stream that everybody may read."""
+    """Whether the request reads a public stream."""
     speaks_s2: bool = False
     """Whether a refusal is in S2's form although no route is known yet."""
 
@@ -118,8 +118,9 @@ class ResponseRecorder:
         self.now = now
 
     def record_end(self, context: RequestContext, answered: Answered | None) -> None:
-        """Record how the request has ended, in the metrics, the log and the trace; free the channel if the answer is
-        out, or was broken off by a relay.  Does nothing for a request that has ended, or that is answered live.
+        """Record how the request has ended, in the metrics, the log and the trace; free the channel if the answer has
+        been sent, or was broken off by a relay.  Do nothing for a request that has ended already, or that is answered
+        live.
 
         `answered` is the head of the answer; None if the answer was not given in full.
         """
@@ -176,15 +177,15 @@ class ResponseRecorder:
     def state_limits(context: RequestContext, headers: Fields) -> None:
         """Add the RateLimit fields."""
         if (fields := context.fields) is not None:
-            # Lists: an origin may have limits of its own.
+            # Added as further members, because an origin may have stated limits of its own.
             headers.add("RateLimit-Policy", fields[0])
             headers.add("RateLimit", fields[1])
 
     def dress(
         self, route: Route | None, origin: str | None, headers: CIMultiDict[str], *, is_public: bool = False
     ) -> None:
-        """The same, for a route and the request's Origin header; `is_public` says that everybody may have the
-        answer."""
+        """The same, for a route and the request's Origin header; `is_public` says that the answer is from a public
+        stream."""
         config = None
         if route is not None:
             config = route.cors
@@ -199,7 +200,7 @@ class ResponseRecorder:
 
 
 def s2_error_body(error: GatewayError) -> bytes:
-    """An error of the gateway's own as S2's clients read it."""
+    """An error of the gateway's own in the form that S2's clients read."""
     if error.status == S2ErrorCode.RATE_LIMITED.status:
         code = S2ErrorCode.RATE_LIMITED
     else:
@@ -213,14 +214,14 @@ def learn_hit(
 ) -> None:
     """Remember the answer to the context's request.
 
-    It is given for `trust_s` seconds after the stream was last asked for at the origin, while its bytes are confirmed,
-    and while `tail`, if it names one, is the tail.
+    The answer is repeated for `trust_s` seconds after the last question about the stream to the origin, as long as its
+    bytes are confirmed.  If it names a `tail`, it is repeated only while that is the tail.
     """
     if not context.request.channel.learns:
         return
     size, headers = sum(map(len, answer.body)), answer.headers.copy()
     if context.fields is not None:
-        # What is left changes with each request.
+        # The RateLimit field states the allowance that is left, which changes with each request.
         for name in ("RateLimit-Policy", "RateLimit"):
             headers.popall(name, None)
     if answer.status == 200:

@@ -105,7 +105,7 @@ class Frontend:
         listener_metrics: ListenerRecorder,
         rules: Mapping[str, Rules] | None = None,
     ) -> None:
-        """`rules` says who may, by the names of the routes with `[[route.auth]]`."""
+        """`rules` holds the rules of the routes with `[[route.auth]]`, by the routes' names."""
         self._config = config
         self._engine = engine
         self._now = engine.clock.now
@@ -196,8 +196,8 @@ class Frontend:
         self.listeners.use_certificates(certificates)
 
     def _choose_shortcuts(self) -> None:
-        """Have remembered answers admitted one by one if there are rate limits; without them, only those of routes with
-        rules who may are.  Take no shortcut during a drain, in which each answer says that its connection closes."""
+        """Have all remembered answers admitted one by one if there are rate limits, else only the answers of routes
+        with rules.  Take no shortcut during a drain, in which each answer says that its connection closes."""
         clients = self.clients
         clients.limits_hits, clients.admits = bool(self._rates.limits), self._admits
         has_shortcuts = clients.remembered is not None and not clients.is_draining
@@ -216,7 +216,7 @@ class Frontend:
         for clients in self.every_clients:
             clients.undo_drain()
         self._authoriser.end_at_expiry(self._engine.clock)
-        # Those made during the drain say that the connection closes.
+        # Answers remembered during the drain say that the connection closes.
         self._joins.clear()
         self._choose_shortcuts()
 
@@ -235,7 +235,7 @@ class Frontend:
             await clients.abort()
 
     def _admits(self, answer: RememberedAnswer, peer: Peer, section: Section) -> bool:
-        """Whether a request that a remembered answer answers is allowed, and a rate limit admits it."""
+        """Whether a request for a remembered answer is allowed, and admitted by the rate limits."""
         parties, usage = NO_PARTIES, None
         if answer.is_guarded:
             # As `Authoriser.allowed`, without two calls: every authorised hit passes here.
@@ -313,7 +313,7 @@ class Frontend:
             self._access_log.record(Record(status=status, ended_at=ended_at, sent_bytes=sent_bytes, client=client))
 
     def reconfigure(self, config: GatewayConfig, rules: Mapping[str, Rules] | None = None) -> None:
-        """Put every later request under `config`, and under these rules who may."""
+        """Answer every later request by `config`, and by these rules."""
         self._config = config
         for clients in self.every_clients:
             clients.use_limits(config.limits)

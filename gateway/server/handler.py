@@ -94,7 +94,7 @@ class RequestHandler:
     def handle(self, request: Request) -> Work | None:
         """Answer a request as far as possible without waiting.
 
-        Returns the remaining work; None if the answer is out, or is given without a task.
+        Returns the remaining work; None if the answer has been sent, or needs no task.
         """
         observers, now = self._observers, self._engine.clock.now
         began, observed = now(), observers.request_arrived(request) if observers.is_on else None
@@ -114,7 +114,7 @@ class RequestHandler:
             observed.exit(tokens)
 
     def _recorded(self, context: RequestContext, waiting: DeferredRequest | None = None) -> Work | None:
-        """Begin the answer, or go on with that to a request that has waited; record its end."""
+        """Begin to answer a request, or resume one that has waited.  Record the end of an answer sent at once."""
         try:
             found = self._begin(context) if waiting is None else self._go_on(context, waiting)
         except Exception:
@@ -126,7 +126,7 @@ class RequestHandler:
         return self._rest(context, found) if found is not None else None
 
     async def _rest(self, context: RequestContext, rest: Work) -> None:
-        """Do the rest, in a task of its own."""
+        """Do the remaining work, in a task of its own."""
         if context.observed is not None:
             context.observed.enter()
         try:
@@ -152,7 +152,7 @@ class RequestHandler:
             self._recorder.record_end(context, None)
 
     def _begin(self, context: RequestContext, undecided: UndecidedRequest | None = None) -> Answered | Work | None:
-        """The answer if it is out already, the remaining work, or None if the answer is given without a task.
+        """Returns the answer if it has been sent already, the remaining work, or None if the answer needs no task.
         `undecided` is a request that has waited to be judged."""
         try:
             request = context.request
@@ -216,7 +216,7 @@ class RequestHandler:
         """Have the request counted.  Raises TooManyRequests."""
         is_live, admission = context.mode in LIVE, self._admission
         if context.request.is_alone:
-            # It was counted before it waited.
+            # A request that was deferred has been counted already.
             context.client = parsed.client
             return
         context.client = parsed.client
@@ -259,8 +259,8 @@ class RequestHandler:
     async def _answer_shared(
         self, context: RequestContext, parsed: ParsedRequest, read: Read, first: FirstRead | None = None
     ) -> Answered | None:
-        """Answer a read that may be shared, and may have begun as `first`; relay it if it has to go to the origin
-        alone."""
+        """Answer a read that may be shared; relay it if it has to go to the origin alone.  `first` is the fetch that
+        the read has begun with, if any."""
         if context.mode is _HEAD:
             answer = await self._engine.head(read)
             if answer is not None:
@@ -292,7 +292,7 @@ class RequestHandler:
         return answered if isinstance(answered, Answered) else self._or_relayed(context, parsed, answered)
 
     async def _or_relayed(self, context: RequestContext, parsed: ParsedRequest, work: Work) -> Answered | None:
-        """Do the work; relay the read if the origin has refused it to another."""
+        """Do the work; relay the read if another reader's request for the same was refused by the origin."""
         try:
             return await work
         except S2RefusedToAnother:
@@ -306,7 +306,8 @@ class RequestHandler:
         first.wait(waiting.ready)
 
     def go_on(self, waiting: DeferredRequest) -> Work | None:
-        """Answer a request that has waited as far as possible; returns the remaining work."""
+        """Resume a request that has waited, and answer it as far as possible without waiting; returns the remaining
+        work."""
         context = waiting.context
         observed = context.observed
         return self._recorded(context, waiting) if observed is None else self._observed(context, observed, waiting)
@@ -332,7 +333,7 @@ class RequestHandler:
         return await self._deliver(context, read, await answer)
 
     def abandon(self, context: RequestContext) -> None:
-        """The client of a request that waits has left."""
+        """Record that the client of a waiting request has left."""
         self._give_up(context, _ABORTED)
 
     async def _deliver(self, context: RequestContext, read: Read, answer: Answer) -> Answered | None:
@@ -340,7 +341,7 @@ class RequestHandler:
         return begun if isinstance(begun, Answered) else await begun
 
     def _begin_delivery(self, context: RequestContext, read: Read, answer: Answer) -> Answered | Work:
-        """Send the answer if that needs no waiting, and close it; else the remaining work, which does."""
+        """Send and close the answer if this needs no waiting.  Otherwise return the remaining work, which does both."""
         context.outcome, context.saved_bytes = answer.outcome, answer.saved_bytes
         if read.route.guard is not None and (concealment := concealment_of(context)) is not None:
             is_from_origin = answer.outcome is not _HIT

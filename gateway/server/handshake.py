@@ -1,7 +1,7 @@
 """A connection before HTTP: the PROXY protocol header, the TLS handshake, and the choice of the protocol.
 
-Only listeners with TLS or the PROXY protocol make a `Handshake`.  It passes what it learns to the protocol that it
-makes, and then ends.  Until then it is bounded in bytes and in time, and counts as a client connection.
+Only listeners with TLS or the PROXY protocol make a `Handshake`.  It makes the protocol that follows, passes its
+findings on to it, and ends.  Until then it is bounded in bytes and in time, and counts as a client connection.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Handshake(asyncio.Protocol):
 
     @property
     def client(self) -> str | None:
-        # Before a PROXY header has been read, the client is not known: the peer stands for many.
+        # None until a PROXY header has been read, because the peer stands for many clients.
         is_known = self._transport is not None and not self._acceptor.expects_proxy
         return peer_of(self._transport) if is_known and self._transport is not None else None
 
@@ -313,7 +313,7 @@ class Handshake(asyncio.Protocol):
         self._hand_over(transport, bytes(view))
 
     def _wrapped(self, server_name: str | None) -> ssl.SSLObject:
-        """A handshake for a server name; for None, until the name is known."""
+        """A handshake for a server name; None while the name is not known."""
         assert self._acceptor.certificates is not None
         certificates = self._acceptor.certificates()
         tls = certificates.session_context(server_name).wrap_bio(self._incoming, self._outgoing, server_side=True)
@@ -321,7 +321,7 @@ class Handshake(asyncio.Protocol):
         return tls
 
     def _read_hello(self, transport: asyncio.Transport, data: bytes) -> bytes | None:
-        """All bytes so far, once the ClientHello is whole and has chosen the certificate; else None."""
+        """All bytes so far, once the ClientHello is complete and the certificate is chosen by it; else None."""
         data = self._data + data
         if data[0] != _HANDSHAKE_RECORD:
             is_text = chr(data[0]).isalpha() and data[:1].isascii()
@@ -351,7 +351,7 @@ class Handshake(asyncio.Protocol):
         self._acceptor.on_failure(failure)
         if failure is HandshakeFailure.PLAIN_HTTP:
             transport.write(_PLAIN_HTTP)
-        # The alert goes out first.  Closing with unread input could reset it away, but little input has come.
+        # The alert is sent first.  A close with unread input could discard it by a reset, but little input has come.
         transport.close()
 
     # -- the end of the handshake

@@ -58,13 +58,14 @@ class Join(Known):
     sse_opening: SseOpening | None = None
     """The beginning of the latest reader's answer, for the next one."""
     sse_first: tuple[bytes, bytes] = (b"", b"")
-    """Its bytes, before and behind the name of the web origin; all before it if they name none."""
+    """The bytes of that beginning, before and after the name of the web origin; all are in the first part if they name
+    none."""
     line: bytes | None = None
     """The request line, once the request is remembered."""
 
 
 class Joins:
-    """Joins of live requests; the oldest are evicted first.  Owner of the joins that meanings know.
+    """Joins of live requests; the oldest are evicted first.  Owner of the joins that meanings hold.
 
     `generation` counts calls to `clear`.  A request read in an earlier generation was read under other routes, and must
     not be remembered.

@@ -35,17 +35,16 @@ from gateway.telemetry.tracing import NO_REQUEST, RequestSpan
 _log = logging.getLogger("gateway.live")
 
 _MOST_HEAD_BYTES: Final = 2_048
-"""A larger head is not kept for the next reader."""
+"""Bound on the size of a head that is kept for the next reader."""
 
 Client = tuple[str | Caller | None, Section]
-"""The client of a live request that was not parsed: its address, with its principal if it was authorised; and its
-header section."""
+"""The client of a live request that was not parsed: its address, its principal if it was authorised, and its header
+section."""
 
 
 class LiveRequest(NamedTuple):
-    """One client's live request, the answer to which begins.
-
-    A request that the request handler has recorded is `observed`; of another one the access log gets the `client`.
+    """One client's live request, as its answer begins.  `observed` is its record, if the request handler has made one.
+    Otherwise the access log gets the `client`.
     """
 
     channel: Channel
@@ -56,7 +55,7 @@ class LiveRequest(NamedTuple):
     keeps: bool = True
     """Whether the connection stays open after the answer."""
     is_chunked: bool = True
-    """Whether the client reads a chunked body, which HTTP/1.0 does not have."""
+    """Whether the answer may be chunked, which HTTP/1.0 does not know."""
     ends_in_s: float | None = None
     """Seconds after which the answer ends at the latest, because the client's credential expires; None if it does not
     expire before the answer ends."""
@@ -71,7 +70,7 @@ class LiveAnswers:
         self._access_log = access_log
 
     def subscribe(self, request: LiveRequest, subscription: Subscription) -> None:
-        """Begin an SSE response.  Raises UpstreamBroken and closes the subscription if a header must not be written."""
+        """Begin an SSE response.  If a header must not be written, close the subscription and raise UpstreamBroken."""
         channel, join, began, observed, client, keeps, is_chunked, ends_in_s = request
         route, stream, second = subscription.read.route, subscription.stream, int(self._clock.wall())
         known = join.sse_head
@@ -112,7 +111,7 @@ class LiveAnswers:
         began: float,
         client: Client | None,
     ) -> None:
-        """Begin an SSE response, for a reader that `Sse.reopen` has let in."""
+        """Begin an SSE response, for a reader that `Sse.reopen` has accepted."""
         note, step = None, opening.step
         if join.facts is not None and client is not None:
             note = self._access_log.join(join.facts, began, subscriber, client)
@@ -126,7 +125,7 @@ class LiveAnswers:
     def _sse_note(
         self, subscriber: Subscriber, join: Join, began: float, observed: Observed | None, client: Client | None
     ) -> Note | None:
-        """Where an SSE answer is recorded."""
+        """The record of an SSE answer."""
         if observed is not None:
             return self.note(observed, Mode.SSE, join.read.route.name, began, partial(_fill, subscriber))
         if client is None or join.facts is None:
@@ -176,7 +175,7 @@ class LiveAnswers:
     def note(
         self, observed: Observed | None, mode: Mode, route: str, began: float, fill: Callable[[Record], None]
     ) -> Note | None:
-        """Where the answer that begins now is recorded, in the access log and its trace; None if there is neither."""
+        """The record of the answer that begins now, for the access log and its trace; None if there is neither."""
         if observed is None:
             return None
         record, span = observed.record, observed.span
@@ -232,7 +231,7 @@ class _Opening:
     def __init__(self, channel: Channel, head: bytes) -> None:
         self._channel = channel
         self._head = head
-        """Empty once it is written."""
+        """The head; empty once it is written."""
 
     @property
     def live_bytes(self) -> int:
@@ -269,20 +268,20 @@ class _Opening:
 
 
 def _fill(subscriber: Subscriber, into: Record) -> None:
-    """Fill into a record what an SSE answer has come to."""
+    """Add the final counts of an SSE answer to a record."""
     into.status = 200
     into.first_byte_s, into.next_offset, into.sent_bytes, into.subscribers = subscriber.live_counts()
 
 
 def _own(head: bytes, join: Join, client: Client | None) -> bytes:
-    """The head for this client, with the name of its own web origin."""
+    """The head for this client, with the client's own web origin in it."""
     if join.origin is None:
         return head
     return with_origin(head, (client[1].origin if client is not None else None) or join.origin)
 
 
 def _start(reader: Subscriber | Waiter) -> None:
-    """Start a live reader.  It has the connection by now, so an error cannot become a response."""
+    """Start a live reader.  The reader has the connection already, so an error cannot become a response."""
     try:
         reader.start()
     except Exception:

@@ -73,7 +73,7 @@ class Observers:
         """Whether requests are observed one by one."""
 
     def request_arrived(self, request: Request) -> Observed:
-        """A request has arrived."""
+        """Begin the record and the span of a request."""
         headers, span = request.headers, NO_REQUEST
         # The target as sent, until it has been parsed; an invalid one is logged as it is.
         target = without_authority(request.target)
@@ -130,8 +130,8 @@ _LEFT: Final = CloseReason.LEFT
 
 
 class SseChannel(Protocol):
-    """A channel with its SSE answer.  The account is in attributes of the channel: an object of its own for each
-    reader costs memory, and time as they come and go."""
+    """A channel with its SSE answer.  The account is kept in attributes of the channel, because a separate object for
+    each reader would cost memory and time."""
 
     sse_route: str | None
     """The route of the SSE answer in progress; None if there is none."""
@@ -155,7 +155,7 @@ def end_sse(channel: SseChannel, clients: Clients, route: str, reason: CloseReas
         clients.now() - channel.sse_began,
         route,
         Sent(channel.live_first_byte_s, channel.live_bytes),
-        # None would take the trace of the current context, which belongs to another request.
+        # Not None, which would take the trace of the current context, that of another request.
         trace_id=(note.trace_id if note is not None else None) or "",
     )
     if note is not None:

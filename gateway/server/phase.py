@@ -24,11 +24,11 @@ class Phase(Enum):
     ANSWERING = "answering"
     """A handler, at once or in a task."""
     RELAYED = "relayed"
-    """A `LiveAnswer`, which was handed the answer: it is called when there is room, and when the client leaves."""
+    """A `LiveAnswer`, which has taken over the answer.  It is called when there is room, and when the client leaves."""
     LIVE = "live"
     """A `LiveAnswer` of a live read."""
     LEFT = "left"
-    """The `LiveAnswer` that the client has left, as far as it goes on without a client."""
+    """The `LiveAnswer`, whose client has left, while it goes on without a client."""
     LINGERING = "lingering"
     """None: the last answer is written.  Further input is read and dropped, so that the client can read the answer."""
 
@@ -74,7 +74,7 @@ class PhasedChannel:
         self._request: Request | None = None
         """The request that is being answered."""
         self._task: asyncio.Task[None] | None = None
-        """The rest of the handler's work, if it has to wait for anything."""
+        """The handler's remaining work, if it has to wait for anything."""
         self._room: asyncio.Future[None] | None = None
         """The handler's wait for room while the client has too much unread."""
         self.sse_route: str | None = None
@@ -85,10 +85,10 @@ class PhasedChannel:
         self.live_first_byte_s = 0.0
         """Seconds from the reading of the request to the writing of the live answer's head."""
         self.live_use: LiveUse | None = None
-        """Where the live read in progress is counted."""
+        """The account of the live read in progress."""
 
     def enter_phase(self, phase: Phase, live: LiveAnswer | None = None) -> None:
-        """Go on in this phase.  `live` gives the answer in the phases RELAYED and LIVE.
+        """Enter this phase.  `live` gives the answer in the phases RELAYED and LIVE.
 
         | from      | to        | when                                                                            |
         |-----------|-----------|---------------------------------------------------------------------------------|
@@ -131,7 +131,7 @@ class PhasedChannel:
         self._clients.metrics.subscribers(_SSE, 1, route)
 
     def end_live_use(self) -> None:
-        """Count the live read no more, if there is one."""
+        """Stop counting the live read, if there is one."""
         use, self.live_use = self.live_use, None
         if use is not None:
             use.end_live(self.live_bytes)

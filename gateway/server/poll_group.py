@@ -1,7 +1,7 @@
 """Long-poll clients that wait for the same answer: one waiter in the stream, and one answer rendered for all of them.
 
-A group begins with one client.  Clients that ask for the same may join it for a short while, in which none can tell
-that it came later: all get the same answer at the same time.  What their lines in the access log have in common is made
+A group begins with one client.  Clients with the same request may join it for a short while.  No client can notice that
+it came later, because all get the same answer at the same time.  The common part of their access-log lines is made
 once.
 """
 
@@ -109,15 +109,15 @@ class PollGroup:
         self._channels: dict[Channel, PolledBy] = {}
         """The clients."""
         self._note: Note | None = None
-        """Where the first client's answer is recorded, if the request handler has recorded its request."""
+        """The record of the first client's answer, if the request handler has recorded its request."""
         self._noted: Channel | None = None
-        """That client."""
+        """The first client."""
         self._watch: LiveNote | None = None
         """Writes the interim lines of the other clients; None while the first one waits alone."""
         self._unrecorded: Sequence[Channel] = ()
-        """Those whose lines are due and not written yet."""
+        """Clients whose lines are due and not written yet."""
         self.answer: Answer | None = None
-        """The answer that was sent, if the note has to know it."""
+        """The answer that was sent, if the note needs it."""
         self.facts = facts
         self.line: bytes | None = None
         """The request line that all clients have sent, if the request is remembered.  Without it there is one
@@ -128,7 +128,7 @@ class PollGroup:
 
     @property
     def subscribers(self) -> int:
-        """Live readers of the stream, the clients of this group included, also when they leave just now."""
+        """Live readers of the stream, including the clients of this group, even if they are just leaving."""
         topic, is_there = self._topic, self._waiter in self._topic.readers_now
         return len(topic.readers_now) + topic.extra_clients + (0 if is_there else len(self._channels))
 
@@ -195,7 +195,7 @@ class PollGroup:
         else:
             client = self._channels[channel]
             reason = channel.cut_reason or CloseReason.LEFT
-            # Recorded while it is there: it is one of the live readers itself.
+            # Record it before it is removed, because it counts as one of the live readers.
             if channel is self._noted:
                 note, self._note, self._noted = self._note, None, None
                 if note is not None:

@@ -71,7 +71,7 @@ class Relays:
         self.engine = engine
         self.access_log = access_log
         self.limits = limits
-        # What a session may send is bounded by the origin, and it may be idle for as long as a live read.
+        # The origin bounds the bytes of a session, which may be idle for as long as a live read.
         self._session_limits = limits.model_copy(
             update={
                 "max_request_bytes": sys.maxsize,
@@ -95,7 +95,7 @@ class Relays:
         self._relay(context, parsed, whole)
 
     async def until_begun(self, context: RequestContext, parsed: ParsedRequest) -> None:
-        """Wait for a small body, then relay the request.  Raises a GatewayError if it must not be sent."""
+        """Wait for a small body, then relay the request.  Raises a GatewayError if the request must not be sent."""
         request, body = context.request, context.request.body
         if body is None:
             self.relay_request(context, parsed)
@@ -105,8 +105,8 @@ class Relays:
             return
         # Before 100 Continue is sent: a body that is announced as too large need not be sent at all.
         body.check(request.head, self.limits)
-        # To delete a stream, the head is enough for an origin: an incomplete request would be carried out, and counted
-        # as failed.
+        # An origin deletes a stream as soon as it has the head.  An incomplete request would be carried out, but
+        # counted as failed.
         is_delete = context.mode is _DELETE
         if is_expecting(request) and not body.unread_bytes:
             if not is_delete and not self._keeps_bodies(parsed.route):
@@ -121,7 +121,7 @@ class Relays:
         self._relay(context, parsed, whole if whole is not None else body.chunks(self.limits))
 
     def _keeps_bodies(self, route: Route) -> bool:
-        """Whether bodies of the route's requests must be here before the origin is asked."""
+        """Whether a request's body must have arrived before the origin is asked."""
         return route.is_bridged or self.engine.origins.pool(route.url).follows_redirects
 
     def _relay(
@@ -186,7 +186,7 @@ class Relays:
 
 
 class _RelayedLiveUse:
-    """A live read that is relayed: counted as any other, and as a live request to the origin."""
+    """A live read that is relayed.  It counts like any live read, and also as a live request to the origin."""
 
     __slots__ = ("_relayed", "_use")
 
@@ -250,9 +250,9 @@ class Relaying(RelayedCall):
         self._unwritten = b""
         """Body bytes taken from the reply and not written yet."""
         self._acks: S2Acknowledgements | None = None
-        """Looks at the answer to an append to an S2 stream."""
+        """Inspects the answer to an append to an S2 stream."""
         self._drains: DrainWatch | None = None
-        """Looks at the answer of an S2 origin for a server that is about to leave."""
+        """Inspects an S2 origin's answer for a sign that its server is about to leave."""
         self._end: CatchUpEnd | None = None
         """Ends a replay once its reader has caught up, before the origin ends it; None for other answers."""
         self._is_over = False
@@ -378,7 +378,8 @@ class Relaying(RelayedCall):
         return (Holding(SharedBytes(size), size),) if size else NOTHING
 
     def pump(self) -> None:
-        """Write what the client has room for; more of the body has arrived, or the client has room again."""
+        """Write as much as the client has room for.  Called when more of the body has arrived, or the client has room
+        again."""
         if self._reply is not None and not self._is_over:
             self._run(self._pump)
 
@@ -416,7 +417,7 @@ class Relaying(RelayedCall):
             self._end.see(chunk)
 
     def _make_way(self) -> None:
-        """Others wait for the connection to the origin, and the client takes nothing."""
+        """Give up the connection to the origin: other requests wait for it, and the client takes nothing."""
         self._run(self._refuse, UpstreamCongested())
 
     def _count(self, size: int) -> None:
@@ -435,11 +436,11 @@ class Relaying(RelayedCall):
     # -- the end of the relay
 
     def _end_body(self) -> None:
-        """End an answer in order whose head was written before."""
+        """End an answer in order; its head has been written already."""
         self._finish(self._channel.end_response)
 
     def _finish(self, end: Callable[[], object] = no_op) -> None:
-        """The answer is whole."""
+        """Record that the answer is whole."""
         if self._acks is not None:
             self._acks.finish()
         self._close()

@@ -1,9 +1,9 @@
 """Remembered answers: plain hits as response bytes, found by the meaning of the request.
 
-The first time, a request goes to a handler.  If its answer is a plain hit, one that needs neither the origin nor
-anything that is still in progress, it is kept under the request line and the meaning of the header section
-(`gateway.server.request_keys`), which requests that differ only in headers without influence on the answer have in
-common.  Requests are judged by one parser only: a key is made of bytes that the parser has accepted.
+The first time, a request goes to a handler.  If its answer is a plain hit, which needs neither the origin nor any work
+in progress, it is kept under the request line and the meaning of the header section (`gateway.server.request_keys`).
+Requests that differ only in headers without influence on the answer have one meaning.  Requests are judged by one
+parser only: a key is made of bytes that the parser has accepted.
 
 An answer is valid until its `until`: the end of the second that its Date and Age name, or earlier if the stream's trust
 or life ends.  Everything else that invalidates it is signalled: the end of a stream and the loss of its bytes or
@@ -42,10 +42,10 @@ from gateway.telemetry.metrics import MetricsRecorder
 
 
 class Repeatable(NamedTuple):
-    """An answer from memory that equal requests may be given again."""
+    """An answer from memory that may be repeated for equal requests."""
 
     run: BodyRun
-    """The run of the stream that it is made of."""
+    """The run of the stream's bytes that the answer is made of."""
     outcome: Outcome
     status: int
     headers: CIMultiDict[str]
@@ -53,7 +53,7 @@ class Repeatable(NamedTuple):
     saved_bytes: int = 0
     """How many bytes shorter the body is than before content coding."""
     copied: int = 0
-    """Bytes of the body that it holds alone; the others belong to `shared`."""
+    """Bytes of the body that only this answer holds; the others belong to `shared`."""
     shared: SharedBytes | None = None
     """The account of the body; None if the answer itself has one."""
 
@@ -111,7 +111,7 @@ class RememberedAnswer(Known):
         """The stream's edition when the body was read."""
         self.route = route
         self.repeated = repeated
-        """The line that the access log repeats for every hit; None without an access log."""
+        """The access log's line for every hit; None without an access log."""
         self.trust_s = trust_s
         self.tail = tail
         """The tail that the answer names; None if the answer does not depend on the tail."""
@@ -140,7 +140,7 @@ class RememberedAnswer(Known):
         """The head as a field block of HTTP/2, once it has been asked for."""
         self.until = -math.inf
         self.version = self.stream.version
-        """A version of the stream for which the answer is as rendered."""
+        """A version of the stream for which the rendered answer is valid."""
         self.hits = 0
         """Hits that have not been counted in the metrics yet."""
         self.key: tuple[bytes, Meaning] | None = None
@@ -161,7 +161,8 @@ class RememberedAnswer(Known):
         return ANSWER_COST + 2 * len(self._head) + self.copied + len(line) + len(meaning.text) + 3 * len(request)
 
     def dropped(self) -> None:
-        """The answer is not remembered any more: bytes of its own belong to the clients that have not taken them."""
+        """Called when the answer is not remembered any more.  Its own bytes then belong to the clients that have not
+        taken them yet."""
         if self._is_own:
             self.shared.in_cache = False
 
@@ -182,13 +183,13 @@ class RememberedAnswer(Known):
         seen, now = self.version, self.stream.version
         if not seen.same_doubts_as(now) or (self.tail is not None and not seen.same_tail_as(now)):
             return False
-        # The next look is one comparison.
+        # From now on, this check is one comparison.
         self.version = now
         return True
 
     @property
     def _as_of(self) -> float:
-        """When the origin last showed what the answer says to be true (monotonic seconds)."""
+        """When the origin last confirmed the answer's content (monotonic seconds)."""
         stream = self.stream
         if self.tail is not None and stream.sighting is not None:
             return stream.sighting.seen_at
@@ -244,8 +245,8 @@ class RememberedAnswers:
         self._sections = sections
         self._has_refusals = has_refusals
         self.exact: dict[bytes, tuple[RememberedAnswer, Section]] = {}
-        """Answers by the requests that rendered them last, each with its header section: clients that all send the same
-        are answered by these bytes."""
+        """Answers by the bytes of the requests that rendered them last, each with its header section.  Clients that all
+        send the same bytes are answered by these."""
         self._by_stream: dict[Stream, set[RememberedAnswer]] = {}
         self._all: OrderedDict[RememberedAnswer, None] = OrderedDict()
         self._uncounted: set[RememberedAnswer] = set()
@@ -289,9 +290,9 @@ class RememberedAnswers:
         return found[0]
 
     def is_current(self, remembered: RememberedAnswer, request: bytes) -> bool:
-        """Whether the answer, which requests of this meaning have had, is the answer to this one now."""
+        """Whether the answer, which other requests with this meaning have had, is valid for this request now."""
         if self._has_refusals(remembered.stream.key) and request != remembered.request:
-            # This reader may be the one that was refused.
+            # The refused reader may be this one.
             return False
         if self._now() < remembered.until and (
             remembered.version is remembered.stream.version or remembered.is_unchanged()

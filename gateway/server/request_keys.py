@@ -6,15 +6,15 @@ proxy; and credentials on routes whose readers share.  Where the gateway answers
 allowed is such a line, too.  A line is taken out only if it has the one form that cannot hide anything: a known name in
 one of its two usual spellings, a colon, and printable characters up to the end of the line.
 
-Routes differ in these lines, so a section has a meaning for each kind of routes (`HeaderRules`).  A meaning knows by
-their request lines all requests that were answered under it.  The host is a part of every meaning, so the request line
+Routes differ in these lines, so a section has a meaning for each kind of routes (`HeaderRules`).  A meaning keeps all
+requests that were answered under it, by their request lines.  The host is a part of every meaning, so the request line
 leads to the same route again.
 
-A section is looked through only for the kinds of which some request with the same line is known: there may be as many
-kinds as routes, and a client can send a section of its own with each request.
+A section is read only for the kinds of routes that know a request with the same line.  There may be as many kinds as
+routes, and a client can send another section with each request.
 
-Clients repeat their header sections behind other request lines.  `Sections` remembers for a section that it sees for
-the second time its meanings and the client that it names, so that its lines are not looked through again.
+Clients repeat their header sections behind other request lines.  When `Sections` sees a section for the second time, it
+remembers the section's meanings and the client that the section names, so that its lines are not read again.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _MOST_UNCHARGED: Final = 256
 _VERDICT_COST: Final = 600
 """Bytes charged for a verdict in addition to its names and its request line."""
 NONE_ALLOWED: Final[Mapping[bytes, Allowed]] = MappingProxyType({})
-"""In place of the verdicts of a section that has none, which is most of them."""
+"""The verdicts of a section without verdicts, as most are."""
 
 _MOST_SEEN: Final = 1 << 13
 """Bound on the hashes kept of sections seen once: less than 1 MB."""
@@ -92,7 +92,7 @@ def lines_named(names: Sequence[str]) -> re.Pattern[bytes]:
     """
     if not names:
         return re.compile(rb"(?!)")
-    # One branch for each first letter: most lines that stay are passed after as many comparisons.
+    # One branch for each first letter, so that most lines that stay are passed after one comparison a branch.
     by_letter: dict[str, list[str]] = {}
     for name in names:
         first, *others = name[1:].split("-")
@@ -103,8 +103,8 @@ def lines_named(names: Sequence[str]) -> re.Pattern[bytes]:
 
 
 def _either_case(character: str) -> str:
-    """A pattern for a character of a header name in both cases.  Many of those that are not letters, such as `^`, have
-    a meaning in patterns."""
+    """A pattern for a character of a header name in both cases.  Some characters of names that are not letters, such as
+    `^`, are special in patterns."""
     return f"[{character.upper()}{character}]" if character.isalpha() else re.escape(character)
 
 
@@ -132,7 +132,7 @@ def _is_section(text: bytes) -> bool:
 
 
 class Known:
-    """Something that is known of requests with one line and one meaning."""
+    """A remembered answer or join for all requests with one line and one meaning."""
 
     __slots__ = ()
 
@@ -150,7 +150,7 @@ class Meaning:
         """The requests with such a section, by their request lines.  `RememberedAnswers` and `Joins` own the values."""
 
     def learn(self, line: bytes, known: Known) -> None:
-        """Know this of requests with this line, in place of what was known."""
+        """Remember `known` for requests with this line, in place of an earlier entry."""
         kind = self._kind
         if line not in self.known:
             kind.lines[line] = kind.lines.get(line, 0) + 1
@@ -158,7 +158,7 @@ class Meaning:
         self.known[line] = known
 
     def forget_known(self, line: bytes, known: Known) -> None:
-        """Know this no more, if it is what is known of requests with this line."""
+        """Forget `known`, unless another entry has taken its place for this line."""
         kind = self._kind
         if self.known.get(line) is known:
             del self.known[line]
@@ -178,13 +178,13 @@ class Section:
         self.text = text
         """The section, from the line break behind the request line on."""
         self.kinds: tuple[_Kind, ...] = ()
-        """The kinds of routes for which it has been looked through."""
+        """The kinds of routes for which the section has been read."""
         self.keys: tuple[Key, ...] = ()
-        """Where its meanings for these kinds are found."""
+        """The keys of its meanings for these kinds."""
         self.cost = 0
         """Bytes charged for it while `Sections` keeps it."""
         self.allowed: Mapping[bytes, Allowed] = NONE_ALLOWED
-        """Verdicts on requests with this section, by their request lines, on routes with rules who may."""
+        """Verdicts on requests with this section to routes with rules, by their request lines."""
         self._origin: bytes | None = b""
         self._peer: str | None = ""
         self._client: str | None = None
@@ -205,7 +205,7 @@ class Section:
 
 
 NO_SECTION: Final = Section(b"")
-"""In place of the section of a request that is not remembered."""
+"""Stands for the section of a request that is not remembered."""
 
 
 class _Kind:
@@ -215,15 +215,15 @@ class _Kind:
 
     def __init__(self, rules: HeaderRules) -> None:
         self.lines: dict[bytes, int] = {}
-        """The request lines of which something is known, each with the number of meanings that know it."""
+        """The known request lines, each with the number of meanings that have an entry for it."""
         self.meanings: dict[bytes, Meaning] = {}
-        """The meanings that know something, by their texts."""
+        """The meanings that have entries, by their texts."""
         names = dict.fromkeys((*MEANINGLESS, *FORWARDING, *sorted(rules.personal)))
         self._without_meaning = lines_named([name for name in names if name not in rules.decisive]).sub
         self._web_origins = rules.web_origins
 
     def read(self, text: bytes) -> tuple[Key, ...]:
-        """Where the meanings of a section for whole and for live answers are found; one key if they are the same."""
+        """The keys of a section's meanings for whole and for live answers; one key if both are the same."""
         text = self._without_meaning(b"", text)
         if self._web_origins is None or (found := _web_origin(text)) is None:
             return ((self.meanings, text),)
@@ -234,7 +234,7 @@ class _Kind:
         return ((self.meanings, without),)
 
     def meaning(self, key: Key) -> Meaning:
-        """The meaning with this key; a new one knows nothing and is kept from its first `learn` on."""
+        """The meaning with this key.  A new one has no entries, and is kept only from its first `learn` on."""
         return self.meanings.get(key[1]) or Meaning(key[1], self)
 
 
@@ -246,7 +246,7 @@ class Sections:
     """Header sections by their bytes, with their meanings; the oldest are evicted first."""
 
     def __init__(self, rules: Iterable[HeaderRules]) -> None:
-        # A plain dictionary looks for its oldest entry behind the places of all that were evicted.
+        # An OrderedDict, because a plain dictionary searches the places of all evicted entries for its oldest one.
         self._sections: OrderedDict[bytes, Section] = OrderedDict()
         self._seen: set[int] = set()
         """Hashes of sections that were seen once."""
@@ -286,7 +286,7 @@ class Sections:
         return kind.meaning(self._keys(section, kind)[0])
 
     def for_lives(self, section: Section, rules: HeaderRules) -> Meaning:
-        """The same for live answers, in which the Origin header that each client has sent is put in."""
+        """Like `for_hits`, for live answers, which repeat the Origin header of each client."""
         kind = self._kinds[self._numbers[rules]]
         return kind.meaning(self._keys(section, kind)[-1])
 
@@ -297,7 +297,7 @@ class Sections:
         return self._read(section, kind)
 
     def _read(self, section: Section, kind: _Kind) -> tuple[Key, ...]:
-        """The same for a kind for which the section has not been looked through."""
+        """Like `_keys`, for a kind for which the section has not been read yet."""
         found = kind.read(section.text)
         if not section.kinds:
             section.kinds, section.keys = (kind,), found
@@ -325,7 +325,7 @@ class Sections:
             if len(section.kinds) == len(self._kinds):
                 return None
         for kind in self._kinds:
-            # Whatever is known is known of GETs.
+            # Only GETs have entries.
             if line not in kind.lines:
                 continue
             if section is None and (section := self._new(text)) is None:
@@ -353,7 +353,7 @@ class Sections:
         if not _is_section(text):
             return None
         section = Section(text)
-        # Sections that differ with every request would evict those that clients repeat.
+        # Sections that differ with every request would evict the sections that clients repeat.
         mark = hash(text)
         if mark in self._seen:
             section.cost = _COST + len(text)
@@ -366,7 +366,7 @@ class Sections:
         return section
 
     def _charge(self, cost: int) -> None:
-        """Count so many bytes more, and evict the oldest sections beyond the bound."""
+        """Add to the bytes in use, and evict the oldest sections beyond the bound."""
         self._size += cost
         while self._size > _MOST_BYTES and self._sections:
             section = self._sections.popitem(last=False)[1]

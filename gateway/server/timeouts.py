@@ -26,7 +26,7 @@ from gateway.telemetry.access_record import CloseReason
 
 
 class WheelTimer:
-    """Calls `callback` once its time has passed, unless it is cleared or set again before."""
+    """Calls `callback` when its time has passed, unless the timer is cleared or set again before."""
 
     __slots__ = ("_callback", "_tick", "_wheel")
 
@@ -49,7 +49,7 @@ class WheelTimer:
             self._tick = NEVER
 
     def dispose(self) -> None:
-        """Clear it for good, and drop the callback, which refers to the timer's owner."""
+        """Clear the timer for good, and drop the callback, which refers to the timer's owner."""
         self.clear()
         self._callback = _no_op
 
@@ -67,24 +67,24 @@ def _no_op() -> None:
 _IDLE, _LINGERING = Phase.IDLE, Phase.LINGERING
 
 PROBE_S: Final = 0.5
-"""Seconds until a client that has half-closed, and waits for an answer, is sent something."""
+"""Seconds until the first probe of a client that has half-closed and waits for an answer."""
 LOOK_S: Final = 0.25
-"""Seconds until it is seen whether the client has refused that, because it is gone."""
+"""Seconds after a probe until its result is checked: a client that is gone has refused it."""
 PROBE_AGAIN_S: Final = 5.0
-"""Seconds until it is sent something again."""
+"""Seconds until the next probe."""
 _IDLE_CHECKS: Final = 4
 """Checks of an idle connection per keep-alive timeout; this many quiet ones in a row close it."""
 
 
 CLOSE_NOTIFY: Final = "close_notify"
-"""Extra information of a transport: whether the peer has ended TLS.  Most clients say so when they close a connection,
-and then wait for the answer to it, so one with a live read leaves."""
+"""Extra information of a transport: whether the peer has ended TLS.  Most clients end TLS when they close a connection,
+and then wait for the answer to that.  So a client with a live read that ends TLS is leaving."""
 
 
 def is_refused(transport: asyncio.Transport) -> bool:
     """Whether the peer has refused the bytes written last: a client that has half-closed is gone.
 
-    Nothing else tells it from a client that still reads; reading has ended, so the loop does not look.
+    Only this distinguishes it from a client that still reads, because the loop no longer reads from the connection.
     """
     sock: socket.socket | None = transport.get_extra_info("socket")
     try:
@@ -118,7 +118,7 @@ class TimedConnection(Handling, asyncio.Protocol):
         self.use: Account | None = None
         """Where the connection is counted; None if it belongs to no net."""
         self.has_partial_head = False
-        """Whether a part of the next head has arrived; the deadline is then that of the rest."""
+        """Whether a part of the next head has arrived; the deadline is then for the rest of the head."""
         self.is_full = False
         """Whether the client has left so much unread that nothing more may be written."""
         self._is_active = False
@@ -126,25 +126,25 @@ class TimedConnection(Handling, asyncio.Protocol):
         self._has_ended = False
         """Whether the client has half-closed: it sends no more, and may wait for its answers (RFC 9112 section 9.6)."""
         self._has_probed = False
-        """Whether it has been sent something since the last look at whether it is still there."""
+        """Whether a probe has been sent whose result has not been checked yet."""
         self._quiet_checks = NEVER
-        """Checks since then; negative until the client has sent anything at all."""
+        """Checks since the client's last activity; negative until the client has sent anything at all."""
         self._window: ReadingWindow | None = None
-        """The bytes that the client takes while others wait for it; None until bytes have waited."""
+        """The measure of the bytes that the client takes while more bytes wait for it; None until bytes have waited."""
         self.cut_reason: CloseReason | None = None
-        """Why this side cuts the connection, if it does."""
+        """Why the gateway cuts the connection, if it does."""
         self._shared_bytes = 0
-        """Bytes of the latest large answer, which are not this client's own."""
+        """Bytes of the latest large answer, shared with other clients."""
         self._shared: SharedBytes | None = None
         """The account of these bytes."""
         self._tick = NEVER
 
     @abstractmethod
     def _probe(self) -> None:
-        """Send a client that has half-closed, and waits for an answer, something that changes nothing."""
+        """Send bytes without meaning to a client that has half-closed and waits for an answer."""
 
     def _look_after(self, transport: asyncio.Transport) -> None:
-        """Drop a client that has half-closed if it is gone."""
+        """Probe a client that has half-closed, and drop it if it is gone."""
         if is_refused(transport):
             self.abort()
             return
@@ -235,7 +235,7 @@ class TimedConnection(Handling, asyncio.Protocol):
         transport.abort()
 
     def _close(self) -> None:
-        """Close once the client has taken what is written; that is bounded by the write timeout as well."""
+        """Close once the client has taken all written bytes, for which the write timeout applies as well."""
         if self.transport is not None:
             self.transport.close()
             self._window = None
@@ -266,6 +266,6 @@ class TimedConnection(Handling, asyncio.Protocol):
         self.abort()
 
     def abort(self) -> None:
-        """Close the connection at once: after an orderly end a truncated body would look complete."""
+        """Cut the connection at once, because a truncated body would look complete after an orderly close."""
         if self.transport is not None:
             self.transport.abort()

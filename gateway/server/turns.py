@@ -1,20 +1,20 @@
-"""Turns: how much of one turn of the event loop the beginning of requests may take, and whose begin first.
+"""Turns: how much of one turn of the event loop may be spent on beginning requests, and whose requests come first.
 
 Every client waits for whatever a turn of the loop does.  A turn that has lasted for `REQUESTS_S` begins no further
-request: later ones wait in a queue, and each later turn begins as many of them as take `REQUESTS_S`, fairly by what
-their clients cost (`gateway.limits.queues`).  So a flood delays the requests of its own client, and others by a
-millisecond or two, while the loop is never idle as long as anything waits.
+request: later ones wait in a queue, and each later turn begins as many of them as fit into `REQUESTS_S`, sharing fairly
+by the cost of their clients (`gateway.limits.queues`).  So a flood delays mostly the requests of its own client, and
+others by a millisecond or two.  The loop is never idle while anything waits.
 
-Beginning a request is all that it does before it waits: a read of bytes in memory is over then, and of a miss the fetch
-comes next.  That takes some 50 to 150 us.  The share is about a dozen of these, because a turn that begins fewer costs
-more for each: the loop asks the kernel once a turn, and requests that take the same steps one after the other are
-quicker.  Behind a flood turns are short, too: its requests are late in any case, and what is under way for
-others takes several turns.
+Beginning a request means all work before it first has to wait.  A read of bytes in memory is then over, and a miss has
+its fetch next.  That takes some 50 to 150 us.  The share is about a dozen of these, because a turn that begins fewer
+costs more for each: the loop asks the kernel once a turn, and requests that take the same steps one after the other are
+quicker.  Behind a flood turns are short, too: its requests are late in any case, and what is under way for others takes
+several turns.
 
-What follows from a request, such as its fetch and the parts of its answer, is not queued.  The time that the loop has
-spent on that and on all else since it last began requests that had waited counts against the share, so the more there
-is to be done for requests that have begun, the fewer are begun.  They get a quarter of that time at least, up to the
-whole share: what does not wait, such as a flood of hits, must not starve them.
+Later work for a request, such as its fetch and the parts of its answer, is not queued.  The time since waiting requests
+were last begun counts against the share.  So the more work there is for requests under way, the fewer are begun.
+Waiting requests get a quarter of that time at least, up to the whole share, so that work that does not wait, such as a
+flood of hits, cannot starve them.
 
 Input that is no request, such as bodies and frames, is read in small parts, and a turn that has lasted for `PARTS_S`
 reads no further one.  Otherwise the tiny chunks, frames or TLS records of one read of a socket would keep the loop busy
@@ -46,7 +46,7 @@ FLOOD_S: Final = 0.0005
 PARTS_S: Final = 0.0001
 """Input that is no request is read for this long in each turn, after its first part."""
 _LEAST: Final = 0.25
-"""The least time for waiting requests, as a part of the time that the loop has spent besides."""
+"""The least time for waiting requests, as a part of the time that the loop has spent on other work."""
 _QUANTUM_S: Final = 0.0002
 """The time that a client may use before another one's turn: about two requests."""
 
@@ -61,7 +61,8 @@ class TurnTaker(Protocol):
         """By identity."""
 
     def take_turn(self) -> None:
-        """Begin the next request or read the next part, if there is still one, and ask about each further one."""
+        """Begin the next request or read the next part, if there still is one.  Call `must_wait` for each further
+        one."""
 
 
 class Turns:
@@ -76,9 +77,10 @@ class Turns:
         self._requests: Flows[Hashable, TurnTaker] = Flows(_QUANTUM_S)
         self._parts: Flows[Hashable, TurnTaker] = Flows(_QUANTUM_S)
         self.has_begun = False
-        """Whether a request has been asked about in this turn, or any waits; `_next` follows in the next one."""
+        """Whether `must_wait` was called in this turn, or any request waits; `_next` is then called in the next
+        turn."""
         self._began = 0.0
-        """When the turn's first request was asked about, or when requests that had waited were begun last."""
+        """When `must_wait` was first called in this turn, or when waiting requests were last begun."""
         self._is_running = False
         """Whether requests that have waited are being begun."""
         self.waited = 0
@@ -109,7 +111,7 @@ class Turns:
             self._call_soon(self._next)
 
     def _is_late(self, late_s: float) -> bool:
-        """Whether this turn has begun requests, and read parts, for this long."""
+        """Whether this turn has spent this long on beginning requests and reading parts."""
         if self.has_begun:
             return self._now() - self._began > late_s
         self.count_begun()
@@ -119,7 +121,7 @@ class Turns:
         return REQUESTS_S if self._requests.waiting <= _FLOOD else FLOOD_S
 
     def _next(self) -> None:
-        """The next turn: begin waiting requests, and read waiting parts, as many as may be."""
+        """Begin waiting requests and read waiting parts, as many as this turn allows."""
         self.has_begun = False
         if not (self._requests.waiting or self._parts.waiting):
             return

@@ -22,7 +22,7 @@ _TRANSFER_ENCODING: Final = istr("Transfer-Encoding")
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _BODILESS: Final = frozenset({204, 304})
 _MOST_ZEROS: Final = 8
-"""Leading zeros of the sizes of a connection's chunks: some parsers take no more than 16 digits in one."""
+"""Leading zeros of the sizes of a connection's chunks: some parsers accept at most 16 digits in a size."""
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
 _IDLE, _LIVE = Phase.IDLE, Phase.LIVE
@@ -63,7 +63,7 @@ class WritingConnection(TimedConnection):
             # A client may get any number of interim answers (RFC 9110 section 15.2).
             transport.write(interim_head(100, CIMultiDict()))
         elif has_head and self._is_chunked and not self._is_bodiless and self._zeros < _MOST_ZEROS:
-            # The begin of the next chunk: a chunk's size may have leading zeros (RFC 9112 section 7.1).
+            # The beginning of the next chunk, whose size may have leading zeros (RFC 9112 section 7.1).
             self._zeros += 1
             transport.write(b"0")
 
@@ -150,7 +150,7 @@ class WritingConnection(TimedConnection):
         """Wait until the client has taken enough for more to be written.  Raises ConnectionError if the client leaves,
         or takes too little within the write timeout."""
         while self.is_full and self.transport is not None:
-            # The connection has a deadline while it is full, whose end drops it.
+            # While the connection is full it has a deadline, at which it is dropped.
             self._room = self._clients.loop.create_future()
             await self._room
         if self.transport is None or self.transport.is_closing():
@@ -197,8 +197,8 @@ class WritingConnection(TimedConnection):
         self._clients.sent_bytes += size
 
     def write_first(self, joined: bytes, chunk: bytes, size: int) -> None:
-        """Write `joined`, the head of a live answer and the first piece of its body, which is `chunk`, as in
-        `send_chunk`."""
+        """Write `joined`, which is the head of a live answer and the first piece of its body; `chunk` is that piece, as
+        in `send_chunk`."""
         self.live_first_byte_s = self._now() - self.sse_began
         if self.transport is not None:
             self.transport.write(joined)
@@ -217,7 +217,7 @@ class WritingConnection(TimedConnection):
         self._clients.sent_bytes += size
 
     def send_view(self, piece: memoryview) -> None:
-        """Write a piece of a live body that many clients are sent, without copying it."""
+        """Write a piece of a live body without copying it, because many clients receive the same piece."""
         transport = self.transport
         if transport is None:
             return

@@ -1,10 +1,10 @@
 """The gateway's own requests for authorisation: for the key sets of issuers (`gateway.auth.key_sets`), and for the
 verdicts of operators' services (`gateway.auth.forward`).
 
-Requests that cannot be judged yet wait here.  All that wait for one question share one request to the service, and all
-are judged again once it has ended, however it has.  The number of waiting requests is bounded, in total and for each
-client network.  So are the time of each request to a service, the bytes of its reply, and the connections, which are
-apart from those to origins.
+Requests that cannot be judged yet wait here.  All requests that wait for one question share one request to the service.
+They are judged again once that has ended, with or without success.  The number of waiting requests is bounded, in total
+and for each client network.  The time of each request to a service and the bytes of its reply are bounded, too.  So are
+the connections, which are separate from those to origins.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ FETCH_S: Final = 5.0
 """Bound on the fetch of a key set, its discovery included."""
 MOST_KEY_SET_BYTES: Final = 1 << 18
 _MOST_S: Final = 60.0
-"""Longest time that a service may be given."""
+"""The longest time that a service may have for its answer."""
 _MOST_UNREAD_BYTES: Final = 1 << 14
 """A longer body of a service's answer costs its connection."""
 _LEAST_REPORT_S: Final = 10.0
-"""Least time between two lines about a service that fails now and then."""
+"""Least time between two log lines about a service that fails now and then."""
 RESULTS: Final = ("allowed", "refused", "undecided")
 MOST_WAITING: Final = 4_096
-"""Requests that wait to be judged; a quarter of them for one client network."""
+"""Bound on requests that wait to be judged; one client network may have a quarter of it."""
 
 _log = logging.getLogger("gateway.auth")
 
@@ -75,9 +75,9 @@ class Service:
         self.results: Counter[str] = Counter(dict.fromkeys(RESULTS, 0))
         """Its answers, by result."""
         self.problem = ""
-        """Why its latest answer decided nothing; empty if it decided."""
+        """The reason why its latest answer decided nothing; empty if it decided."""
         self.answered_at = -math.inf
-        """When it has decided last, in monotonic seconds."""
+        """When the service last decided, in monotonic seconds."""
         self.is_reported = False
         """Whether the latest line in the log reports a problem."""
         self.reported_at = -math.inf
@@ -98,14 +98,14 @@ class WaitingRequest:
         asking.waiting[self] = None
 
     def leave_queue(self) -> None:
-        """Wait no more: the client has left."""
+        """Stop waiting, because the client has left."""
         asking, self._asking = self._asking, None
         if asking is not None:
             asking.waiting.pop(self, None)
             self._services.release(self.net)
 
     def answered(self) -> None:
-        """The question has been asked."""
+        """Have the request judged again, because its question has been asked."""
         if self._asking is not None:
             self.heard = self._asking.heard
             self.leave_queue()
@@ -122,7 +122,7 @@ class _Asking:
         self.heard: Heard | None = None
 
     def end_question(self) -> None:
-        """Have them judged, each in a call of its own."""
+        """Have the waiting requests judged again, each in a call of its own."""
         loop = asyncio.get_running_loop()
         for one in tuple(self.waiting):
             loop.call_soon(one.answered, context=DETACHED.copy())
@@ -157,7 +157,7 @@ class AuthServices:
         return f"<AuthServices {len(self._asking)} questions, {self._waiting_total} waiting>"
 
     def configure(self, every: Iterable[Rules]) -> None:
-        """Fetch the keys that these rules name, now and from time to time, and no others."""
+        """Fetch the keys that these rules name, now and from time to time; stop fetching others."""
         every = tuple(every)
         self.key_sets.keep_sources(key_sources(every))
         rules = (one for rules in every for one in rules if isinstance(one, ForwardRule))
@@ -192,9 +192,9 @@ class AuthServices:
     def await_answer(
         self, question: Question, net: str, ready: Callable[[], None], refused: Callable[[], None] = no_op
     ) -> WaitingRequest:
-        """Ask the question, unless that is being done, and call `ready` afterwards for a request of this client
-        network.  `refused` is called if a service that is asked because of it refuses, even if it waits no more.
-        Raises Undecided if it cannot wait."""
+        """Ask the question, unless it is being asked already.  Afterwards call `ready`, for a request of this client
+        network.  `refused` is called if the service is asked because of this request and refuses, even if the request
+        no longer waits.  Raises Undecided if the request cannot wait."""
         count = self._waiting[net]
         if self._waiting_total >= MOST_WAITING or count >= MOST_WAITING // 4:
             raise Undecided
@@ -206,14 +206,14 @@ class AuthServices:
         return WaitingRequest(self, asking, net, ready)
 
     def release(self, net: str) -> None:
-        """A request of this client network waits no more."""
+        """Stop counting a waiting request of this client network."""
         self._waiting_total -= 1
         self._waiting[net] -= 1
         if not self._waiting[net]:
             del self._waiting[net]
 
     def _begin(self, question: Question, net: str, refused: Callable[[], None]) -> _Asking:
-        """Ask the question.  Raises Undecided if it is not to be asked now."""
+        """Ask the question.  Raises Undecided if it may not be asked now."""
         if isinstance(question, Inquiry):
             asking = self._asking[question] = _Asking()
             self._tasks.start(self._inquire_in_time(question, net, refused), f"ask {question.rule.url}")
@@ -255,7 +255,7 @@ class AuthServices:
             ) as reply:
                 verdict = read_verdict(inquiry, reply.status, reply.headers, self.clock.wall())
                 with suppress(GatewayError):
-                    # Only so that the connection can be kept.
+                    # Read the body only so that the connection can be kept.
                     await reply.read(_MOST_UNREAD_BYTES)
                 return verdict
         except BadVerdict as error:
@@ -322,7 +322,7 @@ class AuthServices:
                 _log.warning("keys of %s: %s: %s; %s", source.issuer, source.url, found, then)
         else:
             if keys.fetched(found.ring, found.lifetime_s, self._rng.random()):
-                # Tokens of a withdrawn key are known, and their verdicts are remembered.
+                # Tokens of a withdrawn key are still known and their verdicts remembered, so have them judged again.
                 self.verdicts.begin_edition()
             if was_failing:
                 _log.warning("keys of %s: fetched again from %s", source.issuer, source.url)
@@ -334,7 +334,7 @@ class AuthServices:
 
     async def _fetch_keys(self, source: KeySource) -> _Fetched | str:
         """The keys of a source, or the problem in a few words."""
-        # A gateway without such rules need not load the library.
+        # Imported here, because a gateway without such rules need not load the library.
         from gateway.auth.keys import BadKeys, parse_published_keys
 
         try:
@@ -368,7 +368,7 @@ class AuthServices:
     async def _get(self, url: str) -> tuple[bytes, CIMultiDictProxy[str]]:
         """The body and the headers of a reply with status 200.  Raises _Unusable or a GatewayError."""
         headers = CIMultiDict({"Accept": "application/json, application/jwk-set+json", "Accept-Encoding": "identity"})
-        # By the connections for live requests, so that no crowd of other questions stands before it.
+        # Use the connections for live requests, so that the request does not wait behind a crowd of other questions.
         call = OriginCall("GET", url, headers, Bounds(FETCH_S, FETCH_S, FETCH_S, FETCH_S), is_live=True)
         async with await self._exchanges.send(call) as reply:
             if reply.status != 200:

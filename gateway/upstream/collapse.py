@@ -1,11 +1,11 @@
-"""Single-flight: one fetch from the origin for all readers that want the same, for both protocols.
+"""Single-flight, for both protocols: one fetch from the origin for all readers that need the same bytes.
 
 Reads stay linearisable by one rule about *which requests may take a fetch's statement of the tail*.  A request that
-arrived before the fetch was sent may: the origin had seen everything acknowledged before that request.  A request that
-arrives later may use the fetch's bytes, which are immutable, but needs a fetch of its own for the tail.  Each key
-therefore has at most one fetch on its way and one waiting to be sent, which all later requests share.
+arrived before the fetch was sent may use it: the origin had seen everything that was acknowledged before that request.
+A request that arrives later may use the fetch's bytes, which are immutable, but needs a fetch of its own for the tail.
+Each key therefore has at most one fetch on its way and one waiting to be sent, which all later requests share.
 
-The reader that began a fetch has no special role: the others have its end however that reader leaves.
+The reader that began a fetch has no special role.  If it leaves, the fetch goes on for the others.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SharedFetch:
         self.error: GatewayError | None = None
         """Why it failed or was given up."""
         self.changed = Signal()
-        """Fires at the end, and before it when there is more to see."""
+        """Fires when the fetch has advanced, and at its end."""
 
     @property
     def is_over(self) -> bool:
@@ -80,7 +80,7 @@ F = TypeVar("F", bound=SharedFetch)
 
 
 class Lead(NamedTuple, Generic[F]):
-    """The fetch is the caller's to run."""
+    """A new fetch, which the caller must run."""
 
     fetch: F
 
@@ -92,7 +92,7 @@ class Follow(NamedTuple, Generic[F]):
 
 
 class Collapse(Generic[K, F]):
-    """The latest fetch of each key.  Decides who shares which; the owner sends."""
+    """The latest fetch of each key.  Decides which readers share a fetch; the owner sends it."""
 
     def __init__(self) -> None:
         self._fetches: dict[K, F] = {}

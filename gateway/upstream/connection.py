@@ -32,7 +32,7 @@ from gateway.http.reply import ReplyBroken, ReplyParser
 from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost, UploadFailed
 from gateway.upstream.incoming import IncomingReply
-from gateway.upstream.keeping import Keeping
+from gateway.upstream.keep_alive import KeepAlive
 from gateway.upstream.upload import send_body
 
 _KEEP_ALIVE: Final = istr("Keep-Alive")
@@ -51,7 +51,7 @@ _JOINED_BYTES: Final = 1 << 14
 class ConnectionOwner(Protocol):
     """Receives the connections that are free or lost."""
 
-    keeping: Keeping
+    keep_alive: KeepAlive
 
     def retired(self, connection: Connection) -> None:
         """The connection takes no further exchange, because its server is about to leave."""
@@ -218,19 +218,19 @@ class Connection(asyncio.Protocol):
             return
         if not self.is_reading:
             self.resume()
-        keeping = self._owner.keeping
-        kept_s = keeping.idle_s
+        keep_alive = self._owner.keep_alive
+        kept_s = keep_alive.idle_s
         if head is not None:
             # The shape has each field for the connection alone.
             headers = head.headers if head.shape is None else head.shape.headers
             if (hint := headers.get(_KEEP_ALIVE)) is not None:
-                kept_s = keeping.kept_s(hint)
-        if kept_s <= keeping.rest_s:
+                kept_s = keep_alive.kept_s(hint)
+        if kept_s <= keep_alive.rest_s:
             # It would be closed before it could be used.
             self.drop()
             return
         self.is_reused = True
-        self.rests_until = now + keeping.rest_s
+        self.rests_until = now + keep_alive.rest_s
         self.deadline.move(now + kept_s)
         self._owner.freed(self)
 

@@ -29,9 +29,9 @@ from gateway.upstream.connection import Connection
 from gateway.upstream.failures import ConnectionLost, Delay, NoSlot, NotConnected, Refusal
 from gateway.upstream.http2_connection import Http2Connection
 from gateway.upstream.http2_stream import Http2Stream
-from gateway.upstream.idle import IdleConnections
+from gateway.upstream.idle_connections import IdleConnections
 from gateway.upstream.incoming import Carrier
-from gateway.upstream.keeping import Keeping
+from gateway.upstream.keep_alive import KeepAlive
 from gateway.upstream.reply import Stalls
 from gateway.upstream.slots import Lane, SlotLimits, Slots, SlotUse
 
@@ -50,9 +50,9 @@ class Connections(NamedTuple):
 _log = logging.getLogger("gateway.upstream")
 
 _RECLAIM_S: Final = 0.25
-"""While requests wait for slots, replies that are not read are asked for theirs so often."""
+"""While requests wait for slots, replies that are not read are asked this often to give theirs back."""
 _SILENCE_S: Final = 60.0
-"""Seconds without another line about delayed clients."""
+"""Least time between two log lines about delayed clients, in seconds."""
 
 Slot = tuple[Lane, str]
 """A slot in use: its lane, and the net of the client that it counts for."""
@@ -67,11 +67,11 @@ class ConnectionPool:
         """The lane of a request: `Slots.lane`.  The caller must call `upload_done` once a streamed body is sent."""
         self._wait_s = limits.wait_s
         self._silent_until = -inf
-        self.keeping = Keeping()
+        self.keep_alive = KeepAlive()
         """How long connections are kept; may be replaced at any time."""
         self._idle = IdleConnections()
         self._made = 0
-        """Connections that were made."""
+        """The number of connections made so far."""
         self._addresses: dict[tuple[str, int], frozenset[str]] = {}
         """The addresses of each host and port, as they were last resolved."""
         self._busy: dict[Carrier, Slot] = {}
@@ -80,7 +80,8 @@ class ConnectionPool:
         self._made_after = -inf
         """Connections made before this time of the loop's clock are not used again."""
         self.renewals = 0
-        """How often `renew` was called.  The loop's clock is too coarse to tell what began before and what after."""
+        """How often `renew` was called.  The loop's clock is too coarse to order a call and the begin of a
+        connection."""
         self.stalls = Stalls()
         """Replies that hold slots and are not read."""
         self._reclaiming: asyncio.TimerHandle | None = None
@@ -162,7 +163,8 @@ class ConnectionPool:
             self._waiting.discard(granted)
 
     def _report_delay(self, lane: Lane, client: str, now: float) -> None:
-        """Log that a client's bound delays its requests: behind a proxy that is not trusted, it delays everybody's."""
+        """Log that a client's bound delays its requests.  Behind a proxy that is not trusted, it delays those of all
+        clients."""
         if now >= self._silent_until:
             self._silent_until = now + _SILENCE_S
             under_way = self._slots.under_way(lane, client)
@@ -177,7 +179,7 @@ class ConnectionPool:
             self._reclaiming = asyncio.get_running_loop().call_later(_RECLAIM_S, self._reclaim)
 
     def _reclaim(self) -> None:
-        """Requests have waited for a while: have unread replies give their slots back."""
+        """Have unread replies give their slots back, because requests have waited for a while."""
         self._reclaiming = None
         if len(self.stalls) and (blocked := self._slots.blocked()):
             self.stalls.reclaim(blocked, asyncio.get_running_loop().time())
@@ -212,7 +214,7 @@ class ConnectionPool:
             connection.drop()
             return
         self._count(connection)
-        # A slot is held for it already.
+        # The connection's slot is held already.
         self._drop_excess()
         self._http2.setdefault(connection.endpoint, {})[connection] = None
 
@@ -230,7 +232,7 @@ class ConnectionPool:
 
     def _stream(self, endpoint: Endpoint, now: float, named: frozenset[str] | None) -> Http2Stream | None:
         """A stream for a request, of the newest connection that has room."""
-        # A copy, because a connection that is retired leaves the table.
+        # Iterate over a copy, because a retired connection leaves the table.
         for connection in reversed(tuple(self._http2.get(endpoint, ()))):
             if connection.is_outdated(now, named):
                 connection.retire()
@@ -245,13 +247,14 @@ class ConnectionPool:
         if found is not None:
             return found
         if self._slots.exceeded_by(len(self) + len(self._idle)):
-            # A new connection would replace one that rests, for every request: that costs more than it protects from.
+            # Otherwise every request would replace a resting connection by a new one, which costs more than the rest
+            # protects from.
             found = self._idle.take_resting(endpoint, now, named, is_head=is_head)
         return found or (self._stream(endpoint, now, named) if self._http2 else None)
 
     def _count(self, connection: Connection | Http2Connection) -> None:
         self._made += 1
-        if most_age_s := self.keeping.most_age_s(self._made):
+        if most_age_s := self.keep_alive.most_age_s(self._made):
             connection.outdated_at = connection.made_at + most_age_s
 
     def resolved(self, host: str, port: int, addresses: Iterable[str]) -> None:
@@ -269,7 +272,8 @@ class ConnectionPool:
             connection.drop()
 
     def retired(self, connection: Connection) -> None:
-        """The server of a connection is about to leave: use no idle one to its host, which may lead there too."""
+        """The server of a connection is about to leave: use no idle connection to its host, because it may lead to the
+        same server."""
         for other in tuple(self._idle):
             if other.endpoint == connection.endpoint:
                 other.drop()
@@ -297,7 +301,7 @@ class ConnectionPool:
             self._idle.remove(connection)
 
     def renew(self, now: float) -> None:
-        """Let new requests open new connections: none that is there is used for another one."""
+        """Let new requests open new connections, and use no present one for another request."""
         self._made_after = now
         self._addresses.clear()
         self.renewals += 1

@@ -3,13 +3,13 @@
 An exchange advances by plain calls: a connection is ready, a head arrives, something fails.  It notifies its
 `Requester` by plain calls too.  A task runs only while a connection is awaited.
 
-Every wait is bounded: for a connection slot, connecting, the first byte, each pause in a body, the whole.  The wait
-for a slot is not the origin's fault, so it ends before the time for the first byte begins.  Foreign exceptions are
-translated into those of `errors.py` here.  Bodies are raw: nothing is decompressed, no redirect is followed, no
-cookie is kept, and a `101` is refused.  A body that ends before its announced end raises; a caller that saw no
-exception holds every byte.
+Every wait is bounded: for a connection slot, for the connection, for the first byte, for each next piece of a body, and
+in total.  The bound on the first byte begins only after the wait for a slot, which is not the origin's fault.  Foreign
+exceptions are translated into those of `errors.py` here.  Bodies are raw: nothing is decompressed, no redirect is
+followed, no cookie is kept, and a `101` is refused.  A body that ends early raises, so a caller that saw no exception
+has every byte.
 
-A request whose kept connection turns out to be dead may be sent once more: `gateway.upstream.failures`.
+A request on a kept connection that proves to be dead may be sent once more; `gateway.upstream.failures` decides.
 
 The outcome of a request is reported to the origin's state, if the request has one (`OriginRequest`).
 """
@@ -61,7 +61,7 @@ _log = logging.getLogger("gateway.upstream")
 _READ, _WRITE, _LIVE = Purpose.READ, Purpose.WRITE, Purpose.LIVE
 _READS: Final = frozenset({"GET", "HEAD"})
 _REDIRECTS: Final = frozenset({307, 308})
-"""The statuses by which an origin names another one for the same request."""
+"""The statuses of redirects, by which an origin names another origin for the same request."""
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class Hosts(Protocol):
 class Exchange:
     """One call at one host, from the first byte of the request to the head of its reply.
 
-    Fails once or is answered once.  After `give_up` the requester is not notified any more.
+    It either fails once or is answered once.  After `give_up` the requester is not notified any more.
     """
 
     __slots__ = (
@@ -111,27 +111,27 @@ class Exchange:
         self._requester = requester
         self._call = call
         self._sent = sent
-        """The request as the state of its origin tracks it; None for a host without one."""
+        """The request as tracked by the state of its origin; None for a host without such a state."""
         self._span: ExchangeSpan | None = None
         self._lane: Lane
         self._deadline: float
         """When the complete reply is due."""
         self._by: float
-        """When its head is due."""
+        """When the head of the reply is due."""
         self._request = b""
         self._upload: Upload | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._connection: Carrier | None = None
         self._incoming: IncomingReply | None = None
-        """None until the request is sent, at least in part."""
+        """The reply; None until the request is sent, at least in part."""
         self.is_over = False
-        """Whether it has failed, been answered or been left."""
+        """Whether the exchange has failed, was answered or was given up."""
 
     def send_request(self, authority: str, target: str, route: str = "") -> None:
         """Send the request, to `target` in origin form at `authority`, as in `http://host:port`.
 
-        It takes its connection from the share of `route`, and for the account of the call's client, or of the first of
-        several clients that has a turn.
+        Its connection comes from the share of `route`.  It counts for the call's client; of several clients, for the
+        first that has a turn.
         """
         method, _, headers, bounds, body, is_live, client, repeated = self._call
         hosts, pool = self._hosts, self._pool
@@ -148,7 +148,7 @@ class Exchange:
                 if body is not None:
                     length = len(body)
             else:
-                # During an upload the first byte may rightly take long: only `total_s` bounds it.
+                # During an upload the first byte may rightly take long, so only `total_s` bounds it.
                 self._upload = Upload(body, bounds.first_byte_s, self._deadline)
                 length = self._upload.measure(headers)
                 is_streamed, is_chunked = True, length is None
@@ -183,7 +183,8 @@ class Exchange:
             self._send(connection)
 
     async def _connected(self, endpoint: Endpoint, is_repeat: bool) -> Carrier:
-        """A connection: in its turn, and made within its own bound if none is idle or a kept one must not be used."""
+        """A connection, once it is this request's turn.  A new one is made, within its own bound, if none is idle or a
+        kept one must not be used."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         pool = self._pool
@@ -201,7 +202,7 @@ class Exchange:
             dial = self._hosts.dialer.dial(endpoint, pool, self._call.bounds.connect_s)
             connection = await self._bounded(dial)
             if not connection.is_open:
-                # Closed before it was used.  It never took the slot, so the slot is released below.
+                # The connection was closed before it was used.  It never took the slot, so the slot is released below.
                 raise ConnectionLost
             pool.made(connection, slot)
         except BaseException:
@@ -210,9 +211,8 @@ class Exchange:
         return connection
 
     async def _stream(self, endpoint: Endpoint, slot: Slot) -> Carrier | None:
-        """A stream of a connection that has room, or is made now.  If others use it up first, another one is made.
-
-        None if the host is no longer asked over HTTP/2.
+        """A stream of a connection that has room or is made now.  If other requests use up that room first, another
+        connection is made.  None if HTTP/2 is no longer used for the host.
         """
         bounds = self._call.bounds
         try:
@@ -234,7 +234,7 @@ class Exchange:
                     self._sent.end_by(partial(_expire, bound))
                 return await dial
         finally:
-            # The bound refers to the task, and the traceback of a cancelled task to this frame.
+            # Break the cycle: the bound refers to the task, and the traceback of a cancelled task refers to this frame.
             del bound
             if self._sent is not None:
                 self._sent.end_by(no_op)
@@ -259,7 +259,7 @@ class Exchange:
         if sent is not None:
             sent.on_end = incoming.time_out
             if sent.has_ended:
-                # Last, because this ends the exchange.
+                # This comes last, because it ends the exchange.
                 incoming.time_out()
 
     def _informed(self, interim: Interim) -> None:
@@ -332,10 +332,10 @@ class Exchange:
         self._requester.failed(error)
 
     def give_up(self) -> None:
-        """Give up waiting for the head.  Has no effect once it is here."""
+        """Give up waiting for the head.  Has no effect once the head has arrived."""
         if self.is_over:
             return
-        # A client that cancels its reads must not cost the others the connections that are kept for all.
+        # A client that cancels its reads must not use up the connections that are kept for all clients.
         incoming = self._incoming
         if incoming is not None and self._lane.purpose is _READ:
             self._incoming = None
@@ -372,7 +372,7 @@ def _failure(error: BaseException, *, is_unsent: bool) -> GatewayError:
         case NoSlot():
             return UpstreamCongested()
         case NotConnected(__cause__=ssl.SSLError()) | ConnectionLost(__cause__=ssl.SSLError()):
-            # Not a transient failure: the text tells the operator the reason at once.
+            # This failure is not transient, so the text gives the operator the reason at once.
             return UpstreamUnreachable(f"Origin unreachable: {reason_of(error)}", is_unsent=is_unsent)
         case NotConnected():
             return UpstreamUnreachable(is_unsent=is_unsent)

@@ -15,7 +15,7 @@ from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool, Connecti
 from gateway.upstream.dialer import Dialer, Http2Dials
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.incoming import no_op
-from gateway.upstream.keeping import Keeping
+from gateway.upstream.keep_alive import KeepAlive
 from gateway.upstream.origins import OriginRequest
 from gateway.upstream.reply import Reply
 from gateway.upstream.resolver import LookUp, look_up
@@ -51,9 +51,9 @@ class Exchanges:
         self.shared.share_among(hosts, routes)
         self.live.share_among(hosts, routes)
 
-    def keep(self, keeping: Keeping) -> None:
+    def keep(self, keep_alive: KeepAlive) -> None:
         """Keep connections like this from now on."""
-        self.shared.keeping = self.live.keeping = keeping
+        self.shared.keep_alive = self.live.keep_alive = keep_alive
 
     def _resolved(self, host: str, port: int, addresses: list[str]) -> None:
         self.shared.resolved(host, port, addresses)

@@ -32,7 +32,7 @@ class Refusal(StrEnum):
     CLIENT = "client"
     """Too many requests of its client wait."""
     TIME = "time"
-    """It has waited for too long."""
+    """The request has waited for too long."""
 
 
 class Delay(StrEnum):
@@ -41,7 +41,7 @@ class Delay(StrEnum):
     CONNECTIONS = "connections"
     """`upstream_connections`, or a share of them, are taken."""
     CLIENT = "client"
-    """Its client has `client_upstream_requests` under way, or half of `upstream_connections`."""
+    """The client has `client_upstream_requests` under way, or half of `upstream_connections`."""
 
 
 class NotConnected(OSError):
@@ -89,7 +89,7 @@ _REPEATED_METHODS: Final = frozenset({"GET", "HEAD"})
 def is_repeatable(error: BaseException, method: str, *, has_body: bool, is_streamed: bool) -> bool:
     """Whether a request that failed like this, before any byte of its reply, may be sent once more.
 
-    `has_body` says whether it has a body at all, `is_streamed` whether that was sent while it arrived.
+    `has_body` says whether the request has a body, and `is_streamed` whether the body was sent while it arrived.
     """
     if isinstance(error, Unprocessed):
         return not is_streamed
@@ -123,11 +123,11 @@ def is_loss(error: BaseException) -> bool:
 def is_no_sign(error: BaseException, *, is_patient: bool, is_reused: bool) -> bool:
     """Whether a request that failed like this, before the head of its answer, says nothing about the origin's health.
 
-    Interim replies that come too fast are refused by the gateway's own choice.
-    `is_patient`: the origin may rightly be silent for long, as to a live read, so its silence is no failure.
-    `is_reused`: the connection had served other requests and was lost before a byte of the reply.  An origin closes
-    idle connections whenever it likes, and the next request on a new connection shows whether it is there.  An origin
-    of HTTP/2 that is about to close a connection says so of the requests that it has not processed.
+    Interim replies that come too fast are refused by the gateway's own choice.  `is_patient`: the origin may rightly be
+    silent for long, as to a live read, so its silence is no failure.  `is_reused`: the connection had served other
+    requests and was lost before a byte of the reply.  An origin closes idle connections whenever it likes, and the next
+    request on a new connection shows whether it is there.  An HTTP/2 origin that is about to close a connection names
+    the requests that it has not processed.
     """
     if isinstance(error, ConnectionLost | ReplyBroken) and error.is_reported:
         return True
@@ -151,7 +151,8 @@ def reason_of(error: BaseException) -> str:
         case NotConnected(__cause__=ssl.SSLCertVerificationError()):
             return "certificate refused"
         case NotConnected(__cause__=ssl.SSLError()) | ConnectionLost(__cause__=ssl.SSLError()):
-            # Also after the handshake: in TLS 1.3 an origin reports a missing client certificate only then.
+            # This also covers errors after the handshake, because in TLS 1.3 an origin reports a missing client
+            # certificate only then.
             return "TLS failed"
         case NotConnected(__cause__=OSError(errno=number)):
             return _BY_ERRNO.get(number or 0, "cannot connect")

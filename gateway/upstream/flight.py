@@ -7,8 +7,8 @@ the last reader leaves.
 
 There are two bounds.  The fetch pauses while no reader is within `WINDOW_BYTES` of what has arrived, so an origin is
 not read faster than the fastest client.  A body larger than `keep_bytes` is not kept: chunks that every reader has
-passed are dropped, no reader may attach any more, and a reader that falls `keep_bytes` behind is dropped.  One slow
-client must neither keep everything in memory nor stop the others.  A reader within two windows is never dropped,
+passed are dropped, no reader may attach any more, and a reader that falls `keep_bytes` behind is dropped.  Otherwise
+one slow client could keep the whole body in memory or stop the others.  A reader within two windows is never dropped,
 however small `keep_bytes` is, because the fastest reader may rightly be that far behind.
 """
 
@@ -53,9 +53,10 @@ class OriginError:
     headers: CIMultiDict[str]
     body: bytes
     request_headers: CIMultiDict[str] | None = None
-    """The request's headers, if the refusal may be due to them: it is no answer to readers with other headers."""
+    """The request's headers, if the refusal may be due to them.  It is then not valid for readers with other
+    headers."""
     varies_by_origin: bool = False
-    """Whether it is no answer to readers with an Origin header."""
+    """Whether the refusal is not valid for readers with an Origin header."""
 
     @classmethod
     def of_ended(cls, status: int) -> OriginError:
@@ -84,7 +85,7 @@ CHANGES_TOO_FAST: Final = NotShareable("changes faster than it can be read", is_
 
 
 REFUSED_TO_ANOTHER: Final = NotShareable("refused to another", is_lasting=False)
-"""A refusal that may be due to the credentials of one reader: the others ask for themselves."""
+"""A refusal that may be due to the credentials of one reader.  The others send requests of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ Head = StreamHead | Beyond | OriginError | NotShareable | GatewayError
 
 
 def as_seen_by(head: Head, headers: CIMultiDict[str]) -> Head:
-    """The shared reply's head for a reader whose own request would have had `headers`."""
+    """The shared reply's head as it is valid for a reader whose own request would have had `headers`."""
     if isinstance(head, OriginError) and head.request_headers is not None and head.request_headers != headers:
         return REFUSED_TO_ANOTHER
     return head
@@ -187,7 +188,7 @@ class Flight(SharedFetch):
         super().__init__(client)
         self.start = start
         self.key = key or start
-        """By what readers find it."""
+        """The key by which readers find the flight."""
         self.keep_bytes = keep_bytes
         self.lag_bytes = max(keep_bytes, 2 * WINDOW_BYTES)
         """How far a reader may fall behind."""
@@ -202,28 +203,28 @@ class Flight(SharedFetch):
         self.dropped_bytes = 0
         """Bytes of the dropped chunks."""
         self.charged_bytes = 0
-        """Bytes that the cache's budget is charged for while they arrive."""
+        """Arriving bytes that are charged to the cache's budget."""
         self.spools = False
-        """Whether it reads on although no reader takes it, because others wait for its connection."""
+        """Whether the body is read on although no reader takes it, because other requests wait for its connection."""
         self.must_go = False
-        """Whether it is given up for these others."""
+        """Whether the flight is given up for these requests."""
         self.inflow = _UNBOUNDED
-        """How many bytes its arrival, and each of its readers, may add to memory."""
+        """The account of the bytes that its arrival, and each of its readers, may add to memory."""
         self.shared: SharedBytes | None = None
-        """The account of its bytes, for its readers, and for the tape once it has them; None if none has asked."""
+        """The account of its bytes for its readers, and later for the tape; None if no holder has asked for it."""
         self.is_kept = True
         self.is_detached = False
-        """Whether it goes on without readers, as long as its body may be kept."""
+        """Whether the flight goes on without readers, as long as its body may be kept."""
         self.is_passing = False
-        """Whether its bytes are not worth storing and serve its readers only."""
+        """Whether its bytes are for its readers only, because they are not worth storing."""
         self.length: int | None = None
         """The body's length in bytes, if it is known before the end."""
         self.expected: int | None = None
         """The length that the origin announced, before brackets are stripped."""
         self._room: Signal | None = None
-        """Fires when the body may go on; None if nothing has waited for that."""
+        """Fires when the body may go on; None if the fetch has never waited."""
         self.on_unused: Callable[[], object] | None = None
-        """Cancels the fetch; None once that is over."""
+        """Cancels the fetch; None once the fetch is over."""
         self.span: FlightSpan = NO_FLIGHT
         self.fetched = 0
         """Body bytes received from the origin, including stripped bytes, refusals and failed attempts."""
@@ -263,8 +264,8 @@ class Flight(SharedFetch):
     # -- the fetch's side
 
     def announce(self, head: Head, expected: int | None = None, *, is_verbatim: bool = True) -> None:
-        """The reply's head is known, and `expected`, the length that the origin announced.  `is_verbatim` means that
-        the chunks will be exactly the body.  Any head but a StreamHead ends the flight."""
+        """Announce the reply's head, and `expected`, the length that the origin stated.  `is_verbatim` means that the
+        chunks will be exactly the body.  Any head but a StreamHead ends the flight."""
         self.head = head
         self.expected = expected
         self.length = expected if is_verbatim else None
@@ -281,7 +282,7 @@ class Flight(SharedFetch):
                 super().land()
 
     def add_chunk(self, chunk: bytes) -> None:
-        """A part of the body has arrived."""
+        """Add a part of the body."""
         if not chunk:
             return
         self.kept.append(chunk)
@@ -296,7 +297,7 @@ class Flight(SharedFetch):
         self.changed.fire()
 
     def land(self, end: FetchEnd = FetchEnd.LANDED) -> None:
-        """The body is complete."""
+        """Land the flight: the body is complete."""
         self.length = self.size
         super().land(end)
 
@@ -324,7 +325,7 @@ class Flight(SharedFetch):
             await self._room.wait()
 
     def go_on(self) -> None:
-        """Have the body look again whether it is to go on."""
+        """Have the body check again whether it may go on."""
         if self._room is not None:
             self._room.fire()
 

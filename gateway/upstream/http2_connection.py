@@ -39,7 +39,7 @@ from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost, NoHttp2, NotConnected
 from gateway.upstream.http2_stream import Http2Stream
 from gateway.upstream.incoming import Carrier
-from gateway.upstream.keeping import Keeping
+from gateway.upstream.keep_alive import KeepAlive
 
 ALPN: Final = "h2"
 PONG_S: Final = 5.0
@@ -51,7 +51,7 @@ _LINGER_S: Final = 1.0
 class Http2Owner(Protocol):
     """Receives what has ended."""
 
-    keeping: Keeping
+    keep_alive: KeepAlive
 
     def ended(self, carrier: Carrier) -> None:
         """An exchange is over."""
@@ -141,7 +141,7 @@ class Http2Connection(asyncio.Protocol):
             if self._has_left or not self.session.most_streams:
                 self._leave()
             elif not self._is_doubted:
-                self.deadline.move(self._loop.time() + self._owner.keeping.idle_s)
+                self.deadline.move(self._loop.time() + self._owner.keep_alive.idle_s)
         self._owner.ended(carrier)
 
     def take_repetition(self) -> bool:
@@ -255,7 +255,7 @@ class Http2Connection(asyncio.Protocol):
         if not self.greeting.done() and session.is_greeted:
             self.greeting.set_result(None)
             # The request that it was made for comes at once, however long idle connections are kept.
-            self.deadline.move(self._loop.time() + max(self._owner.keeping.idle_s, PONG_S))
+            self.deadline.move(self._loop.time() + max(self._owner.keep_alive.idle_s, PONG_S))
         self.flush()
         if session.has_goaway:
             self._leave_owner()
@@ -270,7 +270,7 @@ class Http2Connection(asyncio.Protocol):
         if isinstance(event, ConnectionEvent):
             if self._is_doubted:
                 self._is_doubted = False
-                self.deadline.move(inf if self.exchanges else self._loop.time() + self._owner.keeping.idle_s)
+                self.deadline.move(inf if self.exchanges else self._loop.time() + self._owner.keep_alive.idle_s)
             return
         carrier = self._carriers.get(event.stream)
         if carrier is None:

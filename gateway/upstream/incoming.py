@@ -1,7 +1,7 @@
 """A reply as it arrives, and the connection that carries it.
 
-A reply is collected in an `IncomingReply`, which the reader holds and which outlives the exchange: after a small reply
-its connection is free before the reader has seen it.
+A reply is collected in an `IncomingReply`, which the reader holds.  It outlives the exchange, because after a small
+reply the connection is free before the reader has seen the reply.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gateway.upstream.failures import ConnectionLost
 
 HIGH_WATER_BYTES: Final = 1 << 18
 _MOST_PIECES: Final = 1_024
-"""Bound on the separate pieces of an unread body, because an object of two bytes takes thirty times as many."""
+"""Bound on the separate pieces of an unread body, because an object of two bytes takes sixty bytes of memory."""
 
 
 class Line(Protocol):
     """A connection to an origin."""
 
     def retire(self) -> None:
-        """Carry no further exchange; those under way go on."""
+        """Begin no further exchange; exchanges under way go on."""
 
 
 class Carrier(Protocol):
@@ -47,7 +47,7 @@ class Carrier(Protocol):
 
     @property
     def is_reused(self) -> bool:
-        """Whether its connection has carried a complete exchange before."""
+        """Whether the connection has carried a complete exchange before."""
 
     def ask(
         self, request: bytes, body: bytes | None, by: float, *, is_head: bool, is_upload: bool = False
@@ -72,7 +72,7 @@ class Carrier(Protocol):
         """Abandon a read: its reply is not needed any more."""
 
     def fail(self, error: BaseException) -> None:
-        """End the exchange with this error, and drop what carries it."""
+        """End the exchange with this error, and drop its carrier."""
 
     def drop(self) -> None:
         """End it at once."""
@@ -100,7 +100,7 @@ class IncomingReply:
 
     def __init__(self, connection: Carrier, line: Line) -> None:
         self.connection: Carrier | None = connection
-        """None once the exchange is over."""
+        """The carrier; None once the exchange is over."""
         self._line = line
         """The connection, which outlives the exchange."""
         self.head: Head | None = None
@@ -111,7 +111,7 @@ class IncomingReply:
         self.is_left = False
         """Whether the reply is abandoned."""
         self.error: BaseException | None = None
-        """Why no more will arrive: TimeoutError, ConnectionLost, ReplyBroken or UploadFailed."""
+        """The reason why no more will arrive: TimeoutError, ConnectionLost, ReplyBroken or UploadFailed."""
         self.on_change: Callable[[], object] = no_op
         """Called when more has arrived, and when no more will.  The connection is in its final state by then."""
         self.on_interim: Callable[[Interim], object] = ignore
@@ -120,7 +120,7 @@ class IncomingReply:
         self._size = 0
 
     def detach(self) -> None:
-        """Notify the reader no more."""
+        """Stop notifying the reader."""
         self.on_change = no_op
         self.on_interim = ignore
 
@@ -142,7 +142,7 @@ class IncomingReply:
         return None
 
     def expect(self, by: float) -> None:
-        """Let it fail with TimeoutError unless more arrives by this time, in seconds of the loop's clock."""
+        """Fail with TimeoutError unless more arrives by this time, in seconds of the loop's clock."""
         if self.connection is not None:
             self.connection.deadline.move(by)
 
@@ -181,7 +181,7 @@ class IncomingReply:
         return self._size >= HIGH_WATER_BYTES
 
     def fail(self, error: BaseException) -> None:
-        """No more will arrive."""
+        """Record that no more will arrive."""
         self.connection = None
         if not self.has_ended and self.error is None:
             self.error = bare(error)
@@ -195,7 +195,7 @@ class IncomingReply:
             self.connection.fail(TimeoutError())
 
     def abandon(self) -> None:
-        """Wait for no more of the reply to a read, which has not begun to arrive."""
+        """Abandon the reply to a read, if it has not begun to arrive."""
         if self.connection is not None:
             self.connection.abandon()
 

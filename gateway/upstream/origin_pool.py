@@ -5,8 +5,8 @@ admits requests.  When a preferred origin recovers, the stream returns to it.  W
 open, all its requests go to the same origin, so that live and catch-up reads come from one server.  When that origin
 goes out of service, the live request is ended and restarted elsewhere.
 
-Ejection never empties a pool: ejected origins come last, and are used if no other may be.  An open breaker is never
-bypassed, because the breaker sends its own probes.
+Ejection never empties a pool: ejected origins come last, and are used if there is no other usable one.  An open breaker
+is never bypassed, because the breaker sends its own probes.
 
 A redirect to a leader (307 or 308 with the same path and query at another configured host) is remembered for a while,
 so that the stream's next writes, or its next reads, go there directly.  Hosts that are not configured are never used,
@@ -43,7 +43,7 @@ _SPAN: Final = 1 << 64
 def score(origin: str, weight: float, path: str) -> float:
     """The score of an origin, named by its authority, for the stream of a percent-encoded path."""
     digest = hashlib.blake2b(f"{origin}\0{path}".encode(), digest_size=8).digest()
-    # Strictly between 0 and 1.
+    # The uniform number, strictly between 0 and 1.
     uniform = (int.from_bytes(digest, "big") + 0.5) / _SPAN
     return -weight / math.log(uniform)
 
@@ -88,9 +88,9 @@ class OriginPool:
         self._alone: tuple[Origin, ...] = ()
         """The only host; empty if there are several."""
         self.credentials: tuple[str, str] | None = None
-        """The header and value that replace the client's towards the origins; a secret."""
+        """The header and value that replace the client's credentials towards the origins; a secret."""
         self.may_drain = False
-        """Whether a 503 of its origins may say that a server is about to leave, as S2's does."""
+        """Whether a 503 from its origins may mean that a server is about to leave, as with S2."""
         self._live: dict[str, _Live] = {}
         self._leaders: TTLCache[tuple[str, bool], str] = TTLCache(_MOST_LEADERS, _LEADER_S, timer=clock.now)
 
@@ -102,7 +102,7 @@ class OriginPool:
     def configure(
         self, hosts: Mapping[str, Origin], members: Sequence[tuple[str, int]], credentials: tuple[str, str] | None
     ) -> None:
-        """Use these origins from now on: all hosts that may be used, and the members that streams are spread over."""
+        """From now on use these origins: all usable hosts, and the members that streams are spread over."""
         self._hosts = dict(hosts)
         self._members = tuple(members)
         self._alone = tuple(hosts.values()) if len(hosts) == 1 else ()
@@ -251,7 +251,7 @@ class Origins:
     ) -> tuple[str, ...]:
         """Serve these routes with these credentials from now on; returns the routes whose credentials changed.
 
-        The state of an origin stays while a route leads to it.  Requests under way end as they began.
+        The state of an origin is kept while a route leads to it.  Requests under way keep their earlier settings.
         """
         changed = [name for name, pool in self._pools.items() if pool.credentials != credentials.get(name)]
         origins: dict[str, Origin] = {}

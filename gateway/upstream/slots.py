@@ -10,15 +10,15 @@ in each of them:
     reads, writes               three quarters of each of the above
     uploads                     three quarters of the writes
 
-So whatever hangs, be it a host, a route, reads or writes, leaves a quarter to the rest.  An upload, a write whose body
-is still being sent, holds its slot for as long as its client takes, so uploads leave a quarter of the writes to small
-ones.
+So a host that hangs leaves a quarter of the slots to the others.  The same holds for a route, for reads and for writes.
+An upload, a write whose body is still being sent, holds its slot for as long as its client takes, so uploads leave a
+quarter of the writes to small ones.
 
 Requests without a slot wait.  Lanes with room take turns, and within a lane clients do (`FairQueue`).  One client has
-at most half of all slots, and `client_requests` of one host; of several hosts, one gets three quarters of the client's
-half.  Beyond that its requests wait and those of others pass.  Requests without a client's address take turns and wait
-as one client, but have no such bound, because they may be of many: of all clients on a Unix socket, and of the gateway
-itself.
+at most half of all slots, and `client_requests` of one host.  Where there are several hosts, at most three quarters of
+the client's half may be at one of them.  A client at its bound has its requests wait, while requests of other clients
+pass them.  Requests without a client's address take turns and wait as one client, but have no such bound.  They may
+come from many clients, such as all clients on a Unix socket, and from the gateway itself.
 
 A client may have one more request waiting while it has fewer than a third of the free places in the queue.  One client
 alone therefore gets a quarter of the queue, and several crowds always leave room to a client that has nothing waiting.
@@ -127,7 +127,7 @@ class _Scope:
         self.uploads.limit = three_quarters(self.writes.limit)
 
     def share_of(self, purpose: Purpose) -> _Share:
-        """The share that a request takes a slot of."""
+        """The share from which a request with this purpose takes its slot."""
         match purpose:
             case Purpose.READ:
                 return self.reads
@@ -183,12 +183,12 @@ class Waiting:
     def __init__(self, lane: Lane, on_slot: Callable[[], None], delay: Delay) -> None:
         self.lane = lane
         self.delay = delay
-        """Why it began to wait."""
+        """Why the request had to wait."""
         self.clients: set[str] = set()
         self.on_slot = on_slot
-        """Called when it has got a slot."""
+        """Called when the request has got a slot."""
         self.paid_by: str | None = None
-        """The client whose slot it has got."""
+        """The client for which its slot counts; None while it waits."""
 
 
 class Slots:
@@ -203,7 +203,7 @@ class Slots:
         self._client_host_limit = min(self._client_requests, self._client_limit)
         """The most slots of one client at one host."""
         self._least_limit = 0
-        """The smallest limit of a share: while fewer slots are taken in all, each share has a free one."""
+        """The smallest limit of a share.  While fewer slots than this are taken in all, every share has a free slot."""
         self.taken = 0
         """Slots in use."""
         self._host_limit = self._route_limit = self._slots
@@ -226,21 +226,21 @@ class Slots:
         return lane.taken_by.get(client, 0)
 
     def blocked(self) -> list[Lane]:
-        """Lanes in which a request waits for nothing but a slot, while one of their shares is used up."""
+        """Lanes that have a share used up, and a request that no bound on its client delays."""
         return [lane for lane in self._crowded if lane.queue.has_next and not lane.has_room]
 
     def exceeded_by(self, connections: int) -> bool:
-        """Whether this many connections are more than there may be."""
+        """Whether this many connections exceed the bound."""
         return connections > self._slots
 
     def share_among(self, hosts: int, routes: int) -> None:
-        """Share the slots among this many hosts and routes: of several, one gets three quarters at most."""
+        """Share the slots among this many hosts and routes.  If there are several, each gets at most three quarters."""
         self._host_limit, of_client = self._slots, self._client_limit
         if hosts > 1:
             self._host_limit, of_client = three_quarters(self._slots), three_quarters(self._client_limit)
         self._client_host_limit = min(self._client_requests, of_client)
         self._route_limit = self._slots if routes < 2 else three_quarters(self._slots)
-        # Hosts and routes may have gone with the former configuration.
+        # Forget hosts and routes of the former configuration that are not in use any more.
         in_use = {lane.endpoint for lane in self._crowded}
         self._hosts = {host: scope for host, scope in self._hosts.items() if scope.total.taken or host in in_use}
         self._lanes = {key: lane for key, lane in self._lanes.items() if key[0] in self._hosts}
@@ -283,8 +283,8 @@ class Slots:
     # -- slots
 
     def take_slot(self, lane: Lane, client: str, *, has_turn: bool = False) -> bool:
-        """Take a slot for the client; returns False, with nothing taken, if none is free, or if earlier requests wait
-        for it and it is not the turn of this one."""
+        """Take a slot for the client.  Returns False, with nothing taken, if none is free, or if earlier requests wait
+        and this request has no turn (`has_turn`)."""
         of_all, of_host = self._all.taken_by, lane.taken_by
         all_taken, host_taken = of_all.get(client, 0), of_host.get(client, 0)
         if (
@@ -322,7 +322,8 @@ class Slots:
             self._grant()
 
     def upload_done(self, lane: Lane) -> Lane:
-        """The body of an upload is no longer being sent; returns the lane of its slot from now on."""
+        """Have an upload whose body is no longer being sent count as another write; returns the new lane of its
+        slot."""
         if lane.after_upload is None:
             return lane
         for share in lane.uploads:
@@ -332,7 +333,8 @@ class Slots:
         return lane.after_upload
 
     def _is_at_bound(self, lane: Lane, client: str) -> bool:
-        """Whether the client may have no further slot of this lane.  Slots without a client are not counted."""
+        """Whether the client already has all the slots of this lane that it may have.  Slots without a client are not
+        counted."""
         return (
             lane.taken_by.get(client, 0) >= self._client_host_limit
             or self._all.taken_by.get(client, 0) >= self._client_limit
@@ -367,13 +369,13 @@ class Slots:
         return waiting
 
     def add_client(self, waiting: Waiting, client: str) -> None:
-        """Let a waiting request wait under one more client, unless too many of its requests wait."""
+        """Let a waiting request wait under one more client too, unless that client has too many waiting requests."""
         if waiting.paid_by is None and client not in waiting.clients:
             self._add(waiting, client)
             self._grant()
 
     def give_back(self, waiting: Waiting) -> None:
-        """A request stops waiting, or gives back the slot that it has got."""
+        """Take the request out of the queue, or give back the slot that it has got."""
         if waiting.paid_by is None:
             self._remove(waiting)
         else:

@@ -13,7 +13,7 @@ from gateway.upstream.incoming import Carrier, IncomingReply
 
 
 class Upload:
-    """A request body that is being sent; it may fail through its client's fault."""
+    """A request body that is being sent.  It may fail through its client's fault."""
 
     __slots__ = ("_body", "_deadline", "_first_byte_s", "_has_begun", "_length", "has_ended")
 
@@ -69,7 +69,8 @@ async def send_body(
 
 
 def _failure(error: Exception) -> UploadFailed:
-    # Not in the function above: the error's traceback leads to its frame, which must not lead to the failure.
+    # A function of its own, because the error's traceback leads to the frame of its caller, which must not lead to the
+    # failure.
     if isinstance(error, UploadFailed):
         return error
     failure = UploadFailed("broken off")

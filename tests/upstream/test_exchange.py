@@ -23,7 +23,7 @@ from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.failures import reason_of
 from gateway.upstream.incoming import no_op
-from gateway.upstream.keeping import Keeping
+from gateway.upstream.keep_alive import KeepAlive
 from gateway.upstream.origins import Origin as Books
 from gateway.upstream.origins import OriginRequest
 from gateway.upstream.reply import Reply
@@ -218,7 +218,7 @@ async def test_connections_are_kept_used_again_and_dropped_when_idle_for_long(ex
         assert running.connections == 1
         shared = exchanges.connections()["shared"]
         assert (shared.busy, shared.idle) == (0, 1)
-        exchanges.keep(Keeping(idle_s=0.05))
+        exchanges.keep(KeepAlive(idle_s=0.05))
         await body_of(await send(exchanges, running.url))
         await eventually(lambda: exchanges.connections()["shared"].idle == 0)
 

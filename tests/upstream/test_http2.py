@@ -21,7 +21,7 @@ from gateway.upstream.breaker import BreakerState
 from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.failures import reason_of
-from gateway.upstream.keeping import Keeping
+from gateway.upstream.keep_alive import KeepAlive
 from gateway.upstream.origins import Origin as Books
 from gateway.upstream.reply import Reply
 from gateway.upstream.slots import Purpose, SlotLimits
@@ -193,7 +193,7 @@ async def test_an_idle_connection_is_closed_in_order(exchanges: Exchanges) -> No
     async def script(peer: Http2Peer) -> None:
         request = await peer.asked()
         # Not earlier: a connection that waits for its first request is idle, too.
-        exchanges.keep(Keeping(idle_s=0.01))
+        exchanges.keep(KeepAlive(idle_s=0.01))
         await peer.answers(request)
         await peer.until(frames.GOAWAY)
         ended.append(peer.number)

@@ -1,7 +1,7 @@
-"""Reads of S2 streams, from the request to the answer or to the session that gives it.
+"""Reads of S2 streams, from the request to the answer or the session.
 
 `unary.py` answers unary reads, `reader.py` gives sessions.  A read may find that the stream was created again while it
-went over it.  It then begins again, because records of two streams must not be joined.
+was reading.  It then begins again, because records of two streams must not be joined.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MOST_BEGINNINGS: Final = 3
 
 
 async def start_read(stream: S2Stream, query: ReadQuery, read: S2Read) -> tuple[RecordProgress, Outcome] | S2Refused:
-    """A read where its query starts, and how the start was found.  Raises a GatewayError."""
+    """The progress of a read at the start of its query, and how the start was found.  Raises a GatewayError."""
     if (refused := await stream.confirmed(read.client)) is not None:
         return refused
     outcome = Outcome.HIT
@@ -71,7 +71,7 @@ async def start_read(stream: S2Stream, query: ReadQuery, read: S2Read) -> tuple[
                 return start
             progress.at, progress.tail, outcome = start
             if progress.tail is None:
-                # Not the earlier tail: the record that was found may have been appended since.
+                # Do not use the earlier tail, because the record that was found may have been appended since.
                 progress.trust(stream.trusted_tail(read.trust_s))
     return progress, outcome
 
@@ -92,7 +92,8 @@ async def _start_at(
             case FoundRecords(records) if records:
                 return records[0].seq_num, None, outcome
             case AtTail(tail) if fetched.is_fresh:
-                # A timestamp after the tail's is like a number after it; else no record that late is left.
+                # A timestamp after that of the tail is treated like a sequence number after the tail.  Otherwise no
+                # record that late is left.
                 beyond = timestamp > tail.timestamp and not query.is_clamped
                 return tail.seq_num + 1 if beyond else tail.seq_num, tail, Outcome.REVALIDATED
             case FoundRecords() if fetched.is_fresh:
@@ -195,8 +196,8 @@ class S2Reads:
     # -- sessions
 
     async def open(self, read: S2Read, asked: S2ReadRecords) -> S2Session | S2Answer:
-        """A session, which `start_session` begins, or else `discard_session` must be called with it; or the answer that
-        refuses one.
+        """A session, or the answer that refuses it.  The caller must pass a session to `start_session` or
+        `discard_session`.
 
         Raises a GatewayError, or RefusedToAnother.
         """
@@ -254,13 +255,13 @@ class S2Reads:
         return reader
 
     def discard_session(self, session: S2Session) -> None:
-        """A session that was opened is not begun."""
+        """Discard an opened session that will not be started."""
         self.streams.release(session.stream)
 
     # -- called by sessions
 
     def fetch(self, reader: S2SessionReader) -> None:
-        """Fetch what the reader's position lacks."""
+        """Fetch the records at the reader's position."""
         self._tasks.start(self._fetch(reader, self._sessions[reader]), "fetch for a session")
 
     async def _fetch(self, reader: S2SessionReader, read: S2Read) -> None:
@@ -271,7 +272,7 @@ class S2Reads:
             reader.failed()
         else:
             if isinstance(fetched.outcome, S2Refused) and not read.source.may_be_told(fetched.outcome):
-                # The client comes again, and is then asked for by its own credentials.
+                # The client will come again, and is then served by a request with its own credentials.
                 reader.failed()
             else:
                 reader.fetched(fetched)
@@ -309,7 +310,7 @@ class S2Reads:
                 stream.topic.changed.fire()
 
     def stay(self) -> None:
-        """Let the sessions go on that have not ended yet."""
+        """Undo the drain: sessions that have not ended yet go on."""
         self._drained_at = None
 
     @property
@@ -321,7 +322,7 @@ class S2Reads:
         drained_at = self._drained_at
 
         def end() -> None:
-            # Not if the drain was undone, nor for an earlier one.
+            # Do nothing if the drain was undone, or if another drain has begun since.
             if self._drained_at == drained_at:
                 reader.lost(DRAINING)
 

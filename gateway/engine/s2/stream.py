@@ -1,17 +1,17 @@
 """The work under way for one S2 stream: fetches and questions that its readers share, and its live topic.
 
-A *fetch* brings the records from one start on.  A reader joins a fetch that has not been sent: what it says about the
-tail is then fresh for the reader too.  A reader that comes later waits for the fetch only for its records, and asks
-anew for what it still misses.
+A *fetch* brings the records from one start on.  A reader joins a fetch that has not been sent: the reply's statement of
+the tail is then fresh for this reader too.  A later reader uses only the records of the fetch, and asks again for those
+that it still needs.
 
-Records held may be those of a stream that is gone.  Before others are joined to them, the ones at the joint are asked
-for again: together with their successors, by a read that begins one record earlier, or after these.  So no run of
-records is ever of two streams.  Before records are stored that do not touch the others, the last one held is asked for
-again if the origin has not confirmed the stream lately (`verify`).
+The records held may come from a stream that has been deleted.  Before new records are joined to them, the records at
+the joint are requested again.  This is done by the same read, which begins one record earlier, or by another one after
+it.  So no run of records mixes two streams.  New records may not touch the records held.  Before these are stored, the
+last record held is requested again, unless the origin has confirmed the stream lately (`verify`).
 
-Everything the origin says is compared with the records held: a tail that has moved back, or another record at the
-same number, means that the stream was deleted and created again.  Then the record of the stream ends, and its readers
-begin anew with the stream that there is now (`TailMovedBack`).
+Everything the origin says is compared with the records held: a tail that has moved back, or another record at the same
+number, means that the stream was deleted and created again.  Then the record of the stream ends, and its readers begin
+again with the new stream (`TailMovedBack`).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ T = TypeVar("T")
 
 
 def _is_nothing(outcome: S2Outcome) -> bool:
-    """Whether it is what S2 answers where nothing is left before the tail, or a limit is too small for the first
+    """Whether the outcome has no records: none is left before the tail, or a limit is too small for the first
     record."""
     return isinstance(outcome, FoundRecords) and not outcome.records
 
 
 VERIFIED_S: Final = 10.0
-"""How long after the origin has confirmed a stream more of its records are stored without asking for one again."""
+"""How long further records of a stream are stored without verification after the origin has confirmed the stream."""
 
 
 _MOST_BATCHES: Final = 16
@@ -71,7 +71,7 @@ class S2Stream:
         self.stream = stream
         self.tape = stream.records
         self.source = source
-        """By which the readers that share the stream ask for it."""
+        """The source by which the stream is requested for all its readers."""
         self.is_source_refused = False
         """Whether the origin has refused its credentials."""
         self.users = 0
@@ -94,19 +94,20 @@ class S2Stream:
         return self._fetches.is_asking(S2Question.CONFIRMATION)
 
     def check(self) -> None:
-        """Raise TailMovedBack if the stream has ended, so that nothing read of it may be joined with what comes."""
+        """Raise TailMovedBack if the stream has ended.  Records read from it must not be joined with later ones."""
         if self.stream.ended is not None:
             raise TailMovedBack
 
     def _checked(self, found: T) -> T:
-        """The same for what the origin has said.  An error is itself what may have ended the stream."""
+        """Check the stream before the origin's reply is used.  An error is returned unchecked, because it may itself
+        have ended the stream."""
         if not isinstance(found, S2Refused):
             self.check()
         return found
 
     def batch(self, at: int, limits: Limits, tail: StreamPosition | None) -> tuple[S2Batch, bool]:
-        """What is held from `at` on within the limits, and whether it is a limit that stopped it; `tail` is the tail as
-        the reader may be told it.
+        """The records held from `at` on within the limits, and whether a limit was reached.  `tail` is the tail that
+        may be stated to the reader.
 
         Readers that ask for the same in one turn of the event loop share the batch, and so its encodings: when a
         connection has room again, all sessions on it go on at once.
@@ -125,21 +126,21 @@ class S2Stream:
     # -- the tail
 
     def trusted_tail(self, trust_s: float) -> StreamPosition | None:
-        """The tail as the live session said it in the last `trust_s` seconds; None if it did not, or if that is 0."""
+        """The tail, if the live session has stated it in the last `trust_s` seconds; else None."""
         topic = self.topic
         if not trust_s or topic is None or self._shared.clock.now() - topic.heard_at > trust_s:
             return None
         return topic.tail
 
     async def tail(self, client: str) -> StreamPosition | S2Refused:
-        """The tail, as the origin says it to a question sent after this call, for a client of this net.
+        """The tail, as the origin states it in reply to a question sent after this call, for a client of this net.
 
         Raises a GatewayError.
         """
         return await self._ask_tail(S2Question.TAIL, self._shared.origin.tail, client)
 
     async def checked_tail(self, client: str) -> StreamPosition | S2Refused:
-        """The same by S2's own check of the tail."""
+        """Like `tail`, by S2's own check of the tail."""
         return await self._ask_tail(S2Question.CHECKED_TAIL, self._shared.origin.checked_tail, client)
 
     async def _ask_tail(
@@ -178,35 +179,36 @@ class S2Stream:
         if is_fresh:
             self._checked(outcome)
         else:
-            # It may have been answered before this reader came: what it says of a stream that was not there, or that
-            # another has taken the place of, is not for this reader.
+            # The fetch may have been answered before this reader came.  If it found no stream, or an earlier stream of
+            # this name, its outcome is not valid for this reader.
             self.check()
             outcome = await self.confirmed(client) or outcome
-        # If the first record was larger than the fetch's bytes, it is larger than those wanted, which are no more.
+        # A first record that is too large for the fetch is also too large for this reader, whose limits are no larger.
         covers = fetch.limits.covers(wanted) and not fetch.is_overlapping
         is_all = is_fresh and (covers or _is_nothing(outcome))
         return S2Fetched(outcome, is_fresh, is_all)
 
     async def fetch_or_tail(self, start: Start, limits: Limits, client: str) -> S2Fetched:
-        """The same for a reader that may wait: `AtTail` also if no record is left between the start and the tail."""
+        """Like `fetch`, for a reader that may wait: `AtTail` also if no record is left between the start and the
+        tail."""
         fetched = await self.fetch(start, limits, client)
         if not fetched.is_all or not _is_nothing(fetched.outcome):
             return fetched
         while True:
-            # The tail first: what is appended after this question is then not passed over.
+            # Ask for the tail first, so that a record appended afterwards is not missed.
             tail = await self.tail(client)
             if isinstance(tail, S2Refused):
                 return S2Fetched(tail, is_fresh=True, is_all=True)
             fetched = await self.fetch(start, Limits(1), client)
             if fetched.is_fresh:
                 if not _is_nothing(fetched.outcome):
-                    # A record is new, or too large for the reader's limits: that is for the reader to see.
+                    # A record is new, or is too large for the reader's limits.  The reader finds out which.
                     return fetched._replace(is_all=False)
                 self._learn(start, AtTail(tail), 0)
                 return S2Fetched(AtTail(tail), is_fresh=True, is_all=False)
 
     def _join(self, start: Start, wanted: Limits, client: str) -> tuple[S2Fetch, bool]:
-        """The fetch that a reader waits for, and whether it is sent after now."""
+        """The fetch that a reader waits for, and whether it is still to be sent."""
         earlier = self._fetches.bringing(start)
         if earlier is not None and (earlier.is_sent or earlier.start != start):
             earlier.askers.add_client(client)
@@ -219,7 +221,7 @@ class S2Stream:
         start = fetch.start
         assert start is not None
         if isinstance(start, FromSeqNum):
-            # What is held already is not fetched again.
+            # Records held already are not fetched again.
             gap = self.tape.covered_from(start.seq_num) - start.seq_num
             fetch.limits = fetch.limits.within(max(1, gap), UNARY.bytes or 0)
         end = self.end_seq_num
@@ -229,7 +231,7 @@ class S2Stream:
                 return refused
         outcome = await self._read(fetch, start, end)
         if _is_nothing(outcome) and isinstance(start, FromSeqNum) and fetch.limits.bytes == UNARY.bytes:
-            # No record is too large, so none is left from the start to the tail.
+            # No record exceeds these limits, so none is left between the start and the tail.
             self._shared.store.trim_records(self.stream, max(start.seq_num + 1, end))
         return outcome
 
@@ -262,8 +264,9 @@ class S2Stream:
         return await self._read_joined(start, limits, end, fetch)
 
     def _overlap(self, start: Start, limits: Limits) -> Record | None:
-        """The record held before `start` if the read is to begin with it: the last answer was as long as its limits
-        allowed, so more records are likely to follow.  Where none do, a read of it alone would say less than the tail.
+        """The record held before `start`, if the read is to begin with that one.  This is so if the last answer was as
+        long as its limits allowed, because more records are then likely to follow.  If none follow, the reply would
+        bring this record alone and not the tail.
         """
         if not isinstance(start, FromSeqNum) or start.seq_num != self.stream.full_to:
             return None
@@ -286,13 +289,13 @@ class S2Stream:
     async def _confirm_joints(
         self, start: int, records: tuple[Record, ...], earlier: tuple[Record, ...], askers: Askers
     ) -> S2Refused | None:
-        """Ask for the records again at which `records` would be joined to those held; `earlier` were held before
-        `records` were asked for.
+        """Request again the records where `records` join those held; `earlier` were held before `records` were
+        requested.
 
-        A stream that is gone never comes back.  So a record that is there before and after `records` were read shows
-        that they are of its stream.  If one has been stored only since, both sides of the joint are asked for.
-
-        Returns the origin's error if it refuses.  Raises a GatewayError; TailMovedBack if a record is another one.
+        A deleted stream never comes back.  A record that is there both before and after the read therefore shows that
+        `records` are from its stream.  If a neighbour was stored only during the read, the records on both sides of the
+        joint are requested.  Returns the origin's error if it refuses.  Raises a GatewayError; TailMovedBack if a
+        record is another one.
         """
         confirmed: set[int] = set()
         while joint := next(
@@ -315,8 +318,8 @@ class S2Stream:
         return None
 
     async def verify(self, end: int, askers: Askers) -> S2Refused | None:
-        """Ask for the last record held again, unless the stream was confirmed lately and is not in doubt; `end` is what
-        `end_seq_num` was before.
+        """Request the last record held again, unless the stream was confirmed lately and is not in doubt.  `end` is an
+        earlier value of `end_seq_num`.
 
         Returns the origin's error if it refuses.  Raises a GatewayError; TailMovedBack if it is another record.
         """
@@ -328,7 +331,7 @@ class S2Stream:
         outcome = self._learn(start, await self._shared.origin.read(self.source, start, Limits(1), askers), end)
         if isinstance(outcome, S2Refused):
             return outcome
-        # If it has been trimmed, so has everything that was held.
+        # If the last record has been trimmed, all records held have been trimmed.
         self.stream.verified(self._shared.clock.now(), doubts)
         return None
 
@@ -346,7 +349,7 @@ class S2Stream:
         return self._checked(refused)
 
     def _learn(self, start: Start, outcome: S2Outcome, end: int) -> S2Outcome:
-        """Store what the origin said; `end` is where the stream ended as far as was known when it was asked."""
+        """Store the origin's reply; `end` is the value of `end_seq_num` when the request was sent."""
         self.stream.contacted(self._shared.clock.now())
         if isinstance(outcome, S2Refused):
             self.refused(outcome)
@@ -359,7 +362,7 @@ class S2Stream:
         return outcome
 
     def store(self, start: int, records: tuple[Record, ...]) -> None:
-        """Store what a read from `start` has brought.  Raises TailMovedBack if it is of another stream."""
+        """Store the records of a read from `start`.  Raises TailMovedBack if they are from another stream."""
         now = self._shared.clock.now()
         if not self.tape.block_count:
             self.stream.verified(now)
@@ -369,26 +372,26 @@ class S2Stream:
             self.replaced()
 
     def store_batch(self, batch: ReadBatch) -> None:
-        """Store what the topic's session has brought.  Raises TailMovedBack if it is of another stream.
+        """Store a batch of the topic's session.  Raises TailMovedBack if it is from another stream.
 
-        The topic ends with the stream, so the stream is there.
+        The topic ends with the stream, so the stream has not ended.
         """
         assert self.topic is not None
         self.store(self.topic.position, batch.records)
-        # The session is one stream's from its beginning.
+        # A session reads one stream only, from its beginning to its end.
         self.stream.verified(self._shared.clock.now())
 
     def compare(self, record: Record, position: StreamPosition) -> None:
-        """The origin has sent the record before this position of the stream again.  Raises TailMovedBack if it is of
-        another stream."""
+        """Compare a record that the origin has sent again with the one held; it must be the last before `position`.
+        Raises TailMovedBack if it is from another stream."""
         held = self.tape.record(record.seq_num)
         is_it = record.seq_num == position.seq_num - 1 and record.timestamp == position.timestamp
         if not is_it or (held is not None and held != record):
             self.replaced()
 
     def sees(self, tail: StreamPosition, end: int) -> None:
-        """The origin has said its tail; `end` is what `end_seq_num` was when it was asked.  Raises TailMovedBack if it
-        is of another stream."""
+        """Use the tail that the origin has stated; `end` is the value of `end_seq_num` when the request was sent.
+        Raises TailMovedBack if the tail is from another stream."""
         if tail.seq_num < end or self.tape.contradicts(tail, end):
             self.replaced()
         if self.tape.record(tail.seq_num - 1) is not None:

@@ -93,7 +93,7 @@ class S2Batch:
         self._frames: list[bytes | S2LargePiece | None] = [None] * len(Compression)
         self._chunks: list[tuple[bytes, int] | None] = [None] * len(Compression)
         self._event: tuple[bytes, int] = b"", 0
-        """The event that was asked for last."""
+        """The latest event that was rendered."""
         self._event_of: tuple[int, int, Format] | None = None
 
     def __repr__(self) -> str:
@@ -119,7 +119,8 @@ class S2Batch:
         return len(self.json(format_)) >= _SHARED_BYTES
 
     def head_of_event(self, count: int, size: int) -> bytes:
-        """The beginning of the event of a response that has delivered so many records and metered bytes with it."""
+        """The beginning of the event.  `count` and `size` are the records and metered bytes that the response has
+        delivered, this event included."""
         return b"event: batch\nid: %d,%d,%d\ndata: " % (self.batch.records[-1].seq_num, count, size)
 
     def rest_of_event(self, format_: Format) -> S2LargePiece:
@@ -133,7 +134,7 @@ class S2Batch:
         return found
 
     def frame(self, compression: Compression) -> S2LargePiece | None:
-        """The batch as one frame of a session if that is large; None if it is to be sent as a `chunk`."""
+        """The batch as one frame of a session, if that is large; None if the batch is to be sent as a `chunk`."""
         found = self._frames[compression]
         if found is None:
             frame = encode_message(protobuf.encode_read_batch(self.batch), compression)
@@ -141,8 +142,8 @@ class S2Batch:
         return found if isinstance(found, S2LargePiece) else None
 
     def chunk(self, compression: Compression) -> tuple[bytes, int]:
-        """A small batch as one frame of a session: framed as a chunk (RFC 9112 section 7.1), and its size without
-        that."""
+        """A small batch as one frame of a session, framed as a chunk (RFC 9112 section 7.1); and its size without the
+        framing."""
         found = self._chunks[compression]
         if found is None:
             assert self.frame(compression) is None, "a large one is sent in parts"
@@ -152,8 +153,8 @@ class S2Batch:
         return found
 
     def event(self, count: int, size: int, format_: Format) -> tuple[bytes, int]:
-        """The batch as an event of a response that has delivered so many records and metered bytes with it: as a chunk,
-        and its size without that."""
+        """The batch as an event, framed as a chunk; and its size without the framing.  `count` and `size` are as in
+        `head_of_event`."""
         of = count, size, format_
         if self._event_of != of:
             data = b"%b%b\n\n" % (self.head_of_event(count, size), self.json(format_))
@@ -170,13 +171,14 @@ class S2LiveReader(Protocol):
     """A session with a client that follows the stream."""
 
     def deliver(self, batch: S2Batch) -> None:
-        """These records have just come."""
+        """Send records that have just arrived."""
 
     def beat(self, *, is_due: bool) -> None:
-        """Send a heartbeat: if `is_due`, unless something was sent lately; else if the first is owed."""
+        """Send a heartbeat.  If `is_due`, send it unless other bytes were sent lately; otherwise only if the first one
+        has not been sent."""
 
     def lost(self, error: S2Refused) -> None:
-        """Nothing more will come: end the session with this error."""
+        """End the session with this error, because no more records will come."""
 
     def gone(self) -> None:
         """Drop the session after an error here."""
@@ -221,7 +223,7 @@ class S2Topic:
         self.tail: StreamPosition | None = tail
         """The stream's tail; None if there may be records after the position."""
         self.heard_at = -inf
-        """When the session last said what the tail is (monotonic seconds)."""
+        """When the session last stated the tail (monotonic seconds)."""
         self.readers_now: dict[S2LiveReader, None] = {}
         """The sessions; other readers wait for `changed`."""
         self.readers = 0
@@ -242,15 +244,15 @@ class S2Topic:
         return f"<S2Topic at {self.position}, {state}, {len(self.readers_now)} readers>"
 
     def join(self, reader: S2LiveReader) -> None:
-        """The reader is sent what comes from now on."""
+        """Add a reader, which is sent all records from now on."""
         self.readers_now[reader] = None
 
     def detach(self, reader: S2LiveReader) -> None:
-        """The reader is sent nothing more."""
+        """Remove a reader."""
         self.readers_now.pop(reader, None)
 
     def publish(self, records: Sequence[Record], tail: StreamPosition | None, now: float) -> None:
-        """Records have come from the position on, and have been stored; `tail` is what the origin said with them."""
+        """Publish stored records that follow the position; `tail` is the origin's statement with them."""
         size = total_metered_bytes(records)
         if self._come and (
             self._come_size + size > _MERGED_BYTES or len(self._come) + len(records) > MAX_BATCH_RECORDS
@@ -269,7 +271,7 @@ class S2Topic:
         self.changed.fire()
 
     def _deliver(self) -> None:
-        """Send the readers what has come."""
+        """Send the readers the records of this turn."""
         if not self._come:
             return
         records, self._come = self._come, []
@@ -285,7 +287,7 @@ class S2Topic:
                 drop_failed(reader)
 
     def heard(self, tail: StreamPosition, now: float) -> None:
-        """The origin has said what the tail is, without records."""
+        """Record a statement of the tail that came without records."""
         if tail.seq_num == self.position:
             self.tail = tail
             self.heard_at = now
@@ -296,10 +298,8 @@ class S2Topic:
         self.tail = None
 
     def beat(self) -> None:
-        """Some time has passed: readers that have heard nothing for long are sent a heartbeat.
-
-        While the tail is not known there are none, so that clients can tell a stream that is lost from one that is
-        quiet."""
+        """Send a heartbeat to readers that have received nothing for long.  None is sent while the tail is not known,
+        so that clients can tell a lost stream from a quiet one."""
         if self.tail is not None:
             self._each(tuple(self.readers_now), lambda reader: reader.beat(is_due=True))
         self._on_beat()

@@ -1,8 +1,8 @@
-"""One unary read: over the tape, then by what the origin says, and at the tail by waiting.
+"""One unary read: it walks the tape, then asks the origin, and waits at the tail.
 
-What a limit stops on the tape is answered from memory, without waiting (`held_answer`).  Where the tape ends, the
-origin is asked for what follows; what a fetch sent after the request's arrival brings is all that there is.  A read
-that finds nothing, and may wait, waits at the stream's topic.
+A read whose limit is reached on the tape is answered from memory, without waiting (`held_answer`).  Where the tape
+ends, the origin is asked for the records that follow.  If the fetch was sent after the request's arrival, its records
+are all that there are.  A read that finds no record, and may wait, waits at the stream's topic.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class S2Answer:
     body: bytes
     outcome: Outcome
     span: tuple[int, int] | None = None
-    """The sequence numbers from which and to which it goes; None if it is no batch."""
+    """The first sequence number of the batch, and the one after its last; None if the answer is no batch."""
     run: BodyRun | None = None
-    """The records that the answer has, if it may be repeated for as long as they are held."""
+    """The records in the answer, if it may be repeated for as long as they are held."""
 
 
 def json_answer(status: int, body: bytes, outcome: Outcome, span: tuple[int, int] | None = None) -> S2Answer:
@@ -52,17 +52,17 @@ def json_answer(status: int, body: bytes, outcome: Outcome, span: tuple[int, int
 
 
 def unwritten_answer(tail: StreamPosition) -> S2Answer:
-    """There is no record at the start or after it."""
+    """The answer if there is no record at the start or after it."""
     return json_answer(416, unwritten_body(tail), Outcome.REVALIDATED)
 
 
 class S2RefusedToAnother(Exception):
-    """The origin has refused a shared request, which may be due to the credentials of another reader: the read is to be
+    """The origin has refused a shared request, perhaps because of the credentials of another reader.  The read is to be
     relayed."""
 
 
 def refused_answer(refused: S2Refused, read: S2Read) -> S2Answer:
-    """The origin's error, or one in its form.  Raises S2RefusedToAnother."""
+    """The answer with the origin's error, or with one in its form.  Raises S2RefusedToAnother."""
     if not read.source.may_be_told(refused):
         raise S2RefusedToAnother
     outcome = Outcome.FAILED if refused.status >= 500 else Outcome.MISS
@@ -79,9 +79,8 @@ def batch_answer(batch: S2Batch, form: S2Form, outcome: Outcome) -> S2Answer:
 
 
 def held_answer(stream: Stream, asked: S2ReadRecords) -> S2Answer | None:
-    """The answer to a read whose range memory holds up to where a limit ends it; None for any other read.
-
-    It depends on the tail in nothing, so it is true for as long as the records are those of the stream.
+    """The answer to a read whose limit is reached within the records held; None for any other read.  The answer does
+    not depend on the tail, so it is valid for as long as the stream is the same.
     """
     start = asked.query.start
     if not isinstance(stream, RecordStream) or not isinstance(start, FromSeqNum):
@@ -165,7 +164,7 @@ class S2UnaryRead:
         return refused_answer(refused, self._read)
 
     def _take(self, part: Part) -> None:
-        """Take records."""
+        """Add these records to the answer."""
         progress = self._progress
         if not self._found:
             self._start = progress.at
@@ -177,7 +176,7 @@ class S2UnaryRead:
         progress.is_complete |= part.is_closed
 
     async def _ask(self, question: Question, progress: RecordProgress) -> S2Refused | None:
-        """Ask the origin for what follows, and take it; returns its error if it refuses."""
+        """Ask the origin for the records that follow, and take them; returns its error if it refuses."""
         fetch = self._stream.fetch_or_tail if question is Question.TAIL else self._stream.fetch
         fetched = await fetch(FromSeqNum(progress.at), progress.left, self._read.client)
         if progress.topic is None:

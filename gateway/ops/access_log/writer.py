@@ -31,7 +31,7 @@ from gateway.ops.access_log.fields import STREAM_CHARS
 from gateway.ops.access_log.lines import Item, Lines, cut
 from gateway.ops.access_log.live_reads import LINES_PER_TURN, JoinedRead, LiveRead, LiveReads
 from gateway.ops.access_log.sinks.sink import Sink
-from gateway.ops.access_log.unclaimed import LIVE, MOST_PLACES, Ledger, Unclaimed
+from gateway.ops.access_log.unclaimed_traffic import LIVE, MOST_PLACES, Ledger, Unclaimed
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import (

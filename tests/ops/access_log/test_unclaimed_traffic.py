@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.ops.access_log.unclaimed import Ledger, Unclaimed
+from gateway.ops.access_log.unclaimed_traffic import Ledger, Unclaimed
 from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import RecordedStream
 

@@ -1,7 +1,8 @@
 """The idle connections of HTTP/1.1 of one pool: at rest, or free for the next request.
 
-The most recently used connection is taken first, so that those beyond the need grow idle and are closed.  A connection
-that has carried a HEAD carries only HEADs from then on: an origin that sends a body to a HEAD may send it late.
+The most recently used connection is taken first, so that superfluous connections grow idle and are closed.  A
+connection that has carried a HEAD carries only HEADs from then on: an origin that sends a body to a HEAD may send it
+late.
 """
 
 from __future__ import annotations

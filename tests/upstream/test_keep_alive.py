@@ -11,7 +11,7 @@ import pytest
 from gateway.errors import UpstreamUnreachable
 from gateway.upstream import resolver
 from gateway.upstream.exchanges import Exchanges
-from gateway.upstream.keeping import Keeping
+from gateway.upstream.keep_alive import KeepAlive
 from gateway.upstream.slots import SlotLimits
 from tests.upstream.http2_peer import good, http2_origin
 from tests.upstream.test_exchange import GOOD, Origin, Peer, always_good, body_of, origin, send
@@ -53,14 +53,14 @@ async def ask(exchanges: Exchanges, url: str, method: str = "GET", **more: Any) 
     ],
 )
 def test_an_idle_connection_is_kept_for_less_than_the_origin_says(hint: str | None, kept_s: float) -> None:
-    assert Keeping(idle_s=15.0).kept_s(hint) == kept_s
+    assert KeepAlive(idle_s=15.0).kept_s(hint) == kept_s
 
 
 def test_ages_are_spread_over_a_fifth() -> None:
-    ages = [Keeping(age_s=100.0).most_age_s(number) for number in range(1, 51)]
+    ages = [KeepAlive(age_s=100.0).most_age_s(number) for number in range(1, 51)]
     assert all(80.0 <= age <= 100.0 for age in ages)
     assert all(abs(one - other) > 0.1 for index, one in enumerate(ages) for other in ages[:index])
-    assert Keeping(age_s=0.0).most_age_s(7) == 0.0
+    assert KeepAlive(age_s=0.0).most_age_s(7) == 0.0
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -104,7 +104,7 @@ async def test_a_second_reply_to_one_request_does_not_answer_the_next(exchanges:
             await peer.says(EVIL)
         await peer.asked()
 
-    exchanges.keep(Keeping(rest_s=60.0, idle_s=600.0))
+    exchanges.keep(KeepAlive(rest_s=60.0, idle_s=600.0))
     async with origin(script) as running:
         for _ in range(3):
             assert await ask(exchanges, running.url) == b"good"
@@ -116,7 +116,7 @@ async def test_a_second_reply_to_one_request_does_not_answer_the_next(exchanges:
 
 async def test_connections_that_rest_are_used_rather_than_replaced_at_the_bound() -> None:
     exchanges = Exchanges(SlotLimits(3))
-    exchanges.keep(Keeping(rest_s=60.0, idle_s=600.0))
+    exchanges.keep(KeepAlive(rest_s=60.0, idle_s=600.0))
     async with origin(always_good) as running:
         for _ in range(20):
             assert await ask(exchanges, running.url) == b"good"
@@ -125,7 +125,7 @@ async def test_connections_that_rest_are_used_rather_than_replaced_at_the_bound(
 
 
 async def test_a_connection_that_has_rested_is_used_again(exchanges: Exchanges) -> None:
-    exchanges.keep(Keeping(rest_s=0.02))
+    exchanges.keep(KeepAlive(rest_s=0.02))
     loop = asyncio.get_running_loop()
     async with origin(always_good) as running:
         for _ in range(5):
@@ -186,7 +186,7 @@ async def test_a_body_behind_the_reply_to_a_head_does_not_answer_a_read(exchange
 
 @pytest.mark.parametrize("is_http2", [False, True], ids=["http/1.1", "h2"])
 async def test_a_connection_is_retired_at_its_age(exchanges: Exchanges, is_http2: bool) -> None:
-    exchanges.keep(Keeping(age_s=0.01))
+    exchanges.keep(KeepAlive(age_s=0.01))
     async with http2_origin(good) if is_http2 else origin(always_good) as running:
         if is_http2:
             exchanges.configure_http2([running.url])

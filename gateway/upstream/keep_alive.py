@@ -2,9 +2,9 @@
 
 A connection rests for a moment after each reply.  An origin that answers one request twice, or sends a body where none
 belongs, does so within that time in most cases.  The bytes then arrive while no reply is awaited, and the connection is
-closed; later they would be taken as the next reply, of another stream.  Other connections serve requests meanwhile.
+closed.  Later, they would be read as the next reply, for another stream.  Other connections serve requests meanwhile.
 
-A connection is not kept for as long as the origin says that it keeps it: a request sent at the last moment would meet
+A connection is kept for a shorter time than the origin states.  Otherwise a request sent at the last moment would meet
 the origin's close, and a write is not sent twice.  Nor is it used for ever, because the origin's name may lead to
 another server by then.
 """
@@ -27,15 +27,15 @@ _LONGEST_HINT: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class KeepAlive:
     """How long connections to origins are kept, in seconds."""
 
     idle_s: float = 15.0
     """How long an idle connection is kept."""
     rest_s: float = 0.0
-    """How long a connection of HTTP/1.1 rests after a reply; over HTTP/2 a reply names its request."""
+    """How long an HTTP/1.1 connection rests after a reply.  HTTP/2 needs no rest, because a reply names its request."""
     age_s: float = 0.0
-    """The age at which it begins no more exchanges; 0 is no bound."""
+    """The age at which a connection begins no more exchanges; 0 means no bound."""
 
     def most_age_s(self, number: int) -> float:
         """The age bound of the `number`-th connection: spread, because many are often made at the same time."""

@@ -29,7 +29,7 @@ class Renewed(Protocol):
         """End the read."""
 
 
-class Renewing:
+class VerdictRenewal:
     """Has the verdict of one live read renewed until `stop_asking`."""
 
     __slots__ = ("_ends_at", "_inquiry", "_net", "_path", "_read", "_rng", "_services", "_tick", "_waiting")
