@@ -1,8 +1,9 @@
 """Concealed streams: a refusal looks like the 404 of an absent stream, in form and in time.
 
 Both answers are the gateway's own, so no field of the origin tells them apart.  A refusal costs the origin no request.
-It is therefore delayed by a time that the origin has lately needed for a 404.  A repeated read is refused at once for
-as long as the 404 of an absent stream would be repeated from memory.
+It is therefore delayed by a time that the origin has lately needed for a 404.  A read that comes during the delay is
+refused at the same time, as if both shared one fetch.  A later read is refused at once for as long as the 404 of an
+absent stream would be repeated from memory.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Concealment:
         """Seconds that 404s have taken, by the kind of request."""
         self._others: deque[float] = deque(maxlen=_MOST_TIMES)
         """Seconds that other answers of the origin have taken."""
-        self._refused: OrderedDict[tuple[Hashable, Hashable], float] = OrderedDict()
-        """Until when a refusal is repeated at once."""
+        self._refused: OrderedDict[tuple[Hashable, Hashable], tuple[float, float]] = OrderedDict()
+        """When a refusal is given, and until when it is repeated."""
 
     def __repr__(self) -> str:
         return f"<Concealment {sum(map(len, self._absent.values()))} times, {len(self._refused)} names>"
@@ -45,12 +46,14 @@ class Concealment:
         times = self._absent.get(kind) or next(iter(self._absent.values()), None) or self._others
         return self._rng.choice(times) if times else 0.0
 
-    def is_repeated(self, name: Hashable, kinds: tuple[Hashable, ...], now: float) -> bool:
-        """Whether a read of any of these kinds was refused so recently that the 404 would be repeated from memory."""
-        return any(now < self._refused.get((name, kind), now) for kind in kinds)
+    def given_at(self, name: Hashable, kinds: tuple[Hashable, ...], now: float) -> float | None:
+        """When the refusal of an earlier read of one of these kinds is given, or was, if this read shares it; None if
+        it is to be refused by itself."""
+        found = (self._refused.get((name, kind), (now, now)) for kind in kinds)
+        return min((given_at for given_at, until in found if now < until), default=None)
 
-    def remember(self, name: Hashable, kind: Hashable, until: float) -> None:
-        """Repeat the refusal without delay until then."""
+    def remember(self, name: Hashable, kind: Hashable, given_at: float, until: float) -> None:
+        """Repeat the refusal that is given at `given_at` until then, or until `until` if that is later."""
         self._refused.pop((name, kind), None)
-        self._refused[name, kind] = until
+        self._refused[name, kind] = given_at, max(given_at, until)
         evict_oldest(self._refused, MOST_NAMES)

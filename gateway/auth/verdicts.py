@@ -65,11 +65,12 @@ class Allowed:
 
 def parties_of(principal: Principal) -> Parties:
     """The names under which limits count a principal and its tenant."""
-    if not principal.name:
+    if not principal.name and not principal.tenant:
         return NO_PARTIES
     # No name has a line break, and no client network has a space.
+    name = f"principal of {principal.issuer}\n{principal.name}" if principal.name else ""
     tenant = f"tenant of {principal.issuer}\n{principal.tenant}" if principal.tenant else ""
-    return Parties(f"principal of {principal.issuer}\n{principal.name}", tenant)
+    return Parties(name, tenant)
 
 
 class GuardedRead(Protocol):

@@ -283,7 +283,7 @@ USAGE: Final = _table("""
     day hour
     issuer         string  Who has named the principal; `-` for keys of signed URLs.
     tenant         string  Of the principal; `-` where it has none.
-    principal      string  For whom the requests were allowed; other requests are not counted here.
+    principal      string  For whom the requests were allowed; `-` where only the tenant is named.
     requests       bigint  Requests that ended.
     sent_bytes     bigint  Body bytes to clients.
     fetched_bytes  bigint  Body bytes from the origin because of them.

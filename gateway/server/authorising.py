@@ -72,6 +72,7 @@ _ACTIONS: Final = {
     Mode.APPEND: Action.APPEND,
     Mode.DELETE: Action.DELETE,
 }
+_CHANGES: Final = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 
 
 def without_credentials(raw_query: str, parameters: Mapping[str, str]) -> str:
@@ -117,7 +118,7 @@ class Authoriser:
         now.
         """
         request = context.request
-        if is_of_the_origin(request, parsed):
+        if is_of_the_origin(request.method, parsed.target.path):
             return True
         if is_preflight(request, guard):
             # Browsers send a preflight without credentials (Fetch standard, section 4.8), and here the origin answers
@@ -191,6 +192,13 @@ class Authoriser:
             net = channel.use.net if channel.use is not None else UNKNOWN
             use.renewing = VerdictRenewal(use, allowed.renewal, net, self.services, self._rng)
 
+    @staticmethod
+    def withdraw(channel: Channel) -> None:
+        """The live read that was registered has not begun: its request is judged and counted like any other."""
+        if isinstance(channel.live_use, GuardedUse):
+            channel.live_use.has_begun = False
+        channel.end_live_use()
+
     def end_at_expiry(self, clock: Clock) -> None:
         """Set the end of every guarded live read to its credential's again, after an undone drain has given it a new
         lifetime."""
@@ -205,7 +213,7 @@ class Authoriser:
         principal, status = error.principal, error.status
         AUDIT.warning(
             "%s %s by %s on route %s: %d: %s%s",
-            request.method,
+            shortened(request.method),
             shortened(parsed.target.path),
             self._masked(request.client) or "-",
             parsed.route.name,
@@ -291,20 +299,22 @@ def is_preflight(request: Request, guard: Guard) -> bool:
     return cors.is_preflight(request.method, headers.get("Origin"), headers.get("Access-Control-Request-Method"))
 
 
-def is_of_the_origin(request: Request, parsed: ParsedRequest) -> bool:
+def is_of_the_origin(method: str, path: str) -> bool:
     """Whether the origin alone judges the request: it carries a token that the origin has issued, or asks for the
     origin's public keys."""
-    calls = _OF_THE_ORIGIN.get(request.method)
-    before, _, below = parsed.target.path.partition(_RESERVED)
+    calls = _OF_THE_ORIGIN.get(method)
+    before, _, below = path.partition(_RESERVED)
     return calls is not None and calls.fullmatch(below) is not None and "%" not in before
 
 
+def action_of(mode: Mode, path: str) -> Action:
+    """The first action of a request of this mode for this canonical path."""
+    return _ACTIONS.get(mode) or (Action.SUBSCRIBE if _RESERVED in path else Action.OTHER)
+
+
 def _actions(request: Request, parsed: ParsedRequest, *, is_fork: bool) -> tuple[Action, ...]:
-    action = _ACTIONS.get(parsed.mode)
-    if action is None:
-        path = parsed.target.path
-        return (Action.SUBSCRIBE if _RESERVED in path else Action.OTHER,)
-    if action is Action.READ:
+    action = action_of(parsed.mode, parsed.target.path)
+    if parsed.mode not in _CHANGES:
         return (action,)
     # An origin may read any of several values.
     lines = request.headers.getall(STREAM_CLOSED, ())
@@ -341,7 +351,7 @@ def _is_from_site(request: Request, config: RouteConfig) -> bool:
 class GuardedUse:
     """A live read that a verdict allowed: counted as any other, and registered until it ends."""
 
-    __slots__ = ("_began", "_channel", "_now", "_timer", "_use", "_verdicts", "allowed", "renewing")
+    __slots__ = ("_began", "_channel", "_now", "_timer", "_use", "_verdicts", "allowed", "has_begun", "renewing")
 
     def __init__(
         self,
@@ -360,6 +370,8 @@ class GuardedUse:
         self._timer: Timer | None = None
         self.renewing: VerdictRenewal | None = None
         """Renews the verdict of a service."""
+        self.has_begun = True
+        """Whether it counts in the usage of its tenant."""
         verdicts.live[self] = None
 
     def end_at_expiry(self, clock: Clock) -> None:
@@ -376,7 +388,7 @@ class GuardedUse:
             self.renewing.stop_asking()
         if self._use is not None:
             self._use.end_live(sent_bytes)
-        if (usage := self.allowed.usage) is not None:
+        if self.has_begun and (usage := self.allowed.usage) is not None:
             usage.add(sent_bytes, self._now() - self._began)
 
     def revoke(self) -> None:

@@ -16,6 +16,7 @@ from gateway.auth.verdict import Concealed
 from gateway.config.limits import LimitsConfig
 from gateway.engine.core import Engine
 from gateway.engine.read import Read
+from gateway.errors import BodyTooLarge
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW, START
 from gateway.server.context import RequestContext, ResponseRecorder
@@ -56,23 +57,39 @@ async def refuse_concealed(
     """Refuse the request when an absent stream's 404 would come.  Raises a GatewayError."""
     # The wait for a verdict is the same for all streams, and comes before the time that the origin would take.
     began = context.began + context.undecided_s
-    if (body := context.request.body) is not None:
-        body.check(context.request.head, limits)
-        if is_expecting(context.request) and not body.unread_bytes:
-            ask_for_body(context.request)
-        await body.gather(limits, is_awaited=context.mode is Mode.DELETE)
+    if context.request.body is not None:
+        await _read_body(context, limits)
         began = engine.clock.now()
-    read, name = parsed.read, (parsed.key.group.path, parsed.target.query)
-    if read is not None:
-        known, learns = _kinds(context.mode, read)
-        if concealment.is_repeated(name, known, began):
-            raise Concealed
-        engine.count_concealed(read)
-        concealment.remember(name, learns, began + read.route.absent_s)
-    wait_s = concealment.delay_s(context.mode) - (engine.clock.now() - began)
+    if (read := parsed.read) is not None:
+        name, (known, learns) = (parsed.key.group.path, parsed.target.query), _kinds(context.mode, read)
+        given_at = concealment.given_at(name, known, began)
+        if given_at is None:
+            engine.count_concealed(read)
+            given_at = began + concealment.delay_s(context.mode)
+            concealment.remember(name, learns, given_at, began + read.route.absent_s)
+    else:
+        given_at = began + concealment.delay_s(context.mode)
+    wait_s = given_at - engine.clock.now()
     if wait_s > 0:
         await pause(engine.clock, wait_s)
     raise Concealed
+
+
+async def _read_body(context: RequestContext, limits: LimitsConfig) -> None:
+    """Read the request's body to its end, as a relay does.  Raises a GatewayError where that would refuse it."""
+    request, is_delete = context.request, context.mode is Mode.DELETE
+    body = request.body
+    assert body is not None
+    body.check(request.head, limits)
+    if is_expecting(request) and not body.unread_bytes:
+        ask_for_body(request)
+    whole = await body.gather(limits, is_awaited=is_delete)
+    if whole is not None and len(whole) <= limits.max_request_bytes:
+        return
+    if whole is not None or is_delete:
+        raise BodyTooLarge
+    async for _ in body.chunks(limits):
+        pass
 
 
 def _kinds(mode: Mode, read: Read) -> tuple[tuple[Hashable, ...], Hashable]:

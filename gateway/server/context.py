@@ -12,6 +12,7 @@ from typing import Final
 
 from multidict import CIMultiDict, istr
 
+from gateway.auth.usage import Usage
 from gateway.auth.verdicts import Allowed
 from gateway.engine.answer import NamedTail
 from gateway.engine.response_heads import failure_answer
@@ -83,6 +84,8 @@ class RequestContext:
     """The request's principal and tenant, as limits count them."""
     undecided_s: float = 0.0
     """For how long it has waited to be judged, in seconds."""
+    usage: Usage | None = None
+    """The usage of the tenant; None without one, and for a request that a limit refuses."""
     is_public: bool = False
     """Whether the request reads a public stream."""
     speaks_s2: bool = False
@@ -145,9 +148,12 @@ class ResponseRecorder:
             self.metrics.client_limited(body.exceeded)
         if sent.body_bytes and route is not None:
             self._admission.charge(context.client, route, sent.body_bytes, context.parties)
-        # Live reads are counted where they are registered.
-        if (allowed := context.allowed) is not None and allowed.usage is not None and mode not in _LIVE_MODES:
-            allowed.usage.add(sent.body_bytes)
+        if (usage := context.usage) is not None:
+            if mode not in _LIVE_MODES:
+                usage.add(sent.body_bytes)
+            else:
+                # The request and its time are counted where live reads are registered, with the bytes of live answers.
+                usage.sent_bytes += sent.body_bytes
         if observed is not None:
             self._observers.request_ended(observed, answered, mode, outcome, route, began, sent)
         if answered is not None or stage is _RELAYED:

@@ -14,6 +14,7 @@ from multidict import CIMultiDict
 
 from gateway.auth.guard import Guard
 from gateway.auth.verdict import Concealed
+from gateway.auth.verdicts import parties_of
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.answer import Answer, BodyRun
 from gateway.engine.core import Engine
@@ -172,7 +173,9 @@ class RequestHandler:
                 try:
                     if not self._authoriser.authorise(context, parsed, guard, self, undecided):
                         return None
-                except Concealed:
+                except Concealed as error:
+                    if error.principal is not None:
+                        context.parties = parties_of(error.principal)
                     return self._conceal(context, parsed, guard)
                 if context.allowed is not None:
                     context.parties = context.allowed.parties
@@ -180,6 +183,8 @@ class RequestHandler:
                         note_principal(context.allowed.caller(request.client))
             if context.mode in LIVE or self._admission.rates.limits:
                 self._admit(context, parsed)
+            if context.allowed is not None:
+                context.usage = context.allowed.usage
             is_alone = request.is_alone
             if context.observed is not None and context.observed.record is not None:
                 note_request(context.mode, parsed.recorded, parsed.start)

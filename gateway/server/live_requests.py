@@ -155,7 +155,7 @@ class LiveRequests:
             if admission.rates.limits:
                 admission.joined(account, route, parties)
             return True
-        channel.end_live_use()
+        self._authoriser.withdraw(channel)
         return False
 
     def _joins_readers(self, channel: Channel, join: Join, began: float, client: Client) -> bool:

@@ -245,7 +245,7 @@ class RequestParser:
         if request.version not in request.channel.versions:
             raise VersionNotSupported
         target = parse_target(request.target)
-        mode = context.mode = _mode(request.method, target)
+        mode = context.mode = mode_of(request.method, target)
         if mode is _OTHER and request.method == "TRACE":
             raise MethodRefused
         facts = self._facts(request)
@@ -351,7 +351,8 @@ def take_credentials(target: Target, guard: Guard) -> tuple[Target, Mapping[str,
     return target._replace(query="&".join(others)), found
 
 
-def _mode(method: str, target: Target) -> Mode:
+def mode_of(method: str, target: Target) -> Mode:
+    """The mode of a request for a Durable Stream."""
     path = target.path
     if f"{_RESERVED}/" in path or path.endswith(_RESERVED):
         return _OTHER

@@ -122,6 +122,9 @@ class Relays:
 
     def _keeps_bodies(self, route: Route) -> bool:
         """Whether a request's body must have arrived before the origin is asked."""
+        if route.guard is not None and route.guard.concealment is not None:
+            # A refusal of the gateway's own cannot know whether the origin would have asked for the body.
+            return True
         return route.is_bridged or self.engine.origins.pool(route.url).follows_redirects
 
     def _relay(

@@ -21,8 +21,15 @@ def test_a_refusal_takes_a_time_that_a_404_of_its_kind_has_taken() -> None:
 def test_names_refused_of_late_are_bounded_and_forgotten_in_time() -> None:
     concealment = Concealment()
     for number in range(MOST_NAMES + 1):
-        concealment.remember(number, "stream", 10.0)
+        concealment.remember(number, "stream", 8.0, 10.0)
     assert repr(concealment) == f"<Concealment 0 times, {MOST_NAMES} names>"
-    assert not concealment.is_repeated(0, ("stream",), 9.0)
-    assert concealment.is_repeated(1, ("metadata", "stream"), 9.0)
-    assert not concealment.is_repeated(1, ("stream",), 10.0)
+    assert concealment.given_at(0, ("stream",), 9.0) is None
+    assert concealment.given_at(1, ("metadata", "stream"), 9.0) == 8.0
+    assert concealment.given_at(1, ("stream",), 10.0) is None
+
+
+def test_a_refusal_that_is_not_given_yet_is_shared_however_short_404s_are_remembered() -> None:
+    concealment = Concealment()
+    concealment.remember("s", "stream", 5.0, 1.0)
+    assert concealment.given_at("s", ("stream",), 4.9) == 5.0
+    assert concealment.given_at("s", ("stream",), 5.0) is None

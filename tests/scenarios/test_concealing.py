@@ -15,13 +15,16 @@ from tests.scenarios.wire import Answer
 from tests.waiting import eventually
 
 TEXT = {"Content-Type": "text/plain"}
-LIMIT = {"name": "some", "requests_per_s": 1000, "live_reads": 100}
+LIMITS = [
+    {"name": "some", "requests_per_s": 1000, "live_reads": 100},
+    {"name": "own", "per": "principal", "requests_per_s": 0.001, "burst": 200},
+]
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
     rules = [jwt_rule(tmp_path, permissions=["* /{sub}/**"]), signed_rule(tmp_path)]
-    return {"auth": rules, "credentials": "shared", "conceal": True, "cors": {}, "rate_limits": [LIMIT]}
+    return {"auth": rules, "credentials": "shared", "conceal": True, "cors": {}, "rate_limits": LIMITS}
 
 
 async def made(edge: Edge, path: str) -> None:
@@ -44,6 +47,7 @@ REQUESTS = [
     ("GET", "?offset=now&live=sse", None),
     ("HEAD", "", None),
     ("POST", "", b"x"),
+    ("POST", "", b"x" * 100_000),
     ("DELETE", "", None),
 ]
 
@@ -100,3 +104,43 @@ async def test_refusal_takes_the_time_of_an_absent_stream_and_is_repeated_like_i
         for path in ("/ada/none", "/eve/s"):
             assert (await bounded(edge.get(target.format(path), bearer("ada")))).status == 404
         assert counters.total_requests == asked
+
+
+async def test_refusals_of_equal_reads_are_given_together_as_404s_of_one_fetch_are(edge: Edge, faults: Faults) -> None:
+    await made(edge, "/eve/s")
+    edge.clock.advance(2)
+    held = faults.hold(times=1)
+    absent = [edge.asking("/ada/none", bearer("ada"))]
+    await bounded(held.waiting(1))
+    absent.append(edge.asking("/ada/none", bearer("ada")))
+    await eventually(edge.readers(2))
+    edge.clock.advance(0.3)
+    held.release()
+    assert [(await bounded(one)).status for one in absent] == [404] * 2
+    before = edge.clock.pending
+    refused = [edge.asking("/eve/s", bearer("ada")) for _ in range(2)]
+    await eventually(lambda: edge.clock.pending >= before + 2)
+    edge.clock.advance(0.29)
+    assert not any(one.done() for one in refused)
+    edge.clock.advance(0.02)
+    assert [(await bounded(one)).status for one in refused] == [404] * 2
+
+
+async def test_refusals_are_counted_for_their_principal(edge: Edge) -> None:
+    await made(edge, "/eve/s")
+    statuses = [(await edge.get("/eve/s", bearer("ada", jti=str(number % 2)))).status for number in range(202)]
+    assert statuses == [404] * 200 + [429] * 2
+
+
+@pytest.mark.parametrize("length", ["Content-Length: 100000", "Transfer-Encoding: chunked"])
+async def test_a_refused_write_is_asked_for_its_body_and_read_to_its_end(edge: Edge, length: str) -> None:
+    await made(edge, "/eve/s")
+    asks = f"HTTP/1.1\r\nHost: edge.test\r\n{length}\r\nExpect: 100-continue\r\nContent-Type: text/plain\r\n"
+    body = b"x" * 100_000 if "Content" in length else b"186a0\r\n" + b"x" * 100_000 + b"\r\n0\r\n\r\n"
+    for path in ("/ada/none", "/eve/s"):
+        wire = await edge.wire()
+        await wire.send(f"POST {path} {asks}Authorization: {bearer('ada')['Authorization']}\r\n\r\n".encode())
+        assert await bounded(wire.reader.readuntil(b"\r\n\r\n")) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await wire.send(body)
+        refused = await bounded(wire.answer("POST"))
+        assert (refused.status, refused.headers.get("Connection")) == (404, None), path

@@ -445,3 +445,15 @@ async def test_metrics_and_the_verbose_probe_show_the_state_of_a_service(
     assert (await shown())[0] == f"[+] {where} decided 3 s ago"
     said = [line for line in caplog.messages if "/verify" in line]
     assert ["answered 500" in said[0], "decides again" in said[1], len(said)] == [True, True, 2]
+
+
+async def test_a_tenant_without_a_principal_is_limited_and_counted(
+    start: Start, origin: RunningOrigin, service: AuthService
+) -> None:
+    limits = [{"name": "fair", "per": "tenant", "requests_per_s": 0.001, "burst": 4}]
+    edge = await started(start, origin, service, rule={"tenant_from": "x-org"}, rate_limits=limits)
+    await made(edge)
+    statuses = [(await edge.get("/s", one)).status for one in (ADA, BOB, ADA, BOB, ADA)]
+    assert statuses == [200] * 3 + [429] * 2
+    ((_, usage),) = edge.gateway.routes.verdicts.tenants.items()
+    assert usage.requests == 4

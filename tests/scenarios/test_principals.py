@@ -123,6 +123,31 @@ async def test_log_and_metrics_name_principal_and_tenant_however_a_request_was_a
     assert f'durable_gateway_tenant_live_seconds_total{{issuer="{ISSUER}",tenant="umbrella"}} 8.0' in text
 
 
+@pytest.mark.http_2
+@pytest.mark.parametrize("cache", [True, False])
+async def test_usage_has_every_byte_and_no_request_that_a_limit_refuses(
+    start: Start, origin: RunningOrigin, settings: dict[str, Any], *, cache: bool
+) -> None:
+    more = limit(per="tenant", requests_per_s=0.001, burst=8, live_reads=1)
+    edge = await start(origin.url, **settings, **more, cache=cache)
+    assert (await edge.send("PUT", "/shared/closed", CLOSED, b"0123456789")).status == 201
+    ada = bearer("ada", org="acme")
+    for _ in range(2):
+        for query in ("", "&live=long-poll", "&live=sse"):
+            answer = await edge.get(f"/shared/closed?offset=-1{query}", ada)
+            assert answer.status == 200
+    usage = edge.gateway.routes.verdicts.tenants.usage(ISSUER, "acme")
+    sse = len(answer.body)
+    assert (usage.requests, usage.sent_bytes) == (6, 40 + 2 * sse)
+    head = await edge.send("HEAD", "/shared/closed", ada)
+    missing = await edge.get("/shared/none", ada)
+    assert (head.status, missing.status, usage.requests) == (200, 404, 8)
+    sent_bytes = 40 + 2 * sse + len(missing.body)
+    for query in ("", "?offset=-1&live=long-poll"):
+        assert (await edge.get(f"/shared/closed{query}", ada)).status == 429
+    assert (usage.requests, usage.sent_bytes) == (8, sent_bytes)
+
+
 async def test_one_name_of_two_issuers_is_two_principals(
     hostile: Hostile, start: Start, settings: dict[str, Any]
 ) -> None:

@@ -115,8 +115,8 @@ def usage(requests: DataFrame) -> DataFrame:
     is_final = f.col("is_final")
     lasted = f.sum(f.when(is_final & is_live(), f.col("duration_s")))
     return (
-        requests.where(f.col("principal").isNotNull())
-        .groupBy("day", window(HOUR), known("issuer"), known("tenant"), "principal")
+        requests.where(f.col("principal").isNotNull() | f.col("tenant").isNotNull())
+        .groupBy("day", window(HOUR), *map(known, ("issuer", "tenant", "principal")))
         .agg(
             f.count_if(is_final).alias("requests"),
             *map(total, ("sent_bytes", "fetched_bytes")),

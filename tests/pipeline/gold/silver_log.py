@@ -80,6 +80,7 @@ _PARTIES: Final[dict[str | None, dict[str, str]]] = {
     "10.0.0.1": {"principal": "ada", "tenant": "acme", "issuer": "https://one.test"},
     "10.0.0.2": {"principal": "ada", "tenant": "acme", "issuer": "https://other.test"},
     "10.0.0.3": {"principal": "key-1"},
+    "10.3.0.1": {"tenant": "acme", "issuer": "https://one.test"},
 }
 """For whom the requests of these clients are allowed; the others need no credential."""
 
