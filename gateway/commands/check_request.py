@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from gateway.config.authorisation import AuthRuleConfig
     from gateway.config.gateway import GatewayConfig
     from gateway.engine.route import Route
+    from gateway.protocol.target import Target
 
-_RESERVED: Final = "/__ds/"
+_LAST: Final = 253_402_300_800.0
+"""The Unix time behind the last that is written as a date."""
 
 
 def token_from(text: str) -> str:
@@ -34,15 +36,16 @@ def explain_request(config: GatewayConfig, url: str, token: str, actions: str, c
     from gateway.auth.rules import load_rules
     from gateway.engine.core import route_for
     from gateway.engine.route import RouteTable
-    from gateway.protocol.target import BadHost, BadTarget, host_of, parse_target
+    from gateway.protocol.target import BadTarget, host_of, parse_target
+    from gateway.server.authorising import is_of_the_origin
     from gateway.server.parsing import take_credentials
 
     clock = SystemClock()
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         target = parse_target((parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
         host = host_of(parts.netloc) if parts.netloc else ""
-    except (BadHost, BadTarget) as error:
+    except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="'URL'") from None
     table = RouteTable(config.routes, config.server.node_name, clock, load_rules(config))
     route = route_for(sorted(table.routes, key=lambda one: one.precedence, reverse=True), host, target.path)
@@ -54,32 +57,51 @@ def explain_request(config: GatewayConfig, url: str, token: str, actions: str, c
     if guard is None:
         typer.echo("200: the route has no [[route.auth]], so each request is served")
         return 0
-    target, parameters = take_credentials(target, guard)
-    asked = _asked(target.path, target.query, parameters or {}, token, actions, client, cookie)
+    if not actions and is_of_the_origin("GET", target.path):
+        typer.echo("200: the origin alone decides who may have its public keys")
+        return 0
+    if is_of_the_origin("POST", target.path):
+        typer.echo("a POST is passed on: the origin alone judges it, by the token that it has given out")
+    try:
+        target, parameters = take_credentials(target, guard)
+    except BadTarget as error:
+        typer.echo(f"400: {error}")
+        return 1
+    asked = _asked(target, parameters or {}, token, actions, client, cookie)
     found = explain(guard, asked)
+    origins = route.config.cors.allow_origins if route.config.cors is not None else ()
+    needs_origin = explain(guard, asked._replace(is_from_site=False)).status != found.status
+    if needs_origin and (not origins or "*" in origins):
+        # No Origin header is accepted.
+        needs_origin, found = False, explain(guard, asked._replace(is_from_site=False))
     for line in _lines(route, found, asked, clock):
         typer.echo(line)
+    if needs_origin:
+        typer.echo(f"only with the Origin {' or '.join(origins)}")
     return 0 if found.status == 200 else 1
 
 
-def _asked(
-    path: str, others: str, parameters: Mapping[str, str], token: str, actions: str, client: str, cookie: str
-) -> Asked:
+def _asked(target: Target, parameters: Mapping[str, str], token: str, actions: str, client: str, cookie: str) -> Asked:
     from gateway.auth.asked import Asked
     from gateway.auth.permissions import Action, BadPermission, parse_actions
+    from gateway.protocol.mode import Mode
+    from gateway.server.authorising import action_of
+    from gateway.server.parsing import mode_of
 
-    names = actions or (Action.SUBSCRIBE if _RESERVED in path else Action.READ)
-    try:
-        wanted = tuple(sorted(parse_actions(names.split(","))))
-    except BadPermission as error:
-        raise typer.BadParameter(str(error), param_hint="'--action'") from None
+    wanted: tuple[Action, ...] = (action_of(mode_of("GET", target), target.path),)
+    # Below the reserved path every request is the same action.
+    if actions and mode_of("PUT", target) is not Mode.OTHER:
+        try:
+            wanted = tuple(sorted(parse_actions(actions.split(","))))
+        except BadPermission as error:
+            raise typer.BadParameter(str(error), param_hint="'--action'") from None
     return Asked(
-        path,
+        target.path,
         wanted,
         authorization=(f"Bearer {token}",) if token else (),
         cookies=(cookie,) if cookie else (),
         parameters=parameters,
-        others=others,
+        others=target.query,
         client=client or None,
     )
 
@@ -111,6 +133,7 @@ def _of_principal(principal: Principal, clock: Clock) -> Iterable[str]:
     )
     yield from (f"{what}: {value}" for what, value in names if value)
     left_s = principal.expires_at - clock.wall()
-    yield f"expires: {datetime.fromtimestamp(principal.expires_at, UTC):%Y-%m-%dT%H:%M:%SZ}, in {left_s:.0f} s"
+    expires_at = datetime.fromtimestamp(min(principal.expires_at, _LAST - 1), UTC)
+    yield f"expires: {expires_at:%Y-%m-%dT%H:%M:%SZ}, in {left_s:.0f} s"
     for permission in principal.permissions:
         yield f"permission: {permission}"

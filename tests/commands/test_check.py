@@ -396,21 +396,28 @@ def test_a_certificate_that_is_never_used_is_named(file: Path, tmp_path: Path) -
 
 def guarded(folder: Path) -> Path:
     """A configuration with one rule of each kind."""
+    token_rule = (
+        f'[[route.auth]]\nby = "jwt"\nissuer = "{ISSUER}"\naudience = ["{AUDIENCE}"]\ncookie = "__Secure-token"\n'
+        f'keys_file = "{key_file(folder)}"\npermissions = ["read /{{sub}}/**"]\n'
+    )
     return written(
         folder / "guarded.toml",
         f'[[route]]\norigin = "{NOWHERE}"\ncredentials = "shared"\n'
         '[[route.auth]]\nby = "public"\nstreams = ["/public/**"]\n'
-        f'[[route.auth]]\nby = "jwt"\nissuer = "{ISSUER}"\naudience = ["{AUDIENCE}"]\n'
-        f'keys_file = "{key_file(folder)}"\npermissions = ["read /{{sub}}/**"]\n'
+        f"{token_rule}"
         f'[[route.auth]]\nby = "signed"\nkeys = [{{ id = "one", file = "{link_key_file(folder)}" }}]\n'
         '[[route]]\nname = "open"\nhost = "open.test"\n'
-        f'origin = "{NOWHERE}/open"\ncredentials = "partition"\n',
+        f'origin = "{NOWHERE}/open"\ncredentials = "partition"\n'
+        '[[route]]\nname = "site"\nhost = "site.test"\n'
+        f'origin = "{NOWHERE}/site"\ncredentials = "shared"\n'
+        f'[route.cors]\nallow_origins = ["https://a.test"]\n{token_rule}',
     )
 
 
 FAR = 1 << 32
 NO_TOKEN = f"auth[1] jwt {ISSUER}: the request has no token of this issuer"
 ADA = token("ada", exp=FAR, iat=0)
+EVE = token("eve", exp=FAR, iat=0, streams=["read,append /eve/**"])
 
 
 @pytest.mark.parametrize(
@@ -426,6 +433,20 @@ ADA = token("ada", exp=FAR, iat=0)
         ([signed("/s", FAR)], 0, [NO_TOKEN, "auth[2] signed: decides", "principal: one", "granted by: read /s"]),
         ([signed("/s", 1)], 1, ["401: SIGNATURE_EXPIRED: The signature has expired"]),
         ([signed("/s", FAR, network="192.0.2.0/24"), "--client", "192.0.2.1"], 0, ["only from: 192.0.2.0/24"]),
+        ([signed("/s", 999_999_999_999)], 0, ["expires: 9999-12-31T23:59:59Z, in "]),
+        (["/s?signature=a&signature=b"], 1, ["400: Multiple signature parameters not allowed"]),
+        (["/ada/x?live=none", "--as", ADA], 1, ["403: The credential does not allow this (other /ada/x)"]),
+        (["/ada/__ds/a", "--as", ADA], 1, ["403: The credential does not allow this (subscribe /ada/__ds/a)"]),
+        (["/ada/__ds", "--as", ADA, "--action", "append"], 1, ["(other /ada/__ds)"]),
+        (["/ada/__ds/jwks.json"], 0, ["200: the origin alone decides who may have its public keys"]),
+        (["/ada/__ds/subscriptions/a/ack"], 1, ["a POST is passed on: the origin alone judges it", "401: "]),
+        (["/eve/x", "--cookie", f"__Secure-token={EVE}"], 0, ["principal: eve", "200: "]),
+        (
+            ["/eve/x", "--cookie", f"__Secure-token={EVE}", "--action", "append"],
+            1,
+            ["403: A write with a cookie needs"],
+        ),
+        (["http://site.test/eve/x", "--cookie", f"__Secure-token={EVE}", "--action", "append"], 0, ["https://a.test"]),
         (["http://open.test/s"], 0, ["200: the route has no [[route.auth]], so each request is served"]),
     ],
 )
@@ -447,3 +468,8 @@ def test_a_token_to_explain_may_come_from_standard_input(tmp_path: Path, monkeyp
 def test_a_token_without_a_url_is_misuse(file: Path) -> None:
     status, _, err = run_here("check", str(file), "--as", "junk")
     assert (status, "need a URL" in err) == (2, True)
+
+
+def test_a_url_without_a_host_to_it_is_misuse(tmp_path: Path) -> None:
+    status, _, err = run_here("check", str(guarded(tmp_path)), "http://[::1/x")
+    assert (status, err.count("\n")) == (2, 1)
