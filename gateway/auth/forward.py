@@ -24,7 +24,7 @@ from gateway.protocol.freshness import age_from_headers, parse_cache_control, st
 
 MOST_VERDICTS: Final = 1 << 14
 MOST_VERDICT_BYTES: Final = 1 << 24
-"""Kept verdicts, and the characters of their inquiries."""
+"""Bounds on the kept verdicts, and on the characters of their inquiries."""
 _COST: Final = 1_000
 """Bytes charged for a verdict in addition to its inquiry."""
 LEAST_LIVE_S: Final = 1.0
@@ -41,10 +41,11 @@ _OF_BROWSERS: Final = frozenset(
         *("range", "referer", "user-agent"),
     }
 )
-"""Fields, with those that begin with `sec-`, that a page may have a browser send to another site unasked (Fetch
-standard, section 2.2.2)."""
+"""Fields that a page can make a browser send to another site without that site's consent (Fetch standard, section
+2.2.2).  Fields that begin with `sec-` belong to them."""
 _SCHEME_OF_BROWSERS: Final = re.compile(r"(?i:basic|digest|negotiate|ntlm)\b")
-"""The same for Authorization: browsers take these from URLs, or have them stored."""
+"""Schemes of Authorization that browsers send to another site by themselves: they take the credentials from URLs, or
+have stored them."""
 
 
 class ForwardRule(NamedTuple):
@@ -110,7 +111,7 @@ def inquire(rule: ForwardRule, asked: Asked) -> Inquiry | None:
     parameter = asked.parameters.get(rule.parameter) if rule.parameter else None
     if parameter is not None and not asked.authorization:
         if not _TOKEN.fullmatch(parameter):
-            # Decoded, it might be more than one field.
+            # A decoded parameter might be more than one field.
             raise BadCredential("The token in the query has characters that no token has")
         fields.append(("authorization", f"Bearer {parameter}"))
     if not fields and not rule.anonymous:

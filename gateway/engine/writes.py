@@ -168,7 +168,7 @@ class Writes:
             self.missing(write, reply)
 
     def _end_group(self, write: SentRequest, why: End) -> None:
-        """Drop every stream at the path of a write that has ended the one before it.
+        """Drop every stream at the path of a write that has ended the earlier stream there.
 
         The write certainly concerns only the writer's own stream, as it was when the write was sent.  Under other
         credentials or another query the path may name another stream.  A record that was begun or written to since then
@@ -299,7 +299,7 @@ class Writes:
 
         def revalidate(stream: Stream) -> None:
             stream.may_be_another()
-            # A stalled live request may hide that the origin has ended it.
+            # A stalled live request may hide that the origin has ended the stream.
             self._live.revalidate(stream)
 
         self._tell(group, revalidate, "revalidate")

@@ -6,17 +6,17 @@ nothing; it simply reads from the tape.  Frames are encoded once for all readers
 (`gateway.live.frames`), and readers that wait together share a cursor.
 
 `is_confirmed` means that the follower's live request is open and the origin has said on it that `position` is the tail.
-An answer may say that its reader is up to date only then, or as it begins, if the origin has just named the tail to its
-own request.
+Only then may an answer say that its reader is up to date.  The one exception is the beginning of an answer, if the
+origin has just named the tail to the reader's own request.
 
 A delivery round is the time from the arrival of bytes until every live reader of the stream has been handed them.  It
 starts with the first arrival after the previous round, because arrivals of one turn of the loop go out together.
 Arrivals without readers make no round.
 
 `Cursors` has the cursors of one stream's live readers (section 8.1): those that wait together get the shared one, so
-that they return with one request.  It is above every cursor that a client has shown, unless that is far ahead: such
-clients share a cursor of their own, which no ordinary client is drawn up to.  `gateway.protocol.cursor` has the
-arithmetic; `gateway.engine.live_read` asks.
+that they return with one request.  The shared cursor is above every cursor that a client has shown.  Clients whose
+cursors are far ahead share another one, so that they do not draw ordinary clients up to it.  `gateway.protocol.cursor`
+has the arithmetic; `gateway.engine.live_read` asks for cursors.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class Topic:
         self._answers_version: Version | None = None
         """The stream's version that shared answers are valid for; None if they are valid for one round."""
         self._answers_second = 0
-        """The second that their Date names (Unix seconds)."""
+        """The second in the Date of shared answers (Unix seconds)."""
         self.answers_cursor = 0
         """The cursor of shared answers; clients that showed one at least as high get answers of their own."""
         self.to_account: list[tuple[LiveReader, object]] = []
@@ -224,7 +224,7 @@ class Topic:
         self._fire()
 
     def heard(self, now: float) -> None:
-        """The live request was heard from: its statement of the tail still holds."""
+        """Record that the live request is alive, so that its statement of the tail still holds."""
         if self.is_confirmed and self.position is not None and self.times.heard_s:
             self.stream.saw_tail(Sighting(self.position, now, now + self.times.heard_s))
 
@@ -244,7 +244,7 @@ class Topic:
             self._fire()
 
     def given_up(self) -> None:
-        """No live request will bring anything more: readers fetch what they have not been sent."""
+        """No live request will bring more bytes: readers fetch the bytes that they still need."""
         self.position = None
         self._fire()
 
@@ -279,7 +279,7 @@ class Topic:
                     drop_failed(reader)
         finally:
             self.steps = {}
-            # They hold bytes that the tape may drop.
+            # The steps hold bytes that the tape may drop.
             self._answers, self._answers_version = {}, None
             self.is_pumping = False
             self._account_all()
@@ -317,7 +317,7 @@ class Topic:
                 drop_failed(reader)
 
     def wake(self) -> None:
-        """Make every live reader look again."""
+        """Make every live reader check the topic again."""
         self._fire()
 
     # -- the readers' side

@@ -49,7 +49,7 @@ from gateway.upstream.auth_services import AuthServices
 
 _BAD_PER_S: Final = 5.0
 BAD_AT_ONCE: Final = 50
-"""Bounds on the bad credentials of one client network: at once, and a second."""
+"""Bounds on the bad credentials of one client network: the burst, and the rate in a second."""
 _MOST_EARLY: Final = 0.1
 _MOST_EARLY_S: Final = 5.0
 """A live read ends before its credential expires, by a part of the time left, so that readers return one by one."""
@@ -316,7 +316,7 @@ def _actions(request: Request, parsed: ParsedRequest, *, is_fork: bool) -> tuple
     action = action_of(parsed.mode, parsed.target.path)
     if parsed.mode not in _CHANGES:
         return (action,)
-    # An origin may read any of several values.
+    # An origin may use any one of several values.
     lines = request.headers.getall(STREAM_CLOSED, ())
     closes = any(is_true(value) for line in lines for value in line.split(","))
     if action is Action.APPEND and closes and request.body is None:

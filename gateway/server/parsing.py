@@ -1,7 +1,7 @@
 """The meaning of a request: its target, mode, route and stream, and the read that may be shared.
 
-The bytes have been parsed already (`gateway.server.reading`); this is their meaning to the gateway.  Nothing is decided
-here about how the request is answered.
+The bytes have been parsed already (`gateway.server.reading`); this module finds their meaning to the gateway.  It does
+not decide how the request is answered.
 """
 
 from __future__ import annotations
@@ -151,19 +151,19 @@ class ParsedRequest:
     client: str
     """The net of the client; empty if it is not known."""
     s2: S2Request | None = None
-    """The read of an S2 stream; None if the request is none, or has to be relayed."""
+    """The read of an S2 stream; None if the request is no such read, or has to be relayed."""
     named: RecordedStream | None = None
     """The stream's name in records, if the target does not give it."""
     basin: str | None = None
     """The S2 basin that the host names and no header does."""
     is_session: bool = False
-    """Whether request and answer go on side by side for as long as both parties like."""
+    """Whether request and answer are streamed at the same time, for as long as both parties like."""
     why_alone: str | None = None
     """Why a read is relayed although its route shares answers; None if it is not."""
     relayed: RelayedRequest | None = None
-    """The request as it is relayed, once it was."""
+    """The relayed form of the request, once it has been relayed."""
     parameters: Mapping[str, str] | None = None
-    """The credentials in the query, by their names, which are not in the target; None if there are none."""
+    """The credentials taken out of the query, by their names; None if there are none."""
 
     @property
     def recorded(self) -> RecordedStream:
@@ -194,7 +194,7 @@ class RequestParser:
         self._parsed: OrderedDict[_Asked, ParsedRequest] = OrderedDict()
         """Requests, other than GETs, whose header section had been seen before; the oldest of many is dropped."""
         self._has_decisive_numbers = any(not VARIED.isdisjoint(route.credential_names) for route in routes)
-        """Whether a route takes for credentials what differs from one append to the next."""
+        """Whether a route treats as credentials a field that differs from one append to the next."""
         self._speaks_s2 = bool(routes) and all(route.is_s2 for route in routes)
         self._net_of = net_of
 
@@ -225,7 +225,7 @@ class RequestParser:
             or request.version != "1.1"
         ):
             return self._parse(context)
-        # The section has been seen before: the same client asks again for what it asked before.
+        # The section has been seen before, so the same client repeats its request.
         target, has_body = request.target, request.body is not None
         asked = (facts, request.method, target, has_body, channel.client, channel.proxies, channel.scheme)
         parsed = self._parsed.get(asked)
@@ -271,7 +271,7 @@ class RequestParser:
             s2 = None
             if request.method == "GET" and request.body is None:
                 s2 = parse_s2(request.headers, target, route, sharing, client, named, basin)
-            # No path is reserved there, and no query makes a read live.
+            # S2 reserves no path, and no query makes a read live.
             by_method = _METHODS.get(request.method, _OTHER)
             context.mode = (
                 s2_mode(request.method, request.headers, target.query, s2.asked if s2 is not None else None)
@@ -308,7 +308,7 @@ class RequestParser:
                 _start(target, mode),
                 target.cursor,
                 facts.if_none_match,
-                # By position: names would be collected in a dictionary first.
+                # Passed by position, because keyword arguments would be collected in a dictionary first.
                 sharing.has_credentials and not route.is_shared,
                 sharing.accepted,
                 mode in LIVE,
@@ -333,8 +333,8 @@ class RequestParser:
 
 
 def take_credentials(target: Target, guard: Guard) -> tuple[Target, Mapping[str, str] | None]:
-    """The target without the credentials in its query, and these by name, decoded; None if there are none.  Raises
-    BadTarget if one is there twice."""
+    """The target without the credentials in its query, and the decoded credentials by name; None if there are none.
+    Raises BadTarget if a credential occurs twice."""
     names = guard.credential_parameters(target.query)
     if not names:
         return target, None

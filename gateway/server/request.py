@@ -37,11 +37,11 @@ class Holder(Protocol):
     """The source of an answer in progress."""
 
     def holdings(self) -> Iterable[Holding]:
-        """The bytes that it keeps in memory, besides those written."""
+        """The bytes that the source keeps in memory, except for written ones."""
 
 
 class LiveAnswer(Holder, Protocol):
-    """An answer that is given without a task that waits."""
+    """An answer that is given without a waiting task."""
 
     def pump(self) -> None:
         """The connection has room again."""
@@ -51,14 +51,14 @@ class LiveAnswer(Holder, Protocol):
 
 
 class LiveUse(Protocol):
-    """Where one live read is counted."""
+    """The count of one live read."""
 
     def end_live(self, sent_bytes: int) -> None:
         """The live read has ended, after `sent_bytes` body bytes."""
 
 
 class Note(Protocol):
-    """Where a live answer is logged and traced."""
+    """The record of a live answer in the log and the trace."""
 
     @property
     def trace_id(self) -> str | None:
@@ -72,7 +72,7 @@ class Note(Protocol):
 
 
 class Channel(Protocol):
-    """Takes one request's answer, and stands for the client behind it.
+    """Receives one request's answer, and represents its client.
 
     An answer is one `respond`; or `start_response`, any number of `send_part`, and `end_response`; or, after `park`, a
     live answer.  An answer of the first two kinds that is given without a task begins with `hand_over` and ends with
@@ -86,9 +86,9 @@ class Channel(Protocol):
     live_first_byte_s: float
     """Seconds from the reading of the request to the writing of the live answer's head."""
     cut_reason: CloseReason | None
-    """Why this side cuts the connection, if it does."""
+    """Why the gateway cuts the connection, if it does."""
     live_use: LiveUse | None
-    """Where the live read in progress is counted.  The channel ends it when it is free again, however that comes."""
+    """The count of the live read in progress.  The channel ends it when it is free again, for whatever reason."""
 
     @property
     def use(self) -> Account | None:
@@ -152,7 +152,7 @@ class Channel(Protocol):
     def go_on(
         self, request: Request, handler: Callable[[Request], Coroutine[Any, Any, Answered | None] | None]
     ) -> None:
-        """Have the handler do the rest of an answer that a `LiveAnswer` has waited for."""
+        """Have the handler do the remaining work of an answer that a `LiveAnswer` has waited for."""
 
     def response_written(self, request: Request) -> None:
         """The answer is written."""
@@ -171,7 +171,7 @@ class Channel(Protocol):
         """
 
     def end_live_use(self) -> None:
-        """Count the live read no more, if there is one."""
+        """Stop counting the live read, if there is one."""
 
     def end_early(self) -> None:
         """End the live answer in progress: in order if it is an SSE answer, else by dropping the connection."""
@@ -185,14 +185,14 @@ class Channel(Protocol):
         """Write the head of a live answer, with the first piece of its body as in `send_chunk`, if there is one."""
 
     def write_first(self, joined: bytes, chunk: bytes, size: int) -> None:
-        """Write `joined`, the head of a live answer and the first piece of its body, which is `chunk`, as in
-        `send_chunk`."""
+        """Write `joined`, which is the head of a live answer and the first piece of its body; `chunk` is that piece, as
+        in `send_chunk`."""
 
     def send_chunk(self, chunk: bytes, size: int) -> None:
         """Write a piece of a live body, framed as a chunk; `size` is its number of body bytes."""
 
     def send_view(self, piece: memoryview) -> None:
-        """Write a piece of a live body that many clients are sent, without copying it."""
+        """Write a piece of a live body without copying it, because many clients receive the same piece."""
 
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
         """End the live body; `in_order` if it is whole."""
@@ -209,7 +209,7 @@ class GivenUp(Protocol):
         """A client's request is about to be handled again."""
 
     def client_left(self, channel: Channel) -> None:
-        """A client has left before that."""
+        """A client has left before its request was handled again."""
 
 
 class Request:
@@ -248,7 +248,8 @@ class Request:
         self.held: Holder | None = None
         """The source of its answer's body, while that is written."""
         self.is_alone = False
-        """Whether it is a live read that waited for a shared answer, was counted then, and is to be relayed now."""
+        """Whether the request is a live read that is to be relayed, after it was counted and has waited for a shared
+        answer."""
 
     @property
     def version(self) -> str:
@@ -311,7 +312,7 @@ class Expectation:
     def __init__(self, request: Request, idle_timeout_s: float) -> None:
         """`idle_timeout_s` is the time after which the body is late."""
         self._request = request
-        # Sooner than the body is late, for which its client would be to blame.
+        # Less than the time after which the body is late, because the client would be blamed for that.
         patience_s = min(CONTINUE_S, idle_timeout_s / 2)
         self._timer: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(patience_s, self.meet)
 

@@ -38,7 +38,7 @@ TAIL_READ_BURST = 3
 MAX_OTHER_QUERIES = 16
 
 SEVERAL: Final = -1
-"""Several have found a stream.  No hash is -1."""
+"""Stands for several askers.  No hash is -1."""
 
 
 class End(StrEnum):
@@ -105,8 +105,8 @@ class Stream:
     head_headers: CIMultiDict[str] | None = None
     """End-to-end headers of the origin's latest answer to a HEAD, besides what `headers` and the tape provide."""
     found_by: int | None = None
-    """Whom the origin has shown the stream (`Source.asker`), or `SEVERAL`.  None if credentials are not shared: all
-    who share the record are then one asker."""
+    """The asker to which the origin has shown the stream (`Source.asker`), or `SEVERAL`.  None if credentials are not
+    shared: all readers that share the record are then one asker."""
     surrogate_keys: frozenset[str] = frozenset()
     """The origin's names for groups of streams; set only by `Paths.tag`, which keeps the index."""
     tagged_as: str = ""
@@ -123,9 +123,9 @@ class Stream:
     has_topic: bool = False
     """Whether the stream has live readers, or had until a moment ago; their bytes must be stored."""
     is_awake: bool = True
-    """Whether it hears of its path's events at once (`gateway.tape.paths`)."""
+    """Whether events of its path are applied to it at once (`gateway.tape.paths`)."""
     heard: int = 0
-    """How many events of its path it has heard, if it sleeps."""
+    """The number of its path's events applied so far, if they are not applied at once."""
     is_ranked: bool = False
     """Whether it is in the order of eviction; set only by the `TapeStore`."""
     holds: int = 0
@@ -391,8 +391,8 @@ class Stream:
         return self.expiry.latest is None and not self.is_followed and now - self.contacted_at >= LEAST_TTL_S
 
     def outlasts_failure(self, now: float, wall: float) -> bool:
-        """Whether what is held may be given although the origin fails: the stream has neither ended nor expired, as far
-        as is known, and is not another than the one whose lifetime was known."""
+        """Whether held bytes may be sent although the origin fails.  As far as is known, the stream must not have
+        ended, expired, or been replaced since its lifetime was learned."""
         is_over = self.ended is not None or self.version.may_have_ended or self.has_expired(now, wall)
         return not is_over and not self.expiry.is_lost
 

@@ -5,11 +5,11 @@ flights and has readers share them.  Its fetch announces the head, adds chunks a
 read at their own pace, and leave.  It ends as any shared fetch does (`gateway.upstream.collapse`), and is given up when
 the last reader leaves.
 
-There are two bounds.  The fetch pauses while no reader is within `WINDOW_BYTES` of what has arrived, so an origin is
-not read faster than the fastest client.  A body larger than `keep_bytes` is not kept: chunks that every reader has
-passed are dropped, no reader may attach any more, and a reader that falls `keep_bytes` behind is dropped.  Otherwise
-one slow client could keep the whole body in memory or stop the others.  A reader within two windows is never dropped,
-however small `keep_bytes` is, because the fastest reader may rightly be that far behind.
+There are two bounds.  The fetch pauses while no reader is within `WINDOW_BYTES` of what has arrived, so the origin's
+reply is not read faster than the fastest client reads.  A body larger than `keep_bytes` is not kept: chunks that every
+reader has passed are dropped, no reader may attach any more, and a reader that falls `keep_bytes` behind is dropped.
+Otherwise one slow client could keep the whole body in memory or stop the others.  A reader within two windows is never
+dropped, however small `keep_bytes` is, because the fastest reader may rightly be that far behind.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class Flight(SharedFetch):
         self.spools = False
         """Whether the body is read on although no reader takes it, because other requests wait for its connection."""
         self.must_go = False
-        """Whether the flight is given up for these requests."""
+        """Whether the flight is given up because other requests wait for its connection."""
         self.inflow = _UNBOUNDED
         """The account of the bytes that its arrival, and each of its readers, may add to memory."""
         self.shared: SharedBytes | None = None
