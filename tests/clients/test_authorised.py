@@ -86,6 +86,7 @@ async def test_a_token_renewed_in_the_middle_of_a_live_read_loses_and_doubles_no
     )
 
 
+@pytest.mark.parametrize("edge", ["memory"], indirect=True)
 async def test_a_token_that_is_not_renewed_ends_the_client_with_401(
     edge: Edge, typescript: TypeScript, clock: ManualClock, path: str
 ) -> None:
@@ -144,6 +145,7 @@ async def test_signed_urls_are_read_and_followed_by_the_official_clients(
     assert items(batches) == [json.loads(message) for message in MESSAGES]
 
 
+@pytest.mark.parametrize("edge", ["reference"], indirect=True)
 async def test_a_chat_of_the_ai_sdk_resumes_its_answer_by_a_signed_url(edge: Edge, path: str) -> None:
     every = f"{path}/**"
     writes = link(path, methods="append,close,create,read", streams=every)

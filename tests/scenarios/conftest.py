@@ -228,7 +228,8 @@ async def hostile() -> AsyncIterator[Hostile]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "transport" not in metafunc.fixturenames:
         return
-    ways = [(transport, is_fast) for transport in chosen(metafunc) for is_fast in (True, False)]
+    is_judging = metafunc.definition.get_closest_marker("judging") is not None
+    ways = [(one, is_fast) for one in chosen(metafunc) for is_fast in ((True,) if is_judging else (True, False))]
     if metafunc.config.getoption("--transports") == "some":
         # Remembered answers have the same bytes over every transport.
         ways = [(transport, is_fast) for transport, is_fast in ways if is_fast or transport == HTTP_1]
@@ -237,7 +238,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for transport, is_fast in ways
     ]
     found = [(transport, is_fast, "1.1") for transport, is_fast in ways]
-    if ways and _may_ask_over_http_2(metafunc):
+    if ways and not is_judging and _may_ask_over_http_2(metafunc):
         # Once: the versions of the two sides know nothing of each other.
         found.append((*ways[0], "2"))
         ids.append("origin over HTTP/2")

@@ -26,6 +26,8 @@ from tests.scenarios.credentials import ISSUER, LINK_KEY, bearer, jwt_rule, sign
 from tests.scenarios.wire import Dropped
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.judging
+
 CREATE = {"Content-Type": "text/plain", **bearer("writer", streams=["* /**"])}
 
 

@@ -109,6 +109,7 @@ async def test_live_readers_with_tokens_of_their_own_share_one_live_request(edge
     await eventually(lambda: len(edge.gateway.routes.verdicts.live) == 4)
 
 
+@pytest.mark.judging
 @pytest.mark.http_2
 @pytest.mark.parametrize("mode", ["long-poll", "sse"])
 async def test_live_reads_end_in_order_when_the_token_expires(edge: Edge, mode: str) -> None:
@@ -126,6 +127,7 @@ async def test_live_reads_end_in_order_when_the_token_expires(edge: Edge, mode: 
     await eventually(lambda: not edge.gateway.routes.verdicts.live)
 
 
+@pytest.mark.judging
 @pytest.mark.http_2
 @pytest.mark.parametrize("mode", ["long-poll", "sse"])
 async def test_revocation_ends_the_live_reads_of_its_principal_alone(edge: Edge, mode: str) -> None:
@@ -188,6 +190,7 @@ async def test_public_streams_need_no_credential_and_their_answers_stay_public(e
     assert (await edge.send("POST", "/public/a/b", {"Content-Type": "text/plain"}, b"x")).status == 401
 
 
+@pytest.mark.judging
 @pytest.mark.parametrize("passes", [False, True])
 async def test_the_origin_gets_the_principal_and_no_credentials_unless_they_are_passed_on(
     hostile: Hostile, start: Start, settings: dict[str, Any], *, passes: bool
@@ -211,6 +214,7 @@ async def test_the_origin_gets_the_principal_and_no_credentials_unless_they_are_
     assert {asked.target.partition("?")[2].partition("&")[0] for asked in origin.asked} >= {"b=2", ""}
 
 
+@pytest.mark.judging
 async def test_the_sign_command_and_the_revoke_endpoint_work_together(edge: Edge, tmp_path: Path) -> None:
     await made(edge, "/s", **{"Stream-Closed": "true"})
 
@@ -302,6 +306,7 @@ async def test_a_cookie_for_one_network_is_refused_to_another_that_sends_the_sam
         assert await from_address(edge, "127.0.0.2", live, cookie) == 401
 
 
+@pytest.mark.judging
 async def test_cookies_authorise_reads_and_writes_from_the_site_and_never_reach_the_origin(
     hostile: Hostile, start: Start, tmp_path: Path
 ) -> None:
@@ -335,6 +340,7 @@ async def test_cookies_authorise_reads_and_writes_from_the_site_and_never_reach_
     assert not any("Cookie" in asked.headers for asked in origin.asked)
 
 
+@pytest.mark.judging
 async def test_calls_with_tokens_of_the_origin_pass_and_no_other_spelling_of_them(
     hostile: Hostile, start: Start, settings: dict[str, Any]
 ) -> None:
@@ -367,6 +373,7 @@ async def test_calls_with_tokens_of_the_origin_pass_and_no_other_spelling_of_the
         assert asked.headers["Authorization"] == "Bearer callback-token"
 
 
+@pytest.mark.judging
 async def test_a_relayed_live_read_ends_when_its_token_expires(
     start: Start, origin: RunningOrigin, settings: dict[str, Any]
 ) -> None:
@@ -387,6 +394,7 @@ async def test_a_relayed_live_read_ends_when_its_token_expires(
     await eventually(lambda: not verdicts.live)
 
 
+@pytest.mark.judging
 async def test_a_drain_that_is_undone_lengthens_no_read_beyond_its_token(edge: Edge) -> None:
     tail = await made(edge, "/shared/s")
     wire = await edge.begin(f"/shared/s?live=sse&offset={tail}", bearer("ada", exp=WALL + 20))
@@ -401,6 +409,7 @@ async def test_a_drain_that_is_undone_lengthens_no_read_beyond_its_token(edge: E
     await eventually(lambda: not edge.gateway.routes.verdicts.live)
 
 
+@pytest.mark.judging
 async def test_each_closing_spelling_of_a_write_needs_the_permission_to_close(edge: Edge) -> None:
     await made(edge, "/s")
     appender = {"Content-Type": "text/plain", **bearer("eve", streams=["append /s"])}

@@ -14,6 +14,8 @@ from tests.scenarios.credentials import bearer, jwt_rule, signed, signed_rule
 from tests.scenarios.wire import Answer
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.judging
+
 TEXT = {"Content-Type": "text/plain"}
 LIMITS = [
     {"name": "some", "requests_per_s": 1000, "live_reads": 100},

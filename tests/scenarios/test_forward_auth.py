@@ -22,6 +22,8 @@ from tests.scenarios.hostile import Asked, part_of_stream
 from tests.scenarios.wire import Answer, Dropped
 from tests.waiting import eventually, pass_turns
 
+pytestmark = pytest.mark.judging
+
 ADA = {"Authorization": "Bearer ada"}
 BOB = {"Authorization": "Bearer bob"}
 

@@ -22,6 +22,8 @@ from tests.scenarios.credentials import ISSUER, bearer, jwt_rule, signed, signed
 from tests.scenarios.hostile import Asked, answer, part_of_stream
 from tests.scenarios.wire import Answer
 
+pytestmark = pytest.mark.judging
+
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:

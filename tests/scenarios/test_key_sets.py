@@ -20,6 +20,8 @@ from tests.tls_origin import behind_tls, server_context
 from tests.tls_origin import made as certified
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.judging
+
 CREATE = bearer("writer", streams=["* /**"])
 
 

@@ -17,6 +17,8 @@ from tests.scenarios.hostile import Asked, part_of_stream
 from tests.scenarios.noting import log_lines
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.judging
+
 OTHER = "https://other.test"
 CREATE = bearer("writer", streams=["* /**"])
 CLOSED = {"Content-Type": "text/plain", "Stream-Closed": "true", **CREATE}
