@@ -80,7 +80,7 @@ by = "forward"
 url = "http://127.0.0.1:{service}/may"
 """
 _ALLOWED: Final = b"HTTP/1.1 204 No Content\r\nCache-Control: max-age=300\r\n\r\n"
-"""What the authorisation service answers to every request."""
+"""The authorisation service's reply to every request."""
 
 
 @cache
