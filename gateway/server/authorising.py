@@ -29,7 +29,7 @@ from gateway.auth.verdicts import Allowed, Verdicts
 from gateway.config.routes import RouteConfig
 from gateway.engine.route import Route
 from gateway.errors import TooManyRequests
-from gateway.limits.accounts import UNKNOWN, Account
+from gateway.limits.accounts import Account
 from gateway.limits.rate_limits import Rate, retry_after_s
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
@@ -183,13 +183,12 @@ class Authoriser:
             return None
         return max(0.0, left_s - self._rng.uniform(0, min(_MOST_EARLY * left_s, _MOST_EARLY_S)))
 
-    def register(self, channel: Channel, allowed: Allowed) -> None:
-        """Register a live read that was allowed and admitted."""
+    def register(self, channel: Channel, allowed: Allowed, net: str) -> None:
+        """Register a live read of this client network that was allowed and admitted."""
         channel.live_bytes = 0
         use = GuardedUse(channel, channel.live_use, allowed, self.verdicts, self._admission.now)
         channel.live_use = use
         if allowed.renewal is not None:
-            net = channel.use.net if channel.use is not None else UNKNOWN
             use.renewing = VerdictRenewal(use, allowed.renewal, net, self.services, self._rng)
 
     @staticmethod

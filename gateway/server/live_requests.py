@@ -12,7 +12,7 @@ from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.read import Read
 from gateway.engine.sse import Subscription
 from gateway.errors import GatewayError
-from gateway.limits.accounts import NO_PARTIES
+from gateway.limits.accounts import NO_PARTIES, UNKNOWN
 from gateway.protocol.mode import Mode
 from gateway.server.admission import Admission
 from gateway.server.authorising import Authoriser
@@ -146,7 +146,7 @@ class LiveRequests:
             return False
         client: Client = (address, section)
         if allowed is not None:
-            self._authoriser.register(channel, allowed)
+            self._authoriser.register(channel, allowed, account.net if account is not None else UNKNOWN)
             client = (allowed.caller(address), section)
         began = self._now()
         if self._joins_readers(channel, join, began, client) or self._begins(

@@ -135,10 +135,11 @@ class Relays:
         *,
         is_expecting: bool = False,
     ) -> None:
-        passed = parsed.relayed
+        passed, guard = parsed.relayed, parsed.route.guard
         if passed is None or is_expecting:
             passed = self._passed(context, parsed, is_expecting=is_expecting)
-            if not is_expecting:
+            # A service may name another principal for the same request next time.
+            if not is_expecting and (guard is None or not guard.asks_services):
                 parsed.relayed = passed
         if varied := context.request.head.fields.varied:
             passed = passed.varied_by(varied)

@@ -459,3 +459,45 @@ async def test_a_tenant_without_a_principal_is_limited_and_counted(
     assert statuses == [200] * 3 + [429] * 2
     ((_, usage),) = edge.gateway.routes.verdicts.tenants.items()
     assert usage.requests == 4
+
+
+async def test_the_origin_learns_the_principal_of_the_verdict_that_allowed_each_write(
+    hostile: Hostile, start: Start, service: AuthService
+) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(part_of_stream(b"", "0001"))
+
+    server = await hostile(script, takes_head=True)
+    rules = [rule(service, principal_from="x-user", tenant_from="x-org")]
+    names = {"principal_header": "x-principal", "tenant_header": "x-tenant"}
+    edge = await start(server.url, auth=rules, credentials="shared", **names)
+    service.decide = None
+    wire = await edge.wire()
+    # One session, whose user changes.
+    for user in ("ada", "ada", "bob", "bob"):
+        service.headers = {"X-User": user, "X-Org": f"of {user}", "Cache-Control": "no-store"}
+        await wire.ask("/s", {"Content-Type": "text/plain", **ADA}, "POST", b"x")
+        assert (await bounded(wire.answer("POST"))).status == 200
+    found = [(one.headers.get("X-Principal"), one.headers.get("X-Tenant")) for one in server.asked]
+    assert found == [("ada", "of ada")] * 2 + [("bob", "of bob")] * 2
+
+
+async def test_verdicts_of_live_reads_behind_a_proxy_are_renewed_for_the_networks_of_their_clients(
+    start: Start, origin: RunningOrigin, service: AuthService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.upstream.auth_services.MOST_WAITING", 16)
+    edge = await started(start, origin, service, trusted_proxies=["127.0.0.1"], sse_lifetime_s=600)
+    service.decide = lambda asked: ("200 OK", {"Cache-Control": "max-age=20"})
+    tail = await made(edge)
+    for number in range(6):
+        headers = {"Authorization": f"Bearer {number}", "X-Forwarded-For": f"192.0.{number}.1"}
+        # The second one is recognised.
+        for _ in range(2):
+            wire = await edge.begin(f"/s?live=sse&offset={tail}", headers)
+            assert (await bounded(wire.head())).status == 200
+    await eventually(lambda: len(edge.gateway.routes.verdicts.live) == 12)
+    service.gate.clear()
+    edge.clock.advance(17)
+    await eventually(lambda: "6 questions, 12 waiting" in repr(edge.gateway.auth_services))
+    service.gate.set()
+    await eventually(lambda: "0 questions, 0 waiting" in repr(edge.gateway.auth_services))
