@@ -35,7 +35,7 @@ class Renewal(NamedTuple):
 class Allowed:
     """A verdict that allows a principal the requested actions."""
 
-    __slots__ = ("_caller", "edition", "parties", "principal", "renewal", "until", "usage")
+    __slots__ = ("_caller", "edition", "parties", "principal", "renewal", "scheme", "until", "usage")
 
     def __init__(
         self, principal: Principal, edition: int, usage: Usage | None = None, renewal: Renewal | None = None
@@ -49,6 +49,8 @@ class Allowed:
         self.edition = edition
         self.renewal = renewal
         """How the verdict is renewed; None if no service has decided."""
+        self.scheme: str | None = None
+        """The scheme of the connections for which it is valid; None for any."""
         self.parties = parties_of(principal)
         self.usage = usage
         """The usage of the principal's tenant; None without a tenant."""

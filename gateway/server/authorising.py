@@ -149,10 +149,12 @@ class Authoriser:
             if error.challenge is not None and names_metadata(guard):
                 error.challenge += f', resource_metadata="{metadata_url(request, asked.path)}"'
             raise
-        alias = request.channel.alias
-        # The verdict depends on the client's network, which the bytes do not show.
-        if alias is not None and not context.allowed.principal.network and self.verdicts.holds(context.allowed):
-            self._remember(alias, context.allowed)
+        alias, allowed = request.channel.alias, context.allowed
+        # The verdict may depend on the client's network and on the scheme, which the bytes do not show.
+        if allowed.renewal is not None:
+            allowed.scheme = request.channel.scheme
+        if alias is not None and not _depends_on_client(allowed) and self.verdicts.holds(allowed):
+            self._remember(alias, allowed)
         return True
 
     def _await(self, waiting: UndecidedRequest, question: Question, refused: Callable[[], None]) -> None:
@@ -168,9 +170,12 @@ class Authoriser:
         if (split := self._sections.split(alias)) is not None:
             self._sections.allow(split[1], split[0], allowed)
 
-    def allowed(self, section: Section, line: bytes | None) -> Allowed | None:
-        """The verdict on a request that was not parsed, if it is known and valid; the handler has to judge others."""
+    def allowed(self, section: Section, line: bytes | None, scheme: str) -> Allowed | None:
+        """The verdict on a request that was not parsed, on a connection with this scheme, if it is known and valid; the
+        handler has to judge others."""
         allowed = section.allowed.get(line) if line is not None else None
+        if allowed is None or allowed.scheme not in (None, scheme):
+            return None
         return allowed if self.verdicts.holds(allowed) else None
 
     def ends_in_s(self, allowed: Allowed, most_s: float) -> float | None:
@@ -253,6 +258,12 @@ class Authoriser:
         if not with_headers:
             return asked
         return asked._replace(method=request.method, scheme=request.scheme, host=request.host, headers=headers)
+
+
+def _depends_on_client(allowed: Allowed) -> bool:
+    """Whether the client's address has decided, even if it is not known."""
+    renewal = allowed.renewal
+    return bool(allowed.principal.network) or (renewal is not None and renewal.inquiry.rule.sends_client)
 
 
 def headers_for_origin(

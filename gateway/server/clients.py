@@ -140,6 +140,10 @@ class Peer(Protocol):
         """The client's address without its port, as the socket or the PROXY header gives it; None if there is none."""
 
     @property
+    def scheme(self) -> str:
+        """The scheme of the connection, as in a URL."""
+
+    @property
     def proxies(self) -> Proxies | None:
         """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
 

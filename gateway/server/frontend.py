@@ -243,6 +243,8 @@ class Frontend:
             allowed = section.allowed.get(key[0]) if key is not None else None
             if allowed is None or allowed.edition != verdicts.edition or verdicts.wall() >= allowed.until:
                 return False
+            if allowed.scheme is not None and allowed.scheme != peer.scheme:
+                return False
             parties, usage = allowed.parties, allowed.usage
         if self._rates.limits:
             if (account := peer.use) is None:

@@ -130,7 +130,7 @@ class LiveRequests:
         allowed, parties = None, NO_PARTIES
         if read.route.guard is not None:
             config, authoriser = read.route.config, self._authoriser
-            allowed = authoriser.allowed(section, join.line)
+            allowed = authoriser.allowed(section, join.line, channel.scheme)
             most_s = config.sse_lifetime_s if join.mode is _SSE else config.long_poll_timeout_s
             if allowed is None or authoriser.ends_in_s(allowed, most_s) is not None:
                 return False

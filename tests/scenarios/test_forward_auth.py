@@ -19,7 +19,8 @@ from gateway.server.connection import Connection
 from tests.scenarios.auth_service import AuthService
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, part_of_stream
-from tests.scenarios.wire import Answer, Dropped
+from tests.scenarios.wire import Answer, Dropped, Wire
+from tests.transports import Trust
 from tests.waiting import eventually, pass_turns
 
 pytestmark = pytest.mark.judging
@@ -501,3 +502,25 @@ async def test_verdicts_of_live_reads_behind_a_proxy_are_renewed_for_the_network
     await eventually(lambda: "6 questions, 12 waiting" in repr(edge.gateway.auth_services))
     service.gate.set()
     await eventually(lambda: "0 questions, 0 waiting" in repr(edge.gateway.auth_services))
+
+
+async def test_a_verdict_that_was_given_for_https_is_not_remembered_for_plain_http(
+    start: Start, origin: RunningOrigin, service: AuthService, trust: Trust
+) -> None:
+    def only_secure(asked: Asked) -> tuple[str, dict[str, str]]:
+        is_secure = asked.headers["X-Forwarded-Proto"] == "https"
+        return "200 OK" if is_secure else "403 Forbidden", {"Cache-Control": "max-age=100"}
+
+    tls = {"certificates": [trust.pair.as_config()]}
+    edge = await started(start, origin, service, listeners=[{"address": "127.0.0.1:0", "tls": tls}])
+    plain, secure = sorted(edge.gateway.listeners.urls, key=lambda url: url.partition(":")[0])
+    answer = await edge.send_to(plain, "PUT", "/s", {"Content-Type": "text/plain", **ADA}, b"0123456789")
+    tail = answer.next_offset
+    service.decide = only_secure
+    for target in ("/s", f"/s?offset={tail}&live=sse"):
+        for url, status in ((secure, 200), (plain, 403), (secure, 200)):
+            for _ in range(3):
+                wire = await Wire.open(url, tls=trust.client if url == secure else None)
+                await wire.ask(target, ADA)
+                assert (await bounded(wire.head())).status == status, (url, target)
+                await wire.closed()
