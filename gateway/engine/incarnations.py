@@ -47,7 +47,7 @@ def is_kept(read: Read, stream: Stream, found: object) -> bool:
     """Whether a shared answer, or a place among live readers, does not suit the read's Origin header."""
     if stream.varies_by_origin or not isinstance(found, Answer) or found.status < 400:
         return read.is_kept_from(stream)
-    # A failure of the origin is everybody's.
+    # A failure of the origin concerns all readers.
     return found.status < 500 and found.status != 429 and not read.is_origin_met(found.headers)
 
 

@@ -1,6 +1,6 @@
 """Long-poll (section 5.7): an answer as soon as bytes follow the offset, or the place at which to wait for them.
 
-`gateway.engine.long_poll_waiter` waits, and is answered by what is decided here.
+`gateway.engine.long_poll_waiter` waits; this module decides its answer.
 """
 
 from __future__ import annotations

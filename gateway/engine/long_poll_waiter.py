@@ -163,7 +163,7 @@ class Waiter:
         self._is_over = False
         """Whether the clients have their answer, or will get none here."""
         self._has_left = False
-        """Whether the topic counts the clients no more."""
+        """Whether the topic has stopped counting the clients."""
         self._is_asking = False
         self._has_missed = False
         """Whether the topic changed while the origin was being asked."""

@@ -5,9 +5,9 @@ answered.  One that may create or delete the stream and had no answer may have b
 pending until a write is acknowledged after which nothing is held that could be of an earlier stream.  Writes belong to
 the path, and not to the records of its streams, so a record that is begun later is in the same doubt.
 
-While one that deletes and one that creates are pending, the origin may have made the stream anew at any offset, and no
-answer needs to tell.  A DELETE alone leaves no stream that could be taken for the one before, and a PUT alone finds the
-stream there: anyone can send one of them, slowly, and what readers hold stays.
+While one that deletes and one that creates are pending, the origin may have re-created the stream at any offset, and no
+answer has to show it.  A DELETE alone leaves no stream that could be mistaken for the earlier one, and a PUT alone
+finds the stream there: anyone can send one of them, slowly, and what readers hold stays.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class RelayedRequest:
     headers: CIMultiDict[str]
     client: str
     is_session: bool = False
-    """Whether request and answer go on side by side for as long as both parties like."""
+    """Whether request and answer are streamed at the same time, for as long as both parties like."""
     partition: Partition = _UNPARTITIONED
     """The client's own.  Under another one the same path may name another stream."""
     is_live: bool = False

@@ -279,7 +279,7 @@ class Topic:
                     drop_failed(reader)
         finally:
             self.steps = {}
-            # The steps hold bytes that the tape may drop.
+            # Shared answers hold bytes that the tape may drop.
             self._answers, self._answers_version = {}, None
             self.is_pumping = False
             self._account_all()

@@ -82,7 +82,7 @@ class ClientConnection(Protocol):
     """One open connection."""
 
     use: Account | None
-    """Where the connection is counted; None if it belongs to no net.  `Clients` sets it."""
+    """The account in which the connection is counted, set by `Clients`; None if it belongs to no net."""
 
     @property
     def client(self) -> str | None:
@@ -439,7 +439,7 @@ class Clients:
 
 
 def admit_any(answer: RememberedAnswer, peer: Peer, section: Section) -> bool:
-    """Admit the request: there are neither rate limits nor rules who may."""
+    """Admit the request, because there are neither rate limits nor rules."""
     return True
 
 

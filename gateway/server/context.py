@@ -190,8 +190,8 @@ class ResponseRecorder:
     def dress(
         self, route: Route | None, origin: str | None, headers: CIMultiDict[str], *, is_public: bool = False
     ) -> None:
-        """The same, for a route and the request's Origin header; `is_public` says that the answer is from a public
-        stream."""
+        """Add the headers that every response carries, for a route and the request's Origin header; `is_public` says
+        that the answer is from a public stream."""
         config = None
         if route is not None:
             config = route.cors

@@ -116,7 +116,7 @@ class TimedConnection(Handling, asyncio.Protocol):
         super().__init__(clients)
         self.transport: asyncio.Transport | None = None
         self.use: Account | None = None
-        """Where the connection is counted; None if it belongs to no net."""
+        """The account in which the connection is counted; None if it belongs to no net."""
         self.has_partial_head = False
         """Whether a part of the next head has arrived; the deadline is then for the rest of the head."""
         self.is_full = False

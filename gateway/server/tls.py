@@ -102,7 +102,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         super().__init__()
         self._turns = turns
         self.use: Account | None = None
-        """Where the connection is counted; None if it belongs to no net."""
+        """The account in which the connection is counted; None if it belongs to no net."""
         self._raw = raw
         self._ssl = tls
         self._incoming = incoming

@@ -55,7 +55,7 @@ class TurnTaker(Protocol):
     """A connection with requests or other input that wait for their turn."""
 
     use: Account | None
-    """Where the connection is counted; None if it belongs to no net."""
+    """The account in which the connection is counted; None if it belongs to no net."""
 
     def __hash__(self) -> int:
         """By identity."""

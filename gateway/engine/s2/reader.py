@@ -105,7 +105,7 @@ class S2SessionReader:
     def __init__(self, session: S2Session, wire: Wire, context: S2ReaderContext) -> None:
         self.stream = session.stream
         self.read = session.read
-        """How far its client is, and what is left of its limits."""
+        """The position of its client, and the rest of its limits."""
         self.topic: S2Topic | None = None
         """The topic, once the client has been at the tail."""
         self._form = session.form

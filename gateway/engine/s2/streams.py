@@ -240,7 +240,7 @@ class S2Confirmations:
             self._turn()
 
     def remove(self, stream: S2Stream) -> None:
-        """The stream is followed no more."""
+        """Record that the stream is not followed any more."""
         group = stream.stream.key.group
         if (streams := self._waiting.get(group)) is not None:
             streams.pop(stream, None)

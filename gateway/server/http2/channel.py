@@ -61,7 +61,7 @@ class StreamConnection(Protocol):
     session: Session
     scheme: str
     use: Account | None
-    """Where the connection is counted; None if it belongs to no net."""
+    """The account in which the connection is counted; None if it belongs to no net."""
 
     @property
     def client(self) -> str | None:
@@ -120,7 +120,7 @@ class StreamChannel(Handling):
         self._is_bodiless = False
         """Whether the answer has no body, whatever its head says (RFC 9110 section 6.4.1)."""
         self.cut_reason: CloseReason | None = None
-        """Why this side cuts the stream, if it does."""
+        """Why the gateway cuts the stream, if it does."""
         self.shared_bytes = 0
         """Bytes of a large answer, which are not this client's own."""
         self.shared: SharedBytes | None = None

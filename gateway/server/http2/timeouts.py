@@ -55,7 +55,7 @@ class TimedHttp2Connection(asyncio.Protocol):
     def __init__(self, clients: Clients) -> None:
         self.clients = clients
         self.use: Account | None = None
-        """Where the connection is counted; None if it belongs to no net."""
+        """The account in which the connection is counted; None if it belongs to no net."""
         self.session = Session(clients.limits.http2_streams, clients.http2)
         self.transport: asyncio.Transport | None = None
         self._channels: dict[Stream, StreamChannel] = {}
