@@ -23,7 +23,9 @@ from gateway.origin.app import RunningOrigin
 from gateway.telemetry.audit import REFUSALS_PER_WINDOW, WINDOW_S
 from tests.scenarios.conftest import Edge, Start, bounded
 from tests.scenarios.credentials import ISSUER, LINK_KEY, bearer, jwt_rule, signed, signed_rule, token
+from tests.scenarios.noting import log_lines
 from tests.scenarios.wire import Dropped
+from tests.transports import OVER_HTTP_2
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.judging
@@ -33,6 +35,20 @@ CREATE = {"Content-Type": "text/plain", **bearer("writer", streams=["* /**"])}
 
 def audited(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "gateway.audit"]
+
+
+@pytest.mark.http_2
+async def test_a_method_of_any_length_is_cut_in_the_log_and_in_the_audit(
+    start: Start, origin: RunningOrigin, tmp_path: Path, caplog: pytest.LogCaptureFixture, transport: str
+) -> None:
+    log = tmp_path / "access.log"
+    edge = await start(origin.url, auth=[jwt_rule(tmp_path)], credentials="shared", sink="file", path=str(log))
+    # The parser of HTTP/1.1 knows its methods.
+    method, shown = ("A" * 6_000, "A" * 200 + "…") if transport in OVER_HTTP_2 else ("PATCH", "PATCH")
+    assert (await edge.send(method, "/eve/s", bearer("ada"))).status == 403
+    assert audited(caplog)[0].startswith(f"{shown} /eve/s by ")
+    (line,) = await log_lines(edge, log, 1)
+    assert line["method"] == method[:32]
 
 
 @pytest.mark.parametrize("conceal", [False, True])

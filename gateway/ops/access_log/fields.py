@@ -29,6 +29,8 @@ S2: Final = "s2"
 """The field `protocol` of a request to an S2 stream."""
 STREAM_CHARS: Final = 2_048
 """Longest `stream` in a line."""
+METHOD_CHARS: Final = 32
+"""Longest `method` in a line: over HTTP/2 a client may invent one of any length."""
 
 Kind = Literal["integer", "number", "string", "boolean"]
 
@@ -67,7 +69,7 @@ FIELDS: Final = (
         "16 hexadecimal digits",
         "Id of the readers who share a tape; hides their credentials. Absent where the whole route shares one.",
     ),
-    Field("method", "string", "", "HTTP method.", True),
+    Field("method", "string", "", "HTTP method, its first 32 characters.", True),
     Field("mode", "string", "`gateway.protocol.mode.Mode`", "Kind of request.", True),
     Field("status", "integer", "HTTP status", "Absent where the connection closed before one was sent."),
     Field("outcome", "string", "`gateway.protocol.cache_status.Outcome`", "How the request was answered.", True),

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from gateway.auth.verdict import Caller
-from gateway.ops.access_log.fields import S2, STREAM_CHARS, VERSION
+from gateway.ops.access_log.fields import METHOD_CHARS, S2, STREAM_CHARS, VERSION
 from gateway.ops.partition_ids import PartitionIds
 from gateway.protocol.forwarded_headers import TRACEPARENT
 from gateway.telemetry.access_record import Client, Record, Repeated
@@ -53,6 +53,8 @@ def cut(record: Record) -> None:
     """Cut a record's client-supplied texts to what a line may hold, so that a queued record stays small."""
     if len(record.stream) > STREAM_CHARS:
         record.stream = record.stream[:STREAM_CHARS]
+    if len(record.method) > METHOD_CHARS:
+        record.method = record.method[:METHOD_CHARS]
     if record.user_agent is not None and len(record.user_agent) > _AGENT_CHARS:
         record.user_agent = record.user_agent[:_AGENT_CHARS]
 

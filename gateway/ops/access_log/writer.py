@@ -364,7 +364,7 @@ class LogWriter:
 def _weight(item: Item) -> int:
     """About the bytes of memory that an item takes in the queue."""
     if isinstance(item, Record):
-        size = _RECORD_BYTES + len(item.stream)
+        size = _RECORD_BYTES + len(item.stream) + len(item.principal) + len(item.tenant)
         if item.user_agent is not None:
             size += len(item.user_agent)
         if item.partition is not None:
