@@ -14,7 +14,7 @@ from gateway.aio.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from gateway.auth.asked import Asked
-    from gateway.auth.explain import Explanation
+    from gateway.auth.check_explanation import Explanation
     from gateway.auth.verdict import Principal
     from gateway.config.authorisation import AuthRuleConfig
     from gateway.config.gateway import GatewayConfig
@@ -32,7 +32,7 @@ def token_from(text: str) -> str:
 
 def explain_request(config: GatewayConfig, url: str, token: str, actions: str, client: str, cookie: str) -> int:
     """Print how the request is judged, a fact a line.  The exit status: 0 if it is allowed, 1 if it is refused."""
-    from gateway.auth.explain import explain
+    from gateway.auth.check_explanation import explain
     from gateway.auth.rules import load_rules
     from gateway.engine.core import route_for
     from gateway.engine.route import RouteTable

@@ -19,7 +19,7 @@ from typing import Final
 
 from gateway.engine.answer import Answer, BodyRun, NamedTail
 from gateway.engine.first_read import SMALL_BYTES, FirstRead, is_awaited
-from gateway.engine.live_read import LiveReads
+from gateway.engine.live_start import LiveReads
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.response_heads import (
     Said,

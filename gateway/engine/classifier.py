@@ -33,7 +33,7 @@ from gateway.protocol.freshness import Lifetime, freshness_from_headers, lifetim
 from gateway.protocol.names import DEFAULT_TYPE, NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.sharing import Ground
 from gateway.protocol.stream_version import Version
-from gateway.tape.confirmed import Sighting
+from gateway.tape.origin_statements import Sighting
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.upstream.call import Source

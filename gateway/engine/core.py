@@ -20,13 +20,13 @@ from gateway.engine.confirming import Confirming
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.first_read import FirstRead
 from gateway.engine.hit_for_miss import HEAD
-from gateway.engine.incarnations import Incarnations, is_kept, is_known_kept
-from gateway.engine.live_read import LiveReads
+from gateway.engine.live_start import LiveReads
 from gateway.engine.long_poll import LongPoll
 from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.negative_cache import NegativeCache
-from gateway.engine.path_changes import Purge
+from gateway.engine.path_events import Purge
 from gateway.engine.read import Read, Uncacheable
+from gateway.engine.read_runner import Incarnations, is_kept, is_known_kept
 from gateway.engine.relay import Relay
 from gateway.engine.relayed_request import PendingWrites
 from gateway.engine.response_heads import origin_error_answer

@@ -35,7 +35,7 @@ from gateway.protocol.json_body import ArrayUnwrapper, NotAnArray
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW, START, is_before
 from gateway.tape.arriving import Arriving
-from gateway.tape.confirmed import LEAST_GAP_S
+from gateway.tape.origin_statements import LEAST_GAP_S
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape

@@ -10,10 +10,10 @@ from gateway.aio.timers import Wheel
 from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.engine.catchup import CatchUp
 from gateway.engine.coder import Coder
-from gateway.engine.incarnations import Incarnations
-from gateway.engine.live_read import TOO_LARGE, LiveReads
+from gateway.engine.live_start import TOO_LARGE, LiveReads
 from gateway.engine.long_poll_waiter import PollClient, Waiter, WaitingPoll
 from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
+from gateway.engine.read_runner import Incarnations
 from gateway.engine.response_heads import (
     Said,
     is_not_modified,

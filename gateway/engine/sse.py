@@ -20,9 +20,9 @@ from weakref import ref
 from gateway.aio.tasks import Tasks
 from gateway.aio.timers import Wheel
 from gateway.engine.answer import Answer
-from gateway.engine.incarnations import Incarnations
-from gateway.engine.live_read import LiveReads
+from gateway.engine.live_start import LiveReads
 from gateway.engine.read import Read, StreamEnded, Uncacheable
+from gateway.engine.read_runner import Incarnations
 from gateway.engine.response_heads import origin_error_answer
 from gateway.errors import GatewayError, Stopping
 from gateway.live.frames import LiveStep
@@ -30,7 +30,7 @@ from gateway.live.subscriber import SHORTEST_S, Subscriber, Wire
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.names import NOW, SSE_DATA_ENCODING, is_sse_text
-from gateway.tape.confirmed import FirstTail
+from gateway.tape.origin_statements import FirstTail
 from gateway.tape.stream import Stream
 
 MOST_BYTES: Final = 512

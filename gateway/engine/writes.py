@@ -20,7 +20,7 @@ from multidict import CIMultiDict, istr
 
 from gateway.aio.clock import Clock
 from gateway.engine.negative_cache import NegativeCache
-from gateway.engine.path_changes import Acknowledged, PathChange
+from gateway.engine.path_events import Acknowledged, PathChange
 from gateway.engine.relayed_request import (
     CREATES,
     NO_CHANGE,

@@ -14,7 +14,7 @@ from gateway.aio.timers import TICK_S, Wheel
 from gateway.limits.memory import NOTHING, Holding
 from gateway.live.frames import HEARTBEAT_BYTES, HEARTBEAT_CHUNK, LargeEvent, LiveStep
 from gateway.live.topic import BEATS, Topic
-from gateway.tape.confirmed import FirstTail
+from gateway.tape.origin_statements import FirstTail
 from gateway.telemetry.access_record import CloseReason, LiveCounts
 
 PART_BYTES = 1 << 17

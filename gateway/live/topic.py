@@ -16,7 +16,7 @@ Arrivals without readers make no round.
 `Cursors` has the cursors of one stream's live readers (section 8.1): those that wait together get the shared one, so
 that they return with one request.  The shared cursor is above every cursor that a client has shown.  Clients whose
 cursors are far ahead share another one, so that they do not draw ordinary clients up to it.  `gateway.protocol.cursor`
-has the arithmetic; `gateway.engine.live_read` asks for cursors.
+has the arithmetic; `gateway.engine.live_start` asks for cursors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gateway.protocol.cursor import interval, next_cursor, parse_cursor, shared_
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.names import is_before
 from gateway.protocol.stream_version import Version
-from gateway.tape.confirmed import FirstTail, Sighting
+from gateway.tape.origin_statements import FirstTail, Sighting
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.call import Source

@@ -30,9 +30,9 @@ from gateway.s2.errors import S2ErrorCode, error_body
 from gateway.server import cors
 from gateway.server.admission import Admission
 from gateway.server.delivery import Delivery
-from gateway.server.observing import Observed, Observers
 from gateway.server.remembered import RememberedAnswer, Repeatable
 from gateway.server.request import Answered, Request
+from gateway.server.request_records import Observed, Observers
 from gateway.telemetry.access_record import note_repeated
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, Sent
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from gateway.engine.first_read import FirstRead
 from gateway.engine.read import Read
 from gateway.limits.memory import NOTHING, Holding
-from gateway.server.clients import Work
+from gateway.server.client_connections import Work
 from gateway.server.context import RequestContext
 from gateway.server.parsing import ParsedRequest
 from gateway.server.request import Channel, Request

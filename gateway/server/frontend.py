@@ -30,17 +30,17 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.target import BadHost, host_of, without_authority
 from gateway.server.admission import Admission
 from gateway.server.authorising import Authoriser
-from gateway.server.clients import ClientConnection, Clients, ConnectionRefusal, Handler, Peer
+from gateway.server.client_connections import ClientConnection, Clients, ConnectionRefusal, Handler, Peer
 from gateway.server.connection import Connection, SecureConnection
 from gateway.server.handler import RequestHandler
 from gateway.server.handshake import HTTP_1, HTTP_2, Connect
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Joins
 from gateway.server.listeners import Certificates, ListenerRecorder, Listeners
-from gateway.server.observing import Observers
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Request
 from gateway.server.request_keys import Section, Sections
+from gateway.server.request_records import Observers
 from gateway.telemetry.access_record import Client, Record
 from gateway.telemetry.metrics import Sent
 from gateway.telemetry.tracing import NO_TRACER

@@ -20,11 +20,11 @@ from gateway.engine.answer import Answer, BodyRun
 from gateway.engine.core import Engine
 from gateway.engine.first_read import FirstRead
 from gateway.engine.hit_for_miss import HEAD
-from gateway.engine.live_read import TOO_LARGE
+from gateway.engine.live_start import TOO_LARGE
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
 from gateway.engine.s2.request import S2Request
-from gateway.engine.s2.unary import S2RefusedToAnother
+from gateway.engine.s2.unary_read import S2RefusedToAnother
 from gateway.errors import (
     BadRequest,
     GatewayError,
@@ -37,7 +37,7 @@ from gateway.protocol.target import BadTarget
 from gateway.server import cors
 from gateway.server.admission import Admission
 from gateway.server.authorising import Authoriser
-from gateway.server.clients import Work
+from gateway.server.client_connections import Work
 from gateway.server.concealing import conceal_absence, concealment_of, refuse_concealed
 from gateway.server.context import RequestContext, ResponseRecorder, Stage, learn_hit
 from gateway.server.deferred import DeferredRequest, UndecidedRequest, WaitingRead
@@ -46,12 +46,12 @@ from gateway.server.handling import INTERNAL_ERROR
 from gateway.server.joins import Joins
 from gateway.server.live import LiveAnswers
 from gateway.server.live_requests import LiveRequests
-from gateway.server.observing import Observed, Observers
 from gateway.server.parsing import LIVE, ParsedRequest, RequestParser
 from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
 from gateway.server.remembered import Repeatable
 from gateway.server.request import Answered, Request
+from gateway.server.request_records import Observed, Observers
 from gateway.server.resource_metadata import WELL_KNOWN, metadata
 from gateway.server.s2 import S2Answers
 from gateway.telemetry.access_record import note_principal, note_request

@@ -24,7 +24,7 @@ from gateway.live.subscriber import Subscriber
 from gateway.protocol.names import NOW
 from gateway.s2 import json_format
 from gateway.s2.errors import S2ErrorCode, error_body
-from gateway.server.clients import Handler, Work
+from gateway.server.client_connections import Handler, Work
 from gateway.server.phase import Phase, PhasedChannel
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Channel, GivenUp, Request

@@ -31,7 +31,7 @@ from gateway.config.reader import ConfigReader, ConfigReadTimeout
 from gateway.config.watched_files import Stamp, Watch
 from gateway.protocol.client_address import Proxies
 from gateway.server.certificates import LoadedCertificates, load
-from gateway.server.clients import Clients
+from gateway.server.client_connections import Clients
 from gateway.server.connection import Connection
 from gateway.server.handshake import HTTP_1, Acceptor, Connect, Handshake, HandshakeFailure
 from gateway.server.sockets import (

@@ -20,9 +20,9 @@ from gateway.server.context import RequestContext, Stage
 from gateway.server.cors import named_origin
 from gateway.server.joins import Join, Joins
 from gateway.server.live import Client, LiveAnswers, LiveRequest
-from gateway.server.observing import Observers
 from gateway.server.request import Channel
 from gateway.server.request_keys import Section
+from gateway.server.request_records import Observers
 from gateway.telemetry.access_record import CommonFacts
 
 # Enum members are slow to reach in Python 3.11.

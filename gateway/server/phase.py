@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final, cast
 
 from gateway.protocol.mode import Mode
-from gateway.server.clients import Clients
+from gateway.server.client_connections import Clients
 from gateway.server.request import Channel, LiveAnswer, LiveUse, Note, Request
 
 

@@ -14,9 +14,9 @@ from typing import Final
 from gateway.errors import BadRequest
 from gateway.http.framing import State
 from gateway.http.request import Event, Mark, RequestHead, RequestParser
-from gateway.server.body import RequestBody
-from gateway.server.clients import Clients
+from gateway.server.client_connections import Clients
 from gateway.server.phase import Phase
+from gateway.server.request_body import RequestBody
 from gateway.server.request_keys import MAX_REQUEST_BYTES
 from gateway.server.writing import WritingConnection
 

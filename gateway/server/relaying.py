@@ -4,7 +4,7 @@ A relay advances by plain calls from either side: the head of the answer arrives
 has room again, the client leaves.  No task waits for any of these.  Bodies stream with flow control both ways: while
 the client does not read, the gateway does not read from the origin's connection.
 
-A small request body is read whole first (`body`), and only that takes a task.
+A small request body is read whole first (`request_body`), and only that takes a task.
 
 Interim replies of the origin go to the client (RFC 9110 section 15.2), as does an expectation of 100 Continue to the
 origin (`Expectation`).  The gateway itself asks the client for its body where the origin must not have the head before
@@ -44,7 +44,7 @@ from gateway.server.concealing import conceal_absence, concealment_of
 from gateway.server.context import RequestContext, ResponseRecorder, Stage
 from gateway.server.delivery import PART_BYTES
 from gateway.server.parsing import LIVE, ParsedRequest
-from gateway.server.relayed_fields import CatchUpEnd, relayed_fields
+from gateway.server.relayed_reply import CatchUpEnd, relayed_fields
 from gateway.server.request import Answered, Channel, Expectation, LiveUse, ask_for_body, is_expecting
 from gateway.telemetry.access_record import AccessLog
 from gateway.upstream.call import Body, RepeatedUrl

@@ -21,8 +21,8 @@ from gateway.limits.accounts import Account
 from gateway.limits.memory import Holding, SharedBytes
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.client_address import Proxies
-from gateway.server.body import RequestBody
 from gateway.server.remembered import RememberedAnswer
+from gateway.server.request_body import RequestBody
 from gateway.telemetry.access_record import CloseReason
 
 

@@ -15,7 +15,7 @@ from gateway.engine.route import Route
 from gateway.engine.s2.reader import S2Session
 from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.request import S2CheckTail, S2Read, S2ReadRecords, S2ReplyKind, S2Request
-from gateway.engine.s2.unary import S2Answer
+from gateway.engine.s2.unary_read import S2Answer
 from gateway.errors import GatewayError
 from gateway.http.outgoing import response_head
 from gateway.protocol.cache_status import Outcome, cache_status
@@ -24,7 +24,7 @@ from gateway.protocol.names import ACCEL_BUFFERING
 from gateway.s2 import session as s2s
 from gateway.s2 import sse
 from gateway.s2.records import fixed_width
-from gateway.server.clients import Work
+from gateway.server.client_connections import Work
 from gateway.server.context import RequestContext, ResponseRecorder, Stage, learn_hit
 from gateway.server.live import LiveAnswers
 from gateway.server.parsing import ParsedRequest

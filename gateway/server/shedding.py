@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from gateway.limits.memory import Holding, charged, victims
-from gateway.server.clients import ClientConnection, Clients
+from gateway.server.client_connections import ClientConnection, Clients
 
 _SLICE: Final = 64
 """Connections looked at in one turn of the loop: one takes some 6 µs, and 500 were most of the turns above 2 ms."""

@@ -19,7 +19,7 @@ from gateway.aio.timers import NEVER, Wheel
 from gateway.limits.accounts import Account
 from gateway.limits.memory import SharedBytes
 from gateway.limits.slow_clients import ReadingWindow
-from gateway.server.clients import Clients
+from gateway.server.client_connections import Clients
 from gateway.server.handling import Handling
 from gateway.server.phase import Phase
 from gateway.telemetry.access_record import CloseReason

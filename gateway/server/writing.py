@@ -10,10 +10,10 @@ from multidict import CIMultiDict, istr
 
 from gateway.http.outgoing import JOINED_BYTES, Fields, interim_head, response_head, state_length, states_length
 from gateway.limits.memory import SharedBytes
-from gateway.server.clients import Clients
-from gateway.server.observing import end_sse
+from gateway.server.client_connections import Clients
 from gateway.server.phase import Phase
 from gateway.server.request import LiveAnswer, Request
+from gateway.server.request_records import end_sse
 from gateway.server.timeouts import TimedConnection
 from gateway.telemetry.access_record import CloseReason
 

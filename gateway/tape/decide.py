@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 from gateway.protocol.names import NOW, START, is_before
 from gateway.protocol.stream_version import Version
 from gateway.s2.records import StreamPosition
-from gateway.tape.confirmed import LEAST_AGE_S
+from gateway.tape.origin_statements import LEAST_AGE_S
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.records import Limits
 from gateway.tape.stream import Stream

@@ -19,7 +19,8 @@ from gateway.protocol.freshness import Lifetime
 from gateway.protocol.names import START, STREAM_EXPIRES_AT, STREAM_TTL, is_before, is_json, is_sse_text
 from gateway.protocol.sharing import StreamKey
 from gateway.protocol.stream_version import FIRST, Version
-from gateway.tape.confirmed import (
+from gateway.tape.costs import headers_cost, key_cost, surrogate_keys_cost, texts_cost
+from gateway.tape.origin_statements import (
     LEAST_AGE_S,
     LEAST_TTL_S,
     Caching,
@@ -29,7 +30,6 @@ from gateway.tape.confirmed import (
     OffsetsBeyond,
     Sighting,
 )
-from gateway.tape.costs import headers_cost, key_cost, surrogate_keys_cost, texts_cost
 from gateway.tape.tape import Tape
 
 TAIL_READ_BURST = 3

@@ -2,7 +2,7 @@
 
 It is a pure state machine: it sends nothing, reads no clock and has no randomness of its own.  `now` and `rng` are
 arguments; the events are `admit`, `succeeded`, `record_failure` and `abandoned`.  Each origin has one
-(`gateway.upstream.origins`).
+(`gateway.upstream.origin_state`).
 
     closed     all requests pass.  Consecutive failures, or a share of failures within a window, open the breaker.
     open       no request passes for a time that grows from trip to trip.  It is jittered, so that several gateways do

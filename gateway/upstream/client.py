@@ -25,7 +25,7 @@ from gateway.upstream.exchange import Exchange
 from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.incoming import no_op
 from gateway.upstream.origin_pool import ROUTE_URL, OriginPool, Origins
-from gateway.upstream.origins import Origin
+from gateway.upstream.origin_state import Origin
 from gateway.upstream.reply import Reply
 from gateway.upstream.slots import SlotLimits, SlotUse
 

@@ -26,7 +26,7 @@ from gateway.upstream.connection import Connection, ConnectionOwner
 from gateway.upstream.connection_pool import ConnectionPool
 from gateway.upstream.failures import ConnectTimedOut, NoHttp2, NotConnected
 from gateway.upstream.http2_connection import ALPN, Http2Connection, Http2Owner
-from gateway.upstream.origins import Say
+from gateway.upstream.origin_state import Say
 from gateway.upstream.resolver import LookUp, Resolver, ignore, look_up
 
 P = TypeVar("P", Connection, Http2Connection)

@@ -50,7 +50,7 @@ from gateway.upstream.failures import (
     reason_of,
 )
 from gateway.upstream.incoming import Carrier, IncomingReply, ignore, no_op
-from gateway.upstream.origins import OriginRequest
+from gateway.upstream.origin_state import OriginRequest
 from gateway.upstream.reply import Reply
 from gateway.upstream.slots import Lane, Purpose
 from gateway.upstream.upload import Upload

@@ -16,7 +16,7 @@ from gateway.upstream.dialer import Dialer, Http2Dials
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.incoming import no_op
 from gateway.upstream.keep_alive import KeepAlive
-from gateway.upstream.origins import OriginRequest
+from gateway.upstream.origin_state import OriginRequest
 from gateway.upstream.reply import Reply
 from gateway.upstream.resolver import LookUp, look_up
 from gateway.upstream.slots import Purpose, SlotLimits, SlotUse

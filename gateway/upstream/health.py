@@ -31,7 +31,7 @@ from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.failures import reason_of, reason_of_status
 from gateway.upstream.origin_pool import Origins, authority_of
-from gateway.upstream.origins import FAILING, Origin
+from gateway.upstream.origin_state import FAILING, Origin
 from gateway.upstream.reply import Reply
 
 _JITTER: Final = (0.8, 1.2)

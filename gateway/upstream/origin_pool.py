@@ -35,7 +35,7 @@ from gateway.aio.clock import Clock
 from gateway.config.origins import OriginsConfig
 from gateway.config.routes import RouteConfig
 from gateway.errors import CircuitOpen, UpstreamUnreachable
-from gateway.upstream.origins import Origin, OriginRequest, OriginState, Say
+from gateway.upstream.origin_state import Origin, OriginRequest, OriginState, Say
 
 _SPAN: Final = 1 << 64
 

@@ -27,7 +27,7 @@ from gateway.telemetry.tracing import ExchangeSpan
 from gateway.upstream.call import Bounds
 from gateway.upstream.failures import ConnectionLost, UploadFailed
 from gateway.upstream.incoming import no_op
-from gateway.upstream.origins import OriginRequest
+from gateway.upstream.origin_state import OriginRequest
 from gateway.upstream.slots import Lane
 
 PATIENCE_S: Final = 1.0

@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final
 
-from gateway.engine import classifier, fetch, fetch_table, live_read
+from gateway.engine import classifier, fetch, fetch_table, live_start
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.long_poll_waiter import Waiter
 from gateway.engine.negative_cache import NegativeCache
@@ -23,7 +23,7 @@ from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Ground, Partition, SharingRules
 from gateway.server import request_keys
-from gateway.server.clients import Clients
+from gateway.server.client_connections import Clients
 from gateway.server.remembered import RememberedAnswers
 from gateway.server.request_keys import Sections
 from gateway.tape.stream import End, Stream
@@ -53,7 +53,7 @@ def overtaken_flight_is_laid() -> Patches:
 
 @mutant("a refusal of before a write ends nothing")
 def late_404_is_believed() -> Patches:
-    return [(module, "is_outdated", never) for module in (fetch, classifier, live_read)]
+    return [(module, "is_outdated", never) for module in (fetch, classifier, live_start)]
 
 
 @mutant("a read joins no fetch that was sent before it came")

@@ -10,8 +10,8 @@ from multidict import CIMultiDict
 from gateway.ops.access_log.live_reads import LiveRead
 from gateway.protocol.cache_status import Outcome
 from gateway.server.delivery import Delivery
-from gateway.server.observing import Observers
 from gateway.server.request import Answered
+from gateway.server.request_records import Observers
 from gateway.telemetry.access_record import CloseReason
 from tests.chaos.mutant import Mutant, Patches, registrar
 

@@ -12,7 +12,7 @@ from gateway.engine import catchup, classifier
 from gateway.engine.catchup import _Attempt
 from gateway.engine.classifier import TapeFacts
 from gateway.engine.confirming import Patience
-from gateway.engine.live_read import LiveReads
+from gateway.engine.live_start import LiveReads
 from gateway.engine.relayed_request import SentRequest
 from gateway.engine.sse import SseOpening
 from gateway.engine.writes import Writes
@@ -25,8 +25,8 @@ from gateway.server.poll_group import PollGroup
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.tape import decide
 from gateway.tape import stream as stream_module
-from gateway.tape.confirmed import Expiry
 from gateway.tape.decide import RecordProgress
+from gateway.tape.origin_statements import Expiry
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Tape

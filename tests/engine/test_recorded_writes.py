@@ -21,8 +21,8 @@ from gateway.protocol.freshness import Lifetime
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import START
 from gateway.protocol.target import parse_target
-from gateway.tape.confirmed import Sighting
 from gateway.tape.eviction import POLICIES
+from gateway.tape.origin_statements import Sighting
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import NoMetrics

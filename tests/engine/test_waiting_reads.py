@@ -13,7 +13,7 @@ from gateway.aio.clock import ManualClock
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.confirming import MOST_WAIT_S, PATIENCE_S, Patience
 from gateway.engine.fetch_table import FetchTable
-from gateway.engine.live_read import LiveReads
+from gateway.engine.live_start import LiveReads
 from gateway.engine.long_poll_waiter import PollClient, Polls, Waiter, WaitingPoll
 from gateway.engine.read import Read, StreamEnded
 from gateway.engine.relay import Relay, RelayedCall

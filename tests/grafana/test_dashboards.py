@@ -23,7 +23,7 @@ from gateway.ops.metrics import Metrics
 from gateway.ops.plan_state import PlanState
 from gateway.ops.spared import READ_MODES
 from gateway.ops.state import State
-from gateway.server.clients import ConnectionRefusal
+from gateway.server.client_connections import ConnectionRefusal
 from gateway.server.handshake import HandshakeFailure
 from gateway.server.shedding import ShedReason
 from gateway.upstream.connection_pool import Connections

@@ -20,7 +20,7 @@ from gateway.origin.app import Origin, OriginSettings, RunningOrigin, start_orig
 from gateway.origin.requests import Kind
 from gateway.upstream.breaker import BreakerState
 from gateway.upstream.origin_pool import route_url
-from gateway.upstream.origins import OriginState
+from gateway.upstream.origin_state import OriginState
 from tests.ports import kept_port
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, answer, part_of_stream

@@ -17,7 +17,7 @@ from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from gateway.upstream.breaker import BreakerState
-from gateway.upstream.origins import OriginState
+from gateway.upstream.origin_state import OriginState
 from tests.effort import examples
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, HostileOrigin, answer, part_of_stream

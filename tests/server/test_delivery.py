@@ -12,7 +12,7 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.config.limits import LimitsConfig
 from gateway.errors import UpstreamBroken
-from gateway.server.clients import Clients
+from gateway.server.client_connections import Clients
 from gateway.server.connection import Connection
 from gateway.server.delivery import Aborted, Delivery
 from gateway.server.request import Answered, Request

@@ -14,7 +14,7 @@ from hyperframe.frame import RstStreamFrame
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import start_origin
-from gateway.server.clients import Handler, Work
+from gateway.server.client_connections import Handler, Work
 from gateway.server.connection import Connection
 from gateway.server.http2.channel import StreamChannel
 from gateway.server.http2.connection import Http2Connection

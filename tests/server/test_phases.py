@@ -18,7 +18,7 @@ from gateway.config.limits import LimitsConfig
 from gateway.http.request import Fields, RequestHead
 from gateway.limits.memory import NOTHING, Holding, SharedBytes
 from gateway.protocol.mode import Mode
-from gateway.server.clients import Clients
+from gateway.server.client_connections import Clients
 from gateway.server.connection import Connection
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Join

@@ -16,12 +16,12 @@ from gateway.limits.accounts import Account, Accounts, client_nets
 from gateway.limits.rate_limits import RateLimits
 from gateway.protocol.client_address import Proxies
 from gateway.server.admission import Admission
-from gateway.server.clients import Clients
+from gateway.server.client_connections import Clients
 from gateway.server.connection import Connection
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.request import Channel, Request
 from gateway.server.request_keys import Section
-from gateway.tape.confirmed import Sighting
+from gateway.tape.origin_statements import Sighting
 from gateway.telemetry.metrics import NoMetrics
 from tests.http.http2.peer import NO_SETTINGS
 from tests.http.http2.peer import request as http2_request

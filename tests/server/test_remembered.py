@@ -17,8 +17,8 @@ from gateway.protocol.freshness import Lifetime
 from gateway.protocol.mode import Mode
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers, Repeatable
 from gateway.server.request_keys import Sections
-from gateway.tape.confirmed import Sighting
 from gateway.tape.eviction import USE_S
+from gateway.tape.origin_statements import Sighting
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import TapeReading
 from gateway.telemetry.metrics import NoMetrics

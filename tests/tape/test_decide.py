@@ -9,7 +9,6 @@ import pytest
 
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.names import NOW, START
-from gateway.tape.confirmed import Sighting
 from gateway.tape.decide import (
     GONE,
     Ask,
@@ -24,6 +23,7 @@ from gateway.tape.decide import (
     is_named_tail,
     known_tail,
 )
+from gateway.tape.origin_statements import Sighting
 from gateway.tape.stream import End, Stream
 from tests.tape.test_stream import new_stream
 

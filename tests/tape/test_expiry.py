@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.protocol.freshness import Lifetime
-from gateway.tape.confirmed import UNLIMITED, Expiry
+from gateway.tape.origin_statements import UNLIMITED, Expiry
 
 
 def known(lifetime: Lifetime) -> Expiry:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.sharing import Group, Partition, StreamKey
-from gateway.tape.confirmed import MAX_BEYOND, FirstTail, Sighting
+from gateway.tape.origin_statements import MAX_BEYOND, FirstTail, Sighting
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Tape
 from tests.effort import examples

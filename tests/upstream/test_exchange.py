@@ -24,8 +24,8 @@ from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.failures import reason_of
 from gateway.upstream.incoming import no_op
 from gateway.upstream.keep_alive import KeepAlive
-from gateway.upstream.origins import Origin as Books
-from gateway.upstream.origins import OriginRequest
+from gateway.upstream.origin_state import Origin as Books
+from gateway.upstream.origin_state import OriginRequest
 from gateway.upstream.reply import Reply
 from gateway.upstream.slots import SlotLimits
 from tests.waiting import at_rest, eventually, pause

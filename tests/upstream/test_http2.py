@@ -22,7 +22,7 @@ from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.failures import reason_of
 from gateway.upstream.keep_alive import KeepAlive
-from gateway.upstream.origins import Origin as Books
+from gateway.upstream.origin_state import Origin as Books
 from gateway.upstream.reply import Reply
 from gateway.upstream.slots import Purpose, SlotLimits
 from tests.http.http2.peer import OK, data, goaway, reply, reset, setting, window

@@ -1,7 +1,7 @@
 """Reads of S2 streams, from the request to the answer or the session.
 
-`unary.py` answers unary reads, `reader.py` gives sessions.  A read may find that the stream was created again while it
-was reading.  It then begins again, because records of two streams must not be joined.
+`unary_read.py` answers unary reads, `reader.py` gives sessions.  A read may find that the stream was created again
+while it was reading.  It then begins again, because records of two streams must not be joined.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.engine.s2.request import S2Read, S2ReadRecords
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
 from gateway.engine.s2.topic import S2Topic
-from gateway.engine.s2.unary import (
+from gateway.engine.s2.unary_read import (
     S2Answer,
     S2UnaryRead,
     held_answer,

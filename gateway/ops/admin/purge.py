@@ -3,7 +3,7 @@ revalidates them.
 
 An empty selector is refused rather than read as "everything": it is most often a variable that was never set.
 
-The streams are selected here and removed by `gateway.engine.path_changes`.
+The streams are selected here and removed by `gateway.engine.path_events`.
 """
 
 from __future__ import annotations

@@ -24,12 +24,12 @@ from gateway.http.outgoing import Fields, interim_head, response_head, state_len
 from gateway.limits.accounts import Account
 from gateway.limits.memory import Holding, SharedBytes
 from gateway.protocol.client_address import Proxies
-from gateway.server.body import RequestBody
-from gateway.server.clients import Clients
+from gateway.server.client_connections import Clients
 from gateway.server.handling import Handling
-from gateway.server.observing import end_sse
 from gateway.server.phase import Phase
 from gateway.server.request import Request
+from gateway.server.request_body import RequestBody
+from gateway.server.request_records import end_sse
 from gateway.server.timeouts import WheelTimer
 from gateway.telemetry.access_record import CloseReason
 

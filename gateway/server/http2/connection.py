@@ -29,7 +29,7 @@ from gateway.http.http2.streams import (
 from gateway.http.outgoing import response_head
 from gateway.limits.memory import Holding
 from gateway.protocol.client_address import Proxies
-from gateway.server.clients import ClientConnection, Clients, peer_of
+from gateway.server.client_connections import ClientConnection, Clients, peer_of
 from gateway.server.handling import REFUSALS, refusal
 from gateway.server.http2.channel import StreamChannel
 from gateway.server.http2.timeouts import TimedHttp2Connection

@@ -18,7 +18,7 @@ from gateway.http.http2.streams import Stream
 from gateway.limits.accounts import Account
 from gateway.limits.memory import Holding
 from gateway.protocol.client_address import Proxies
-from gateway.server.clients import Clients
+from gateway.server.client_connections import Clients
 from gateway.server.http2.channel import StreamChannel
 from gateway.server.timeouts import CLOSE_NOTIFY, LOOK_S, PROBE_AGAIN_S, WheelTimer, is_refused
 from gateway.telemetry.access_record import CloseReason

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tape.confirmed import LEAST_GAP_S, MOST_CONFIRMED, Confirmations
 from gateway.tape.costs import TAPE_COST
+from gateway.tape.origin_statements import LEAST_GAP_S, MOST_CONFIRMED, Confirmations
 from gateway.tape.tape import Tape
 
 OFFSETS = st.integers(0, 9).map(lambda number: f"{number:04d}")

@@ -20,7 +20,7 @@ from gateway.protocol.forwarded_headers import trace_id_of
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_NEXT_OFFSET
 from gateway.protocol.target import without_authority
-from gateway.server.clients import Clients
+from gateway.server.client_connections import Clients
 from gateway.server.request import Answered, Note, Request
 from gateway.telemetry.access_record import AccessLog, CloseReason, Record, record_now
 from gateway.telemetry.metrics import Sent

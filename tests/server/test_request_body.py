@@ -9,8 +9,8 @@ import pytest
 from gateway.aio.tasks import begin
 from gateway.config.limits import LimitsConfig
 from gateway.errors import RequestTimeout
-from gateway.server import body as body_module
-from gateway.server.body import RequestBody
+from gateway.server import request_body as body_module
+from gateway.server.request_body import RequestBody
 from tests.waiting import eventually
 
 

@@ -14,7 +14,7 @@ from gateway.config.routes import RouteConfig
 from gateway.errors import CircuitOpen, UpstreamUnreachable
 from gateway.upstream.breaker import BreakerState
 from gateway.upstream.origin_pool import OriginPool, Origins, route_url
-from gateway.upstream.origins import Origin, OriginRequest
+from gateway.upstream.origin_state import Origin, OriginRequest
 
 A, B, C = "http://a", "http://b", "http://c"
 
