@@ -1,4 +1,4 @@
-"""Timers that cost little: a wheel for many deadlines, a deadline that moves, and a pace for simultaneous work.
+"""Timers that cost little: a wheel for many deadlines, and a deadline that moves.
 
 A `Wheel` keeps many coarse deadlines behind one event-loop timer.  A loop timer costs about half a kilobyte, and some
 microseconds to set and to cancel.  Ten thousand mostly idle connections would pay that for deadlines that rarely
@@ -11,11 +11,8 @@ dictionary.  A deadline more than a minute away shares its tick with others, and
 Clients that arrive together have their deadlines together, and ending a connection takes some time.  A turn of the
 event loop therefore fires entries for `TURN_S` at most, and later turns the rest.
 
-A `Pace` spreads the work that many timers begin at the same time, such as the ends of requests that were begun
-together. Such work goes on in later turns of the event loop, so a bound on the calls of one turn is not enough.
-
-A `Deadline` moves with every exchange and rarely passes.  It keeps its timer when it
-moves to a later time and sets it again when it fires too early.  A busy connection sets one every few seconds.
+A `Deadline` moves with every exchange and rarely passes.  It keeps its timer when it moves to a later time and sets it
+again when it fires too early.  A busy connection sets one every few seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from collections.abc import Callable
 from math import ceil, floor, inf
 from typing import Final, Protocol
 
-from gateway.aio.clock import DETACHED, Clock, SystemClock, Timer, pause
+from gateway.aio.clock import DETACHED, Clock, SystemClock, Timer
 
 _log = logging.getLogger("gateway.aio.timers")
 
@@ -123,28 +120,6 @@ class Wheel:
             del self._entries[heapq.heappop(self._ticks)]
         if self._ticks:
             self._arm()
-
-
-class Pace:
-    """Turns that are `every_s` seconds apart.  No wait is longer than `most_s` seconds, however many wait."""
-
-    def __init__(self, clock: Clock, every_s: float, most_s: float) -> None:
-        self._clock = clock
-        self._every_s = every_s
-        self._most_s = most_s
-        self._free_at = -most_s
-        """When the next turn may be."""
-
-    def __repr__(self) -> str:
-        return f"<Pace busy for {max(0.0, self._free_at - self._clock.now()):g} s>"
-
-    async def turn(self) -> None:
-        """Wait for the next turn; not at all if the last one is long enough ago."""
-        now = self._clock.now()
-        at = min(max(now, self._free_at), now + self._most_s)
-        self._free_at = at + self._every_s
-        if at > now:
-            await pause(self._clock, at - now)
 
 
 _RESOLUTION_S = 0.001

@@ -26,7 +26,7 @@ from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.path_events import Purge
 from gateway.engine.read import Read, Uncacheable
-from gateway.engine.read_runner import Incarnations, is_kept, is_known_kept
+from gateway.engine.read_runner import ReadRunner, is_kept, is_known_kept
 from gateway.engine.relay import Relay
 from gateway.engine.relayed_request import PendingWrites
 from gateway.engine.response_heads import origin_error_answer
@@ -135,12 +135,12 @@ class Engine:
         self.purge = Purge(self.store, self.live)
         confirming = Confirming(self.fetches, clock)
         wheel = Wheel(clock)
-        self._incarnations = Incarnations(self.store, self.negative_cache, self._cold_read_limit, self.live, clock)
+        self._runner = ReadRunner(self.store, self.negative_cache, self._cold_read_limit, self.live, clock)
         self._reads = LiveReads(self.fetches, confirming, self.live, clock, rng, self.drain, limits.max_reply_bytes)
         self._catch_up = CatchUp(self._reads)
         # Bytes that wake waiting clients are new and mostly small: code them only if that needs no waiting.
-        self._polls = LongPoll(self._reads, self._catch_up, self._incarnations, self.tasks, wheel, self.coder)
-        self.sse = Sse(self._reads, self._incarnations, self.tasks, wheel)
+        self._polls = LongPoll(self._reads, self._catch_up, self._runner, self.tasks, wheel, self.coder)
+        self.sse = Sse(self._reads, self._runner, self.tasks, wheel)
         """Opens SSE reads; a recognised one begins there."""
         self.s2 = S2Reads(
             upstream,
@@ -160,12 +160,12 @@ class Engine:
         """Answer a catch-up read, which may have begun as `first`; the caller must call `Answer.close`.  Raises
         Uncacheable or a GatewayError."""
         asked = read if read.if_none_match is None else _without_codings(read)
-        return await self._coded(read, await self._incarnations.run(asked, self._catch_up.answer, first))
+        return await self._coded(read, await self._runner.run(asked, self._catch_up.answer, first))
 
     def caught_up(self, read: Read, first: FirstRead) -> Answer | Coroutine[Any, Any, Answer] | None:
         """The answer to a first read whose fetch has brought all of it; a coroutine if it has to be coded; None if
         `catch_up` is needed.  The caller must call `Answer.close`."""
-        answer = self._incarnations.landed(first)
+        answer = self._runner.landed(first)
         if answer is None:
             return None
         try:
@@ -178,7 +178,7 @@ class Engine:
         """Begin a catch-up read of a stream of which nothing is in memory; None for other reads.  Raises a
         GatewayError."""
         asked = read if read.if_none_match is None else _without_codings(read)
-        return self._incarnations.start_first_read(asked, self._catch_up.start_fetch)
+        return self._runner.start_first_read(asked, self._catch_up.start_fetch)
 
     def count_concealed(self, read: Read) -> None:
         """Count a read that is refused like one of a stream that is not there.  Raises TooManyAbsent or

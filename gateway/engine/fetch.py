@@ -166,16 +166,16 @@ class Fetch:
         self._context = copy_context()
         is_of_bytes = self.flight.key not in (METADATA, NOW, CONFIRMATION)
         if is_of_bytes and self._pause_s() > 0:
-            self._go_on(self._send_in_turn())
+            self._run_eagerly(self._send_in_turn())
         elif is_of_bytes and not self._has_room():
-            self._go_on(self._send_with_room())
+            self._run_eagerly(self._send_with_room())
         else:
             try:
                 self._send_first()
             except Exception:
                 self._died()
 
-    def _go_on(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_eagerly(self, work: Coroutine[Any, Any, None]) -> None:
         """Run this part of the fetch as far as possible now, and the rest in a task."""
         try:
             task = begin(self._loop, work, self._context)
@@ -282,7 +282,7 @@ class Fetch:
         if self._is_over:
             reply.close()
             return
-        self._go_on(self._take(reply))
+        self._run_eagerly(self._take(reply))
 
     def failed(self, error: GatewayError) -> None:
         """No reply will come."""
@@ -313,7 +313,7 @@ class Fetch:
         self._attempts_left -= 1
         route.retries.retry()
         self._work.metrics.retry(route.name)
-        self._go_on(self._send_again())
+        self._run_eagerly(self._send_again())
 
     async def _take(self, reply: Reply) -> None:
         """Take a reply: land the flight, fail it, or repeat the request."""

@@ -30,7 +30,7 @@ def is_awaited(flight: Flight) -> bool:
 
 class FirstRead(ABC):
     """A first read under way; it holds its stream.  The owner calls `wait` and then either `give_up`, or by
-    `Incarnations` `at_hand` or `answer`, which release the stream."""
+    `ReadRunner` `at_hand` or `answer`, which release the stream."""
 
     __slots__ = ("_flight", "_gate", "_ready", "parts", "stream")
 

@@ -13,7 +13,7 @@ from gateway.engine.coder import Coder
 from gateway.engine.live_start import TOO_LARGE, LiveReads
 from gateway.engine.long_poll_waiter import PollClient, Waiter, WaitingPoll
 from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
-from gateway.engine.read_runner import Incarnations
+from gateway.engine.read_runner import ReadRunner
 from gateway.engine.response_heads import (
     Said,
     is_not_modified,
@@ -40,7 +40,7 @@ class LongPoll:
         self,
         reads: LiveReads,
         catch_up: CatchUp,
-        incarnations: Incarnations,
+        runner: ReadRunner,
         tasks: Tasks,
         wheel: Wheel,
         coder: Coder,
@@ -54,12 +54,12 @@ class LongPoll:
         """The progress of the read that is looked at now.  Thousands may be in one turn of the loop, and each is looked
         at in one plain call."""
         self._catch_up = catch_up
-        self._incarnations = incarnations
+        self._runner = runner
 
     async def answer(self, read: Read) -> Answer | WaitingPoll:
         """Answer with the bytes after the offset, or return the place at which to wait; the caller must call `close`.
         Raises Uncacheable or a GatewayError."""
-        return await self._incarnations.run(read, self._within_patience)
+        return await self._runner.run(read, self._within_patience)
 
     async def _within_patience(self, read: Read, stream: Stream) -> Answer | WaitingPoll:
         if read.start == NOW or not stream.tape.knows_after(read.start):

@@ -1,4 +1,4 @@
-"""Incarnations: a read works on one incarnation of its stream, and starts again if the stream proves to be another."""
+"""The run of a read on one incarnation of its stream: it starts again if the stream proves to be another."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def is_kept(read: Read, stream: Stream, found: object) -> bool:
     return found.status < 500 and found.status != 429 and not read.is_origin_met(found.headers)
 
 
-class Incarnations:
+class ReadRunner:
     """Opens a read's stream and runs the read on it.  Keeps no state of its own."""
 
     def __init__(

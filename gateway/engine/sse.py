@@ -22,7 +22,7 @@ from gateway.aio.timers import Wheel
 from gateway.engine.answer import Answer
 from gateway.engine.live_start import LiveReads
 from gateway.engine.read import Read, StreamEnded, Uncacheable
-from gateway.engine.read_runner import Incarnations
+from gateway.engine.read_runner import ReadRunner
 from gateway.engine.response_heads import origin_error_answer
 from gateway.errors import GatewayError, Stopping
 from gateway.live.frames import LiveStep
@@ -87,13 +87,13 @@ _CONNECTING_S = 1.0
 class Sse:
     """Opens SSE reads.  Keeps no state of its own; also the `LiveContext` of all subscribers of the process."""
 
-    def __init__(self, reads: LiveReads, incarnations: Incarnations, tasks: Tasks, wheel: Wheel) -> None:
+    def __init__(self, reads: LiveReads, runner: ReadRunner, tasks: Tasks, wheel: Wheel) -> None:
         self.clock = reads.clock
         self.drain = reads.drain
         self.wheel = wheel
         self.reader_left = reads.reader_left
         self._reads = reads
-        self._incarnations = incarnations
+        self._runner = runner
         self._tasks = tasks
 
     async def open(self, read: Read) -> Subscription | Answer:
@@ -112,7 +112,7 @@ class Sse:
             except StreamEnded as ended:
                 return origin_error_answer(read.route, ended.error, Outcome.FOLLOWED)
 
-        return await self._incarnations.run(read, subscribe)
+        return await self._runner.run(read, subscribe)
 
     def subscribe_now(self, read: Read, stream: Stream) -> Subscription | None:
         """A subscription if it needs no answer from the origin, else None; `start` or `close` must be called."""

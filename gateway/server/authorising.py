@@ -139,7 +139,7 @@ class Authoriser:
             except Undecided as error:
                 if error.question is None or waited is not None:
                     raise
-                self._await(UndecidedRequest(context, parsed, answerer), error.question, count_bad)
+                self._wait_for_answer(UndecidedRequest(context, parsed, answerer), error.question, count_bad)
                 return False
         except Undecided:
             self.services.undecided[parsed.route.name] += 1
@@ -157,7 +157,7 @@ class Authoriser:
             self._remember(alias, allowed)
         return True
 
-    def _await(self, waiting: UndecidedRequest, question: Question, refused: Callable[[], None]) -> None:
+    def _wait_for_answer(self, waiting: UndecidedRequest, question: Question, refused: Callable[[], None]) -> None:
         """Have the request wait for the answer to a question."""
         waiting.waiting = self.services.await_answer(question, waiting.parsed.client, waiting.ready, refused)
         waiting.context.request.channel.hand_over(waiting)

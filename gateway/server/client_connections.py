@@ -20,8 +20,9 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from gateway.aio.clock import DETACHED, Clock, SystemClock
+from gateway.aio.pace import Pace
 from gateway.aio.signal import Signal
-from gateway.aio.timers import Pace, Wheel
+from gateway.aio.timers import Wheel
 from gateway.config.limits import LimitsConfig
 from gateway.http.http2.flood_limits import SessionCounts
 from gateway.http.known import HeaderCache

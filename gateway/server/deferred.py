@@ -55,13 +55,13 @@ class DeferredRequest(ABC):
     def ready(self) -> None:
         """The wait is over: answer."""
         request = self.context.request
-        request.channel.go_on(request, self._go_on)
+        request.channel.go_on(request, self._resume)
 
     @abstractmethod
     def _stop_waiting(self) -> None:
         """Give up what the request waits for."""
 
-    def _go_on(self, request: Request) -> Work | None:
+    def _resume(self, request: Request) -> Work | None:
         return self._answerer.go_on(self)
 
 

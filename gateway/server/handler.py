@@ -117,16 +117,16 @@ class RequestHandler:
     def _recorded(self, context: RequestContext, waiting: DeferredRequest | None = None) -> Work | None:
         """Begin to answer a request, or resume one that has waited.  Record the end of an answer sent at once."""
         try:
-            found = self._begin(context) if waiting is None else self._go_on(context, waiting)
+            found = self._begin(context) if waiting is None else self._resume(context, waiting)
         except Exception:
             self._give_up(context, _FAILED)
             raise
         if isinstance(found, Answered):
             self._recorder.record_end(context, found)
             return None
-        return self._rest(context, found) if found is not None else None
+        return self._finish_in_task(context, found) if found is not None else None
 
-    async def _rest(self, context: RequestContext, rest: Work) -> None:
+    async def _finish_in_task(self, context: RequestContext, rest: Work) -> None:
         """Do the remaining work, in a task of its own."""
         if context.observed is not None:
             context.observed.enter()
@@ -197,7 +197,7 @@ class RequestHandler:
                 if context.mode in LIVE and self.live_requests.begins_at_once(context, read):
                     return None
                 if context.mode is _CATCHUP and (first := self._engine.begin_catch_up(read)) is not None:
-                    self._await(context, parsed, read, first)
+                    self._wait_for_fetch(context, parsed, read, first)
                     return None
                 if context.mode is not _HEAD or self._engine.knows(read):
                     return self._answer_shared(context, parsed, read)
@@ -294,9 +294,9 @@ class RequestHandler:
 
     def _answer_s2(self, context: RequestContext, parsed: ParsedRequest, request: S2Request) -> Answered | Work:
         answered = self._s2.answer_read(context, parsed, request)
-        return answered if isinstance(answered, Answered) else self._or_relayed(context, parsed, answered)
+        return answered if isinstance(answered, Answered) else self._await_or_relay(context, parsed, answered)
 
-    async def _or_relayed(self, context: RequestContext, parsed: ParsedRequest, work: Work) -> Answered | None:
+    async def _await_or_relay(self, context: RequestContext, parsed: ParsedRequest, work: Work) -> Answered | None:
         """Do the work; relay the read if another reader's request for the same was refused by the origin."""
         try:
             return await work
@@ -304,7 +304,7 @@ class RequestHandler:
             await self._relays.until_begun(context, parsed)
             return None
 
-    def _await(self, context: RequestContext, parsed: ParsedRequest, read: Read, first: FirstRead) -> None:
+    def _wait_for_fetch(self, context: RequestContext, parsed: ParsedRequest, read: Read, first: FirstRead) -> None:
         """Have a first read wait for its fetch, without a task."""
         waiting = WaitingRead(context, parsed, self, read, first, self._engine.store)
         context.request.channel.hand_over(waiting)
@@ -317,7 +317,7 @@ class RequestHandler:
         observed = context.observed
         return self._recorded(context, waiting) if observed is None else self._observed(context, observed, waiting)
 
-    def _go_on(self, context: RequestContext, waiting: DeferredRequest) -> Answered | Work | None:
+    def _resume(self, context: RequestContext, waiting: DeferredRequest) -> Answered | Work | None:
         # An abstract class's check of another type is a call in Python, which cold reads do not pay.
         if not isinstance(waiting, WaitingRead):
             assert isinstance(waiting, UndecidedRequest)

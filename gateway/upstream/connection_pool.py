@@ -121,7 +121,7 @@ class ConnectionPool:
         if connection is not None:
             self._busy[connection] = lane, client
         else:
-            self._slots.free(lane, client)
+            self._slots.release_slot(lane, client)
         return connection
 
     async def acquire(self, lane: Lane, asker: str | Askers) -> Slot:
@@ -151,10 +151,10 @@ class ConnectionPool:
             assert waiting.paid_by is not None
             return lane, waiting.paid_by
         except NoSlot as error:
-            slots.give_back(waiting)
+            slots.cancel_wait(waiting)
             raise slots.refusal(error.reason) from None
         except BaseException:
-            slots.give_back(waiting)
+            slots.cancel_wait(waiting)
             raise
         finally:
             timer.cancel()
@@ -187,7 +187,7 @@ class ConnectionPool:
 
     def release(self, slot: Slot) -> None:
         """Give back a slot that no connection holds."""
-        self._slots.free(*slot)
+        self._slots.release_slot(*slot)
 
     def upload_done(self, connection: Carrier) -> None:
         """An upload's body is no longer being sent; the request may still hold its slot."""
@@ -267,7 +267,7 @@ class ConnectionPool:
         """An exchange has ended: keep the connection for the next one."""
         lane, client = self._busy.pop(connection)
         self._idle.add_connection(connection)
-        self._slots.free(lane, client)
+        self._slots.release_slot(lane, client)
         if self._is_closed or connection.made_at < self._made_after:
             connection.drop()
 
@@ -282,7 +282,7 @@ class ConnectionPool:
         """An exchange on a stream has ended."""
         slot = self._busy.pop(carrier, None)
         if slot is not None:
-            self._slots.free(*slot)
+            self._slots.release_slot(*slot)
 
     def went_away(self, connection: Http2Connection) -> None:
         """An HTTP/2 connection takes no more requests."""
@@ -296,7 +296,7 @@ class ConnectionPool:
         """The connection is gone."""
         slot = self._busy.pop(connection, None)
         if slot is not None:
-            self._slots.free(*slot)
+            self._slots.release_slot(*slot)
         else:
             self._idle.remove(connection)
 

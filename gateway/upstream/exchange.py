@@ -9,7 +9,7 @@ exceptions are translated into those of `errors.py` here.  Bodies are raw: nothi
 followed, no cookie is kept, and a `101` is refused.  A body that ends early raises, so a caller that saw no exception
 has every byte.
 
-A request on a kept connection that proves to be dead may be sent once more; `gateway.upstream.failures` decides.
+A request on a kept connection that proves to be dead may be sent once more; `gateway.upstream.retries` decides.
 
 The outcome of a request is reported to the origin's state, if the request has one (`OriginRequest`).
 """
@@ -46,12 +46,12 @@ from gateway.upstream.failures import (
     NoSlot,
     NotConnected,
     UploadFailed,
-    is_repeatable,
     reason_of,
 )
 from gateway.upstream.incoming import Carrier, IncomingReply, ignore, no_op
 from gateway.upstream.origin_state import OriginRequest
 from gateway.upstream.reply import Reply
+from gateway.upstream.retries import is_repeatable
 from gateway.upstream.slots import Lane, Purpose
 from gateway.upstream.upload import Upload
 

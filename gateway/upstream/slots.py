@@ -249,7 +249,7 @@ class Slots:
         self._limit_shares()
         for lane in self._crowded:
             for client in lane.queue.clients():
-                self._hold_or_let_go(lane, client)
+                self._update_hold(lane, client)
         self._grant()
 
     def _limit_shares(self) -> None:
@@ -301,10 +301,10 @@ class Slots:
         if client != UNKNOWN:
             of_all[client], of_host[client] = all_taken + 1, host_taken + 1
             if self._crowded:
-                self._hold_or_let_go_everywhere(client)
+                self._update_holds(client)
         return True
 
-    def free(self, lane: Lane, client: str) -> None:
+    def release_slot(self, lane: Lane, client: str) -> None:
         """Give a slot back."""
         self.taken -= 1
         for share in lane.counted:
@@ -318,7 +318,7 @@ class Slots:
                     del taken_by[client]
         if self._crowded:
             if client != UNKNOWN:
-                self._hold_or_let_go_everywhere(client)
+                self._update_holds(client)
             self._grant()
 
     def upload_done(self, lane: Lane) -> Lane:
@@ -340,11 +340,12 @@ class Slots:
             or self._all.taken_by.get(client, 0) >= self._client_limit
         )
 
-    def _hold_or_let_go_everywhere(self, client: str) -> None:
+    def _update_holds(self, client: str) -> None:
         for lane in self._crowded:
-            self._hold_or_let_go(lane, client)
+            self._update_hold(lane, client)
 
-    def _hold_or_let_go(self, lane: Lane, client: str) -> None:
+    def _update_hold(self, lane: Lane, client: str) -> None:
+        """Hold the client's requests in the queue while it has all the slots that it may have."""
         if self._is_at_bound(lane, client):
             lane.queue.hold(client)
         else:
@@ -353,7 +354,7 @@ class Slots:
     # -- waiting
 
     def wait(self, lane: Lane, clients: Iterable[str], on_slot: Callable[[], None]) -> Waiting:
-        """Wait for a slot under these clients.  The caller must call `give_back`.  Raises NoSlot if too many wait."""
+        """Wait for a slot under these clients until `cancel_wait` is called.  Raises NoSlot if too many wait."""
         clients = tuple(clients)
         is_bound = all(self._is_at_bound(lane, client) for client in clients)
         waiting = Waiting(lane, on_slot, Delay.CLIENT if is_bound else Delay.CONNECTIONS)
@@ -374,12 +375,12 @@ class Slots:
             self._add(waiting, client)
             self._grant()
 
-    def give_back(self, waiting: Waiting) -> None:
+    def cancel_wait(self, waiting: Waiting) -> None:
         """Take the request out of the queue, or give back the slot that it has got."""
         if waiting.paid_by is None:
             self._remove(waiting)
         else:
-            self.free(waiting.lane, waiting.paid_by)
+            self.release_slot(waiting.lane, waiting.paid_by)
 
     def refusal(self, reason: Refusal) -> NoSlot:
         """Count a request that gets no slot; returns the error for it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.aio.clock import ManualClock
-from gateway.aio.timers import Pace
+from gateway.aio.pace import Pace
 from tests.waiting import pass_turns
 
 

@@ -164,9 +164,9 @@ def test_an_upload_whose_body_is_sent_counts_as_a_write() -> None:
     after = slots.upload_done(upload)
     assert waiting.paid_by == "3"
     assert not slots.take_slot(after, "4"), "it still is one of the writes"
-    slots.free(after, "1")
-    slots.free(upload, "2")
-    slots.free(upload, "3")
+    slots.release_slot(after, "1")
+    slots.release_slot(upload, "2")
+    slots.release_slot(upload, "3")
     assert slots.taken == 0
 
 

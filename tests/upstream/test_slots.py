@@ -88,7 +88,7 @@ class SlotsMachine(RuleBasedStateMachine):
             if self.taking:
                 request = self.taking.pop(pick % len(self.taking))
                 assert request.paid_by is not None
-                self.slots.free(request.lane, request.paid_by)
+                self.slots.release_slot(request.lane, request.paid_by)
                 self.no_request_waits_without_a_reason()
 
     @precondition(lambda self: any(request.is_upload for request in self.taking))
@@ -104,7 +104,7 @@ class SlotsMachine(RuleBasedStateMachine):
     def leave(self, pick: int) -> None:
         request = self.waiting.pop(pick % len(self.waiting))
         assert request.waiting is not None
-        self.slots.give_back(request.waiting)
+        self.slots.cancel_wait(request.waiting)
 
     @precondition(lambda self: self.waiting)
     @rule(pick=PICK, client=st.sampled_from(CLIENTS))
@@ -149,10 +149,10 @@ class SlotsMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for request in self.waiting:
             assert request.waiting is not None
-            self.slots.give_back(request.waiting)
+            self.slots.cancel_wait(request.waiting)
         for request in self.taking:
             assert request.paid_by is not None
-            self.slots.free(request.lane, request.paid_by)
+            self.slots.release_slot(request.lane, request.paid_by)
         assert (self.slots.taken, self.slots.waiting) == (0, 0)
 
 
