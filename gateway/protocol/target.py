@@ -247,6 +247,12 @@ def _decoded(name: str, value: str) -> str:
         raise BadTarget(f"Parameter {name} is not valid UTF-8") from None
 
 
+def authority_of(target: str) -> str | None:
+    """The authority of an absolute-form target as received, in lower case; None for another form."""
+    found = _ABSOLUTE.fullmatch(target)
+    return found[1].lower() if found is not None else None
+
+
 def without_authority(target: str) -> str:
     """The target as received, without scheme and authority, which may hold a password (RFC 9112 section 3.2.2)."""
     if target.startswith("/") or "://" not in target:

@@ -80,7 +80,7 @@ class HeaderFacts:
         self._headers = headers
         self._node = node
         self._by_route: dict[Route, SharingFacts] = {}
-        self._forwarded: dict[tuple[str | None, bool, str, str, bool], RenderedHeaders] = {}
+        self._forwarded: dict[tuple[str | None, bool, str, str, bool, str], RenderedHeaders] = {}
         hosts = headers.getall("Host", ())
         self.host_count = len(hosts)
         self.host = hosts[0] if hosts else ""
@@ -110,19 +110,20 @@ class HeaderFacts:
     def forwarded(self, request: Request, *, is_plain: bool) -> RenderedHeaders:
         """The headers that go on to the origin; `is_plain` asks the origin for an answer without content coding."""
         channel = request.channel
+        host = self.host if request.target.startswith("/") else request.host
         if channel.proxies is None:
-            sender = (channel.client, False, channel.scheme, request.head.version, is_plain)
+            sender = (channel.client, False, channel.scheme, request.head.version, is_plain, host)
         else:
-            sender = (request.peer, request.is_from_proxy, request.scheme, request.version, is_plain)
+            sender = (request.peer, request.is_from_proxy, request.scheme, request.version, is_plain, host)
         headers = self._forwarded.get(sender)
         if headers is None:
-            peer, is_from_proxy, scheme, version, _ = sender
+            peer, is_from_proxy, scheme, version, _, _ = sender
             made = request_headers_for_origin(
                 self._headers,
                 node=self._node,
                 client=peer,
                 is_from_proxy=is_from_proxy,
-                host=self.host,
+                host=host,
                 scheme=scheme,
                 http_version=version,
             )

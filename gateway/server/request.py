@@ -21,6 +21,7 @@ from gateway.limits.accounts import Account
 from gateway.limits.memory import Holding, SharedBytes
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.client_address import Proxies
+from gateway.protocol.target import authority_of
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request_body import RequestBody
 from gateway.telemetry.access_record import CloseReason
@@ -281,8 +282,10 @@ class Request:
 
     @property
     def host(self) -> str:
-        """The Host header; empty if there is none."""
-        return self.headers.get("Host", "")
+        """Host and port as the client names them; empty if it names none.  Those of an absolute-form target replace the
+        Host header (RFC 9112 section 3.2.2)."""
+        authority = authority_of(self.target) if not self.target.startswith("/") else None
+        return self.headers.get("Host", "") if authority is None else authority
 
     def joined(self, name: str) -> str | None:
         """All lines of a header joined into one; None if there is none (RFC 9110 section 5.3)."""

@@ -504,6 +504,31 @@ async def test_verdicts_of_live_reads_behind_a_proxy_are_renewed_for_the_network
     await eventually(lambda: "0 questions, 0 waiting" in repr(edge.gateway.auth_services))
 
 
+@pytest.mark.http_1
+async def test_a_verdict_for_one_host_is_not_remembered_for_another_in_the_request_line(
+    start: Start, origin: RunningOrigin, service: AuthService
+) -> None:
+    edge = await started(start, origin, service)
+    tail = await made(edge)
+
+    def by_host(asked: Asked) -> tuple[str, dict[str, str]]:
+        is_allowed = asked.headers["Authorization"] == "Bearer bob" or asked.headers["X-Forwarded-Host"] != "other.test"
+        return "200 OK" if is_allowed else "403 Forbidden", {"Cache-Control": "max-age=100"}
+
+    service.decide = by_host
+    edge.clock.advance(21)
+    for target in ("/s", f"/s?offset={tail}&live=sse"):
+        for _ in range(4):
+            for headers, host, status in (
+                (BOB, "http://other.test", 200),
+                (ADA, "", 200),
+                (ADA, "http://other.test", 403),
+            ):
+                wire = await edge.begin(host + target, headers)
+                assert (await bounded(wire.head())).status == status, (target, host)
+                await wire.closed()
+
+
 async def test_a_verdict_that_was_given_for_https_is_not_remembered_for_plain_http(
     start: Start, origin: RunningOrigin, service: AuthService, trust: Trust
 ) -> None:

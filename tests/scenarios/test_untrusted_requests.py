@@ -38,6 +38,18 @@ async def test_no_claim_of_an_untrusted_client_reaches_the_origin(hostile: Hosti
         assert "203.0.113.7" not in asked.headers.get("Forwarded", "")
 
 
+@pytest.mark.http_1
+async def test_the_host_of_an_absolute_target_replaces_the_host_header(hostile: Hostile, start: Start) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer("200 OK", {}))
+
+    origin = await hostile(script)
+    edge = await start(origin.url)
+    for host in ("one.test", "two.test:81"):
+        await edge.send("OPTIONS", f"http://{host}/s")
+        assert host in origin.asked[-1].headers["Forwarded"]
+
+
 async def test_a_trace_is_refused_and_echoes_nothing(edge: Edge, counters: Counters) -> None:
     refused = await edge.send("TRACE", "/s", {"Authorization": "secret", "Cookie": "secret"})
     assert (refused.status, refused.is_one_line_of_text) == (501, True)
