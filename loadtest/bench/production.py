@@ -47,6 +47,8 @@ IDLE: Final = 5_000
 _ORIGINS: Final = tuple(f"https://app{number}.example.org" for number in range(8))
 _WARM_UPS: Final = 3
 _WARM_UP_REQUESTS: Final = 10
+"""Requests of each client before the window: a credential is judged at its first, and remembered by its bytes at the
+third."""
 _WARM_UP_READERS: Final = 200
 _HIT: Final = "/1k/production"
 
@@ -214,7 +216,6 @@ def _hit(stage: Stage, peer: str) -> Mapping[str, Sample]:
         path = _HIT if ready.queries is None else f"{_HIT}?{link(0)}"
         for _ in range(_WARM_UPS):
             fetch_raw(server.port, path, {"Authorization": f"Bearer {token(0)}"})
-        # A credential is judged at its first request, and remembered by its bytes at the third.
         least = _WARM_UP_REQUESTS * CLIENTS if peer in _JUDGING else 0
         while (least := least - wrk.run(stage.tools.wrk, server.port, load, 1, stage.cores.load).requests) > 0:
             pass
@@ -229,14 +230,16 @@ def _poll(stage: Stage, peer: str) -> Mapping[str, Sample]:
     with _set_up(stage, peer, "*/*") as ready:
         argv = live_client.arguments(stage, peer, ready.server, is_long_poll=True)
         argv += ["--subscribers", str(READERS), "--gap-us", str(GAP_US), "--seconds", str(stage.seconds)]
-        report = live_client.run(stage, stage.tools.poll, [*argv, "--sections", str(ready.sections)])
+        argv += ["--least", str(_WARM_UP_REQUESTS * READERS), "--sections", str(ready.sections)]
+        report = live_client.run(stage, stage.tools.poll, argv)
     return {"production-poll": live_client.rate(report, report["answers"])}
 
 
 def _join(stage: Stage, peer: str) -> Mapping[str, Sample]:
     with _set_up(stage, peer, "text/event-stream\r\nCache-Control: no-cache") as ready:
         argv = live_client.arguments(stage, peer, ready.server)
-        argv += ["--concurrency", str(JOINING), "--seconds", str(stage.seconds), "--sections", str(ready.sections)]
+        argv += ["--concurrency", str(JOINING), "--seconds", str(stage.seconds)]
+        argv += ["--least", str(_WARM_UP_REQUESTS * CLIENTS), "--sections", str(ready.sections)]
         report = live_client.run(stage, stage.tools.join, argv)
     return {"production-join": live_client.rate(report, report["joins"])}
 

@@ -28,6 +28,7 @@ struct reader {
 
 static int port, origin_port, concurrency = 1, core = -1;
 static double seconds = 2, warmup = 0.5;
+static uint64_t least; /* joins before the window */
 static const char *path = "/";
 
 static int epoll;
@@ -105,7 +106,7 @@ int main(int argc, char **argv) {
     static const struct option options[] = {
         {"port", 1, 0, 'p'},    {"path", 1, 0, 'q'},   {"concurrency", 1, 0, 'n'}, {"origin", 1, 0, 'o'}, {"post", 1, 0, 't'},
         {"post-path", 1, 0, 'u'}, {"seconds", 1, 0, 's'}, {"warmup", 1, 0, 'W'},     {"pid", 1, 0, 'P'},    {"core", 1, 0, 'c'},
-        {"sections", 1, 0, 'H'}, {0, 0, 0, 0}};
+        {"sections", 1, 0, 'H'},  {"least", 1, 0, 'l'}, {0, 0, 0, 0}};
     struct publisher publisher = {.posts = 1, .post_path = "/", .message_bytes = 100};
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (option) {
@@ -119,6 +120,7 @@ int main(int argc, char **argv) {
         case 'W': warmup = atof(optarg); break;
         case 'P': server_has(atoi(optarg)); break;
         case 'c': core = atoi(optarg); break;
+        case 'l': least = (uint64_t)atoll(optarg); break;
         case 'H': sections_load(optarg); break;
         default: return 2;
         }
@@ -130,7 +132,10 @@ int main(int argc, char **argv) {
     publish_start(epoll, &publisher);
     if (origin_port) wait_for_admission(port, path, step);
     open_all();
-    for (int64_t began = now_ns(); now_ns() - began < (int64_t)(warmup * 1e9);) step(1);
+    for (int64_t began = now_ns(); joins < least || now_ns() - began < (int64_t)(warmup * 1e9);) {
+        step(1);
+        if (now_ns() - began > PATIENCE_NS) die("only %llu joins in the warm-up", (unsigned long long)joins);
+    }
     uint64_t joins_before = joins;
     struct used before = used_now(core);
     while (now_ns() - before.at < (int64_t)(seconds * 1e9)) step(1);

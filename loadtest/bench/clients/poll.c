@@ -43,6 +43,7 @@ struct reader {
 
 static int port, origin_port, subscribers = 1, core = -1;
 static double seconds = 2, warmup = 0.5;
+static uint64_t least; /* answers before the window */
 static int64_t gap_ns = 50000000;
 static const char *path = "/";
 
@@ -155,9 +156,9 @@ static int read_on(void) {
      * asks late misses messages. */
     for (;;) {
         int64_t now = now_ns();
-        if (first_answers < subscribers && now - began > PATIENCE_NS)
-            die("only %d of %d readers were answered", first_answers, subscribers);
-        if (!is_counting && first_answers == subscribers && now - began >= (int64_t)(warmup * 1e9)) {
+        if (!is_counting && now - began > PATIENCE_NS)
+            die("only %d of %d readers were answered, %llu times", first_answers, subscribers, (unsigned long long)answers);
+        if (!is_counting && first_answers == subscribers && answers >= least && now - began >= (int64_t)(warmup * 1e9)) {
             is_counting = 1;
             next = now;
             answers_before = answers;
@@ -167,7 +168,7 @@ static int read_on(void) {
         if (now >= next && can_publish()) {
             publish();
             chance ^= chance << 13, chance ^= chance >> 17, chance ^= chance << 5; /* xorshift: the same in every run */
-            next = now + (is_counting ? gap_ns + (int64_t)(chance % 1024) * gap_ns / 1024 : FIRST_GAP_NS);
+            next = now + (first_answers == subscribers ? gap_ns + (int64_t)(chance % 1024) * gap_ns / 1024 : FIRST_GAP_NS);
         }
         step(1);
     }
@@ -184,7 +185,7 @@ int main(int argc, char **argv) {
     static const struct option options[] = {
         {"port", 1, 0, 'p'},    {"path", 1, 0, 'q'},    {"subscribers", 1, 0, 'n'}, {"origin", 1, 0, 'o'}, {"post", 1, 0, 't'},
         {"post-path", 1, 0, 'u'}, {"seconds", 1, 0, 's'}, {"warmup", 1, 0, 'W'},      {"gap-us", 1, 0, 'g'}, {"pid", 1, 0, 'P'},
-        {"core", 1, 0, 'c'},    {"sections", 1, 0, 'H'}, {0, 0, 0, 0}};
+        {"core", 1, 0, 'c'},    {"least", 1, 0, 'l'},    {"sections", 1, 0, 'H'}, {0, 0, 0, 0}};
     struct publisher publisher = {.posts = 4, .post_path = "/", .message_bytes = 100};
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (option) {
@@ -199,6 +200,7 @@ int main(int argc, char **argv) {
         case 'g': gap_ns = atoll(optarg) * 1000; break;
         case 'P': server_has(atoi(optarg)); break;
         case 'c': core = atoi(optarg); break;
+        case 'l': least = (uint64_t)atoll(optarg); break;
         case 'H': sections_load(optarg); break;
         default: return 2;
         }
