@@ -1,9 +1,10 @@
 """Authorisation as a step of each request on a route with rules (`[[route.auth]]`).
 
 The parser takes the credentials out of the query, so that they reach neither the keys of tapes, nor the log, nor the
-origin.  The handler then has the route's guard judge the request.  A verdict is kept with the request's header section,
-which holds the credential, under its request line: from then on the request is recognised by its bytes, and only the
-verdict is looked up.
+origin.  The handler then has the route's guard judge the request.  A verdict on a read is kept with the request's
+header section, which holds the credential, under the stream: from then on reads of the stream are recognised by their
+bytes, and only the verdict is looked up.  It is kept under the request line instead if that line has a credential or a
+host, which the section does not show.
 
 A live read is registered for as long as it lasts.  It ends when its credential expires or is revoked.
 """
@@ -41,7 +42,7 @@ from gateway.server.deferred import Answerer, UndecidedRequest
 from gateway.server.parsing import ParsedRequest
 from gateway.server.remembered import RememberedAnswers
 from gateway.server.request import Channel, LiveUse, Request
-from gateway.server.request_keys import Section, Sections
+from gateway.server.request_keys import NamedStream, Section, Sections, VerdictKey
 from gateway.server.resource_metadata import metadata_url, names_metadata
 from gateway.server.verdict_renewal import VerdictRenewal
 from gateway.telemetry.audit import AUDIT, RefusalLines, shortened
@@ -149,12 +150,12 @@ class Authoriser:
             if error.challenge is not None and names_metadata(guard):
                 error.challenge += f', resource_metadata="{metadata_url(request, asked.path)}"'
             raise
-        alias, allowed = request.channel.alias, context.allowed
+        alias, allowed, context.stream = request.channel.alias, context.allowed, _named_stream(parsed)
         # The verdict may depend on the client's network and on the scheme, which the bytes do not show.
         if allowed.renewal is not None:
             allowed.scheme = request.channel.scheme
         if alias is not None and not _depends_on_client(allowed) and self.verdicts.holds(allowed):
-            self._remember(alias, allowed)
+            self._remember(alias, context.stream, allowed)
         return True
 
     def _wait_for_answer(self, waiting: UndecidedRequest, question: Question, refused: Callable[[], None]) -> None:
@@ -162,21 +163,24 @@ class Authoriser:
         waiting.waiting = self.services.await_answer(question, waiting.parsed.client, waiting.ready, refused)
         waiting.context.request.channel.hand_over(waiting)
 
-    def _remember(self, alias: bytes, allowed: Allowed) -> None:
-        """Keep the verdict for requests with the same bytes."""
+    def _remember(self, alias: bytes, stream: NamedStream | None, allowed: Allowed) -> None:
+        """Keep the verdict for reads of the stream with this header section; without one, for the same bytes."""
         if self._remembered is not None and (exact := self._remembered.exact.get(alias)) is not None:
             # The answer is found with this section by these bytes, even if `Sections` has forgotten the section.
-            self._sections.allow(exact[1], alias[: alias.find(b"\r\n")], allowed)
+            self._sections.allow(exact[1], stream or alias[: alias.find(b"\r\n")], allowed)
         if (split := self._sections.split(alias)) is not None:
-            self._sections.allow(split[1], split[0], allowed)
+            self._sections.allow(split[1], stream or split[0], allowed)
 
-    def allowed(self, section: Section, line: bytes | None, scheme: str) -> Allowed | None:
-        """The verdict on a request that was not parsed, on a connection with this scheme, if it is known and valid; the
-        handler has to judge others."""
-        allowed = section.allowed.get(line) if line is not None else None
-        if allowed is None or allowed.scheme not in (None, scheme):
+    def allowed_for(self, section: Section, key: VerdictKey | None, scheme: str, most_s: float) -> Allowed | None:
+        """The verdict on a live read that was not parsed, on a connection with this scheme; None if the handler has to
+        judge the read.  The verdict is valid for longer than `most_s`, the longest that the read may last, or is
+        renewed."""
+        # As `holds` and `ends_in_s`, without three calls: every authorised live read passes here.
+        allowed, verdicts = section.allowed.get(key) if key is not None else None, self.verdicts
+        if allowed is None or allowed.edition != verdicts.edition or allowed.scheme not in (None, scheme):
             return None
-        return allowed if self.verdicts.holds(allowed) else None
+        left_s = allowed.until - verdicts.wall()
+        return allowed if left_s > (most_s + _MOST_EARLY_S if allowed.renewal is None else 0) else None
 
     def ends_in_s(self, allowed: Allowed, most_s: float) -> float | None:
         """Seconds after which a live read ends because its credential expires; None if it ends earlier anyway, after
@@ -258,6 +262,14 @@ class Authoriser:
         if not with_headers:
             return asked
         return asked._replace(method=request.method, scheme=request.scheme, host=request.host, headers=headers)
+
+
+def _named_stream(parsed: ParsedRequest) -> NamedStream | None:
+    """The stream that a GET reads, if the header section shows everything else that the verdict depends on."""
+    target = parsed.target
+    if parsed.read is None or parsed.mode is Mode.HEAD or parsed.parameters or target.authority is not None:
+        return None
+    return NamedStream(parsed.route, target.path, target.query)
 
 
 def _depends_on_client(allowed: Allowed) -> bool:

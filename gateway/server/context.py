@@ -32,6 +32,7 @@ from gateway.server.admission import Admission
 from gateway.server.delivery import Delivery
 from gateway.server.remembered import RememberedAnswer, Repeatable
 from gateway.server.request import Answered, Request
+from gateway.server.request_keys import NamedStream
 from gateway.server.request_records import Observed, Observers
 from gateway.telemetry.access_record import note_repeated
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, Sent
@@ -80,6 +81,8 @@ class RequestContext:
     """Whether request and answer are streamed at the same time, for as long as both parties like."""
     allowed: Allowed | None = None
     """The verdict on the request; None on a route without rules."""
+    stream: NamedStream | None = None
+    """The stream for which the verdict is kept; None if it is kept for the request line, or not at all."""
     parties: Parties = NO_PARTIES
     """The request's principal and tenant, as limits count them."""
     undecided_s: float = 0.0
@@ -244,5 +247,6 @@ def learn_hit(
         route.config.name,
         repeated,
         is_guarded=route.guard is not None,
+        verdict_key=context.stream,
     )
     context.request.channel.learn(remembered, route.header_rules)

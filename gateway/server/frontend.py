@@ -238,9 +238,9 @@ class Frontend:
         """Whether a request for a remembered answer is allowed, and admitted by the rate limits."""
         parties, usage = NO_PARTIES, None
         if answer.is_guarded:
-            # As `Authoriser.allowed`, without two calls: every authorised hit passes here.
-            key, verdicts = answer.key, self.routes.verdicts
-            allowed = section.allowed.get(key[0]) if key is not None else None
+            # As `Authoriser.allowed_for`, without its call: every authorised hit passes here.
+            key, verdicts = answer.verdict_key, self.routes.verdicts
+            allowed = section.allowed.get(key) if key is not None else None
             if allowed is None or allowed.edition != verdicts.edition or verdicts.wall() >= allowed.until:
                 return False
             if allowed.scheme is not None and allowed.scheme != peer.scheme:
@@ -298,8 +298,8 @@ class Frontend:
             if proxies is not None:
                 address = section.client_address(proxies, address)
             client: Client = address
-            if answer.is_guarded and answer.key is not None:
-                allowed = section.allowed.get(answer.key[0])
+            if answer.is_guarded and answer.verdict_key is not None:
+                allowed = section.allowed.get(answer.verdict_key)
                 client = allowed.caller(address) if allowed is not None else address
             self._access_log.repeat(answer.repeated, began, self._now(), client, section.text)
         if self._tracer is not NO_TRACER:

@@ -18,7 +18,7 @@ from gateway.engine.route import HeaderRules
 from gateway.engine.sse import SseOpening
 from gateway.protocol.mode import Mode
 from gateway.server.poll_group import PollGroup
-from gateway.server.request_keys import Known, Meaning, Section, Sections
+from gateway.server.request_keys import Known, Meaning, Section, Sections, VerdictKey
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import CommonFacts
 
@@ -62,6 +62,8 @@ class Join(Known):
     none."""
     line: bytes | None = None
     """The request line, once the request is remembered."""
+    verdict_key: VerdictKey | None = None
+    """The key of verdicts on it in a header section: the stream, or the request line."""
 
 
 class Joins:
@@ -93,6 +95,7 @@ class Joins:
             return None
         line, section = split
         join.line = line
+        join.verdict_key = join.verdict_key or line
         meaning = self._sections.for_lives(section, rules)
         self._forget(line, meaning)
         self._size += _cost(line, meaning)

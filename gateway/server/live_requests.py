@@ -89,6 +89,7 @@ class LiveRequests:
         record = observed.record if observed is not None else None
         facts = CommonFacts(record.common()) if record is not None else None
         join = Join(read, context.mode, named_origin(read.route.cors, request.headers.get("Origin")), facts)
+        join.verdict_key = context.stream
         return LiveRequest(
             request.channel,
             join,
@@ -130,9 +131,9 @@ class LiveRequests:
         allowed, parties = None, NO_PARTIES
         if read.route.guard is not None:
             config, authoriser = read.route.config, self._authoriser
-            allowed = authoriser.allowed(section, join.line, channel.scheme)
             most_s = config.sse_lifetime_s if join.mode is _SSE else config.long_poll_timeout_s
-            if allowed is None or authoriser.ends_in_s(allowed, most_s) is not None:
+            allowed = authoriser.allowed_for(section, join.verdict_key, channel.scheme, most_s)
+            if allowed is None:
                 return False
             parties = allowed.parties
         account, address, proxies = channel.use, channel.client, channel.proxies

@@ -33,7 +33,7 @@ from gateway.limits.memory import SharedBytes
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import StreamKey
-from gateway.server.request_keys import Known, Meaning, Section, Sections
+from gateway.server.request_keys import Known, Meaning, Section, Sections, VerdictKey
 from gateway.tape.costs import ANSWER_COST, ANSWER_SHARE
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
@@ -89,6 +89,7 @@ class RememberedAnswer(Known):
         "tail",
         "trust_s",
         "until",
+        "verdict_key",
         "version",
     )
 
@@ -102,9 +103,12 @@ class RememberedAnswer(Known):
         repeated: Repeated | None,
         *,
         is_guarded: bool = False,
+        verdict_key: VerdictKey | None = None,
     ) -> None:
         """`is_guarded` says that each request for it needs a verdict."""
         self.is_guarded = is_guarded
+        self.verdict_key = verdict_key
+        """The key of such verdicts in header sections: the stream, or the request line."""
         run, outcome, status, headers, body, saved_bytes, copied, shared = answer
         self.stream = run.stream
         self.edition = run.edition
@@ -376,6 +380,7 @@ class RememberedAnswers:
             return
         self._charge(remembered, cost)
         remembered.key, remembered.request, remembered.alias = (line, meaning), request, request
+        remembered.verdict_key = remembered.verdict_key or line
         meaning.learn(line, remembered)
         self._all[remembered] = None
         self.exact[request] = (remembered, section)

@@ -23,10 +23,10 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.auth.verdicts import Allowed
-from gateway.engine.route import HeaderRules
+from gateway.engine.route import HeaderRules, Route
 from gateway.http.request import MOST_FIELDS
 from gateway.protocol.client_address import Proxies
 
@@ -69,13 +69,30 @@ _COST: Final = 450
 _KEY_COST: Final = 250
 """Bytes charged for the key of a section's meaning in addition to its text."""
 
+
+class NamedStream(NamedTuple):
+    """A stream as the targets of GETs name it.
+
+    A verdict on one read of it with some header section is the verdict on all: the offset, `live` and `cursor` decide
+    nothing.  The origin may have one stream for several paths, which rules tell apart.
+    """
+
+    route: Route
+    path: str
+    query: str
+    """The canonical query without `offset`, `live` and `cursor`."""
+
+
+VerdictKey = bytes | NamedStream
+"""The requests that a verdict is about: reads of a stream, or GETs with this request line."""
+
 MOST_ALLOWED: Final = 4_096
 """Verdicts kept for one section: all holders of signed URLs who have one browser send the same section."""
 _MOST_UNCHARGED: Final = 256
 """Verdicts kept for a section that is charged nothing."""
 _VERDICT_COST: Final = 600
-"""Bytes charged for a verdict in addition to its names and its request line."""
-NONE_ALLOWED: Final[Mapping[bytes, Allowed]] = MappingProxyType({})
+"""Bytes charged for a verdict in addition to its names and the request or stream that it is about."""
+NONE_ALLOWED: Final[Mapping[VerdictKey, Allowed]] = MappingProxyType({})
 """The verdicts of a section without verdicts, as most are."""
 
 _MOST_SEEN: Final = 1 << 13
@@ -183,8 +200,8 @@ class Section:
         """The keys of its meanings for these kinds."""
         self.cost = 0
         """Bytes charged for it while `Sections` keeps it."""
-        self.allowed: Mapping[bytes, Allowed] = NONE_ALLOWED
-        """Verdicts on requests with this section to routes with rules, by their request lines."""
+        self.allowed: Mapping[VerdictKey, Allowed] = NONE_ALLOWED
+        """Verdicts on GETs with this section to routes with rules."""
         self._origin: bytes | None = b""
         self._peer: str | None = ""
         self._client: str | None = None
@@ -268,17 +285,18 @@ class Sections:
         self._numbers = {one: number for number, one in enumerate(dict.fromkeys(rules))}
         self._kinds = [_Kind(one) for one in self._numbers]
 
-    def allow(self, section: Section, line: bytes, allowed: Allowed) -> None:
-        """Remember the verdict on requests with this line and this section."""
+    def allow(self, section: Section, key: VerdictKey, allowed: Allowed) -> None:
+        """Remember the verdict on GETs with this section."""
         kept = section.allowed
         if not isinstance(kept, dict) or len(kept) >= (MOST_ALLOWED if section.cost else _MOST_UNCHARGED):
             section.allowed = kept = {}
-        if section.cost and line not in kept:
-            cost = len(line) + _VERDICT_COST + sum(map(len, allowed.parties))
+        if section.cost and key not in kept:
+            length = len(key) if isinstance(key, bytes) else len(key.path) + len(key.query)
+            cost = length + _VERDICT_COST + sum(map(len, allowed.parties))
             cost += allowed.renewal.inquiry.size if allowed.renewal is not None else 0
             section.cost += cost
             self._charge(cost)
-        kept[line] = allowed
+        kept[key] = allowed
 
     def for_hits(self, section: Section, rules: HeaderRules) -> Meaning:
         """The meaning of a section for whole answers of routes with these rules.  KeyError if there is none."""

@@ -12,9 +12,10 @@ import uvloop
 
 from gateway.auth.guard import Guard
 from gateway.auth.verdicts import Allowed, Verdicts
-from gateway.server import request_keys
+from gateway.server import authorising, request_keys
 from gateway.server.authorising import Authoriser, GuardedUse
 from gateway.server.frontend import Frontend
+from gateway.server.parsing import ParsedRequest
 from tests.isolation.isolation import isolated
 
 STEPS: Final = 250
@@ -46,6 +47,13 @@ def shared_verdict() -> list[Patch]:
     return [(request_keys, "NONE_ALLOWED", {})]
 
 
+def verdict_on_every_stream() -> list[Patch]:
+    def named(parsed: ParsedRequest) -> request_keys.NamedStream | None:
+        return request_keys.NamedStream(parsed.route, "", "") if parsed.read is not None else None
+
+    return [(authorising, "_named_stream", named)]
+
+
 def forgotten_expiry() -> list[Patch]:
     made = Allowed.__init__
 
@@ -75,6 +83,7 @@ def permissions_of_any_stream() -> list[Patch]:
 MUTANTS: Final = (
     skipped_check,
     shared_verdict,
+    verdict_on_every_stream,
     forgotten_expiry,
     forgotten_expiry_of_live_reads,
     revocation_lost_on_live_reads,

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
+from gateway.auth.asked import Asked as Request
+from gateway.auth.guard import Guard
 from gateway.auth.signatures import Signed, signed_query
-from gateway.auth.verdicts import Revocation
+from gateway.auth.verdicts import Allowed, Revocation
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind
@@ -156,6 +158,98 @@ async def test_revocation_ends_the_live_reads_of_its_principal_alone(edge: Edge,
         await eventually(lambda: not verdicts.live)
         edge.clock.advance(61)
         target = f"/shared/s?live={mode}&offset={(await edge.get('/shared/s', bearer('bob'))).next_offset}"
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The credential and the path of each request that a guard judges."""
+    judge, found = Guard.judge, list[tuple[str, str]]()
+
+    def noting(self: Guard, asked: Request, *arguments: Any) -> Allowed:
+        found.append((" ".join(asked.authorization), asked.path))
+        return judge(self, asked, *arguments)
+
+    monkeypatch.setattr(Guard, "judge", noting)
+    return found
+
+
+@pytest.mark.judging
+@pytest.mark.http_1
+@pytest.mark.parametrize("mode", ["long-poll", "sse"])
+async def test_a_credential_is_judged_once_for_live_reads_at_every_offset_of_a_stream(
+    edge: Edge, judged: list[tuple[str, str]], mode: str
+) -> None:
+    tail = await made(edge, "/shared/s")
+    ada, bob = bearer("ada", exp=WALL + 4_000), bearer("bob", exp=WALL + 4_000)
+    topics, verdicts = edge.gateway.engine.live.topics, edge.gateway.routes.verdicts
+
+    async def read() -> int:
+        """Bob asks first, so that Ada's request is recognised.  The status of Ada's answer."""
+        nonlocal tail
+        target = f"/shared/s?live={mode}&offset={tail}"
+        first = await edge.begin(target, bob)
+        await eventually(lambda: any(topic.is_confirmed and topic.readers for topic in topics()))
+        second = await edge.begin(target, ada)
+        head = asyncio.ensure_future(second.head())
+        await eventually(lambda: len(verdicts.live) == 2 or head.done())
+        tail = (await edge.send("POST", "/shared/s", {"Content-Type": "text/plain", **CREATE}, b"abc")).next_offset
+        status = (await bounded(head)).status
+        for wire in (first, second):
+            wire.reset()
+        await eventually(lambda: not verdicts.live)
+        return status
+
+    assert [await read() for _ in range(2)] == [200] * 2
+    judged.clear()
+    assert [await read() for _ in range(3)] == [200] * 3
+    assert (ada["Authorization"], "/shared/s") not in judged
+    verdicts.revoke(Revocation("principal", "ada"), 60)
+    assert await read() == 401
+    edge.clock.advance(61)
+    assert await read() == 200
+    edge.clock.advance(4_000)
+    assert (await edge.get(f"/shared/s?live={mode}&offset={tail}", ada)).status == 401
+
+
+@pytest.mark.judging
+@pytest.mark.parametrize("read", ["offset=-1", "live=sse&offset=-1"])
+async def test_a_verdict_for_one_path_allows_no_other_path_to_the_stream(
+    start: Start, origin: RunningOrigin, tmp_path: Path, read: str
+) -> None:
+    edge = await start(origin.url, prefix="/p", strip_prefix=True, auth=[jwt_rule(tmp_path)], credentials="shared")
+    await made(edge, "/p/", **{} if "live" in read else {"Stream-Closed": "true"})
+    # Both paths are `/` at the origin.
+    readers = {path: bearer("ada", streams=[f"read {path}"]) for path in ("/p", "/p/")}
+    for _ in range(4):
+        for path in readers:
+            for own, headers in readers.items():
+                wire = await edge.begin(f"{path}?{read}", headers)
+                assert (await bounded(wire.head())).status == (200 if own == path else 403), (own, path)
+                await wire.closed()
+
+
+@pytest.mark.judging
+@pytest.mark.parametrize("read", ["offset=-1", "live=sse&offset=-1"])
+async def test_an_expired_signature_is_refused_although_the_header_is_known_for_the_stream(
+    start: Start, origin: RunningOrigin, tmp_path: Path, read: str
+) -> None:
+    edge = await start(origin.url, auth=[signed_rule(tmp_path), jwt_rule(tmp_path)], credentials="shared")
+    await made(edge, "/shared/s", **{} if "live" in read else {"Stream-Closed": "true"})
+    ada = bearer("ada", exp=WALL + 10_000)
+    link = f"{signed('/shared/s', WALL + 5_000)}&{read}"
+
+    async def status(target: str) -> int:
+        wire = await edge.begin(target, ada)
+        try:
+            return (await bounded(wire.head())).status
+        finally:
+            await wire.closed()
+
+    for _ in range(4):
+        assert [await status(target) for target in (link, f"/shared/s?{read}")] == [200] * 2
+    edge.clock.advance(5_001)
+    for _ in range(3):
+        assert [await status(target) for target in (link, f"/shared/s?{read}")] == [401, 200]
 
 
 @pytest.mark.http_2
