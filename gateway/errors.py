@@ -40,9 +40,9 @@ class GatewayError(Exception):
         """Whether no byte of the request was sent, so that the origin cannot have received it."""
 
     def anew(self) -> Self:
-        """The same failure, to be raised where this one is kept for others.
+        """A copy of this failure, to be raised while this one is kept for others.
 
-        What is raised keeps the frames that it passes, and they keep whatever keeps the failure: a cycle.
+        A raised error keeps the frames that it passes, and these may keep the owner of the failure, which is a cycle.
         """
         other = type(self).__new__(type(self))
         other.args = self.args
@@ -241,7 +241,8 @@ class TailMovedBack(UpstreamBroken):
 
 
 def bare(error: _Error) -> _Error:
-    """The same error without the tracebacks of itself and of its causes, to be kept by what their frames lead to."""
+    """The error without the tracebacks of itself and of its causes, so that objects to which their frames refer may
+    keep it."""
     one: BaseException | None = error
     while one is not None:
         one.__traceback__ = one.__context__ = None

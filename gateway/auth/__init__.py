@@ -1,1 +1,1 @@
-"""Who may: JWTs, signed URLs and public patterns, judged by pure functions; the verdicts that are remembered."""
+"""Authorisation: JWTs, signed URLs and public patterns, judged by pure functions, and the remembered verdicts."""

@@ -23,7 +23,7 @@ class Explanation(NamedTuple):
     text: str
     """Why, in one line."""
     rule: int | None
-    """The index of the deciding rule; None if none knows the request's credential."""
+    """The index of the deciding rule; None if no rule knows the request's credential."""
     passed: tuple[str, ...]
     """Why each earlier rule does not decide."""
     principal: Principal | None

@@ -28,9 +28,9 @@ MOST_VERDICT_BYTES: Final = 1 << 24
 _COST: Final = 1_000
 """Bytes charged for a verdict in addition to its inquiry."""
 LEAST_LIVE_S: Final = 1.0
-"""A live read asks again after this time at the earliest, even if the verdict is not kept at all."""
+"""The least time, in seconds, after which a live read asks again, even if the verdict is not kept at all."""
 _MOST_REFUSED_S: Final = 1.0
-"""How long a refusal is kept that states no time."""
+"""Seconds for which a refusal is kept if it states no time."""
 _MOST_NAME_CHARS: Final = 256
 _MOST_CHALLENGE_CHARS: Final = 1_024
 _LIKE_ASCII: Final = re.compile(r"[\t\x20-\x7e]*")
@@ -70,7 +70,7 @@ class ForwardRule(NamedTuple):
     permissions_from: str
     """Headers of the service's answers; empty for none."""
     keep_s: float
-    """How long a verdict is kept that states no time."""
+    """Seconds for which a verdict is kept if it states no time."""
     most_keep_s: float
     timeout_s: float
 
@@ -135,7 +135,7 @@ def inquire(rule: ForwardRule, asked: Asked) -> Inquiry | None:
 
 def is_by_cookie(rule: ForwardRule, asked: Asked) -> bool:
     """Whether a page of another site could have sent the request with its user's cookies.  A field that needs the
-    consent of CORS excludes that; a token in the query, which that page may have made up, does not."""
+    consent of CORS rules that out.  A token in the query does not, because the page may have made it up."""
     if "cookie" not in rule.headers or not asked.cookies:
         return False
     if "authorization" in rule.headers and any(not _SCHEME_OF_BROWSERS.match(line) for line in asked.authorization):
@@ -150,7 +150,7 @@ class ForwardVerdict(NamedTuple):
     principal: Principal | None
     """The principal; None for a refusal."""
     until: float
-    """When it ends, in Unix seconds; `live_until` for live reads."""
+    """When the verdict ends, in Unix seconds; for live reads `live_until` applies."""
     live_until: float
     is_known: bool = True
     """For a refusal: True if the service knows the credential (403), False if not (401)."""
@@ -218,7 +218,7 @@ def _lifetime(headers: CIMultiDict[str] | CIMultiDictProxy[str], default_s: floa
 
 
 class ForwardVerdicts:
-    """Owner of the kept verdicts; the oldest make room."""
+    """Owner of the kept verdicts; the oldest are evicted first."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Inquiry, ForwardVerdict] = OrderedDict()

@@ -4,8 +4,8 @@ A key set is fetched at start, and again ahead of the end of its lifetime.  It i
 key which the set does not hold.  Clients choose these names, so this happens at most once in `LEAST_S` seconds.  A
 fetch that fails changes no key: the next one comes after a pause that grows with each failure.
 
-So a token's key is found, unknown, or undecided.  It is unknown if the set was fetched in the last `LEAST_S` seconds.
-It is undecided as long as no fetch that could have brought it has succeeded.
+So a token's key is found, unknown, or undecided.  A key that is not in the set is unknown if the set was fetched in the
+last `LEAST_S` seconds.  It is undecided until a fetch that could have brought it has succeeded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _AHEAD: Final = (0.75, 0.9)
 """The part of its lifetime after which a key set is fetched again, jittered."""
 _FIRST_PAUSE_S: Final = 1.0
 _MOST_PAUSE_S: Final = 30.0
-"""Pauses after failures: each is twice the last one."""
+"""The longest pause after a failure, in seconds.  Each pause is twice as long as the one before it."""
 
 
 class KeySet:
@@ -43,7 +43,7 @@ class KeySet:
         """The version of the keys, which grows whenever a key is withdrawn or replaced."""
         self.fetched_at = -math.inf
         self.due_at = now()
-        """When the next fetch is due, whether or not a token asks for it."""
+        """When the next fetch is due, whether or not a token needs it."""
         self.is_fetching = False
         self.fetches = 0
         self.failures = 0
@@ -69,7 +69,7 @@ class KeySet:
 
     @property
     def age_s(self) -> float:
-        """Seconds since its keys were fetched; infinite if they never were."""
+        """Seconds since the keys were fetched; infinite if they never were."""
         return self._now() - self.fetched_at
 
     @property
@@ -78,11 +78,11 @@ class KeySet:
         return self.due_at if self.failed_in_a_row or self.ring is None else self.fetched_at + LEAST_S
 
     def begin_fetch(self) -> bool:
-        """Begin a fetch that a token asks for; False if one is under way, or if it is too early."""
+        """Begin a fetch that a token needs; False if a fetch is in progress, or if it is too early."""
         return self._begin(self._earliest)
 
     def begin_due_fetch(self) -> bool:
-        """Begin a fetch if one is due, and none is under way."""
+        """Begin a fetch if one is due and none is in progress; returns whether it has begun."""
         return self._begin(self.due_at)
 
     def _begin(self, earliest: float) -> bool:
@@ -104,7 +104,7 @@ class KeySet:
         return is_withdrawn
 
     def fetch_failed(self, problem: str, share: float) -> None:
-        """The fetch has failed; the keys stay as they are."""
+        """Record that the fetch has failed; the keys stay as they are."""
         self.is_fetching = False
         self.failures += 1
         pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(self.failed_in_a_row, 10), _MOST_PAUSE_S)
@@ -132,5 +132,5 @@ class KeySets:
         return tuple(self._sets.values())
 
     def find_set(self, source: KeySource) -> KeySet | None:
-        """The key set of a source; None if no rule has it any more."""
+        """The key set of a source; None if no rule names the source any more."""
         return self._sets.get(source)

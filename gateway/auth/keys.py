@@ -25,12 +25,12 @@ class BadKeys(ValueError):
 
 
 class VerifyingKey(NamedTuple):
-    """One key, with what a token's header has to say for it to be used."""
+    """One key, with the values that a token's header must have for the key to be used."""
 
     kid: str | None
-    """None fits every token."""
+    """The id of the key; None fits every token."""
     alg: str | None
-    """The one algorithm that it serves; None leaves that to the configuration."""
+    """The one algorithm for which the key may be used; None leaves that to the configuration."""
     key: Key
 
 
@@ -40,7 +40,7 @@ class KeyRing(NamedTuple):
     keys: tuple[VerifyingKey, ...]
 
     def names(self) -> frozenset[tuple[str | None, str | None, str]]:
-        """Their ids, algorithms and thumbprints (RFC 7638): equal keys have equal ones."""
+        """The ids, algorithms and thumbprints of the keys (RFC 7638); equal keys have equal thumbprints."""
         return frozenset((one.kid, one.alg, one.key.thumbprint()) for one in self.keys)
 
     def keys_for(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
@@ -71,8 +71,8 @@ def parse_keys(text: bytes) -> KeyRing:
 
 
 def parse_published_keys(text: bytes) -> KeyRing:
-    """The keys in a JWK Set that an issuer publishes.  Keys that cannot be used are passed over (RFC 7517 section 5),
-    and so are secrets, which are none once they are published.  Raises BadKeys if no key is left."""
+    """The keys in a JWK Set that an issuer publishes.  Keys that cannot be used are passed over (RFC 7517 section 5).
+    So are symmetric keys, because a published secret is not secret.  Raises BadKeys if no key is left."""
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError):

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from gateway.protocol.target import BadTarget, parse_target
 
 MOST_PERMISSIONS: Final = 64
-"""Permissions that one token may have."""
+"""The most permissions that one token may have."""
 _MOST_CHARS: Final = 1_024
 _PLACE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]{0,63})\}")
 _AMBIGUOUS: Final = re.compile(r"//|\\|%2F|%5C|%25|/\.\.?;", re.IGNORECASE)
@@ -49,7 +49,7 @@ NAMED: Final = frozenset(Action) - {Action.OTHER}
 
 
 class BadPermission(ValueError):
-    """The text or the claim is no permission; the message says what is wrong."""
+    """The text or the claim is no permission; the message describes the mistake."""
 
 
 class Pattern:
@@ -64,7 +64,7 @@ class Pattern:
             raise BadPermission(f"{text[:80]!r} is no pattern of paths: it begins with a slash and has no query")
         segments = text[1:].split("/")
         self._is_open = segments[-1] == _REST
-        """Whether it ends in `**`."""
+        """Whether the pattern ends in `**`."""
         if self._is_open:
             segments.pop()
         if _REST in segments:
@@ -143,7 +143,7 @@ class Permission(NamedTuple):
     pattern: Pattern
 
     def allows(self, action: Action, path: str, claims: Mapping[str, object]) -> bool:
-        """Whether it allows the action on the stream with this canonical path."""
+        """Whether the permission allows the action on the stream with this canonical path."""
         return action in self.actions and self.pattern.matches(path, claims)
 
     def __str__(self) -> str:

@@ -35,8 +35,8 @@ class Heard(NamedTuple):
 
 
 class Undecided(GatewayError):
-    """It cannot be decided now whether the request is allowed, because a key set or an authorisation service was not
-    reached.  Never a 4xx, which clients treat as final."""
+    """The request cannot be judged now, because a key set or an authorisation service has not answered.  The status is
+    never a 4xx, which clients treat as final."""
 
     status = 503
     fault = Fault.UPSTREAM

@@ -119,7 +119,7 @@ def verify_signature(presented: Presented, keys: Sequence[SigningKey], client: s
     methods, network = values.get(METHODS, ""), values.get(NETWORK, "")
     signed = Signed(expires, methods, streams or presented.path, network, key_id, presented.others)
     key = next((one for one in keys if one.id == key_id), None)
-    # Compared also without a key, so that time does not tell which ids there are.
+    # Compare even without a key, so that the time of the answer does not reveal which ids exist.
     expected = sign(signed, key or SigningKey("", b"no key"))
     is_same = hmac.compare_digest(expected.encode(), values.get(SIGNATURE, "").encode("utf-8", "surrogateescape"))
     if key is None or not is_same:
@@ -144,5 +144,5 @@ def _is_in(client: str | None, network: str) -> bool:
 
 
 def expiry_after(wall: float, seconds: float) -> str:
-    """The expiry of a signature that is valid for so many seconds from `wall` on."""
+    """The expiry of a signature that is valid for `seconds` from `wall` on."""
     return str(math.ceil(wall + seconds))

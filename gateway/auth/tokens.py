@@ -1,8 +1,8 @@
 """JWTs as access tokens (RFC 7519, RFC 9068), verified with the keys of their issuer.
 
-The issuer that a token names chooses the rule, and the rule alone says which keys and algorithms count.  Header fields
-that bring or name a key (`jwk`, `jku`, `x5c`, `x5u`) are never looked at, and a critical extension is refused.  JSON is
-read strictly, because readers may disagree about a name that occurs twice.
+The issuer that a token names chooses the rule, and the rule alone determines the valid keys and algorithms.  Header
+fields that contain or name a key (`jwk`, `jku`, `x5c`, `x5u`) are ignored, and a critical extension is refused.  JSON
+is parsed strictly, because parsers disagree about a name that occurs twice.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 MOST_TOKEN_BYTES: Final = 8_192
 _MOST_NAME_CHARS: Final = 256
 _FAR: Final = 1e11
-"""Unix seconds beyond which a time is refused: the year 5138."""
+"""Later times, in Unix seconds, are refused: this is in the year 5138."""
 _TYPES: Final = frozenset({"at+jwt", "application/at+jwt"})
 _KINDS: Final = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP", "HS": "oct"}
 
 
 class Keys(Protocol):
-    """The keys of an issuer, as they are known now."""
+    """The keys of an issuer that are known now."""
 
     def keys_for(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
         """The keys that may have signed a token with this header."""

@@ -25,8 +25,8 @@ class Principal(NamedTuple):
     claims: dict[str, object] = {}  # noqa: RUF012
     """The claims that fill in patterns."""
     issuer: str = ""
-    """The party that has named the principal, its tenant and the credential: `iss` of a token, the URL of a
-    service without its query, empty for signatures.  Equal names from two issuers are different names."""
+    """The party that has named the principal, its tenant and the credential: the `iss` of a token, or the URL of a
+    service without its query; empty for signatures.  Equal names from two issuers are different names."""
 
     def allows(self, action: Action, path: str) -> bool:
         """Whether the principal may do this to the stream with this canonical path."""

@@ -1,8 +1,8 @@
-"""Remembered verdicts of a process, and what ends them: their expiry, revocations, other keys.
+"""Remembered verdicts of a process.  Their expiry, a revocation or a change of keys ends them.
 
 A verdict is valid until its `until`, and only in the edition in which it was given.  A revocation or a change of rules
-begins another edition, so that all requests are judged again.  Tokens that were verified stay known.  Live reads are
-registered with their verdicts, so that a revocation reaches them.
+begins another edition, so that all requests are judged again.  Verified tokens stay known.  Live reads are registered
+with their verdicts, so that a revocation reaches them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Allowed:
             principal._replace(permissions=(), claims=PUBLIC.claims) if principal.permissions else principal
         )
         self.until = principal.expires_at
-        """Unix seconds."""
+        """The end of the verdict, in Unix seconds."""
         self.edition = edition
         self.renewal = renewal
         """How the verdict is renewed; None if no service has decided."""
@@ -125,7 +125,8 @@ class Verdicts:
         self.edition += 1
 
     def revoke(self, revocation: Revocation, for_s: float) -> int:
-        """Refuse this for `for_s` seconds, and end its live reads; returns the number of those."""
+        """Refuse the revoked principal, token or key for `for_s` seconds, and end its live reads; returns their
+        number."""
         self._revoked.pop(revocation, None)
         self._revoked[revocation] = self.wall() + for_s
         evict_oldest(self._revoked, MOST_REVOCATIONS)

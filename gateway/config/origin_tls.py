@@ -51,7 +51,8 @@ def _add(route: RouteConfig, found: dict[str, OriginTls], declared: dict[str, Or
 
 
 def load_auth_tls(config: GatewayConfig) -> dict[str, OriginTls]:
-    """The same for the issuers and services that the rules of `[[route.auth]]` name."""
+    """The TLS settings for the issuers and services that the rules of `[[route.auth]]` name, by scheme, host and
+    port."""
     found: dict[str, OriginTls] = {}
     declared: dict[str, OriginTlsConfig | None] = {}
     mistakes = Mistakes()

@@ -34,7 +34,8 @@ class BodyRun(NamedTuple):
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether data derived from these bytes may be kept for others: the stream has dropped no bytes since."""
+        """Whether data derived from these bytes may be kept for others, because the stream has dropped no bytes since
+        they were read."""
         return self.edition == self.stream.version.edition
 
 
@@ -43,7 +44,7 @@ class NamedTail(NamedTuple):
 
     at: str
     version: Version
-    """The stream's version when the tail was stated; once the tail may have changed, it may be elsewhere."""
+    """The stream's version when the tail was stated.  When the version changes, the tail may have moved."""
 
 
 class _InMemory(NamedTuple):
@@ -70,7 +71,7 @@ class Parts:
 
     @property
     def size(self) -> int:
-        """The bytes known to be in the body; a flight counts with what has arrived or was announced."""
+        """The bytes known to be in the body; a flight counts with the bytes that have arrived or were announced."""
         if not self._parts:
             return 0
         return sum(
@@ -79,8 +80,8 @@ class Parts:
         )
 
     def tag_size(self, is_json: bool) -> int | str:
-        """The body's length, or a text in its place, for its entity tag: the bytes in memory with the length that the
-        origin has announced for the rest, or else a text that no other body has."""
+        """The body's length, for its entity tag: the bytes in memory and the length that the origin has announced for
+        the rest.  Without an announced length, a text that no other body has."""
         if (length := self.length(is_json)) is not None:
             return length
         flights = [part.flight.expected for part in self._parts if not isinstance(part, _InMemory)]
@@ -89,7 +90,7 @@ class Parts:
 
     @property
     def copied(self) -> int:
-        """Of the bytes in memory, those held by this answer alone, now or soon."""
+        """The number of bytes in memory that this answer alone holds, now or soon."""
         return sum(part.copied for part in self._parts if isinstance(part, _InMemory))
 
     def add_pieces(self, pieces: tuple[bytes, ...], copied: int, shared: SharedBytes) -> None:
@@ -143,7 +144,7 @@ class Parts:
     def small_body(self, is_json: bool, limit: int) -> bytes | None:
         """The whole body, in one piece, if its last byte has arrived and it has at most `limit` bytes; else None."""
         if len(self._parts) == 1 and not is_json and isinstance(part := self._parts[0], FlightReader):
-            # The usual answer to a first read.
+            # This is the usual answer to a first read.
             flight = part.flight
             if not flight.has_landed or flight.base or flight.size > limit:
                 return None
@@ -215,13 +216,13 @@ class Answer:
     fwd_status: int | None = None
     stored: bool = False
     stream: Stream | None = None
-    """The stream whose tape alone produced this answer: the answer may be repeated while that tape is valid."""
+    """The stream whose tape alone produced this answer.  The answer may be repeated while that tape is valid."""
     tail: NamedTail | None = None
-    """The tail that the answer states, if it may be repeated: while that is known to be the tail."""
+    """The tail that the answer states, if the answer may be repeated while this is known to be the tail."""
     saved_bytes: int = 0
     """How many bytes content coding saved."""
     run: BodyRun | None = None
-    """The run of a stream that the body holds, or that a 304 leaves out; None if the body is no such run."""
+    """The run of a stream that the body holds or that a 304 leaves out; None if the body is no such run."""
 
     def pieces(self) -> tuple[bytes, ...]:
         """The body of an answer whose bytes are all in memory, in the pieces in which they are held."""
@@ -232,7 +233,7 @@ class Answer:
         return tuple(held)
 
     def whole(self) -> bytes:
-        """The same, joined."""
+        """The body of an answer whose bytes are all in memory, in one piece."""
         return b"".join(self.pieces())
 
     def holdings(self) -> Iterator[Holding]:

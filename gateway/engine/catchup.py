@@ -5,11 +5,11 @@ offsets after that, then one fresh fetch at the tail.  Each of the three may be 
 end where the origin itself stopped, or at the size bound with more bytes held after it.  It is then a plain hit and
 says nothing about the tail.
 
-The tail may be known without a fetch.  A follower's statement of it is valid for `tail_heard_s` after the live request
-was last heard from, and a statement that the origin or the operator allows to be repeated is valid for the time that
+The tail may be known without a fetch.  A follower's statement of the tail is valid for `tail_heard_s` after the live
+request was last heard from.  A statement that the origin or the operator allows to be repeated is valid for as long as
 they allow (`Stream.tail_until`).  A stream whose tail is requested often is followed for that reason.  If the follower
-has been silent for too long or is not trusted, a HEAD finds the tail, and the follower, which is receiving the bytes
-anyway, brings them.
+has been silent for too long or is not trusted, a HEAD finds the tail, and the follower still brings the bytes, which it
+is receiving in any case.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class CatchUp:
             raise
 
     def start_fetch(self, read: Read, stream: Stream) -> FirstRead:
-        """Launch the fetch for the first read of a stream, for which `decide` asks the origin."""
+        """Launch the fetch for the first read of a stream, if `decide` says that the origin must be asked."""
         attempt = _Attempt(self, read, stream)
         attempt.read_from(self.fetches.launch(stream, read.start, read.route, read.source))
         return attempt
@@ -263,7 +263,7 @@ class _Attempt(FirstRead):
     async def _confirm(self) -> Answer | None:
         """Have the origin confirm the bytes that the walk has taken from the tape.
 
-        Returns the read's answer if the origin refuses, or says that the walk has reached the tail; else None.
+        Returns the read's answer if the origin refuses or says that the walk has reached the tail, else None.
         """
         progress, head = self._progress, await self._confirming.confirm(self._read, self.stream)
         self._check()
@@ -299,7 +299,7 @@ class _Attempt(FirstRead):
             self._stored_at = min(self._stored_at, reading.stored_at) if self._stored_at else reading.stored_at
 
     async def _answer_from_follower(self) -> Answer | None:
-        """Answer from a followed stream; None if the follower does not bring what is missing."""
+        """Answer from a followed stream; None if the follower does not bring the missing bytes."""
         stream, read = self.stream, self._read
         topic = self._live.confirmed_at(stream, self._progress.at)
         if topic is None:
@@ -352,15 +352,16 @@ class _Attempt(FirstRead):
                 patience_s = read.route.config.collapse_wait_s
                 head = await self._fetches.head_within(flight, patience_s, read.source.client)
                 if isinstance(head, StreamHead) and head.next_offset != progress.at and flight.error is None:
-                    # Do not share a flight that is too large to keep: waiting for its end would take minutes, and it
-                    # would have to run at full speed, past readers that cannot keep up.
+                    # Do not share a flight that is too large to keep.  Its end may be minutes away, and the flight
+                    # would have to run at full speed, too fast for some of its readers.
                     if flight.is_kept:
                         self.parts.attach(flight)
                         progress.at, progress.has_bytes = head.next_offset, True
                         self._has_joined = True
                         return None
                 elif isinstance(head, NotShareable):
-                    # A reply that may not be shared says nothing about the tail: all waiters go on alone, in parallel.
+                    # A reply that may not be shared says nothing about the tail, so all waiters go on alone and in
+                    # parallel.
                     raise Uncacheable(head)
                 elif head is not None:
                     await flight.until_over()
@@ -406,7 +407,7 @@ class _Attempt(FirstRead):
         return self._answer(outcome, found, fwd_status=200, stored=is_stored)
 
     def _answer_now(self, step: Send) -> Answer:
-        """The tail as memory knows it (section 6, `offset=now`)."""
+        """The answer with the known tail (section 6, `offset=now`)."""
         read, stream, tail = self._read, self.stream, step.end
         answer = now_answer(read, stream, tail, _HIT, is_closed=step.is_closed)
         if read.max_age_s is None:
@@ -415,7 +416,7 @@ class _Attempt(FirstRead):
         return answer
 
     def _answered_now(self, head: Head) -> Answer:
-        """The tail as the origin has named it to this read."""
+        """The answer with the tail that the origin has named to this read."""
         assert not isinstance(head, Beyond), "the tail is not behind itself"
         if not isinstance(head, StreamHead):
             return self._failed(head)
@@ -428,7 +429,7 @@ class _Attempt(FirstRead):
         if isinstance(head, TailMovedBack):
             raise head.anew()
         if self._progress.at != read.start and isinstance(head, OriginError) and head.status == 410:
-            # The origin has trimmed the bytes before this offset as well, so the stream begins later there: ask for the
+            # The origin has trimmed the bytes before this offset as well, so its stream begins later.  Ask for the
             # client's own offset.
             if stream.ended is None and stream.tape.knows_after(read.start):
                 raise Uncacheable(REFUSED_TO_ANOTHER)
@@ -460,7 +461,7 @@ class _Attempt(FirstRead):
     def _answer(self, outcome: Outcome, step: Send, *, fwd_status: int | None = None, stored: bool = False) -> Answer:
         read, stream, seen = self._read, self.stream, self.stream.sighting
         end, up_to_date, is_closed, stale_s = step
-        # Nothing comes after the end of a closed stream, so it does not matter which party has named the tail.
+        # A closed stream does not grow, so it does not matter which party has named the tail.
         up_to_date |= is_closed
         is_tail = up_to_date and not is_closed
         age_s: float | None = None
@@ -468,7 +469,7 @@ class _Attempt(FirstRead):
             # A followed tail is as old as the answer; a repeated one is as old as the origin's statement.
             age_s = None if seen is None or stream.is_followed else self._clock.now() - seen.seen_at
         elif outcome in (_HIT, _STALE_IF_ERROR) and self._stored_at:
-            # Bytes are as old as the latest reply that showed the origin to have them (RFC 9111 section 4.2.3).
+            # Bytes are as old as the latest reply that showed that the origin has them (RFC 9111 section 4.2.3).
             since = stream.confirmed_at(read.start)
             age_s = self._clock.now() - (since if since > -math.inf else self._stored_at)
         run = BodyRun(stream, read.start, end, self._progress.version.edition)

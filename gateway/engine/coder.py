@@ -1,4 +1,4 @@
-"""Content coding: bodies from the tape in gzip, br or zstd, each coded once and kept beside the tape.
+"""Content coding: bodies from the tape in gzip, br or zstd, each coded once and kept in addition to the tape.
 
 A body holds a run of a stream, from one offset to another, and such a run never changes.  Its coded form is therefore
 made once for all readers, and kept until the stream ends or its bytes are dropped (`forget_stream`).  For each start
@@ -8,10 +8,10 @@ used least recently loses them first.
 
 Small bodies are coded inline.  Larger ones are coded in a thread (every library used here releases the interpreter
 lock meanwhile).  Requests for the same body wait for the same job, and a job runs to its end even if its reader has
-left.  Coding is an optimisation: if it fails, takes too long, is overloaded or does not pay, the plain bytes are sent.
-Only an answer whose bytes are all in memory is coded, so coding delays no bytes that could already be sent.
+left.  Coding is an optimisation: if it fails, takes too long, is overloaded or saves too little, the plain bytes are
+sent.  Only an answer whose bytes are all in memory is coded, so coding delays no bytes that could already be sent.
 
-Secrets and bytes that an attacker controls reveal each other by the length of one coded body (BREACH); set
+If one coded body contains a secret and bytes that an attacker controls, its length can reveal the secret (BREACH).  Set
 `compression = []` for a route whose streams mix them.
 """
 
@@ -52,16 +52,16 @@ INLINE_BYTES: Final = 1 << 14
 """A body up to this size is coded on the loop: 0.05 to 0.15 ms at the default levels, about the cost of a thread."""
 
 QUEUE_BYTES: Final = 32 << 20
-"""The most bytes that wait for the thread, 0.1 to 0.3 s of its work; bodies beyond that are sent plain."""
+"""The most bytes that may wait for the thread: 0.1 to 0.3 s of its work.  Further bodies are sent plain."""
 
 PATIENCE_S: Final = 1.0
-"""How long a reader waits for its body to be coded before it is sent plain."""
+"""Seconds that a reader waits for its body to be coded; after that the body is sent plain."""
 
 _WORTH: Final = 0.95
 """A coded body larger than this share of the plain one is not used."""
 
 _NICENESS: Final = 10
-"""Added to the coding thread's niceness (sched(7)): the loop gets the core whenever it has something to do."""
+"""Added to the coding thread's niceness (sched(7)), so that the loop gets the core whenever it has work."""
 
 _GZIP_WINDOW: Final = 31
 """15 bits of window, plus 16 for a gzip header, in which zlib writes no time: equal bytes give equal coded bytes."""
@@ -113,7 +113,7 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The coded form of the run up to `end`; `data` is None if coding did not pay."""
+    """The coded form of the run up to `end`; `data` is None if coding saved too little."""
 
     end: str
     data: bytes | None
@@ -166,20 +166,21 @@ class Coder:
     # -- answers
 
     async def code(self, read: Read, answer: Answer) -> Answer:
-        """Apply the coding that the reader prefers, if any; returns the same object, and `close` is still owed."""
+        """Apply the coding that the reader prefers, if any; returns the same object, whose `close` the caller must
+        still call."""
         wanted = self.wanted(read, answer)
         return answer if wanted is None else await self.coded(read, answer, wanted)
 
     async def coded(self, read: Read, answer: Answer, wanted: Wanted) -> Answer:
-        """The same for an answer of which this is `wanted`."""
+        """Apply the coding to an answer for which `wanted` has returned this run."""
         data = await self._make(wanted, read.route.levels[wanted.job.coding])
         if self._find(wanted.job) is None:
-            # Plain only for now, or coded bytes that are not kept: the answer must not be remembered either.
+            # The coded bytes are not kept, or the body is plain only for now: the answer must not be remembered either.
             answer.stream = None
         return self._in_coding(answer, wanted, data)
 
     def code_now(self, read: Read, answer: Answer) -> Answer:
-        """The same without waiting: a body that would need the thread is sent plain."""
+        """Like `code`, without waiting: a body that would need the thread is sent plain."""
         wanted = self.wanted(read, answer)
         if wanted is None or wanted.size > INLINE_BYTES:
             return answer
@@ -200,7 +201,7 @@ class Coder:
             return None
         _vary(answer)
         if not run.may_be_kept:
-            # The stream has dropped these bytes: do not keep them or confuse them with its current bytes.
+            # The stream has dropped these bytes, so do not keep them or confuse them with its current bytes.
             return None
         if coding is None or "no-transform" in parse_cache_control(answer.headers.get("Cache-Control")):
             return None
@@ -342,7 +343,7 @@ class Coder:
         return answer
 
     def keep_coded(self, stream: Stream) -> None:
-        """The stream's coded bytes were sent by a user that holds references to them."""
+        """Record that the stream's coded bytes were used by a party that holds references to them."""
         if stream in self._kept:
             self._kept.move_to_end(stream)
 
@@ -361,7 +362,7 @@ class Coder:
 
 
 def _coded(code: Callable[[bytes, int], bytes], level: int, pieces: Sequence[bytes]) -> bytes | None:
-    """The pieces as one coded body; None if coding does not pay."""
+    """The pieces as one coded body; None if coding saves too little."""
     plain = b"".join(pieces)
     data = code(plain, level)
     return data if len(data) <= len(plain) * _WORTH else None

@@ -1,24 +1,25 @@
 """Confirmation of held bytes by the origin, and the time for which reads of held bytes wait for it.
 
-A confirmation is one request, shared by all readers.  Bytes are given without the origin for as long as its freshness
-allows, and never for longer than `route.trust_s` (`Stream.reusable_s`).  After that the origin is asked for them at the
-first position that is served: only that shows whether it has trimmed them.  A client's `no-cache` or `max-age` asks for
-a more recent confirmation, but not for one of its own: a confirmation that is at most `LEAST_AGE_S` old will do, so
-these clients cost the origin no more than one request a second for each stream.
+A confirmation is one request, shared by all readers.  Held bytes are sent without asking the origin for as long as
+their freshness allows, and never for longer than `route.trust_s` (`Stream.reusable_s`).  After that the origin is asked
+for the bytes at the first position that is served, because only its reply shows whether it has trimmed them.  A
+client's `no-cache` or `max-age` asks for a more recent confirmation, but a shared one that is at most `LEAST_AGE_S` old
+suffices.  So these clients cost the origin no more than one request a second for each stream.
 
-A reader that begins before the first confirmed position needs another confirmation.  The second one within the time
-that the first is valid begins at the first position held.  A stream therefore costs no more than three, in whatever
-order its readers begin: the third is for the start sentinel, which may name any position.
+A reader that begins before the first confirmed position needs another confirmation.  The second one, while the first is
+valid, begins at the first held position.  A stream therefore costs at most three confirmations, in whatever order its
+readers begin; the third is for the start sentinel, which may name any position.
 
 If the origin has trimmed the first position held, the tape begins after it from then on, the reader's own position is
 confirmed, and further confirmations begin midway between the two.  Both a refusal and an answer halve the number of
 positions between them, so a trim costs about twice the binary logarithm of that number.
 
 Reads of held bytes do not wait for a silent origin (`Patience`).  A read that ends at the known tail asks the origin
-what follows, and a live read may ask whether the stream is still the same.  If no request of the route is answered for
-`PATIENCE_S`, the read is given the held bytes, as if the origin had failed: without a statement about the tail, so that
-its client goes on from there.  The fetch goes on for other readers. Until the origin is heard again, such reads do not
-wait at all.  If others are answered meanwhile, the read waits for `MOST_WAIT_S` at most.
+for the bytes that follow, and a live read may ask whether the stream is still the same.  If the origin answers no
+request of the route for `PATIENCE_S`, the read gets the held bytes, as if the origin had failed.  The answer says
+nothing about the tail, so its client goes on from there.  The fetch goes on for other readers.  Until the origin
+answers again, such reads do not wait at all.  If the origin answers other requests meanwhile, the read waits for
+`MOST_WAIT_S` at most.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ class Confirming:
         self._clock = clock
 
     async def confirm(self, read: Read, stream: Stream) -> Head | None:
-        """The origin's answer to a request sent now for the bytes held after the read's offset; None if another read's
-        request has confirmed them.
+        """The origin's answer to a request sent now for the bytes held after the read's offset; None if the request of
+        another read has confirmed these bytes.
 
-        Bytes that the origin does not have are forgotten.  Raises TailMovedBack if those of the read are gone.
+        Bytes that the origin does not have are forgotten.  Raises TailMovedBack if the bytes of the read are gone.
         """
         fetches, route, source, start = self._fetches, read.route, read.source, stream.tape.resolve(read.start)
         due = stream.confirmed_before(self._clock.now(), route.trust_s, read.max_age_s)
@@ -77,7 +78,7 @@ class Confirming:
             assert found is not None
             is_trimmed = isinstance(found, OriginError) and found.status == 410
             if is_trimmed and flight.start == start != read.start:
-                # What the reader has asked for is another position now.
+                # The sentinel that the reader has asked for names another position now.
                 raise TailMovedBack
             if not (is_trimmed and flight.start != start) and not is_before(start, flight.start):
                 return as_seen_by(found, source.headers)
@@ -89,7 +90,7 @@ class Confirming:
 PATIENCE_S: Final = 1.0
 """How long a read of held bytes waits for an origin that answers no request."""
 MOST_WAIT_S: Final = 5.0
-"""How long it waits for one that answers others."""
+"""How long a read of held bytes waits for an origin that answers other requests."""
 
 
 class Closeable(Protocol):
@@ -112,8 +113,8 @@ class Patience:
     async def answer_or_held(
         self, read: Read, stream: Stream, asking: Callable[[], Coroutine[Any, Any, T]], held: Callable[[], H | None]
     ) -> T | H:
-        """The answer of `asking`, or of `held` if that takes too long and `held` returns one."""
-        # Held bytes are given by cancelling the task that asks.
+        """The answer of `asking`; if that takes too long, the answer of `held`, unless that is None."""
+        # When the wait is over, the task that asks is cancelled, and the held bytes are sent.
         await in_task()
         wait = _Wait(read, self._clock, held, lambda: self._fetches.detach(stream, read.start))
         try:
@@ -143,7 +144,7 @@ class _Wait(Generic[H]):
         self._found: H | None = None
         self._timer: Timer
         if read.route.is_silent:
-            # Not before the read has asked: its fetch shows when the origin is back.
+            # Look only after the read has asked, because its fetch shows when the origin is back.
             self._timer = asyncio.get_running_loop().call_soon(self._look)
         else:
             self._timer = clock.call_later(PATIENCE_S, self._look)
@@ -170,7 +171,7 @@ class _Wait(Generic[H]):
         return answer
 
     def settle(self) -> None:
-        """The read has been answered, or is over."""
+        """Stop the wait: the read has been answered, or is over."""
         self._timer.cancel()
         # A cancelled task keeps its traceback, whose frames refer to this wait.
         del self._task

@@ -97,7 +97,7 @@ class Engine:
         self.health = Health(self.client.exchanges, self.origins, clock, rng)
         self.take_origins(config, credentials or {}, tls)
         self.tls_reloader = TlsReloader(lambda: self._config, self.client.exchanges.configure_tls, clock, _log.warning)
-        """Started by the application if files of the configuration are to be watched."""
+        """The application starts the reloader if files of the configuration are to be watched."""
         eviction = POLICIES[limits.eviction]()
         self.store = TapeStore(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", metrics)
         self.coder = Coder(
@@ -138,10 +138,10 @@ class Engine:
         self._runner = ReadRunner(self.store, self.negative_cache, self._cold_read_limit, self.live, clock)
         self._reads = LiveReads(self.fetches, confirming, self.live, clock, rng, self.drain, limits.max_reply_bytes)
         self._catch_up = CatchUp(self._reads)
-        # Bytes that wake waiting clients are new and mostly small: code them only if that needs no waiting.
+        # The bytes that wake waiting clients are new and mostly small, so code them only if that needs no wait.
         self._polls = LongPoll(self._reads, self._catch_up, self._runner, self.tasks, wheel, self.coder)
         self.sse = Sse(self._reads, self._runner, self.tasks, wheel)
-        """Opens SSE reads; a recognised one begins there."""
+        """Opens SSE reads; the server also begins recognised ones with it."""
         self.s2 = S2Reads(
             upstream,
             self.store,
@@ -181,13 +181,14 @@ class Engine:
         return self._runner.start_first_read(asked, self._catch_up.start_fetch)
 
     def count_concealed(self, read: Read) -> None:
-        """Count a read that is refused like one of a stream that is not there.  Raises TooManyAbsent or
-        TooManyRequests, as that would."""
+        """Count a read that is refused as if its stream did not exist.  Raises TooManyAbsent or TooManyRequests, like a
+        read of an absent stream."""
         self._cold_read_limit.admit_read(read.route, read.source.client)
         self.negative_cache.count(read.route, read.source.client)
 
     def knows(self, read: Read) -> bool:
-        """Whether anything in memory may answer or refuse a HEAD.  If not, it has to be relayed, which is counted."""
+        """Whether anything in memory may answer or refuse a HEAD.  If not, the HEAD has to be relayed, which is
+        counted."""
         is_known = (
             self.store.find(read.key) is not None
             or self.negative_cache.find(read.key, METADATA, read.source.headers) is not None
@@ -237,7 +238,8 @@ class Engine:
         return waiting
 
     def subscribe_at_once(self, read: Read) -> Subscription | None:
-        """The same for SSE; None if `open_sse` is needed."""
+        """The subscription of an SSE read that can begin without asking the origin; the caller must call `close`.
+        None, without side effects, if `open_sse` is needed."""
         stream = self._followed(read)
         subscription = self.sse.subscribe_now(read, stream) if stream is not None else None
         if subscription is not None:
@@ -245,7 +247,7 @@ class Engine:
         return subscription
 
     def is_repeatable(self, read: Read) -> bool:
-        """Whether equal requests may be given the read's shared answer without another look at their Origin header."""
+        """Whether equal requests may get the read's shared answer without another check of their Origin header."""
         if read.web_origin is None:
             return True
         stream = self.store.find(read.key)
@@ -265,7 +267,7 @@ class Engine:
         return stream
 
     def _is_refused(self, read: Read) -> bool:
-        """Whether the origin is known to refuse the read, or to give it an answer that may not be shared."""
+        """Whether the origin is known to refuse the read, or to answer it with a reply that may not be shared."""
         unshared = read.route.unshared
         return (
             unshared.may_have_any and unshared.reason(read.key, read.shape) is not None
@@ -322,7 +324,7 @@ class Engine:
         return changed
 
     def _trimmed(self, route: str, path: str, offset: str) -> None:
-        """The origin has dropped what lay before an offset of a bridged stream."""
+        """The origin has dropped the bytes before an offset of a bridged stream."""
         for stream in self.store.group(Group(self._origin_names.get(route, ""), path)):
             self.store.forget_before(stream, offset)
 

@@ -1,19 +1,19 @@
-"""The bodies of flights: stored on the tape as they arrive, or compared with the bytes that it holds.
+"""The bodies of flights: stored on the tape as they arrive, or compared with the bytes that the tape holds.
 
-A *confirmation* asks the origin once more for bytes that are held.  It shows that the origin has not trimmed them, and
-that they are the stream's.  One confirmation is enough for all readers, and for all later offsets.
+A *confirmation* asks the origin once more for bytes that the tape holds.  It shows that the origin has not trimmed the
+bytes, and that they belong to the stream.  One confirmation is enough for all readers, and for all later offsets.
 
 A body arrives from the origin's reply in the flight at the pace of its readers.  While the body arrives, the cache's
 budget is charged for it, as far as it is to be stored and fits.
 
-A `Comparison` compares bytes that are held with the bytes that the origin has at the same offset.  Offsets alone do not
-show that held bytes are the stream's.  A stream that was deleted and re-created may have equal offsets, a start
-sentinel stands for another position once the origin has trimmed the stream, and an origin may have sent another
-stream's reply.  The first bytes show most of these, so `MOST_COMPARED` of them are compared.
+A `Comparison` compares the held bytes with the bytes that the origin has at the same offset.  Equal offsets do not show
+that the held bytes belong to the stream.  A stream that was deleted and re-created may have equal offsets, a start
+sentinel stands for another position once the origin has trimmed the stream, and an origin may have sent the reply of
+another stream.  The first bytes show most of these cases, so `MOST_COMPARED` of them are compared.
 
-The length shows the rest: a trimmed stream of equal messages begins as before, and is shorter.  If a reply ends at an
-offset that the tape knows, its body has to be all the bytes held up to there.  Its Content-Length may show that; if it
-does not, up to `MOST_COUNTED` bytes are compared.
+The length shows the other cases: a trimmed stream of equal messages begins as before, and is shorter.  If a reply ends
+at an offset that the tape knows, its body has to be all the bytes held up to that offset.  The Content-Length may show
+this; if it does not, up to `MOST_COUNTED` bytes are compared.
 
 JSON messages are compared as text, because `1` and `1.0` are two messages.  Only the white space between messages may
 differ.
@@ -47,15 +47,15 @@ from gateway.upstream.reply import Reply
 _CATCHUP: Final = Mode.CATCHUP
 
 MOST_COMPARED: Final = 1 << 16
-"""Bytes compared.  A reply with at most as many more is read to its end, so that its connection can be kept."""
+"""Bytes compared.  If a reply has at most as many more, it is read to its end, so that its connection can be kept."""
 MOST_COUNTED: Final = 1 << 20
-"""Bytes compared if the Content-Length does not show that the reply has as many bytes as are held."""
+"""Bytes compared if the Content-Length does not show that the reply has as many bytes as the tape holds."""
 MOST_CLOSED_UP: Final = 1 << 14
-"""Bytes in which only white space between messages may differ, and none inside of them: to find out takes long.  Behind
-these, all white space may differ."""
+"""In these first bytes white space may differ only between messages, which takes long to check.  In the bytes after
+them all white space may differ."""
 _SPACE: Final = b" \t\r\n"
 _MOST_SPACE: Final = 1 << 12
-"""Bytes of white space between messages that are read, besides one for each byte held."""
+"""Bytes of white space between messages that are read, in addition to one for each byte held."""
 
 _OUTER: Final = re.compile(rb'[ \t\r\n]+|["\[\]{}]')
 _INNER: Final = re.compile(rb'["\[\]{}]')
@@ -78,14 +78,14 @@ class Comparison:
         self._is_exact = is_known and extent.size <= (MOST_COMPARED if is_same_length else MOST_COUNTED)
         """Whether the whole body is compared."""
         self.is_past = not is_known and is_before(extent.end, end)
-        """Whether the reply ends after all the bytes that are held, so that its length shows nothing."""
+        """Whether the reply ends after the last held byte, so that its length shows nothing."""
         limit = extent.size if self._is_exact else min(extent.size, MOST_COMPARED)
         self._held = tape.beginning(start, limit)
         self._is_all_held = limit == extent.size
         self._size = 0
         """Bytes found."""
         self._found = bytearray()
-        """These bytes, as soon as they differ from those held."""
+        """The bytes found, from the moment at which they differ from the held bytes."""
         self._most_found = limit + 1
         if self._is_exact and self._unwrapper is not None:
             self._most_found += limit + _MOST_SPACE
@@ -113,15 +113,14 @@ class Comparison:
         self._size += len(found)
         if not self._found:
             if self._held.startswith(found, at):
-                # Many comparisons may be under way, and bytes are not kept twice.
+                # Equal bytes are not kept twice, because many comparisons may be in progress.
                 return
             self._found += self._held[:at]
         self._found += found
 
     @property
     def agrees(self) -> bool:
-        """Whether the origin has the bytes that are held, as far as both are known; if none are held, there is nothing
-        to contradict."""
+        """Whether the origin's bytes equal the held bytes, as far as both are known.  True if no bytes are held."""
         held = self._held
         found = bytes(self._found) if self._found else held[: self._size]
         if not held:
@@ -167,21 +166,21 @@ def _close_up(text: bytes) -> bytes:
             out += text[at : token.start()]
             at = position
             if text[at : at + 1] not in (b"", b",") and not out.endswith(b","):
-                # It is inside of something that is no JSON value.
+                # This white space is inside of text that is no JSON value.
                 out += b" "
     return bytes(out + text[at:])
 
 
 def take_whole(stream: Stream, flight: Flight, head: StreamHead, reply: Reply) -> int:
-    """Announce the head and add the body, which has arrived; return its size in bytes.  It is stored in the same call,
-    so nothing is charged for it before.
+    """Announce the head and add the body, which has arrived; return its size in bytes.  The body is stored in the same
+    call, so it is not charged to the budget before.
 
     Raises UpstreamBroken if the body is not of the stream's type, TailMovedBack if it is another stream's, or another
     GatewayError.
     """
     is_json = stream.tape.is_json
     flight.announce(head, reply.content_length, is_verbatim=not is_json)
-    # All of it, because it has arrived.
+    # This takes the whole body, because it has arrived.
     body = reply.take() or b""
     if is_json:
         unwrapper = ArrayUnwrapper()
@@ -211,17 +210,17 @@ async def receive(
     with the size of each piece.
 
     Raises UpstreamBroken if the body is not of the stream's type, TailMovedBack if it is another stream's, or another
-    GatewayError, as UpstreamCongested if its connection is needed for others while its readers take nothing.
+    GatewayError, such as UpstreamCongested if others need its connection while its readers take nothing.
     """
     start, end = flight.start, head.next_offset
     is_json = stream.tape.is_json
     unwrapper = ArrayUnwrapper() if is_json else None
-    # It must not evict others for the bytes that come before it proves too large to be stored.
+    # A body that is too large to be stored must not evict others for the bytes that arrive before this is known.
     is_too_large = (reply.content_length or 0) - 2 * is_json > flight.keep_bytes
     arriving = Arriving(store, stream)
 
     def make_way() -> None:
-        """Others wait for the connection: read on as long as the cache has room for the body, or give up."""
+        """Others wait for the connection: read on as long as the cache has room for the body, else give up."""
         flight.spools = flight.charged_bytes > 0 and arriving.has_room
         flight.must_go = not flight.spools
         flight.go_on()
@@ -241,12 +240,12 @@ async def receive(
                 elif not arriving.grow(len(inner)):
                     flight.spools = False
                 if spooled and not flight.spools:
-                    # There was room for less than was read on: others still wait for the connection.
+                    # The cache has no room for the rest, and others still wait for the connection.
                     flight.must_go = True
                 flight.charged_bytes = arriving.size
                 flight.add_chunk(inner)
                 if flight.is_over:
-                    # It has proved too large to be kept, and no reader is left.
+                    # The body has proved too large to be kept, and no reader is left.
                     return
                 if not inflow.count_bytes(len(chunk)):
                     await inflow.renewed()
@@ -307,7 +306,7 @@ class FlightBodies:
                     confirmed_at = min(confirmed_at, self._clock.now() - reusable_s + LEAST_GAP_S)
                 stream.confirm(flight.start, confirmed_at)
             else:
-                # The origin has trimmed them, or has another stream at the path, or they never were this stream's.
+                # The origin has trimmed the held bytes, or they belong to another stream.
                 self._store.forget_bytes(stream)
                 stream.mark_stale()
                 effect = Effect.REFOLLOW
@@ -329,8 +328,8 @@ class FlightBodies:
     # -- a body that has arrived
 
     def take_body(self, fetch: SentFetch, head: StreamHead, reply: Reply) -> bool:
-        """Announce the head, and take the body, which has arrived; returns False if `keep` is to wait until more bytes
-        may be added to memory."""
+        """Announce the head, and take the body, which has arrived; returns False if the caller must wait with `keep`
+        until more bytes may be added to memory."""
         size = take_whole(fetch.stream, fetch.flight, head, reply)
         self._metrics.upstream_bytes(size, _CATCHUP, fetch.route.name)
         fetch.flight.fetched += size
@@ -361,7 +360,7 @@ class FlightBodies:
 
 
 def _counted_age(reply: Reply, reusable_s: float) -> float:
-    """By how many seconds earlier a reply counts for the time it has spent in caches, so that it may still be reused
-    for a moment."""
+    """The part of a reply's age, in seconds, that counts.  It is bounded so that a reply which has been in caches for
+    long may still be reused for a moment."""
     age_s = age_from_headers(reply.headers)
     return max(0.0, min(age_s, reusable_s - LEAST_GAP_S)) if age_s else 0.0

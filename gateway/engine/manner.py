@@ -1,7 +1,7 @@
-"""The manner of a reply: its head without the fields of its own, such as its offset, its tag and its date.
+"""The manner of a reply: its head without the fields that differ from reply to reply, such as offset, tag and date.
 
-An origin answers most reads of a route in one manner.  Whether a reply may be shared, for how long it may be reused and
-which of its headers hits repeat is therefore found out once for each manner, and remembered.
+An origin answers most reads of a route in one manner.  Three decisions are therefore made once for each manner and
+remembered: whether a reply may be shared, for how long it may be reused, and which of its headers hits repeat.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.protocol.sharing import Ground, SharingRules
 
 _MOST_MANNERS: Final = 64
 _MOST_CHARACTERS: Final = 2_048
-"""The fields of a longer manner are not remembered."""
+"""Manners with more characters in their fields are not remembered."""
 _OWN: Final = frozenset(
     spelling
     for name in (
@@ -39,16 +39,16 @@ _OWN: Final = frozenset(
     )
     for spelling in (name, name.lower(), name.title())
 )
-"""Fields that differ from reply to reply and on which nothing here depends."""
+"""Fields that differ from reply to reply.  No decision here depends on them."""
 
 
 class Manner(NamedTuple):
     """The common part of replies with equal fields."""
 
     ground: Ground | None
-    """Why a reply is for its requester alone; None if it may be shared and stored."""
+    """Why a reply that is to be stored is for its requester alone; None if it may be shared."""
     ground_unstored: Ground | None
-    """The same for a reply that is not to be stored."""
+    """Why a reply that is not to be stored is for its requester alone; None if it may be shared."""
     is_coded: bool
     """Whether the body has a content coding."""
     is_up_to_date: bool
@@ -57,7 +57,7 @@ class Manner(NamedTuple):
     headers: CIMultiDict[str]
     """The fields that hits repeat.  Never changed."""
     varies_by_origin: bool
-    """Whether it is no answer to requests with an Origin header."""
+    """Whether the reply is no answer to requests with an Origin header."""
     surrogate_keys: frozenset[str]
     cache_control: str | None
     reuse: Reuse
@@ -74,7 +74,7 @@ class Manners:
         return f"<Manners {len(self._known)}>"
 
     def manner_of(self, headers: Headers, shape: ReplyShape | None = None, own: Sequence[FieldLine] = ()) -> Manner:
-        """The manner of a reply with these headers, which are the lines of `shape`, if that is known, and its `own`."""
+        """The manner of a reply with these headers.  If `shape` is known, they are its lines and the lines `own`."""
         if shape is None:
             return self._of(headers)
         for line in own:

@@ -4,7 +4,7 @@
 `"<incarnation>:<start>:<end>[:c]"`: origins put different things into theirs, and one without an incarnation would
 validate the bytes of another stream.
 
-An answer becomes a 304 where a condition holds (RFC 9110 sections 13.1.2 and 15.4.5).  A client that sends the answer's
+An answer becomes a 304 if a condition holds (RFC 9110 sections 13.1.2 and 15.4.5).  A client that sends the answer's
 own tag in If-None-Match has the bytes already and gets none.  `gateway.protocol.etag` makes and compares tags;
 `gateway.server.remembered` repeats a 304 like any other answer.
 """
@@ -34,7 +34,7 @@ from gateway.protocol.names import (
 from gateway.tape.stream import Stream
 from gateway.upstream.flight import OriginError
 
-# Interned: a plain name is put into lower case each time.
+# Interned, because multidict converts a plain name to lower case each time.
 _CONTENT_TYPE: Final = istr("Content-Type")
 _NEXT_OFFSET: Final = istr(STREAM_NEXT_OFFSET)
 _UP_TO_DATE: Final = istr(STREAM_UP_TO_DATE)
@@ -60,7 +60,7 @@ def _cache_control(read: Read, stream: Stream, at_tail: bool) -> str:
         return f"{scope}, no-cache" if read.is_private else "no-cache"
     if ttl_s is not None and ttl_s < _IMMUTABLE_S + _STALE_WHILE_REVALIDATE_S:
         return f"{scope}, max-age={min(_IMMUTABLE_S, ttl_s)}"
-    # Bytes are given for up to `trust_s` after they were confirmed, and caches behind must be able to use them then.
+    # Bytes are sent for up to `trust_s` after they were confirmed, and downstream caches must be able to use them then.
     fresh_s = max(_IMMUTABLE_S, math.ceil(read.route.trust_s))
     return f"{scope}, max-age={fresh_s}, stale-while-revalidate={_STALE_WHILE_REVALIDATE_S}"
 
@@ -78,18 +78,19 @@ class Said(NamedTuple):
     up_to_date: bool
     is_closed: bool
     age_s: float | None = None
-    """How long ago the origin showed what the answer says to be true."""
+    """How long ago the origin showed that the answer is true, in seconds."""
     cursor: str | None = None
     fwd_status: int | None = None
     """The status of the origin's reply, if it was asked."""
     stored: bool = False
     stale_s: float | None = None
-    """For how long its statement of the tail has been stale, if it is, while the origin is asked again."""
+    """For how long the answer's statement of the tail has been stale, in seconds, while the origin is asked again; None
+    if it is not stale."""
 
 
 def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIMultiDict[str]:
-    """The headers of a 200 with this run of the stream.  `size` is that of the body, or a text that no other
-    representation has in its place."""
+    """The headers of a 200 with this run of the stream.  `size` is the size of the body, or in its place a text that no
+    other representation has."""
     stream, end, cursor = run.stream, run.end, said.cursor
     headers = stream.headers.copy()
     add = headers.add
@@ -107,7 +108,7 @@ def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIM
         cache_control += ", no-transform"
     add(_CACHE_CONTROL, cache_control)
     if cursor is not None:
-        # Without `no-transform`: the answer is complete, so coding it delays nothing and often pays.
+        # Not `no-transform`: the answer is complete, so coding it delays nothing and often makes it shorter.
         headers[ACCEL_BUFFERING] = "no"
     if said.age_s is not None:
         headers["Age"] = str(max(0, int(said.age_s)))

@@ -35,16 +35,16 @@ from gateway.upstream.reply import Reply
 _log = logging.getLogger("gateway.sharing")
 
 _LEAST_UNSHARED_S: Final = 10.0
-"""How long, at least, a live answer that proved not to be shareable keeps first readers waiting for theirs."""
+"""The least time for which live answers are not expected to be shareable after one has proved not to be, in seconds."""
 
 
 class HeaderRules(NamedTuple):
     """Which request headers a route's shared answers depend on."""
 
     decisive: frozenset[str] = frozenset()
-    """Headers that its answers depend on and most routes' answers do not."""
+    """Headers on which the route's answers depend, although the answers of most routes do not."""
     personal: frozenset[str] = frozenset()
-    """Credentials that readers of one stream may differ in."""
+    """Credential headers that may differ between readers of one stream."""
     web_origins: frozenset[str] | None = None
     """The web origins, in lower case, whose names the gateway puts into answers; no answer depends on any other Origin
     header.  None if the gateway does not answer for CORS, or if the header is a credential."""
@@ -55,12 +55,12 @@ class SharingFacts(NamedTuple):
 
     has_credentials: bool
     partition: Partition
-    """Requests share tapes with others of the same partition."""
+    """The partition: requests share tapes with others of the same partition."""
     headers: CIMultiDict[str]
     """The headers of a shared fetch."""
     accepted: AcceptedCodings
     web_origin: str | None
-    """The Origin header, if neither the gateway answers for it nor the partition holds it."""
+    """The Origin header; None if the gateway answers for CORS itself, or if the header is a part of the partition."""
     max_age_s: float | None
     """The age up to which the client accepts bytes in memory, in seconds; None if it states none."""
 
@@ -85,7 +85,7 @@ class Route:
     ) -> None:
         self.config = config
         self.guard = guard
-        """Judges who may; None if the route has no rules."""
+        """Judges requests by the route's rules; None if it has none."""
         self.node = node
         self.public = public or Partition(config.name)
         """The partition of readers without credentials, with which all partitions of the route's tapes start.  Two
@@ -100,11 +100,12 @@ class Route:
         """Scheme, host and port of the origin, or of the one that stands for all: the origin in a stream's `Group`."""
         self.sse_lifetime_s = config.sse_lifetime_s
         self.url = route_url(config.name)
-        """To be followed by a path at the origin; the upstream client sends it to one of the route's origins."""
+        """The URL to which a path at the origin is appended.  The upstream client sends the request to one of the
+        route's origins."""
         self._prefix = config.prefix.rstrip("/")
         self.is_bridged = config.is_bridged
-        """Whether the route's S2 streams are presented as Durable Streams.  An attribute, because those of a pydantic
-        model are slow to reach."""
+        """Whether the route's S2 streams are presented as Durable Streams.  Copied here, because the fields of a
+        pydantic model are slow to reach."""
         self.name = config.name
         self.trust_s = config.trust_s
         self.retry_attempts = config.retry_attempts
@@ -125,12 +126,12 @@ class Route:
         self.answers = 0
         """Requests of the route that an origin has answered."""
         self.is_silent = False
-        """Whether a read has waited for too long, and no request has been answered since."""
+        """Whether a read has waited for too long and no request has been answered since then."""
         self._has_shared_live = False
         self._shares_live_from = -math.inf
         is_asked = config.tail == "asked"
         self.heard_s = 0.0 if is_asked else config.tail_heard_s
-        """How long the tail is trusted after the live request was last heard from, in seconds; 0 is never."""
+        """How long the tail is trusted after the live request was last heard from, in seconds; 0 means never."""
         self.absent_s = 0.0 if is_asked else config.absent_s
         """How long a 404 or 410 of the origin is repeated, in seconds."""
         relayed = "|".join(re.escape(pattern).replace(r"\*", ".*") for pattern in config.relayed_offsets)
@@ -150,12 +151,12 @@ class Route:
         }
         self.credential_names = tuple(name.lower() for name in config.credential_headers)
         self.heeds_origin = config.cors is None and "origin" not in self.credential_names
-        """Whether readers that share may differ in Origin headers that the gateway does not answer for."""
+        """Whether requests that share a tape may have different Origin headers that the gateway does not answer for."""
         self.sharing = rules_of(config)
         """Which of the origin's replies may be shared."""
         self.manners = Manners(self.sharing)
         self._noticed: set[str] = set()
-        """The grounds that the operator has been told."""
+        """The grounds that have been logged for the operator."""
         is_shared = config.credentials == "shared" and not self.is_s2
         personal = frozenset(filter(_is_personal, self.credential_names) if is_shared else ())
         decisive = (*self.credential_names, "accept") if self.is_s2 else self.credential_names
@@ -171,12 +172,12 @@ class Route:
         return frozenset(map(str.lower, cors.allow_origins) if "*" not in cors.allow_origins else ())
 
     def judge_live(self, key: StreamKey, why: NotShareable | None) -> None:
-        """A live answer of the origin for this stream may be shared, or why not."""
+        """Record whether a live answer of the origin for this stream may be shared; `why` is None if it may."""
         if why is None:
             self._has_shared_live = True
         else:
             self.unshared.remember(key, ANY_LIVE, why.reason)
-            # Not until the next reader comes: it must be relayed.
+            # The next reader must be relayed, so do not expect shareable answers before it comes.
             self._shares_live_from = self._now() + max(self.config.hit_for_miss_s, _LEAST_UNSHARED_S)
 
     def why_alone(self, headers: Headers, *, is_stored: bool) -> NotShareable | None:
@@ -188,10 +189,10 @@ class Route:
         return NotShareable(ground, is_personal=True)
 
     def why_refusal_alone(self, status: int, headers: Headers) -> NotShareable | None:
-        """The same for a reply with an error status; changes nothing.
+        """Why a reply with an error status is for its requester alone; None if it may be shared.  Changes nothing.
 
         Only Vary counts: readers that share have equal credentials, cookies are not repeated, and a failure of the
-        origin is everybody's.
+        origin concerns all readers.
         """
         if status >= 500 or status == 429 or not self.sharing.varies(headers):
             return None
@@ -205,10 +206,10 @@ class Route:
         return varies
 
     def judge_web_origin(self, group: Group, web_origin: str, reply: Reply, shared: Headers | None) -> None:
-        """A relayed read of a path with this Origin header was answered; `shared` are the headers of the stream's
-        latest shared reply, None if there was none.
+        """Record the reply to a relayed read of a path with this Origin header.  `shared` are the headers of the
+        stream's latest shared reply; None if there was none.
 
-        Only a success shows that a web origin is not allowed: servers leave CORS out of errors.
+        Only a success can show that a web origin is not allowed, because servers leave CORS out of errors.
         """
         if allows(reply.headers, web_origin):
             self.denied_origins.discard(group, web_origin)
@@ -218,23 +219,23 @@ class Route:
             self.denied_origins.remember(group, web_origin)
 
     def is_denial_recent(self, seen_at: float) -> bool:
-        """Whether shared answers need no other look yet because they did not suit a web origin at `seen_at`
-        (monotonic seconds)."""
+        """Whether shared answers did not suit a web origin so recently that they need not be checked again yet.
+        `seen_at` is the time at which they did not (monotonic seconds)."""
         return self._now() < seen_at + self.config.hit_for_miss_s
 
     def notice(self, ground: Ground, headers: Headers) -> None:
-        """Log once what keeps replies of this route from being shared, and what to do about it."""
+        """Log, once for each ground, why replies of this route are not shared, and what to do about it."""
         if ground not in self._noticed:
             self._noticed.add(ground)
             _log.warning("route %s: the origin %s", self.config.name, cure(ground, headers, self.sharing))
 
     @property
     def shares_live(self) -> bool:
-        """Whether a live answer of the origin has proved to be shareable, and lately none has proved not to be."""
+        """Whether some live answer of the origin has proved to be shareable, and none has recently proved not to be."""
         return self._has_shared_live and self._now() >= self._shares_live_from
 
     def heard(self) -> None:
-        """An origin has answered a request of the route."""
+        """Record that an origin has answered a request of the route."""
         self.answers += 1
         self.is_silent = False
 
@@ -247,7 +248,7 @@ class Route:
                     return False
             elif wanted != host:
                 return False
-        # As `covers`, which every request would call for each route.
+        # The same test as in `covers`, without the call, which every request would make for each route.
         return not prefix or path == prefix or path.startswith(prefix + "/")
 
     def label(self, host: str) -> str | None:
@@ -273,8 +274,8 @@ class Route:
     def upstream_path(self, path: str) -> str:
         """The path at the origin for a canonical request path.
 
-        S2 decodes the name of a stream, and its SDKs escape it each in its own way: all spellings get one path, or what
-        one client does to the stream would not be noticed by the readers that spell it otherwise.
+        S2 decodes the name of a stream, and each of its SDKs escapes the name in its own way.  So all spellings get one
+        path: otherwise a write in one spelling would not be noticed by readers that use another.
 
         Raises BadTarget if the path at the origin would begin with two slashes, because the route strips its prefix.
         """
@@ -339,9 +340,9 @@ class Route:
     def source_headers(self, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> CIMultiDict[str]:
         """The headers of a shared fetch.
 
-        `passed_nodes` are the gateways that the request has passed: a loop over several gateways is detected only if
-        each of them forwards the names before it (RFC 8586 §2).  They are a part of the key, because otherwise the
-        names in one reader's request could get the fetch of all other readers refused.
+        `passed_nodes` are the gateways that the request has passed.  A loop over several gateways is detected only if
+        each of them forwards the names of the earlier ones (RFC 8586 §2).  The names are a part of the key, because
+        otherwise those in one reader's request could make the origin refuse the fetch for all other readers.
         """
         headers = CIMultiDict(credentials if self.guard is None or not self.guard.drops_credentials else ())
         headers["Accept-Encoding"] = "identity"
@@ -359,12 +360,12 @@ class Route:
 
 
 def _is_personal(name: str) -> bool:
-    """Whether the gateway itself reads nothing else from a header of this name than a credential."""
+    """Whether the gateway itself reads a header of this name only as a credential."""
     return name in ("authorization", "cookie") or (name.startswith("x-") and not name.startswith("x-forwarded-"))
 
 
 def _sharing(config: RouteConfig, origin: str) -> tuple[object, ...]:
-    """The settings that determine whose bytes a tape holds and which readers may use it."""
+    """The settings that determine which origin's bytes a tape holds and which readers may use it."""
     path = URL(config.members[0].url).raw_path
     whose: tuple[object, ...] = (origin, path, config.strip_prefix, config.cache, config.protocol, config.present)
     if config.is_bridged:
@@ -377,14 +378,15 @@ def _sharing(config: RouteConfig, origin: str) -> tuple[object, ...]:
 class RouteTable:
     """The routes in effect.  Owner of the set; `replace` changes it between two requests.
 
-    An unchanged route keeps its object and what it has learned.  A route that changes who may share gets tapes of its
-    own; tapes started under the old rule are out of its readers' reach and end with the readers that still use them.
+    An unchanged route keeps its object and what it has learned.  A route that changes which readers may share gets new
+    tapes.  Its readers cannot reach the tapes started under the old rule, which end with the readers that still use
+    them.
     """
 
     def __init__(
         self, configs: Sequence[RouteConfig], node: str, clock: Clock, rules: Mapping[str, Rules] | None = None
     ) -> None:
-        """`rules` says who may, by the names of the routes with `[[route.auth]]`."""
+        """`rules` has the authorisation rules by the names of the routes with `[[route.auth]]`."""
         self._node = node
         self._clock = clock
         self.verdicts = Verdicts(clock.wall, clock.now)
@@ -416,7 +418,7 @@ class RouteTable:
         return frozenset(route.public for route in self.routes)
 
     def replace(self, configs: Sequence[RouteConfig], rules: Mapping[str, Rules] | None = None) -> bool:
-        """Replace the routes, and their rules; return whether that changed any route."""
+        """Replace the routes and their rules; return whether any route has changed."""
         self._rules = rules or {}
         for route in self.routes:
             if route.guard is not None and (anew := self._rules.get(route.name)) is not None:

@@ -70,8 +70,8 @@ class Framing(Enum):
 
 
 def whole_chunks(data: bytes) -> tuple[bytes, int, bool]:
-    """The content of the chunks at the start of `data`, the number of bytes that they take, and whether the last one is
-    among them.
+    """The content of the chunks at the start of `data`, the number of bytes that they take, and whether the last chunk
+    of the body is among them.
 
     Stops at a chunk that is incomplete, invalid or has an extension, and at a last chunk with trailers.
     """
@@ -90,9 +90,9 @@ def whole_chunks(data: bytes) -> tuple[bytes, int, bool]:
 
 
 MOST_INTERIM: Final = 16
-"""Interim replies at once before one final reply."""
+"""The most interim replies that may come at once before one final reply."""
 INTERIM_PER_S: Final = 4.0
-"""Interim replies a second after those."""
+"""The most interim replies a second after these."""
 
 
 class InterimRate:
@@ -105,7 +105,7 @@ class InterimRate:
         self._at = 0.0
 
     def count(self, now: float) -> bool:
-        """Count one that arrives at `now`, in monotonic seconds; False if there are too many."""
+        """Count an interim reply that arrives at `now`, in monotonic seconds; False if there are too many."""
         self._level = max(0.0, self._level - (now - self._at) * INTERIM_PER_S) + 1
         self._at = now
         return self._level <= MOST_INTERIM

@@ -33,7 +33,7 @@ VARIED: Final = frozenset({"producer-seq", "content-length"})
 _VARIED_LINE: Final = re.compile(
     rb"\r\n(Producer-Seq|producer-seq|Content-Length|content-length): ([0-9]{1,18})(?=\r\n)"
 )
-"""Behind the end of the line before it, because to look for that is fast."""
+"""Each pattern begins with the preceding line end, because a search for that is fast."""
 _NAMES: Final = {
     name.encode(): istr(name) for name in ("Producer-Seq", "producer-seq", "Content-Length", "content-length")
 }
@@ -51,7 +51,8 @@ class HeaderCache:
         self._commons: OrderedDict[bytes, Fields] = OrderedDict()
         """The sections of POSTs without the lines whose numbers differ from one append to the next."""
         self._heads: OrderedDict[bytes, RequestHead] = OrderedDict()
-        """Whole heads, with the request line, of other requests than GETs: clients repeat their writes' heads."""
+        """Whole heads, including the request line, of requests other than GETs, because clients repeat the heads of
+        their writes."""
 
     def __len__(self) -> int:
         return len(self._sections)
@@ -66,9 +67,9 @@ class HeaderCache:
         self._heads.clear()
 
     def _find_varied(self, section: bytes, length: int) -> Fields | None:
-        """The fields of a section of a request with a body of `length` bytes, if all but the numbers in it is known.
+        """The fields of a section of a request with a body of `length` bytes, if all of it except its numbers is known.
 
-        The section begins with the end of the line before it.
+        The section begins with the preceding line end.
         """
         rest, *numbers = _VARIED_LINE.split(section)
         for at in range(2, len(numbers), 3):
@@ -139,7 +140,7 @@ class HeaderCache:
             self._store_common(data[line.end() - 2 : end], fields)
 
     def _store_common(self, section: bytes, fields: Fields) -> None:
-        """Remember what other appends may have in common with this section."""
+        """Remember the part of this section that other appends may share."""
         rest, count = _VARIED_LINE.subn(b"", section)
         if not count:
             return

@@ -64,7 +64,7 @@ class RenderedHeaders(CIMultiDict[str]):
         return rendered
 
     def varied_by(self, varied: Iterable[tuple[str, str]]) -> RenderedHeaders:
-        """The headers with these numbers, as a client has sent them."""
+        """The headers together with these ones, whose numbers a client has sent."""
         changed = RenderedHeaders(self)
         changed.lines = self.lines
         for name, value in varied:
@@ -134,23 +134,23 @@ def request_head(
     # Fast path: all names are known tokens, and there is no control character anywhere.
     is_known_valid = method in _METHODS and target and " " not in target and _KNOWN_TOKENS.issuperset(headers)
     is_known_valid = is_known_valid and "".join(lines).isprintable()
-    # The pattern accepts a value with a line end in it as two fields; only the number of lines reveals it.
+    # The pattern reads a value that contains a line end as two fields, so only the number of lines reveals it.
     if not is_known_valid and (_HEAD.fullmatch(text) is None or text.count("\n") != len(lines) - 1):
         raise InvalidRequest("a request that could be read as another one")
     return text.encode("utf-8", "surrogateescape")
 
 
 class PassedFields:
-    """Fields of a reply on their way to a client: the lines that it shares with other replies, and its own.
+    """Fields of a reply on their way to a client: the lines that the reply shares with others, and its own lines.
 
-    Of all lines the bytes are known, so that most replies are passed on without a table of their fields.
+    The bytes of all lines are kept, so that most replies are passed on without a table of their fields.
     """
 
     __slots__ = ("_fields", "_own", "_shared", "kinds", "lines")
 
     def __init__(self, shared: CIMultiDict[str], lines: bytes, own: Sequence[FieldLine]) -> None:
-        """The valid fields `shared`, with their `lines`, and further ones behind them.  The shared ones are never
-        changed, and state neither length nor date."""
+        """`shared` are valid fields, and `lines` their bytes; the fields `own` follow them.  The shared fields are
+        never changed, and state neither length nor date."""
         kinds = PLAIN
         for line in own:
             lines += line.rendered
@@ -161,7 +161,7 @@ class PassedFields:
         self.lines: bytes | None = lines
         """The field lines, each with its line end; None if they must be rendered and checked."""
         self.kinds: Kinds = kinds
-        """The kinds of the lines behind the shared ones, while `lines` is not None."""
+        """The kinds of the lines after the shared ones, while `lines` is not None."""
 
     def table(self) -> CIMultiDict[str]:
         """All fields."""
@@ -214,9 +214,9 @@ def _line(name: str, value: str) -> bytes | None:
 _CONTENT_LENGTH: Final = istr("Content-Length")
 _DATE: Final = istr("Date")
 _MARKED: Final = {"content-length": HAS_LENGTH, "date": HAS_DATE}
-"""The fields, in lower case, of which is known whether they are there."""
+"""The fields, in lower case, whose presence is recorded."""
 _FIELD: Final = ": ".join
-"""Makes a field's line of its name and value, without a frame for each."""
+"""Makes a field's line of its name and value, without the cost of a Python call for each."""
 
 JOINED_BYTES: Final = 1 << 14
 """A body up to this size is joined with its head, for one write without a list."""

@@ -5,13 +5,13 @@ knows no socket and no time.  Each reply yields a `Head`, the body's bytes as th
 the parser that the connection has ended.
 
 llhttp in strict mode checks the syntax of heads and chunks: no bare LF, no folded line, no repeated Content-Length and
-none beside chunks.  A head that arrives whole and contains nothing unusual takes a shorter path: most of its lines are
-recognised (`gateway.http.reply_lines`).  So do the chunks behind it for as long as they arrive whole.  Anything unusual
-goes to llhttp.
+none together with chunks.  A head that arrives whole and contains nothing unusual takes a shorter path, because most of
+its lines are recognised (`gateway.http.reply_lines`).  So do the chunks behind it for as long as they arrive whole.
+Anything unusual goes to llhttp.
 
 This module finds the start and end of a body itself (RFC 9112 section 6.3), because llhttp cannot be told that the
 reply to a HEAD has no body, and does not report where excess bytes begin.  It is stricter than llhttp where the gateway
-could not forward the result: it refuses versions other than HTTP/1, transfer codings beside chunked, statuses below
+could not forward the result: it refuses versions other than HTTP/1, transfer codings other than chunked, statuses below
 100, and control characters in a reason phrase.
 
 Interim replies (1xx) are kept apart from the events (`interim`) and bounded by rate: an origin may send them for as
@@ -19,7 +19,7 @@ long as it works on the request, to keep the connection alive.  101 is refused, 
 upgrade.  Trailers and chunk extensions are dropped.  Everything is bounded: the length and number of the head's lines,
 an incomplete head as a whole, and the framing inside a chunked body.
 
-Unrequested bytes cannot be told from the next reply, so a connection that delivered any is not used again.
+Unrequested bytes cannot be distinguished from the next reply, so a connection that has delivered any is not used again.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from gateway.http.framing import TRANSITIONS, Framing, InterimRate, State, Step,
 from gateway.http.reply_lines import NAMES, FieldLine, Head, ReplyShape, keeps_alive, read_lines, status_line_of
 
 MOST_LINE_BYTES: Final = 16_384
-"""Bytes of a status line, or of a field's name and value together."""
+"""The most bytes of a status line, or of a field's name and value together."""
 MOST_FIELDS: Final = 128
 MOST_HEAD_BYTES: Final = 65_536
 MOST_FRAMING_BYTES: Final = 65_536
-"""Bytes of chunk extensions and trailers in a row, without a byte of body between them."""
+"""The most consecutive bytes of chunk extensions and trailers, without a byte of body between them."""
 
 _IDLE, _BODY, _CLOSED = State.IDLE, State.BODY, State.CLOSED
 _BEGUN: Final = TRANSITIONS[_IDLE, Step.BEGUN]
@@ -54,7 +54,7 @@ _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _VERSIONS: Final = frozenset({"1.1", "1.0"})
 _NO_BODY: Final = frozenset({204, 304})
 _CHUNKED: Final = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-"""Stands for a head that llhttp has not seen, before the chunks that it reads."""
+"""A substitute for the head that llhttp has not seen; fed to it before the chunks that it reads."""
 _CONTENT_LENGTH, _TRANSFER_ENCODING = istr("Content-Length"), istr("Transfer-Encoding")
 
 
@@ -66,7 +66,7 @@ class ReplyBroken(Exception):
 
 
 class TooManyInterim(ReplyBroken):
-    """Interim replies came faster than they are taken."""
+    """Interim replies come faster than the bound allows."""
 
 
 class Interim(NamedTuple):
@@ -334,7 +334,7 @@ class ReplyParser:
             case ["chunked"]:
                 return _CHUNKS
             case ["identity"]:
-                # Some old servers say this of bodies that end with the connection; RFC 9112 no longer has it.
+                # Some old servers state this for bodies that end with the connection; RFC 9112 no longer has it.
                 return _CLOSE
         raise self._broken("transfer coding that was not asked for")
 
@@ -384,7 +384,8 @@ class ReplyParser:
         else:
             self._framing_bytes += len(data)
         if self._is_complete:
-            # llhttp does not report where the reply ended: after one empty line, but llhttp skips further ones.
+            # llhttp does not report the end of the reply.  The reply ends after one empty line, but llhttp skips
+            # further ones.
             is_exact = not self._has_excess and tail.endswith(_HEAD_END) and tail[:1] not in (b"\r", b"\n")
             self._end(events, keeps_alive=is_exact and self._keeps_alive)
         elif self._framing_bytes > MOST_FRAMING_BYTES:

@@ -1,8 +1,8 @@
 """The lines of a reply's head: status line and fields, as strict as llhttp, and cached.
 
-The replies of an origin share most of their lines.  A field line that was parsed is remembered, and so is a head's
-`ReplyShape`: the lines that it shares with other heads, with everything derived from them.  The other lines are the
-reply's own, such as its offset and its date.  Nothing is derived from these.  A `Head` has both.
+The replies of an origin share most of their lines.  A parsed field line is remembered, and so is a head's `ReplyShape`:
+the lines that it shares with other heads, and everything derived from them.  The other lines are the reply's own, such
+as its offset and its date.  Nothing is derived from these lines.  A `Head` has both kinds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_REMEMBERED_BYTES: Final = 512
 _MOST_LINES: Final = 4_096
 _MOST_SHAPES: Final = 256
 _MOST_FACTS: Final = 16
-"""Bound on the values derived from one shape: its heads with fields for one web origin each, for example."""
+"""Bound on the values derived from one shape, such as a set of fields for each web origin."""
 _COMMON_NAMES: Final = """
     Access-Control-Allow-Origin Access-Control-Expose-Headers Age Cache-Control Cache-Status Connection
     Content-Encoding Content-Length Content-Type Cross-Origin-Resource-Policy Date ETag Keep-Alive Location
@@ -45,14 +45,15 @@ PLAIN: Final[Kinds] = 0
 HAS_LENGTH: Final[Kinds] = 1
 HAS_DATE: Final[Kinds] = 2
 FOR_CONNECTION: Final[Kinds] = 4
-"""It is Connection."""
+"""The field is Connection."""
 UNUSUAL: Final[Kinds] = 8
-"""Its framing is for llhttp to judge: Upgrade, an unusual Content-Length or Transfer-Encoding."""
+"""llhttp has to judge the framing: Upgrade, an unusual Content-Length or Transfer-Encoding."""
 CHUNKED: Final[Kinds] = 16
 SHARED: Final[Kinds] = 32
-"""Something is derived from it, so it belongs to the shape."""
+"""Something is derived from the field, so it belongs to the shape."""
 NOT_ALIKE: Final[Kinds] = 64
-"""Replies with it are not passed on alike: Location depends on the request, and Connection may name any other field."""
+"""Replies with this field are not passed on in the same way: Location depends on the request, and Connection may name
+any other field."""
 _KINDS: Final = {
     **dict.fromkeys(
         (*HOP_BY_HOP, "cache-status", "content-type", "server", "vary", "via", "x-accel-buffering"), SHARED
@@ -64,7 +65,7 @@ _KINDS: Final = {
     "upgrade": UNUSUAL,
 }
 _OWN_KINDS: Final = HAS_LENGTH | HAS_DATE
-"""The most that a line of a reply's own may be."""
+"""The kinds that a reply's own lines may have."""
 _CONNECTION_OPTIONS: Final = frozenset({"close", "keep-alive"})
 _CORS: Final = "access-control-"
 
@@ -130,14 +131,14 @@ _own_line: Final = lru_cache(256)(_field_line)
 
 
 class ReplyShape:
-    """The lines that heads have in common.  Immutable but for the values that are kept with them."""
+    """The lines that heads have in common.  Immutable except for the derived values that are kept with them."""
 
     __slots__ = ("facts", "headers", "is_chunked", "keeps_alive", "kinds", "own_at")
 
     def __init__(self, lines: tuple[FieldLine | None, ...]) -> None:
         shared = [line for line in lines if line is not None]
         self.headers = CIMultiDict([(line.name, line.value) for line in shared])
-        """Their fields.  Never changed."""
+        """The fields of the shared lines.  Never changed."""
         self.own_at = tuple([at for at, line in enumerate(lines) if line is None])
         """The places of the lines that are a reply's own."""
         self.kinds: Kinds = PLAIN
@@ -179,16 +180,16 @@ class Head:
         self.content_length = content_length
         """The announced length, even if there is no body (HEAD, 304); None if the reply announces none."""
         self.is_delimited = is_delimited
-        """Whether the end of the body can be told from a lost connection (RFC 9112 section 6.3, all cases but the
-        last)."""
+        """Whether the end of the body can be distinguished from a lost connection (RFC 9112 section 6.3, all cases
+        except the last)."""
         self.shape = shape
-        """The lines that it has in common with others; None if it was not read line by line."""
+        """The lines that the head has in common with others; None if it was not read line by line."""
         self.own = own
         """The other lines."""
 
     @property
     def headers(self) -> CIMultiDictProxy[str]:
-        """All fields.  Made at the first look, because most relayed replies need only their lines."""
+        """All fields.  The table is made at the first access, because most relayed replies need only their lines."""
         if self._headers is None:
             assert self.shape is not None
             headers = self.shape.headers.copy()
@@ -202,7 +203,7 @@ class Head:
 
 
 _lines: Final[dict[bytes, FieldLine]] = {}
-"""Field lines that were parsed lately; the oldest of many is dropped."""
+"""Recently parsed field lines; the oldest are dropped."""
 _shapes: Final[dict[tuple[FieldLine | None, ...], ReplyShape]] = {}
 """The shapes of the latest heads, by their remembered lines, with None for each line that is not remembered."""
 
@@ -212,7 +213,7 @@ ReadLines: TypeAlias = tuple[ReplyShape, list[FieldLine], int | None]
 
 
 def read_lines(lines: list[bytes]) -> ReadLines | None:
-    """Read the field lines of a head; None if one is not valid or unusual."""
+    """Read the field lines of a head; None if one of them is invalid or unusual."""
     shape = _shapes.get(tuple(map(_lines.get, lines)))
     if shape is None:
         return _learn(lines)
@@ -231,7 +232,7 @@ def read_lines(lines: list[bytes]) -> ReadLines | None:
 
 
 def _learn(lines: list[bytes]) -> ReadLines | None:
-    """The same for a head whose shape is not known; it is now."""
+    """Read the field lines of a head whose shape is not known, and remember the shape."""
     parsed: list[FieldLine] = []
     for raw in lines:
         line = _lines.get(raw) or _field_line(raw)
@@ -243,8 +244,8 @@ def _learn(lines: list[bytes]) -> ReadLines | None:
     for raw, line in zip(lines, parsed, strict=True):
         if line.kinds & SHARED:
             _remember(raw, line)
-    # Other lines that are new belong to shapes once they have come again, because they may differ each time.  A shared
-    # line always belongs to the shape, even if a later line of this head has just displaced it.
+    # New lines belong to a shape only when they occur again, because they may differ each time.  Lines that are shared
+    # always belong to it, even if a later line of this head has just displaced one.
     key = tuple(
         [
             line if line.kinds & SHARED or _lines.get(raw) is line else None

@@ -20,13 +20,13 @@ from multidict import CIMultiDict
 from gateway.http.framing import TRANSITIONS, State, Step
 
 MOST_FIELDS: Final = 128
-"""Fields in a head, and again in a trailer section."""
+"""The most fields in a head, and in a trailer section."""
 LONGEST_LINE: Final = 8_190
-"""Bytes of one field, and of a request target."""
+"""The most bytes of one field, and of a request target."""
 _FIELD_COST: Final = 180
 """Bytes that a parsed field takes in addition to its characters."""
 LONGEST_HEAD: Final = 1 << 15
-"""Bytes of a head: target, names and values; and of body framing that is not complete."""
+"""The most bytes of a head (target, names and values), and of incomplete body framing."""
 
 
 class Fields:
@@ -61,7 +61,7 @@ class Fields:
         """The headers in which this section differs from others with the same `facts`."""
 
     def varied_by(self, varied: Sequence[tuple[str, str]], length: int) -> Fields:
-        """The section that has these headers besides, and belongs to a request whose body has `length` bytes."""
+        """The section with these headers in addition, for a request whose body has `length` bytes."""
         headers = self.headers.copy()
         headers.extend(varied)
         fields = Fields(headers, self.keeps_alive, length, is_plain=False)
@@ -79,7 +79,8 @@ class RequestHead:
     """As in `1.1`."""
     fields: Fields
     known: tuple[Any, ...] | None = field(default=None, compare=False, repr=False)
-    """The latest meaning that another component has found in the whole head, with what else it depends on."""
+    """The latest meaning that another component has derived from the whole head, with the other values on which it
+    depends."""
 
     @property
     def headers(self) -> CIMultiDict[str]:
@@ -104,9 +105,9 @@ class Mark(Enum):
     BROKEN = "broken"
     """The bytes are not a valid request or body; nothing after them is parsed."""
     TARGET_TOO_LONG = "target too long"
-    """The same, because of a target that exceeds its bound (RFC 9112 section 3)."""
+    """The request's target exceeds its bound (RFC 9112 section 3); nothing after it is parsed."""
     HEAD_TOO_LARGE = "head too large"
-    """The same, because of a field, a number of fields or a head that exceeds its bound (RFC 6585 section 5)."""
+    """A field, the number of fields, or the head exceeds its bound (RFC 6585 section 5); nothing after it is parsed."""
 
 
 Event = RequestHead | bytes | Mark
@@ -153,14 +154,14 @@ class RequestParser:
         self._reset_parser()
         self._events: list[Event] = []
         self._parts: list[bytes] = []
-        """Parts of the body in the bytes being parsed, which become one event, however many chunks they came in."""
+        """Parts of the body in the bytes being parsed.  They become one event, for any number of chunks."""
         self._fields: list[tuple[str, str]] = []
         self._trailers = 0
         self._target = b""
         self._head_bytes = 0
-        """Bytes of the names and values so far."""
+        """Bytes of the head's names and values so far."""
         self._refusal = Mark.BROKEN
-        """The reasons for which the parser stops."""
+        """The mark with which the parser ends if it stops."""
         self._pending_bytes = 0
         """Bytes received since the last event or change of state."""
         self._keeps_alive = True
@@ -180,7 +181,7 @@ class RequestParser:
 
     @property
     def held_bytes(self) -> int:
-        """About how many bytes of an unfinished head are held, parsed or not."""
+        """The approximate number of held bytes of an unfinished head, parsed or not."""
         return self._pending_bytes + sum(_FIELD_COST + len(name) + len(value) for name, value in self._fields)
 
     def feed(self, data: bytes) -> list[Event]:

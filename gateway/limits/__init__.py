@@ -1,5 +1,5 @@
-"""Limits: who a client is, how much of what all share it uses, how often it may ask, and what a process can bear.
+"""Limits: the network of a client, its share of the common resources, its rates, and the capacity of a process.
 
-A client is known by its network, because one host may have many addresses.  All limits of a client read one record, its
-account (`accounts`).  Everything here is plain functions and state: nothing waits.
+A client is identified by its network, because one host may have many addresses.  All limits of a client read one
+record, its account (`accounts`).  This package consists of plain functions and state: nothing waits.
 """

@@ -1,4 +1,4 @@
-"""Accounts of client networks: what each uses now, what it has taken of its allowances, and for how long it is banned.
+"""Accounts of client networks: the resources that each uses now, the allowances that it has spent, and its ban.
 
 The network of a client is its address, with the host part of an IPv6 address cut off (`client_nets`).  An IPv6 host has
 at least a /64 of addresses and may use a new one for every request (RFC 8981), so a limit per address would be none.
@@ -7,10 +7,10 @@ Every limit of a client reads and changes this one record: connections, live rea
 of rates, the live reads that each rate limit counts, and the ban.  `Accounts` owns the records.  An account exists
 while something of it is in use, taken or banned.
 
-Accounts that are in use are bounded by the connections.  Of the others about `MOST_UNUSED` are kept: beyond that, each
-new account takes the place of one of the oldest.  Accounts whose buckets are full are forgotten without loss, else the
-one that would be full again first.  Its client gains the few tokens that it had taken, and clients that have taken the
-most stay bounded.
+The number of accounts in use is bounded by the number of connections.  About `MOST_UNUSED` other accounts are kept:
+beyond that, each new account takes the place of one of the oldest.  Accounts whose buckets are full are forgotten
+first, which loses nothing.  Otherwise the account that would be full again first is forgotten.  Its client gains the
+few tokens that it had taken, and the clients that have taken the most stay bounded.
 
 `Accounts` knows the largest number of connections of any network, without a search: when the gateway is full, fair
 shares need it at once.
@@ -57,8 +57,8 @@ def client_nets(v4_bits: int, v6_bits: int) -> ClientNet:
 
 
 class Parties(NamedTuple):
-    """The names of an authorised request's principal and tenant, under which their accounts are kept next to those of
-    client networks.  Empty: it has none, and no limit of that kind bounds it."""
+    """The names of an authorised request's principal and tenant.  Their accounts are kept under these names, together
+    with those of client networks.  An empty name means that the request has none, and no such limit bounds it."""
 
     principal: str
     tenant: str
@@ -67,18 +67,18 @@ class Parties(NamedTuple):
 NO_PARTIES: Final = Parties(UNKNOWN, UNKNOWN)
 
 MOST_UNUSED: Final = 16_384
-"""Accounts that are kept although nothing of them is in use."""
+"""The most accounts that are kept although nothing of them is in use."""
 NO_TIMES: Final[dict[Hashable, float]] = {}
 NO_COUNTS: Final[dict[Hashable, int]] = {}
-"""In place of the dictionaries of an account that no rate limit has counted: behind a proxy an account may come and go
-with each live read."""
+"""Takes the place of the dictionaries of an account that no rate limit has counted.  Behind a proxy an account may be
+created and forgotten for each live read, so it must be cheap."""
 _LOOKED_AT: Final = 8
-"""Accounts that are looked at for one to be forgotten."""
+"""The number of accounts that one search for an account to forget looks at."""
 
 
 class Account:
-    """What one client network uses and has taken, and its ban; or what a principal, a tenant, a route or all clients
-    together have taken."""
+    """The account of one client network: its resources in use, its spent allowances, and its ban.  Or the spent
+    allowances of a principal, a tenant, a route, or all clients together."""
 
     __slots__ = (
         "_owner",
@@ -101,27 +101,27 @@ class Account:
         self.followed = 0
         """Live requests at origins that the network has caused."""
         self.full_at: dict[Hashable, float] = NO_TIMES
-        """When the bucket of each rate of which something was taken is full again; `Rate` alone changes it, and puts a
-        dictionary of its own in place of `NO_TIMES` first."""
+        """The time at which the bucket of each rate is full again, if tokens were taken from it.  `Rate` alone changes
+        this dictionary, and replaces `NO_TIMES` by a new one first."""
         self.live: dict[Hashable, int] = NO_COUNTS
-        """The live reads that each rate limit counts; only numbers above 0.  `RateLimits` alone changes it, and
-        replaces `NO_COUNTS` first."""
+        """The number of live reads that each rate limit counts; only numbers above 0.  `RateLimits` alone changes this
+        dictionary, and replaces `NO_COUNTS` by a new one first."""
         self.banned_until = 0.0
         """When the latest ban ends, in monotonic seconds; 0 if there was none.  `Bans` alone changes it."""
         self.ban_s = 0.0
-        """The length of that ban."""
+        """The length of the latest ban, in seconds."""
 
     def __repr__(self) -> str:
         return f"<Account {self.net}: {self.connections} connections, {self.live_reads} live reads>"
 
     @property
     def is_used(self) -> bool:
-        """Whether anything of it is in use."""
+        """Whether any resource of the account is in use."""
         return bool(self.connections or self.live_reads or self.followed or self.live)
 
     @property
     def settled_at(self) -> float:
-        """When nothing that it has taken and no ban matters any more, in monotonic seconds."""
+        """When all buckets are full again and no ban matters any more, in monotonic seconds."""
         return max(self.banned_until + self.ban_s, *self.full_at.values(), 0.0)
 
     def is_banned(self, now: float) -> bool:
@@ -133,14 +133,15 @@ class Account:
         self.live_reads += 1
 
     def end_live(self, sent_bytes: int) -> None:
-        """One live read has ended, after `sent_bytes` body bytes, which this count does not depend on."""
+        """Stop counting a live read that has ended.  `sent_bytes` is its number of body bytes, which is not used
+        here."""
         self.live_reads -= 1
-        # As `forget_if_unused`, without two calls: a client behind a proxy often has one live read and nothing else.
+        # The same as `forget_if_unused`, without two calls: a client behind a proxy often has only one live read.
         if not (self.live_reads or self.connections or self.followed or self.live) and self._owner is not None:
             self._owner.forget_if_settled(self)
 
     def forget_if_unused(self) -> None:
-        """Something of it is no longer in use: forget the account if nothing of it matters any more."""
+        """Forget the account if nothing of it matters any more; called when a resource is no longer in use."""
         if self._owner is not None and not self.is_used:
             self._owner.forget_if_settled(self)
 
@@ -156,7 +157,7 @@ class Accounts:
         self._sizes: dict[int, int] = {}
         """How many networks have this number of connections."""
         self.open_connections = 0
-        """Open connections, those that belong to no network included."""
+        """Open connections, including those that belong to no network."""
         self.most_connections = 0
         """The connections of the network that has the most."""
 
@@ -202,8 +203,8 @@ class Accounts:
             self._all.pop(account.net, None)
 
     def forget_full(self) -> None:
-        """Forget the full buckets of all accounts: those of rates that are no longer in effect would stay as long as
-        their clients do."""
+        """Forget the full buckets of all accounts.  Otherwise the buckets of rates that are no longer in effect would
+        stay for as long as their clients."""
         now = self._now()
         for account in self._all.values():
             owed = {rate: full_at for rate, full_at in account.full_at.items() if full_at > now}
@@ -220,7 +221,7 @@ class Accounts:
             if not sizes[old]:
                 del sizes[old]
                 if old == self.most_connections:
-                    # Connections come and go one by one, so the next smaller number has a network, or there is none.
+                    # Connections end one by one, so the next smaller number has a network, or no connection is left.
                     self.most_connections = new
 
     def _make_room(self) -> None:
@@ -228,7 +229,7 @@ class Accounts:
         now = self._now()
         owing: list[tuple[float, str]] = []
         for account in list(islice(self._all.values(), _LOOKED_AT)):
-            # Look at others first next time.
+            # Begin with other accounts next time.
             self._all.move_to_end(account.net)
             if account.is_used:
                 continue

@@ -1,9 +1,9 @@
 """Bytes that fetched bodies may add to memory before the process's memory is looked at again.
 
 A turn of the loop reads the bytes that have arrived on all connections to origins, and writes them to all readers that
-share a fetch.  Together that may be a tenth of a small memory limit.  The owner of the limit looks from time to time
-and says how many bytes may be added until its next look.  After that many, bodies wait for the look, which `spent`
-calls for.
+share a fetch.  Together these bytes may be a tenth of a small memory limit.  The owner of the limit checks memory from
+time to time, and sets how many bytes may be added until its next check.  When these are used up, bodies wait for the
+check, which `spent` requests.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Inflow:
             return True
         self._left = left = left - size
         if left > 0:
-            # Bodies that wait go on one after the other: all at once would add far more than they may.
+            # Waiting bodies go on one after the other, because all at once would exceed the bound by far.
             self._renewed.fire_one()
             return True
         self.spent.fire()

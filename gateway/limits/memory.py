@@ -30,11 +30,11 @@ from typing import Final, NamedTuple, TypeVar
 T = TypeVar("T")
 
 _STEP: Final = 0.05
-"""The most of the configured cache budget that one look gives back."""
+"""The largest part of the configured cache budget that one look restores."""
 
 _LEAST_CACHE: Final = 0.1
-"""The part of the cache's budget, or of the limit if that is lower, which is left to the cache whatever others hold:
-what is read all the time stays, and clients have to give way."""
+"""The part of the cache's budget, or of the limit if that is lower, which the cache always keeps.  So streams that are
+read all the time stay, and clients have to give way."""
 
 
 class Pressure(IntEnum):
@@ -79,7 +79,7 @@ class MemoryGuard:
         self.pressure = Pressure.NONE
         self.cache_share = 1.0
         self._used = 0.0
-        """The part of the limit that was used at the latest look."""
+        """The part of the limit that was in use at the latest look."""
 
     def __repr__(self) -> str:
         return f"<MemoryGuard {self.pressure.name.lower()}, cache at {self.cache_share:.0%}>"
@@ -104,7 +104,8 @@ class MemoryGuard:
         self._used = used = resident / limit
         self.pressure = pressure = _level(self.pressure, used)
         room = MARKS[Pressure.CACHE] * limit - resident
-        # A cache that fills up before the next look must not reach the mark, and one above it gives back the excess.
+        # A cache that fills up before the next look must not reach the mark, and above the mark it gives back the
+        # excess.
         least = min(budget_bytes, limit) * _LEAST_CACHE
         fitting = max(least, cache_bytes + room) / budget_bytes if budget_bytes else 0.0
         self.cache_share = min(1.0, self.cache_share + _STEP, fitting)
@@ -119,10 +120,10 @@ def _level(now: Pressure, used: float) -> Pressure:
 
 
 def victims(costs: Iterable[tuple[int, T]], excess: int, cost_now: Callable[[T], int] | None = None) -> dict[T, int]:
-    """Who to drop so that at least `excess` bytes are freed, the costliest first, and the cost of each; no more of them
-    than needed.
+    """The holders to drop so that at least `excess` bytes are freed, with the cost of each: the costliest first, and no
+    more than needed.
 
-    Each costs at most `cost_now`, if that is given; it is called only for those that may have to go.
+    If `cost_now` is given, a holder costs at most its result; it is called only for holders that may have to go.
     """
     found: dict[T, int] = {}
     left = [(-cost, number, one, cost_now is None) for number, (cost, one) in enumerate(costs)]
@@ -157,7 +158,7 @@ class Holding(NamedTuple):
 
     shared: SharedBytes
     size: int
-    """How many of them it refers to."""
+    """The number of the bytes that the holder refers to."""
 
 
 NOTHING: tuple[Holding, ...] = ()
@@ -182,8 +183,8 @@ def charged(holdings: Iterable[tuple[int, Holding]], holders: int) -> Iterator[i
 
 
 SPARE: Final = 64
-"""Open files beside connections: listeners and their further descriptors, logs, plans and certificates being read, name
-resolution, the loop."""
+"""Open files other than connections: listeners and their further descriptors, logs, plans and certificates being read,
+name resolution, the loop."""
 _UPSTREAM_SHARE: Final = 8
 _FOLLOWED_SHARE: Final = 4
 _FIXED_SHARE: Final = 4
@@ -192,7 +193,7 @@ with what is spare."""
 
 
 class Descriptors(NamedTuple):
-    """Bounds on what takes open files."""
+    """Bounds on the kinds of open files."""
 
     max_connections: int
     upstream_connections: int
@@ -201,10 +202,11 @@ class Descriptors(NamedTuple):
 
 
 def fit(wanted: Descriptors, open_files: int) -> Descriptors:
-    """The bounds that can be kept by a process with this limit of open files: those `wanted`, or lower ones.
+    """The bounds that a process with this limit of open files can keep: the `wanted` ones, or lower ones.
 
-    If files are short, each bound is at least 1: the admin port gets half of what is kept for it and for the rest;
-    of what is left, clients get five eighths, live requests a quarter, other connections to origins an eighth.
+    If files are short, each bound is at least 1.  The admin port gets half of the files that are kept for it and for
+    other uses.  Of the remaining files, clients get five eighths, live requests a quarter, and other connections to
+    origins an eighth.
     """
     if sum(wanted) + SPARE <= open_files:
         return wanted

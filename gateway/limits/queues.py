@@ -9,14 +9,14 @@ operations take constant time (amortised), whatever waits.
 
 `Flows` shares the processor's time: clients take turns by their costs, and a new client goes first.  It is deficit
 round robin with a list of new flows (RFC 8290 section 4.1), in seconds of processor time instead of bytes.  A client
-that asks for little finds its queue empty, so it is new each time and is served before all that have more waiting,
-however many those are.  One that has a second item waiting before its first is served asks for more than that, and is
-new no more: else a crowd that comes together would stand before all others.  Among the others one is served after every
-few new ones, for there may always be another new client.  Costs are known only after an item has been taken: `charge`
-makes its client wait for later rounds until the cost is paid.
+with few requests finds its queue empty, so it is new each time, and is served before all clients that have more
+waiting.  If a client adds a second item before its first is served, it is no longer new: otherwise a crowd that arrives
+together would precede all others.  After every few new clients an old one is served, because new clients may keep
+coming.  The cost of an item is known only after it has been taken: `charge` makes its client wait for later rounds
+until the cost is paid.
 
-`Askers` are the clients that one request to an origin is made for: the one that caused it, and all that joined it
-since.
+`Askers` are the clients for which one request to an origin is made: the client that caused it, and all that have joined
+it since.
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ class FairQueue(Generic[Client, Item]):
 Work = TypeVar("Work")
 
 _MOST_DEBT: Final = 64
-"""A client waits at most this many rounds for what it has cost."""
+"""A client waits at most this many rounds until its costs are paid."""
 _MOST_NEW: Final = 16
-"""New clients are served this often in a row while others wait."""
+"""At most this many new clients are served in a row while old ones wait."""
 _MOST_OLD: Final = 1 << 12
-"""Above this number of old clients, one that has no items is forgotten at once."""
+"""If there are more old clients than this, an old client without items is forgotten at once."""
 
 
 class _Flow(Generic[Work]):
@@ -133,7 +133,7 @@ class Flows(Generic[Client, Work]):
         self._old: OrderedDict[Client, _Flow[Work]] = OrderedDict()
         """All other flows.  An empty one stays for a round, so a client that comes back within it is not new."""
         self._new_served = 0
-        """How often new ones have been served since there are others, or since one of those was."""
+        """The number of new flows served since an old one was served, or since there are old ones."""
         self.waiting = 0
         """The number of items."""
 
@@ -158,7 +158,7 @@ class Flows(Generic[Client, Work]):
         if flow is None:
             flow = self._new[client] = _Flow(self._quantum_s)
         elif flow.items and client in self._new:
-            # It asks for more than it is given, so it takes turns with all that do.
+            # The client has a second item waiting, so it takes turns with the old ones.
             self._retire(self._new, client, flow)
         flow.items.append(item)
         self.waiting += 1
@@ -171,7 +171,7 @@ class Flows(Generic[Client, Work]):
             client, flow = next(iter(flows.items()))
             if flow.left_s <= 0:
                 is_alone = len(self._new) + len(self._old) == 1
-                # Alone, it is passed at once for as many rounds as it owes.
+                # A flow that is alone skips all the rounds that it owes at once.
                 rounds = 1 + int(-flow.left_s / self._quantum_s) if is_alone else 1
                 flow.left_s += rounds * self._quantum_s
                 if not is_alone or is_new:
@@ -201,7 +201,7 @@ class Flows(Generic[Client, Work]):
 
 
 _MOST_ASKERS: Final = 256
-"""The most clients that are kept for one request; further ones wait with these."""
+"""The most clients that are recorded for one request; further ones wait without being recorded."""
 
 
 class Askers:
@@ -226,11 +226,11 @@ class Askers:
         return next(iter(self.nets))
 
     def add_client(self, net: str) -> None:
-        """A request of this client waits for the shared one."""
+        """Add a client whose request waits for the shared one."""
         if net not in self.nets and len(self.nets) < _MOST_ASKERS:
             self.nets[net] = None
             self.on_join(net)
 
 
 def ignore(net: str) -> None:
-    """The callback while a further client makes no difference."""
+    """The callback if a further client makes no difference."""

@@ -1,16 +1,16 @@
-"""Limits on rates: token buckets, the bans of clients that heed no refusal, and the configured rate limits.
+"""Limits on rates: token buckets, the bans of clients that ignore refusals, and the configured rate limits.
 
 A `Rate` is a token bucket, kept as one number (the generic cell rate algorithm, ITU-T I.371).  A bucket that refills at
 `per_s` and holds `burst` tokens is described by the time at which it will be full again.  The account of its client
 keeps that time.  A bucket that is full has nothing to remember.
 
-`Bans` closes out client nets that go on sending refused requests.  A refusal costs the gateway almost as much as an
-answer, so a client that does not heed it can still take the processor from others.  A net that is refused more than
-`per_s` times a second for long is banned: its connections close, and new ones close at once, which costs a tenth.  It
-may be refused ten seconds' worth at once, and a quarter of that again after a ban.
+`Bans` shuts out client nets that go on sending refused requests.  A refusal costs the gateway almost as much as an
+answer, so a client that ignores refusals can still take the processor from others.  A net that is refused more than
+`per_s` times a second for long is banned: its connections close, and new ones close at once, which costs a tenth of a
+refusal.  A burst of ten seconds' refusals is allowed, and a quarter of that after a ban.
 
-The first ban lasts for `BAN_S`.  One that begins before the net has been good for as long as its previous ban lasted is
-twice as long as that, up to `LONGEST_S`, so repeat offenders are admitted less and less often.
+The first ban lasts for `BAN_S`.  If a net is banned again within the length of its previous ban after that ban's end,
+the new ban is twice as long, up to `LONGEST_S`.  So repeat offenders are admitted less and less often.
 
 `RateLimits` are the configuration's `[[rate_limit]]` tables: requests and bytes a second, and live reads at once.
 A request is admitted if every limit that applies to it admits it, and takes a token of each.  Bytes are charged when an
@@ -19,10 +19,10 @@ into debt, and refuses requests until the debt is paid.
 
 `gateway.server.admission` asks, and answers 429 (RFC 6585 section 4) where a request is not admitted.
 
-A limit has an allowance for each client's net, each principal, each tenant, each route, or one for all.  The first
-three are kept in accounts of `gateway.limits.accounts`, by the names of the net, the principal or the tenant; each of
-the others is in an account of its own.  A limit per client does not bound a client whose net is not known, nor do
-limits per principal and tenant bound a request without one.
+A limit has one allowance for each client net, principal, tenant or route, or one for all together.  The first three are
+kept in the accounts of `gateway.limits.accounts`, by the name of the net, the principal or the tenant; each of the
+others has a separate account.  A limit per client does not bound a client whose net is not known.  A limit per
+principal or tenant does not bound a request without one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gateway.config.rate_limits import RateLimitConfig
 from gateway.limits.accounts import NO_COUNTS, NO_PARTIES, NO_TIMES, Account, Accounts, Parties
 
 _ROUNDING_S: Final = 1e-9
-"""Tokens count as there this much earlier: times are sums of fractions."""
+"""Tokens count as available this much earlier, in seconds, because times are sums of rounded fractions."""
 
 
 class Rate:
@@ -63,7 +63,7 @@ class Rate:
         return self.burst if full_at is None or full_at <= now else self.burst - (full_at - now) * self.per_s
 
     def has_one(self, account: Account, now: float) -> bool:
-        """Whether there is a token."""
+        """Whether the bucket has a token."""
         full_at = account.full_at.get(self)
         return full_at is None or full_at - now <= self._may_miss_s
 
@@ -80,44 +80,44 @@ class Rate:
         return True
 
     def take_one(self, account: Account, now: float) -> None:
-        """Take a token, whether or not it is there."""
+        """Take a token, even if the bucket has none."""
         full_at = account.full_at.get(self)
         if account.full_at is NO_TIMES:
             account.full_at = {}
         account.full_at[self] = (now if full_at is None or full_at < now else full_at) + self._one_s
 
     def wait_s(self, account: Account, now: float, cost: float = 1.0) -> float:
-        """Seconds until `cost` tokens are there; 0 if they are.  A cost above `burst` counts as `burst`."""
+        """Seconds until the bucket has `cost` tokens; 0 if it has them.  A cost above `burst` counts as `burst`."""
         missing = min(cost, self.burst) - self.tokens_left(account, now)
         wait_s = missing / self.per_s
         return wait_s if wait_s > _ROUNDING_S else 0.0
 
     def take(self, account: Account, now: float, cost: float = 1.0) -> None:
-        """Take `cost` tokens, whether or not they are there."""
+        """Take `cost` tokens, even if the bucket has fewer."""
         if account.full_at is NO_TIMES:
             account.full_at = {}
         account.full_at[self] = max(now, account.full_at.get(self, now)) + cost / self.per_s
 
     def take_left(self, account: Account, now: float, cost: float = 1.0) -> None:
-        """Take `cost` tokens, or as many as there are."""
+        """Take `cost` tokens, or all tokens if the bucket has fewer."""
         self.take(account, now, max(0.0, min(cost, self.tokens_left(account, now))))
 
     def keep_empty(self, account: Account, now: float, until: float) -> None:
-        """Take the tokens that are there, and those that come before `until`."""
+        """Take all tokens of the bucket, and those that it would gain before `until`."""
         self.take(account, now, max(0.0, self.tokens_left(account, now) + (until - now) * self.per_s))
 
 
 UNKNOWN_WAIT_S: Final = 5.0
 """The wait for a place whose holder may leave at any time."""
 _LONGEST_WAIT_S: Final = 86_400.0
-"""A longer wait, which may be infinite, is stated as this one."""
+"""The longest wait that is stated, in seconds; longer and infinite waits are stated as this."""
 
 
 def retry_after_s(wait_s: float, rng: random.Random) -> int:
     """Whole seconds for Retry-After, for a client that has to wait `wait_s`.
 
-    It is later than needed by up to as much again, and a second at least, so that clients that were refused together do
-    not come back together.
+    The result is up to twice the wait, and at least one second, so that clients that were refused together do not come
+    back together.
     """
     wait_s = min(wait_s, _LONGEST_WAIT_S)
     return math.ceil(wait_s + rng.uniform(0, max(1.0, wait_s)))
@@ -128,7 +128,7 @@ BAN_S: Final = 10.0
 LONGEST_S: Final = 320.0
 """The length of the longest ban in seconds."""
 _BURST_S: Final = 10.0
-"""Refusals of this many seconds may come at once."""
+"""The refusals of this many seconds may come at once."""
 _LEFT_AFTER_BAN: Final = 0.25
 """The share of the burst that a net has after a ban."""
 
@@ -153,7 +153,8 @@ class Bans:
             self._refusals = Rate(per_s, max(1.0, per_s * _BURST_S))
 
     def refused(self, account: Account, now: float) -> float:
-        """A request of the net was refused.  The length of the ban that this begins; 0 if it begins none."""
+        """Record that a request of the net was refused.  Returns the length of the ban that this begins; 0 if it begins
+        none."""
         refusals = self._refusals
         if refusals is None or account.is_banned(now):
             return 0.0
@@ -164,7 +165,7 @@ class Bans:
         is_again = length_s and now < account.banned_until + length_s
         length_s = min(2 * length_s, LONGEST_S) if is_again else BAN_S
         account.banned_until, account.ban_s = now + length_s, length_s
-        # The tokens that come during the ban are taken, but for a rest.
+        # Take the tokens that come during the ban, except for a rest.
         refusals.take(account, now, length_s * refusals.per_s - _LEFT_AFTER_BAN * refusals.burst)
         return length_s
 
@@ -193,7 +194,7 @@ class RateLimit:
         self.config = config
         per_s = config.requests_per_s
         self.requests = Rate(per_s, config.burst or max(1.0, per_s)) if per_s is not None else None
-        # One second's worth at once: what is sent in a second may be sent at its beginning.
+        # A burst of one second's bytes, because all bytes of a second may be sent at its beginning.
         self.bytes = Rate(config.bytes_per_s, config.bytes_per_s) if config.bytes_per_s is not None else None
         self.counts_live = config.live_reads is not None or self.bytes is not None
         """Whether the limit has to know when a live read ends."""

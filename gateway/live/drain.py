@@ -31,12 +31,12 @@ class Drain:
         self.is_set = False
 
     def delay_s(self, now: float, rng: Random) -> float:
-        """Seconds until a reader ends that begins now."""
+        """Seconds until the end of a reader that begins now."""
         left_s = self._ends_at - now
         return rng.uniform(left_s / 2, left_s) if left_s > 0 else rng.uniform(0, self.spread_s)
 
     def within_s(self, now: float) -> float:
-        """Seconds within which a reader must end that begins now: by the end of the drain, or as long as that took if
-        the gateway still serves after it."""
+        """Seconds within which a reader that begins now must end: by the end of the drain or, if the gateway still
+        serves after that, within the length of the drain."""
         left_s = self._gone_at - now
         return left_s if left_s > 0 else self._within_s

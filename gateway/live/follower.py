@@ -1,14 +1,14 @@
 """The follower: the one live request per stream at its origin.
 
-It starts at the tape's tail, stores what it receives and moves the topic.  It follows JSON and binary streams by SSE.
-Text needs long-poll, because SSE loses the difference between CR, LF and CRLF; so does every stream of an origin
-without SSE.  A binary stream is long-polled while its events are large: base64 adds a third to their size, a long-poll
-adds only two heads.  A data event counts only once its control event has arrived.  What a dying connection left
-incomplete is dropped and requested again.
+The follower starts at the tape's tail, stores the bytes that it receives, and moves the topic.  It follows JSON and
+binary streams by SSE.  Text streams need long-poll, because SSE loses the difference between CR, LF and CRLF.  So do
+all streams of an origin without SSE.  A binary stream is long-polled while its events are large: base64 adds a third to
+their size, a long-poll adds only two heads.  A data event counts only once its control event has arrived.  If a lost
+connection leaves events incomplete, they are dropped and requested again.
 
 An origin may keep an SSE connection open for ever, even for a deleted stream, so each connection has a lifetime.  When
-the origin is lost, the follower reconnects after growing, jittered pauses, or soon after a probe has found the origin
-back; readers notice only a pause.
+the origin is lost, the follower reconnects after growing, jittered pauses, or soon after a probe has been answered;
+readers notice only a pause.
 """
 
 from __future__ import annotations
@@ -68,10 +68,11 @@ _LONGEST_PAUSE_S = 5.0
 _SHORT_LIFE_S = 1.0
 _LIFETIME_JITTER = (0.8, 1.0)
 _BULK_BYTES = 1 << 13
-"""Above this size a binary event is long-polled: a third of it is several times the size of two HTTP heads."""
+"""If a binary event is larger than this, the stream is long-polled: a third of the event is several times the size of
+two HTTP heads."""
 _LEAST_HELD = 1 << 20
 _EVENT_COST = 64
-"""Bytes held for an event besides its own: an origin may send many tiny or empty events."""
+"""Bytes charged for an event in addition to its own, because an origin may send many tiny or empty events."""
 _NO_SSE = frozenset({400, 405, 406, 415, 501})
 
 
@@ -106,13 +107,13 @@ class Follower:
         self._access_log = surroundings.access_log
         self._recorded = RecordedStream.of(self._route, topic.access.source.target, topic.stream.key.partition)
         self._pace = WalkPace()
-        """Of answers that bring next to nothing."""
+        """The pace of answers that bring almost no bytes."""
         self._mode = Mode.SSE
         """The mode of the latest live request."""
         self._asked_version = topic.stream.version
         """The stream's version when the origin was last asked."""
         self._counted_failure: GatewayError | None = None
-        """The latest failure that is counted elsewhere: by the fetch that met it, or as a reply's status."""
+        """The latest failure that is counted elsewhere: by the fetch that failed, or as the status of a reply."""
         self._cursor: str | None = None
         self._is_new = topic.position is None and not topic.stream.tape.block_count
         """Whether the stream was unknown before this follower's first connection."""
@@ -164,12 +165,12 @@ class Follower:
                 if await pause_before_reconnect(self._clock, self._rng, failure, pause_s):
                     failures = 0
             if isinstance(failure, UpstreamBroken) and failures > 1 and self._speaks_sse:
-                # Perhaps only its connections were cut, so SSE is retried after a while.
+                # Perhaps only the origin's SSE connections were cut, so SSE is retried after a while.
                 self._speaks_sse, self._tries_sse_again = False, True
 
     @property
     def _most_held(self) -> int:
-        """Most bytes held of one answer, or of data events whose control event has not arrived."""
+        """The most bytes held of one answer, or of data events whose control event has not arrived."""
         return min(self._max_bytes, max(_LEAST_HELD, self._store.budget_bytes))
 
     @property
@@ -193,7 +194,7 @@ class Follower:
             self._counted_failure = head.anew()
             raise self._counted_failure
         if isinstance(head, NotShareable) and head.is_lasting:
-            # Nor are live answers then, and the bytes that they announce could not be fetched.
+            # Live answers may not be shared either, and the bytes that they announce could not be fetched.
             self._stop_sharing(head)
         if not isinstance(head, StreamHead):
             raise UpstreamBroken
@@ -306,7 +307,7 @@ class Follower:
         held = 0
 
         def take(chunk: bytes) -> bool:
-            """Take what has arrived; returns whether to read no further."""
+            """Take the bytes that have arrived; returns whether to stop reading."""
             nonlocal at, waiting, held
             self._received(len(chunk), Mode.SSE)
             try:
@@ -335,14 +336,15 @@ class Follower:
                     if control.is_closed:
                         return True
             if not is_heard and not waiting and parser.is_between_events:
-                # A comment shows as well as an event that everything before it has arrived.
+                # Like an event, a comment shows that everything before it has arrived.
                 self._topic.heard(self._clock.now())
             return self._is_bulk and not waiting
 
         await reply.each(take)
 
     def _stop_sse(self) -> None:
-        """Use long-poll for a while: it begins with a fetch, which shows the tail without holding a large body."""
+        """Use long-poll for a while, because it begins with a fetch, which finds the tail without holding a large
+        body."""
         self._speaks_sse, self._tries_sse_again = False, True
 
     # -- both
@@ -363,13 +365,14 @@ class Follower:
         return reply
 
     def _sent(self) -> None:
-        """A live request is being sent; a request that an open circuit breaker refused does not count as contact."""
+        """Record that a live request is being sent.  A request that an open circuit breaker refused is not recorded."""
         self._stream.contacted(self._clock.now())
         self._metrics.upstream_request(self._mode, self._route)
         self._access_log.unclaimed(self._recorded, self._mode, requests=1)
 
     def _received(self, size: int, mode: Mode) -> None:
-        """Body bytes arrived.  They belong to all live readers, so the next access record to be written claims them."""
+        """Count body bytes that have arrived.  They belong to all live readers, so the next access record to be written
+        claims them."""
         self._metrics.upstream_bytes(size, mode, self._route)
         self._access_log.unclaimed(self._recorded, mode, fetched_bytes=size)
 
@@ -407,8 +410,8 @@ class Follower:
         return position is not None and self._stream.tape.is_closed_at(position)
 
     async def _check_offset(self, at: str, status: int) -> None:
-        """If the origin refused an offset that it has named itself, find out whether it has another stream now, or has
-        trimmed this one."""
+        """Find out, if the origin has refused an offset that it had named itself, whether it has another stream now or
+        has trimmed this one."""
         if status == 400 and at == self._stream.tape.tail:
             await self._topic.access.fetch(at)
             if self._stream.ended is not None:
@@ -417,8 +420,8 @@ class Follower:
             await self._check_trimmed()
 
     async def _check_trimmed(self) -> None:
-        """The origin has answered 410 for an offset: end the record if it has the stream and has trimmed it beyond that
-        offset.  Readers of other offsets find theirs then."""
+        """Handle a 410 for an offset: end the record if the origin still has the stream and has trimmed it beyond that
+        offset.  Readers of other offsets then find theirs in a new record."""
         if not self._asked_version.same_acks_as(self._stream.version):
             return
         head = await self._topic.access.fetch(None)
@@ -428,10 +431,10 @@ class Follower:
             raise UpstreamUnavailable
 
     def _raise_for_status(self, status: int, at: str | None = None) -> None:
-        """Raise the error that an unsuccessful status means for a follower that has asked for the offset `at`, if for
-        any."""
+        """Raise the error for an unsuccessful status.  `at` is the requested offset; None if no offset was
+        requested."""
         if status in (404, 410) and not self._asked_version.same_acks_as(self._stream.version):
-            # A write acknowledged since the request was sent found the stream there: ask again.
+            # A write that was acknowledged after the request was sent has found the stream: ask again.
             raise UpstreamUnavailable
         if status == 410 and at is not None and self._stream.tape.tail not in (None, at):
             # The origin has trimmed this offset, and has named a later one since.

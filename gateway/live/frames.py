@@ -4,7 +4,7 @@ A topic sees its readers as `LiveReader`s, and gives them new events in steps.
 
 Data events and control events (section 5.8) are encoded once for all readers of a stream.  A data event and the control
 event behind it are one frame, which is kept for the next readers at the same offset.  An event that is too large to be
-written at once is sent in parts, and its control event states what is true when the last part is out.
+written at once is sent in parts.  Its control event describes the stream at the moment when the last part is sent.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LiveReader(Protocol):
     """A live reader that is driven by its topic and connection, without a task."""
 
     def pump(self) -> None:
-        """The topic has changed: read on."""
+        """Read on, because the topic has changed."""
 
     def gone(self) -> None:
         """The client has disconnected."""
@@ -51,13 +51,13 @@ class LiveReader(Protocol):
         """A beat has passed: send a heartbeat if one is due."""
 
     def split(self) -> Iterable[LiveReader]:
-        """Itself and the clients that shared it, each as a reader of its own from now on."""
+        """The reader itself, and a new reader for each other client that has shared it."""
 
     def drain_within(self, delay_s: float, within_s: float) -> None:
         """The gateway is draining: end in order after about `delay_s`, and at the latest after `within_s`."""
 
     def stay(self, lifetime_s: float) -> None:
-        """The drain is undone: go on for `lifetime_s`, if the reader is one that lasts."""
+        """Go on for `lifetime_s`, because the drain has been undone; does nothing for a reader without a lifetime."""
 
 
 class Droppable(Protocol):
@@ -111,9 +111,9 @@ class LiveStep:
 
 
 _KEPT_BYTES: Final = 1 << 20
-"""Bytes of frames kept for the next readers at the same offset."""
+"""The most bytes of one stream's frames that are kept for the next readers at the same offset."""
 MOST_KEPT_BYTES: Final = 1 << 25
-"""Bytes of frames kept of all streams together: clients invent queries, and each has a stream."""
+"""The most bytes of kept frames of all streams together.  Clients can invent queries, and each query has a stream."""
 EVENT_BYTES: Final = 1 << 18
 """The approximate bytes of a replay in one data event, as far as the known offsets allow."""
 _MOST_BYTES: Final = 2 * EVENT_BYTES
@@ -125,7 +125,7 @@ _Key = tuple[Edition, str, str, bool, bool, str]
 
 
 class KeptFrames:
-    """The streams with kept frames, and the bytes of these.  The frames that were kept first are dropped first."""
+    """The streams with kept frames, and the bytes of the frames.  The oldest frames are dropped first."""
 
     def __init__(self, most_bytes: int = MOST_KEPT_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -137,7 +137,7 @@ class KeptFrames:
         return f"<KeptFrames of {len(self._sizes)} streams, {self.size} bytes>"
 
     def grown(self, frames: Frames) -> None:
-        """A stream keeps other frames than before."""
+        """Record that the kept frames of a stream have changed."""
         self.forget_frames(frames)
         size = self._sizes[frames] = frames.kept_bytes
         self.size += size
@@ -147,13 +147,13 @@ class KeptFrames:
             oldest.clear()
 
     def forget_frames(self, frames: Frames) -> None:
-        """A stream's frames are not kept any more."""
+        """Record that a stream's frames are not kept any more."""
         self.size -= self._sizes.pop(frames, 0)
 
 
 class Frames:
-    """The frames of one stream.  Owner of the kept ones, of which the oldest is dropped first.  `all_kept` counts them
-    with those of other streams."""
+    """The frames of one stream.  Owner of the kept frames, of which the oldest is dropped first.  `all_kept` counts
+    them together with those of other streams."""
 
     __slots__ = ("_all_kept", "_kept", "_large", "_stream", "kept_bytes")
 
@@ -206,5 +206,5 @@ class Frames:
     @staticmethod
     @lru_cache(256)
     def control(at: str, *, is_current: bool, is_closed: bool, cursor: str) -> bytes:
-        """A control event by itself; kept, because clients that join at one offset are sent the same."""
+        """A control event by itself; kept, because clients that join at the same offset are sent the same event."""
         return encode_control(Control(at, None if is_closed else cursor, is_current or is_closed, is_closed))

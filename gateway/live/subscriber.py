@@ -1,8 +1,8 @@
 """A subscriber: one SSE client as an object of a few slots, without a task, a queue or a timer.
 
-It holds its client's offset.  When its topic moves, or its connection has room again, it reads the tape from there and
-writes.  It does not write to a client that does not read; such a client simply falls back to reading from the tape
-later, and its connection enforces the write deadline.
+A subscriber holds the offset of its client.  When the topic moves, or the connection has room again, it reads the tape
+from that offset and writes.  It does not write to a client that does not read.  Such a client is sent the bytes from
+the tape later, and its connection enforces the write deadline.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gateway.telemetry.access_record import CloseReason, LiveCounts
 PART_BYTES = 1 << 17
 """A large event is written in parts of this size."""
 SHORTEST_S = 1.0
-"""The TypeScript client gives SSE up after three connections that were shorter than this."""
+"""The TypeScript client gives up SSE after three connections that were shorter than this."""
 
 
 # Enum members are slow to reach in Python 3.11.
@@ -40,13 +40,13 @@ class Wire(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether the client has left so much unread that nothing more may be written."""
+        """Whether the client has so many unread bytes that no more may be written."""
 
     def send_chunk(self, chunk: bytes, size: int) -> None:
         """Write `size` bytes of the body, framed as a chunk (RFC 9112 §7.1)."""
 
     def send_view(self, piece: memoryview) -> None:
-        """Write a piece of the body that many clients are sent, without copying it."""
+        """Write a piece of the body without copying it, because many clients receive the same piece."""
 
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
         """The response has ended, in order or truncated.  Called once."""
@@ -110,12 +110,13 @@ class Subscriber:
         self.topic = topic
         self.at = at
         self.first: FirstTail | None = None
-        """The tail that the origin named to its own request, from the caller; None once it has started."""
+        """The tail that the origin has named to the subscriber's own request, set by the caller; None once the
+        subscriber has started."""
         self._said_up_to_date = False
         self.least_cursor = least_cursor
-        """The least cursor that its frames may carry."""
+        """The least cursor that the subscriber's frames may carry."""
         self.wire = wire
-        """Where it writes; the caller may replace it between two writes."""
+        """The connection to which it writes; the caller may replace it between two writes."""
         self._context = context
         self._large: LargeEvent | None = None
         """An event of which only the first `_large_sent` bytes have been written."""
@@ -127,13 +128,13 @@ class Subscriber:
         self._sent_at_beat = topic.beats
         self._tick = context.wheel.add(self, max(SHORTEST_S, lifetime_s), now)
         self.began = now
-        """When the read began (monotonic seconds); an object that others hold, too."""
+        """When the read began (monotonic seconds).  Other objects refer to the same float."""
 
     def __repr__(self) -> str:
         return f"<Subscriber at {self.at}>"
 
     def holdings(self) -> tuple[Holding, ...]:
-        """The bytes that it keeps in memory for its client, besides those written."""
+        """The bytes that the subscriber keeps in memory for its client, except for written ones."""
         large = self._large
         return (Holding(large.shared, len(large.data)),) if large is not None else NOTHING
 
@@ -147,7 +148,7 @@ class Subscriber:
         self._finish(_LEFT)
 
     def start(self) -> None:
-        """Join the topic and write what there is."""
+        """Join the topic, and write the bytes that are there."""
         self.topic.readers_now.add(self)
         self.pump()
         self.first = None
@@ -158,7 +159,7 @@ class Subscriber:
         topic = self.topic
         topic.readers_now.add(self)
         self._said_up_to_date = step.said_up_to_date
-        # As in `Stream.count_reads`, without the call.
+        # The same as `Stream.count_reads`, without the call.
         topic.stream.reads += 1
         topic.stream.sent_bytes += step.size
 
@@ -229,8 +230,9 @@ class Subscriber:
             self._take(self.topic.last_step(large, self.least_cursor))
 
     def filled(self, has_changed: bool | None) -> None:
-        """A fetch has ended: bytes were stored (True), there were none (False), or it failed (None).  After a failure
-        the client resumes from its last control event and receives the error as a status."""
+        """Go on after a fetch: bytes were stored (True), there were none (False), or the fetch failed (None).  After a
+        failure the response ends; the client resumes from its last control event, and receives the error as a
+        status."""
         self._is_filling = False
         if has_changed is None:
             self._finish(CloseReason.FAILED)
@@ -257,7 +259,7 @@ class Subscriber:
             return
         wheel = self._context.wheel
         wheel.unlink(self, self._tick)
-        # A tick later: clients measure it from when they are answered.
+        # One tick is added, because clients measure from the arrival of the answer.
         established_s = self.began + SHORTEST_S + TICK_S - self._context.clock.now()
         left_s = self._tick * TICK_S - self._context.clock.now()
         self._tick = wheel.add(self, max(0.0, min(max(established_s, delay_s), within_s, left_s)))

@@ -1,17 +1,17 @@
-"""The live table: which streams have live readers, and which of them are followed at their origin; for both protocols.
+"""The live table, for both protocols: the streams with live readers, and those that are followed at their origin.
 
 A topic starts with its first live reader and outlives its last one by a linger time, because a long-poll client is away
 between any two of its requests.  A topic pins its stream, so one key has one topic and one live request at the origin.
 
-The table knows of a topic only what both protocols have: its readers, its beats, and the task that follows the stream.
-The protocols keep the rest: they say when a stream is followed and by which work, and end what else a topic has as it
-is removed.
+The table has only the parts of a topic that both protocols share: its readers, its beats, and the task that follows the
+stream.  The protocols have the rest: they decide when a stream is followed and by which task, and release the other
+state of a topic when it is removed.
 
-A followed stream takes one of the live requests that there may be at origins, and is charged, until its topic ends, to
-the client net whose read began it: an invented query makes another stream and another live request, and one net must
-not use up all of them.  Relayed live reads take places of the same kind, because over HTTP/2 a client may send any
-number of them on one connection.  A *hot* topic is followed without live readers; it gives its place to a live reader
-that finds none.
+The number of live requests at origins is bounded, and each followed stream takes one.  Until its topic ends, the live
+request is charged to the client net whose read began it.  Each invented query makes another stream and another live
+request, and one net must not use up all of them.  Relayed live reads count as well, because over HTTP/2 a client may
+send any number of them on one connection.  A *hot* topic is followed without live readers.  If a live reader finds no
+place, a hot topic ends and gives its place to it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gateway.telemetry.surroundings import Surroundings
 from gateway.telemetry.tracing import detach
 
 _SPREAD_S: Final = 0.5
-"""Time within which all followers of an origin that is back open their live requests."""
+"""Seconds over which the followers of an origin spread their live requests when the origin is back."""
 
 
 class LiveTopic(Protocol):
@@ -68,14 +68,14 @@ class _Entry:
 class LiveTable:
     """The topics by stream, their followers, and the live requests at origins.
 
-    Owner of readers' counts, lingers, beats and followers' tasks.
+    Owner of the counts of readers, the lingers, the beats, and the followers' tasks.
     """
 
     def __init__(self, store: TapeStore, surroundings: Surroundings, most: int, accounts: Accounts) -> None:
         self.most = most
         """The most live requests at once."""
         self.most_per_client = most
-        """The most of them that one client net may have caused."""
+        """The most live requests that one client net may have caused."""
         self.followed = 0
         """Followed streams."""
         self.relayed = 0
@@ -97,7 +97,7 @@ class LiveTable:
         return (entry.topic for entry in tuple(self._entries.values()))
 
     def _entry(self, topic: LiveTopic) -> _Entry | None:
-        """The topic's place; None if it has left the table, even if its stream has another topic now."""
+        """The topic's place; None if the topic has left the table, even if its stream has another topic now."""
         entry = self._entries.get(topic.stream)
         return entry if entry is not None and entry.topic is topic else None
 
@@ -108,7 +108,7 @@ class LiveTable:
     # -- readers
 
     def add_topic(self, topic: LiveTopic, beat_s: float, removed: Callable[[], object]) -> None:
-        """Take in a topic, which beats every `beat_s` seconds, for a stream that has none.  `removed` is called as the
+        """Add a topic, which beats every `beat_s` seconds, for a stream that has none.  `removed` is called when the
         topic leaves the table, to end its readers and its timers."""
         assert topic.stream not in self._entries
         self._entries[topic.stream] = entry = _Entry(topic, removed)
@@ -134,7 +134,7 @@ class LiveTable:
             entry.linger = None
 
     def attach_followed(self, topic: LiveTopic) -> bool:
-        """The same if the topic is in the table and followed; else return False."""
+        """Count a live reader, like `attach`, if the topic is in the table and followed; else return False."""
         entry = self._entries.get(topic.stream)
         if entry is None or entry.topic is not topic or entry.run is None:
             return False
@@ -145,7 +145,8 @@ class LiveTable:
         return True
 
     def detach(self, topic: LiveTopic, linger_s: float) -> None:
-        """A reader leaves.  After the last one the topic ends, at once if it is not followed, else after the linger."""
+        """Remove a live reader.  After the last one the topic ends: at once if it is not followed, else after the
+        linger time."""
         topic.readers -= 1
         if topic.readers or (entry := self._entry(topic)) is None:
             return
@@ -175,7 +176,7 @@ class LiveTable:
         for timer in (entry.linger, entry.beat, self.hot.pop(topic, None)):
             if timer is not None:
                 timer.cancel()
-        # They refer to the entry.
+        # Drop the timers, because they refer to the entry.
         entry.linger = entry.beat = None
         run = self._stop(entry)
         if run is not None and run is not asyncio.current_task():
@@ -197,7 +198,7 @@ class LiveTable:
         return entry is not None and entry.run is not None
 
     def follow(self, topic: LiveTopic, work: Coroutine[Any, Any, None]) -> None:
-        """Have this work follow the topic's stream, which nothing follows."""
+        """Start a task with this work, which follows the topic's stream.  No task may follow it already."""
         entry = self._entries[topic.stream]
         assert entry.run is None
         self.followed += 1
@@ -231,11 +232,11 @@ class LiveTable:
 
     @property
     def is_full(self) -> bool:
-        """Whether there are as many live requests as there may be."""
+        """Whether the bound on live requests is reached."""
         return self.followed + self.relayed >= self.most
 
     def has_share(self, net: str, topic: LiveTopic | None = None) -> bool:
-        """Whether the net may cause one more live request, or the topic's is charged already."""
+        """Whether the net may cause one more live request, or the topic's live request is charged already."""
         is_charged = topic is not None and (entry := self._entry(topic)) is not None and entry.net is not None
         account = self._accounts.find(net)
         return is_charged or account is None or account.followed < self.most_per_client
@@ -248,8 +249,8 @@ class LiveTable:
             self._take(net)
 
     def make_room(self, net: str, topic: LiveTopic | None = None) -> None:
-        """Make room for one more live request of this net, for `topic` if one is given; a hot topic may have to end for
-        it.  Raises TooManyFollowed, ShortOfMemory or TooManyRequests."""
+        """Make room for one more live request of this net, for `topic` if one is given.  If necessary, end a hot topic.
+        Raises TooManyFollowed, ShortOfMemory or TooManyRequests."""
         if not self._store.may_grow:
             raise ShortOfMemory
         if not self.has_share(net, topic) and not self._remove_hot(net):
@@ -267,7 +268,7 @@ class LiveTable:
         return False
 
     def _refusal(self) -> TooManyRequests:
-        """Count a live read of a net without a share left; returns the error for it."""
+        """Count the refusal of a live read whose net has used up its share; returns the error for it."""
         self._metrics.client_limited("client_followed_streams")
         return TooManyRequests(retry_after_s(UNKNOWN_WAIT_S, self._rng), "Too many live streams")
 
@@ -280,7 +281,7 @@ class LiveTable:
         return RelayedLive(self, net)
 
     def end_relayed(self, net: str) -> None:
-        """A relayed live read of this net has ended."""
+        """Give back the place of a relayed live read of this net."""
         self.relayed -= 1
         self._give_back(net)
 
@@ -314,8 +315,8 @@ class RelayedLive:
 async def pause_before_reconnect(
     clock: Clock, rng: random.Random, failure: GatewayError | None, longest_s: float
 ) -> bool:
-    """Wait before the next live request: for `longest_s`, or until a probe has found the origin back that an open
-    circuit has kept the last one from.  Returns whether it was found back."""
+    """Wait for `longest_s` before the next live request.  If an open circuit has refused the last one, wait only until
+    a probe has been answered.  Returns whether a probe has been answered."""
     if not isinstance(failure, CircuitOpen) or failure.recovered is None:
         await pause(clock, longest_s)
         return False

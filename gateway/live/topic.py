@@ -42,10 +42,10 @@ from gateway.upstream.call import Source
 from gateway.upstream.flight import Head, NotShareable
 
 _REACH: Final = 1_000
-"""A client's cursor that is more intervals ahead than this does not raise the shared cursor."""
+"""If a client's cursor is more intervals ahead than this, it does not raise the shared cursor."""
 _HIGH_REACH: Final = 1 << 40
-"""A cursor that is more intervals ahead than this does not raise the cursor of far-ahead clients either.  Events can
-never advance a cursor this far, and it is far below the largest valid cursor."""
+"""If a cursor is more intervals ahead than this, it does not raise the cursor of far-ahead clients either.  Events can
+never advance a cursor this far, and the bound is far below the largest valid cursor."""
 
 
 class Cursors:
@@ -57,7 +57,7 @@ class Cursors:
         self._wall = wall
         self._floor = 0
         self._high_floor = 0
-        """The floor for clients whose cursors are far ahead: each answer advances the clients that read on."""
+        """The least cursor of clients whose cursors are far ahead.  Each answer advances the clients that read on."""
 
     def __repr__(self) -> str:
         return f"<Cursors {self.shared()}>"
@@ -82,7 +82,8 @@ class Cursors:
         return self._shared_at(self._wall())
 
     def next_for(self, client: str | None, wall: float, rng: random.Random) -> str:
-        """The cursor of the next frame for a client that showed `client`: the shared one unless its own is higher."""
+        """The cursor of the next frame for a client that showed the cursor `client`: the shared one, unless the
+        client's is higher."""
         shared = self._shared_at(wall)
         own = parse_cursor(client)
         if own is None or own < shared:
@@ -105,12 +106,12 @@ class DeliveryTimes:
         self._arrived_at: float | None = None
 
     def arrived(self) -> None:
-        """Bytes have arrived for the readers."""
+        """Record that bytes have arrived for the readers."""
         if self._arrived_at is None:
             self._arrived_at = self._now()
 
     def delivered(self, readers: int) -> None:
-        """`readers` live readers were handed everything that had arrived."""
+        """Record that `readers` live readers were handed all bytes that had arrived."""
         arrived_at, self._arrived_at = self._arrived_at, None
         if arrived_at is not None and readers:
             self._metrics.delivered(readers, self._now() - arrived_at, self._route)
@@ -121,7 +122,7 @@ BEATS: Final = 16
 
 
 class OriginAccess(Protocol):
-    """How a topic reaches its origin: with the requests of its first reader."""
+    """A topic's access to its origin, with the credentials of its first reader."""
 
     @property
     def source(self) -> Source:
@@ -192,7 +193,7 @@ class Topic:
         """Clients in `readers_now` beyond one per reader."""
         self._is_flushing = False
         self.steps: dict[str, LiveStep] = {}
-        """While readers are pumped: the step sent at each offset, made once for all readers there."""
+        """The step sent at each offset while readers are pumped.  It is made once for all readers at the offset."""
         self.is_pumping = False
         self._answers: dict[object, object] = {}
         self._answers_version: Version | None = None
@@ -200,9 +201,9 @@ class Topic:
         self._answers_second = 0
         """The second in the Date of shared answers (Unix seconds)."""
         self.answers_cursor = 0
-        """The cursor of shared answers; clients that showed one at least as high get answers of their own."""
+        """The cursor of shared answers.  Clients that showed an equal or higher cursor get separate answers."""
         self.to_account: list[tuple[LiveReader, object]] = []
-        """Readers answered while being pumped: all are answered before any is accounted for."""
+        """Readers that were answered in this round.  All are answered before any is accounted for."""
         self.cursors = Cursors(wall)
         self.frames = Frames(stream, all_kept)
 
@@ -213,7 +214,7 @@ class Topic:
     # -- the follower's side
 
     def moved(self, position: str, now: float, *, is_confirmed: bool) -> None:
-        """The follower stands at `position`: wake all readers."""
+        """Record that the follower is at `position`, and wake all readers."""
         if self.position is not None and position != self.position and self.readers_now:
             self._delivery_times.arrived()
         self.position = position
@@ -229,12 +230,13 @@ class Topic:
             self.stream.saw_tail(Sighting(self.position, now, now + self.times.heard_s))
 
     def tail_named(self, tail: str, asked_at: float) -> None:
-        """The origin has named the tail to another request, sent at `asked_at`."""
+        """Record that the origin has named the tail to another request, sent at `asked_at`."""
         if self.position is not None and self.stream.tape.resolve(self.position) == tail:
             self.heard(asked_at)
 
     def lost(self, now: float, failure: GatewayError | None) -> None:
-        """The live request is closed, as planned or because of `failure`: the tail is unknown from now on."""
+        """Record that the live request is closed, as planned or because of `failure`.  The tail is unknown from now
+        on."""
         if self.is_confirmed:
             self.stream.lost_tail()
         self.is_confirmed = False
@@ -294,8 +296,8 @@ class Topic:
                 drop_failed(reader)
 
     def shared_answers(self) -> dict[object, object]:
-        """Answers to long-polls, by what determines them.  While readers are pumped they are valid for that round; at
-        other times they are valid until something they state changes, including their Date."""
+        """Answers to long-polls, by the values that determine them.  While readers are pumped, answers are valid for
+        that round.  At other times they are valid until something that they state changes, including their Date."""
         if not self.is_pumping:
             stream = self.stream
             seen, second = self._answers_version, int(self._wall())
@@ -356,7 +358,7 @@ class Topic:
                     chunk(frame), len(frame), end, is_current, cursor, is_closed, is_current and not is_closed
                 )
             if self.is_pumping and cursor == shared and first is None:
-                # Keep a large event without sending it from here: readers that take it whole hold no reference to it.
+                # Keep the step of a large event, too, because readers that take the event whole do not keep it.
                 self.steps[at] = step
             return step
         if is_closed or (is_current and not said_up_to_date):
@@ -365,14 +367,14 @@ class Topic:
         return LiveStep(b"", 0, end, said_up_to_date, cursor, needs_fill=self.is_missing(end))
 
     def is_missing(self, at: str) -> bool:
-        """Whether the bytes after `at` must be fetched: `at` is neither the tail nor where the follower reads on."""
+        """Whether the bytes after `at` must be fetched: `at` is neither the tail nor the follower's position."""
         tape = self.stream.tape
         if self.position is not None and tape.resolve(self.position) == at:
             return False
         return not tape.has_seen(at) or (tape.tail is not None and is_before(at, tape.tail))
 
     def last_step(self, large: LargeEvent, least_cursor: int) -> LiveStep:
-        """The control event after a large event: states what is true now, not when the event was started."""
+        """The control event after a large event.  It describes the stream now, not at the beginning of the event."""
         end, cursor = large.end, max(self.cursors.shared(), least_cursor)
         is_current, is_closed = self.is_current(end), self.stream.tape.is_closed_at(end)
         frame = self.frames.control(end, is_current=is_current, is_closed=is_closed, cursor=str(cursor))

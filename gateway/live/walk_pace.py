@@ -1,10 +1,10 @@
 """The pace of walks that make no progress.
 
-An origin whose answers are empty and never say that they reach the tail would be asked again as fast as it answers,
-for as long as one reader waits.  Each such fetch of a stream delays the next one, all its readers' fetches being
-shared: the first few are free, then the pause doubles.  An answer with few bytes is progress, and lawful where messages
-are small: such answers are bounded by their rate alone.  Bytes in a usual number, or an answer that reaches the tail,
-end either pause.
+Without a pause, an origin whose answers are empty and never say that they reach the tail would be asked again as fast
+as it answers, for as long as one reader waits.  So each empty answer delays the next fetch of the stream, which all its
+readers share: the first few cost no pause, then the pause doubles.  An answer with few bytes is progress, and legal
+where messages are small, so only the rate of such answers is bounded.  An answer with a usual number of bytes, or one
+that reaches the tail, ends either pause.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from gateway.tape.stream import Stream
 LITTLE_BYTES: Final = 256
 """An answer short of the tail with fewer bytes is little progress."""
 LITTLE_PER_S: Final = 200.0
-"""Such answers a second that a stream's fetches may bring, after the first `LITTLE_BURST`."""
+"""Answers with little progress that a stream's fetches may bring in a second, after the first `LITTLE_BURST`."""
 LITTLE_BURST: Final = 256
-"""Such answers at once that delay nothing."""
+"""Answers with little progress that may come at once without a pause."""
 _FREE: Final = 8
-"""Empty answers in a row that delay nothing."""
+"""Consecutive empty answers that cause no pause."""
 _FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 _FORGET_S: Final = 10.0
-"""After so long without a fetch the next one is the first."""
+"""After this time without a fetch, in seconds, the earlier answers of a stream are forgotten."""
 _MOST_STREAMS: Final = 4_096
-"""Streams that are paced at once; the oldest are forgotten."""
+"""The most streams that are paced at once; the oldest are forgotten."""
 
 
 @dataclass(slots=True)
 class _Walk:
     empty: int = 0
-    """Empty answers in a row."""
+    """Consecutive empty answers."""
     little: float = 0.0
-    """The level of a bucket of answers with little in them, or nothing, that leaks `LITTLE_PER_S`."""
+    """The level of a leaky bucket of answers with few bytes or none, which leaks `LITTLE_PER_S`."""
     at: float = 0.0
-    """When the latest of them ended (monotonic seconds)."""
+    """When the latest fetch ended (monotonic seconds)."""
     pause_s: float = 0.0
-    """How long after that the next fetch may be sent."""
+    """Seconds from then until the next fetch may be sent."""
 
 
 class WalkPace:
@@ -59,7 +59,7 @@ class WalkPace:
         return max(0.0, walk.at + walk.pause_s - now) if walk is not None else 0.0
 
     def ended(self, stream: Stream, size: int, now: float, *, is_up_to_date: bool) -> None:
-        """A fetch of the stream has brought `size` bytes."""
+        """Record that a fetch of the stream has brought `size` bytes."""
         if is_up_to_date or size >= LITTLE_BYTES:
             self._walks.pop(stream, None)
             return

@@ -6,7 +6,8 @@ address that is not a trusted proxy is the client, and everything before it is t
 addresses are trusted, the first one is the client.  A member that is not an address (`unknown`, a pseudonym) ends the
 search; the proxy that wrote it then counts as the client.
 
-Only one of the two headers is read: a proxy that writes one passes the other on as a client invented it.
+Only one of the two headers is read, because a proxy that writes one of them may pass on the other as the client has
+invented it.
 
 The header of the PROXY protocol (versions 1 and 2) names the client that a load balancer forwards.  Parsing is strict,
 because the header sets another party's identity: a single wrong byte ends the connection.  Accepted are TCP addresses
@@ -26,9 +27,9 @@ UNIX: Final = "unix"
 """Listed in place of a network: trusts peers on a Unix socket."""
 _MOST_HOPS: Final = 64
 _LONGEST_KEPT: Final = 256
-"""Characters of the headers whose reading is remembered."""
+"""The most characters of the headers whose result is remembered."""
 _LONGEST_NODE: Final = 64
-"""More characters than an address with brackets and a port has."""
+"""Longer members are no addresses: an address with brackets and a port has fewer characters."""
 _SCHEMES: Final = frozenset({"http", "https"})
 _PAIR: Final = re.compile(
     r"""[ \t]*(?:([!#$%&'*+\-.^_`|~0-9A-Za-z]+)=([!#$%&'*+\-.^_`|~0-9A-Za-z:\[\]]+|"(?:[^"\\]|\\.)*"))?[ \t]*(;|,|\Z)"""
@@ -98,7 +99,8 @@ class Proxies:
         return self._client_and_scheme(peer, headers)[0] if self.trusts(peer) else peer
 
     def client_of(self, peer: str | None, request: bytes) -> str | None:
-        """The same for a raw request that has been parsed before."""
+        """The client's address, without a port, for a raw request from `peer` whose bytes have been parsed before; None
+        if unknown."""
         if not self.trusts(peer):
             return peer
         wanted = "Forwarded" if self._reads_forwarded else "X-Forwarded-For"
@@ -152,7 +154,7 @@ def _forwarded_hops(lines: Sequence[str]) -> list[Hop]:
         while at < len(line):
             match = _PAIR.match(line, at)
             if match is None:
-                # The next member cannot be located: what came before may be part of this one.
+                # The next member cannot be located, and the earlier ones may be part of this one.
                 hops.clear()
                 is_begun = False
                 break

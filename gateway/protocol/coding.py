@@ -85,18 +85,18 @@ _COMPRESSIBLE: Final = frozenset(
         "image/svg+xml",
     }
 )
-"""Types beside text/* that usually shrink.  Types that say nothing about their bytes (application/octet-stream),
+"""Types other than text/* that usually shrink.  Types that say nothing about their bytes (application/octet-stream),
 images, audio, video and archives are not coded."""
 
 
 LONGEST_LIST: Final = 1_024
-"""Characters of the Accept-Encoding and of the Cache-Control of a request that are read."""
+"""The most characters of a request's Accept-Encoding, and of its Cache-Control, that are read."""
 
 
 def negotiate(accept_encoding: str | None, cache_control: str | None, offered: tuple[Coding, ...]) -> AcceptedCodings:
     """Parse a request's Accept-Encoding (several lines joined by commas); `offered` is in order of preference.
 
-    A list longer than `LONGEST_LIST` is not read, and counts as none: its members may be 16,000 in one head.
+    A list longer than `LONGEST_LIST` is not read, and counts as absent, because a head has room for 16,000 members.
     """
     if len(accept_encoding or "") > LONGEST_LIST or len(cache_control or "") > LONGEST_LIST:
         return PLAIN
@@ -107,7 +107,7 @@ def negotiate(accept_encoding: str | None, cache_control: str | None, offered: t
 def negotiate_read(
     accept_encoding: str | None, cache_control: str | None, offered: tuple[Coding, ...]
 ) -> AcceptedCodings:
-    """The same, of lists of any length.
+    """The codings that a request accepts, from lists of any length.
 
     The highest weight wins; the order of `offered` breaks ties.  Identity wins only if it is named with a higher
     weight.  `Cache-Control: no-transform` in the request means identity only (RFC 9111 section 5.2.1.6).

@@ -25,11 +25,11 @@ _PLAIN: Final = re.compile(r'[^%":]*')
 
 
 LONGEST_LIST: Final = 1_024
-"""Characters of an If-None-Match with several tags that is read.  A cache lists the tags of a few variants."""
+"""The most characters of an If-None-Match with several tags that is read.  A cache lists the tags of a few variants."""
 
 
 def readable(if_none_match: str | None) -> str | None:
-    """The field, or None if it is a list longer than `LONGEST_LIST`: a head has room for 10,000 tags.
+    """The field, or None if it is a list longer than `LONGEST_LIST`, because a head has room for 10,000 tags.
 
     Without the field the client gets the bytes, which is always valid (RFC 9110 section 13.1.2).
     """

@@ -124,7 +124,7 @@ _NODE: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z:\[\]]+")
 _MOST_NODES: Final = 8
 _LONGEST_CHAIN: Final = 256
 _LONGEST_KEPT_HOST: Final = 256
-"""A longer host is no name, and its Forwarded is not kept."""
+"""A longer host is no valid name, so its Forwarded member is not remembered."""
 
 
 def joined(headers: Headers, name: str) -> str | None:

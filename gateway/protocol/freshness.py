@@ -46,9 +46,9 @@ CacheControl = Mapping[str, str | None]
 _LONGEST_DATE: Final = 64
 
 LONGEST_CACHE_CONTROL: Final = 4_096
-"""Characters of a Cache-Control that are read."""
+"""The most characters of a Cache-Control that is read."""
 _UNREAD: Final[CacheControl] = MappingProxyType({"no-store": None, "private": None, "no-transform": None})
-"""A longer one counts as this."""
+"""The directives that a longer Cache-Control counts as."""
 
 
 def parse_cache_control(values: str | None) -> CacheControl:
@@ -152,7 +152,7 @@ def stated_stale(directives: CacheControl) -> float:
 
 
 class Reuse(NamedTuple):
-    """The reuse of its bytes that a reply's Cache-Control allows."""
+    """The reuse of a reply's bytes that its Cache-Control allows."""
 
     lifetime_s: float
     """As `stated_lifetime`."""
@@ -177,7 +177,7 @@ def age_from_headers(headers: Mapping[str, str]) -> float:
 
 
 def requested_max_age(cache_control: str | None) -> float | None:
-    """The age in seconds up to which a client accepts what a cache has (RFC 9111 section 5.2.1): 0 for `no-cache`.
+    """The age in seconds up to which a client accepts a cached answer (RFC 9111 section 5.2.1): 0 for `no-cache`.
 
     None if the client does not say, or if the directive cannot be read.
     """
@@ -247,11 +247,12 @@ def lifetime_from_headers(headers: Mapping[str, str]) -> Lifetime:
 def lifetime_here(lifetime: Lifetime, answer: Mapping[str, str], asked_at: float, answered_at: float) -> Lifetime:
     """The lifetime by this machine's clock, which may differ from the origin's.
 
-    `answer` is the header section with the origin's Date, of a request sent at `asked_at` and answered at `answered_at`
-    (Unix seconds here).  The difference of the clocks counts as far as the exchange proves it (RFC 9111 section 4.2.3),
-    so clocks that agree change nothing, and the stream ends here up to a second and the time of the exchange early
-    rather than late.  An expiry that had passed before the origin was asked is not the stream's, because the origin has
-    shown the stream since: it is taken by this machine's clock if it lies ahead there, and is unknown if not.
+    `answer` is the header section with the origin's Date.  Its request was sent at `asked_at` and answered at
+    `answered_at` (Unix seconds by this machine's clock).  The difference of the clocks counts only as far as the
+    exchange proves it (RFC 9111 section 4.2.3), so nothing changes if the clocks may agree.  The result may be early by
+    up to a second and the time of the exchange, and is not late.  An expiry that had passed by the origin's clock
+    before the request cannot be right, because the origin still shows the stream.  It is then read by this machine's
+    clock if it is in the future there, and is unknown otherwise.
     """
     expires_at = lifetime.expires_at
     if expires_at is None:
@@ -259,7 +260,7 @@ def lifetime_here(lifetime: Lifetime, answer: Mapping[str, str], asked_at: float
     date = date_from_headers(answer)
     if date is not None:
         date += age_from_headers(answer)
-        # The origin wrote its Date, cut to whole seconds, while the exchange was under way.
+        # The origin wrote its Date, cut to whole seconds, during the exchange.
         least_ahead_s, most_ahead_s = date - answered_at, date + 1 - asked_at
         if not least_ahead_s <= 0 <= most_ahead_s and expires_at - least_ahead_s > asked_at:
             return Lifetime(lifetime.ttl_s, max(asked_at, expires_at - most_ahead_s))
@@ -310,12 +311,12 @@ _TARGETED: Final = (
     "X-Accel-Expires",
     "Expires",
 )
-"""Fields that some cache follows rather than Cache-Control."""
+"""Fields that some caches obey instead of Cache-Control."""
 
 
 def keep_private(headers: CIMultiDict[str], varied: Sequence[str]) -> None:
-    """Have no shared cache replay an answer that was given for a credential, and no private one that was given for
-    another value of the `varied` request headers (RFC 9111 sections 4.1 and 5.2.2.7, RFC 9213)."""
+    """Keep an answer that depends on a credential out of shared caches.  Private caches may replay it only for equal
+    values of the `varied` request headers (RFC 9111 sections 4.1 and 5.2.2.7, RFC 9213)."""
     said = ", ".join(headers.popall("Cache-Control", ()))
     directives = parse_cache_control(said)
     if "no-store" in directives:

@@ -45,7 +45,7 @@ def _refuse(name: str) -> Never:
 
 
 _DECODER: Final = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=_refuse)
-"""Makes no value of a number: a long one takes quadratic time to convert."""
+"""Converts no number to a value, because the conversion of a long number takes quadratic time."""
 
 
 _SPACE: Final = b" \t\r\n"

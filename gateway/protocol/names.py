@@ -95,8 +95,8 @@ def is_well_formed(offset: str) -> bool:
 def stated_offset(headers: MultiMapping[str]) -> str | None:
     """The value of a reply's Stream-Next-Offset; None if it has none.
 
-    Several lines count as one list (RFC 9110 section 5.3), which is not well formed: two parties that each took another
-    line would disagree on the position.
+    Several lines count as one list (RFC 9110 section 5.3), which is not well formed.  Otherwise two parties that use
+    different lines would disagree on the position.
     """
     lines = headers.getall(STREAM_NEXT_OFFSET, ())
     return ", ".join(lines) if lines else None

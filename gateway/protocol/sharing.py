@@ -2,13 +2,13 @@
 
 A reply to a catch-up read is stored, so it may be shared only if a shared cache may store it (RFC 9111 section 3).  A
 reply that is passed on to several readers and not stored (live, `offset=now`, HEAD) may say `no-store`; all other
-grounds are the same.
+conditions are the same.
 
 A shared request carries credentials and no other header of its readers.  A reply with a Vary on any other header is
-therefore for its requester alone.  Origin is between the two: a reply is right for readers that send no Origin, and for
-all readers if it allows any web origin (`*`).  A reply without Access-Control-Allow-Origin proves nothing to others,
-whatever its Vary: common middleware adds both only to replies to requests with an Origin.  The origin's own reply to a
-relayed read of that web origin shows whether it allows any.
+therefore for its requester alone.  Origin is a special case: a reply is valid for readers that send no Origin, and for
+all readers if it allows any web origin (`*`).  Without Access-Control-Allow-Origin a reply is not valid for readers
+with an Origin, whatever its Vary, because common middleware adds both headers only to replies to requests with an
+Origin.  The reply to a relayed read with that Origin shows whether the origin allows it.
 
 These are the grounds in a reply's fields.  `gateway.engine.classifier` adds those of form (status, length, coding,
 offset).  A tape's key (`StreamKey`) has the stream at its origin, the query, and the partition of readers by their
@@ -40,7 +40,8 @@ class Partition(NamedTuple):
     route: str
     """The route's name."""
     generation: int = 0
-    """Increases when a new configuration changes who may share the route's tapes, so that the old ones are not used."""
+    """Increases when a new configuration changes which readers may share the route's tapes.  The old tapes are then not
+    used any more."""
     readers: str = ""
     """A digest of the credentials and gateways; empty if the readers have neither."""
 
@@ -81,14 +82,14 @@ class Ground(StrEnum):
     CACHE_CONTROL = "Cache-Control"
     VARY = "Vary"
     ORIGIN = "Vary: Origin"
-    """It is for requesters without an Origin header."""
+    """The reply is for requesters without an Origin header."""
 
 
 class SharingRules(NamedTuple):
     """A route's rules for replies that may be shared."""
 
     credential_headers: frozenset[str]
-    """Request headers that tell readers apart, in lower case: each set of their values has a tape of its own."""
+    """Request headers that distinguish readers, in lower case.  Each set of their values has its own tape."""
     ignored_cookies: frozenset[str] = frozenset()
     """Names of cookies whose Set-Cookie does not prevent sharing."""
     has_cors: bool = False
@@ -106,7 +107,7 @@ class SharingRules(NamedTuple):
         cache_control = ", ".join(headers.getall("Cache-Control", ())) or None
         if self.stores_private:
             directives = parse_cache_control(cache_control)
-            # `private="field"` is about these fields, which every reader would be given.
+            # `private="field"` forbids sharing, because every reader would receive the named fields.
             if (is_stored and "no-store" in directives) or directives.get("private") is not None:
                 return Ground.CACHE_CONTROL
         elif forbids_storing(cache_control) if is_stored else "private" in parse_cache_control(cache_control):
@@ -189,7 +190,7 @@ def cure(ground: str, headers: Headers, rules: SharingRules) -> str | None:
 
 
 _MOST_NAMES: Final = 8
-"""Names that an operator is shown."""
+"""The most names that one line for the operator shows."""
 _MOST_CHARS: Final = 120
 
 

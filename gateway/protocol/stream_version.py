@@ -1,8 +1,8 @@
 """The version of a stream's state: one immutable value, which a caller keeps to see later what has changed.
 
-A fetch, a write, a walk or a rendered answer keeps the version that the stream had when it began.  When it goes on, it
-asks that version a named question: is the stream still the same in the respect that matters here?  Each change makes
-another version, so `seen is stream.version` means that nothing at all has changed, and hot paths ask that first.
+A fetch, a write, a walk or a rendered answer keeps the version that the stream had when it began.  Later it asks that
+version a named question: whether the stream is still the same in one respect.  Each change makes another version, so
+`seen is stream.version` means that nothing has changed.  Hot paths check this first.
 
 Owner: `gateway.tape.stream.Stream`, which alone replaces its version.  No other module compares the parts.
 """
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 
 class Edition(NamedTuple):
-    """Identifies the bytes read from a stream, as a key of data derived from them: bytes held before some were dropped
-    differ from those held since."""
+    """Identifies the bytes read from a stream, as a key of data derived from them.  When bytes are dropped, a new
+    edition begins."""
 
     incarnation: str
     """The name of the incarnation in entity tags; changes when all bytes are forgotten."""
@@ -31,11 +31,12 @@ class Version(NamedTuple):
     acks: int = 0
     """Writes acknowledged through this gateway."""
     doubts: int = 0
-    """Events after which the origin is asked before anything held is given."""
+    """Events after which the origin must be asked before held bytes are sent."""
     end_doubts: int = 0
-    """The latest of the doubts, counted from 1, that may have ended the stream, and not only moved its tail."""
+    """The number of the latest doubt, counted from 1, that may have ended the stream rather than only moved its
+    tail."""
     settled: int = 0
-    """How many of the doubts came before the latest request that still found the stream."""
+    """The number of doubts that came before the latest request that found the stream."""
 
     @property
     def incarnation(self) -> str:
@@ -51,14 +52,14 @@ class Version(NamedTuple):
 
     @property
     def may_have_ended(self) -> bool:
-        """Whether the stream may have ended, so that nothing held is given before the origin has confirmed it."""
+        """Whether the stream may have ended, so that the origin must confirm it before any held bytes are sent."""
         return self.end_doubts > self.settled
 
     # -- questions to a version that was seen earlier, about the version `now`
 
     def same_incarnation_as(self, now: Version) -> bool:
         """Whether the stream's bytes were not forgotten in between.  If they were, a fetch that was sent earlier may
-        carry those very bytes."""
+        still bring the forgotten bytes."""
         return self is now or self.edition.incarnation == now.edition.incarnation
 
     def same_bytes_as(self, now: Version) -> bool:
@@ -70,12 +71,12 @@ class Version(NamedTuple):
         return self.tail == now.tail
 
     def same_doubts_as(self, now: Version) -> bool:
-        """Whether nothing in between requires that the origin is asked."""
+        """Whether no event in between requires that the origin is asked."""
         return self.doubts == now.doubts
 
     def same_waiting_as(self, now: Version) -> bool:
-        """Whether a reader that begins to wait at the tail would wait for the same: the tail and the doubts are those
-        of earlier."""
+        """Whether a reader that begins to wait at the tail now would wait for the same answer as earlier: the tail and
+        the doubts have not changed."""
         return self is now or (self.tail == now.tail and self.doubts == now.doubts)
 
     def same_answers_as(self, now: Version) -> bool:
@@ -87,8 +88,8 @@ class Version(NamedTuple):
         return self.acks == now.acks
 
     def same_writes_as(self, now: Version) -> bool:
-        """Whether no write was acknowledged or may have been done in between.  If one was, a refusal requested earlier
-        may predate it and says nothing of the stream as it is now."""
+        """Whether no write was acknowledged or may have been done in between.  After such a write, a refusal that was
+        requested earlier says nothing about the present stream."""
         return self.acks == now.acks and self.doubts == now.doubts
 
     def may_have_ended_by(self, now: Version) -> bool:

@@ -30,7 +30,7 @@ from gateway.protocol.names import QUERY_CURSOR, QUERY_LIVE, QUERY_OFFSET
 
 _AUTHORITY: Final = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_~.-]+))(?::[0-9]{0,5})?")
 _LONGEST: Final = 255
-"""Characters of the longest name in DNS."""
+"""The most characters of a name in DNS."""
 
 
 class BadHost(ValueError):
@@ -138,7 +138,7 @@ def check_path(path: str) -> None:
 
 
 def unescaped_delimiters(path: str) -> str:
-    """A canonical path without the escapes that no segment needs, for origins to which the two spellings are one."""
+    """A canonical path without the escapes that no segment needs, for origins that treat both spellings alike."""
     return _DELIMITER.sub(lambda found: chr(int(found[0][1:], 16)), path) if "%" in path else path
 
 
@@ -221,7 +221,7 @@ def _split_query(query: str) -> tuple[dict[str, str], str]:
     _check(query)
     parameters: dict[str, str] = {}
     others: list[str] = []
-    # All parameters at once, of which there may be thousands: no escape of a delimiter is decoded.
+    # Canonicalise all parameters at once, because there may be thousands; no escape of a delimiter is decoded.
     for pair in _canonical(query, _QUERY_SAFE + "&=").split("&"):
         name, _, value = pair.partition("=")
         if not pair:

@@ -89,7 +89,7 @@ class ReadQuery:
         return not self.is_bounded or bool(self.wait_s)
 
     def unary(self) -> ReadQuery:
-        """The same read as one answer: at most 1,000 records and 1 MiB, with a wait of at most 60 s."""
+        """This read as one answer: at most 1,000 records and 1 MiB, with a wait of at most 60 s."""
         return replace(
             self,
             count=MAX_BATCH_RECORDS if self.count is None else min(self.count, MAX_BATCH_RECORDS),

@@ -1,18 +1,19 @@
 """The certificates of a listener, chosen by the server name that the client asks for (SNI, RFC 6066).
 
-Several certificates may have one name.  Of two with the same kind of key the one valid longer is used.  One
-`ssl.SSLContext` presents a certificate of each kind, from which a client chooses one that it can verify.  The contexts
-differ in nothing else.  The first certificate, or a better one with all its names, also serves clients that send no
-server name or an unknown one.  A context is never changed once it is in use: a reload makes new contexts for later
-handshakes, and open connections keep theirs.
+Several certificates may have the same name.  If two of them have the same kind of key, the one that is valid longer is
+used.  One `ssl.SSLContext` presents one certificate of each kind of key, and the client chooses one that it can verify.
+The contexts differ in nothing else.  The first certificate also serves clients that send no server name or an unknown
+one; a better certificate with all its names takes its place.  A context never changes once it is in use: a reload makes
+new contexts for later handshakes, and open connections keep theirs.
 
-TLS sessions are resumed under the server name that they began with (RFC 6066 section 3).  Their keys belong to the
-context that a handshake begins with, so there is one without certificates for each name, and the context with the
-certificates takes its place in the handshake.  Clients invent names.  So the contexts of the names in the certificates
-stay, those of a wildcard's names give way to one another only, and so do those of all other names.
+A TLS session can be resumed only under the server name that it began with (RFC 6066 section 3).  The keys of sessions
+belong to the context that the handshake begins with.  So each name has such a context, without certificates, and the
+handshake then replaces it by the context with the certificates.  Clients can invent names, so the number of contexts is
+bounded.  The contexts of names in the certificates are never evicted.  The names that a wildcard matches evict only one
+another, and so do the names that no certificate has.
 
-A pair of files that can no longer be used stays in effect as it was last read, but with the current client authorities:
-a broken certificate must not let in clients of an authority that has been removed.
+If a pair of files can no longer be used, its last usable version stays in effect, but with the current client
+authorities: a broken certificate must not admit clients of an authority that has been removed.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class LoadedCertificates:
     config: ListenerTlsConfig
     served: tuple[ServedCertificate, ...]
     kept: tuple[str, ...] = ()
-    """One line for each pair that could not be read and stays in effect in an older version."""
+    """One line for each pair that could not be read, and whose older version stays in effect."""
     shadowed: tuple[str, ...] = ()
     """One line for each certificate that no handshake uses."""
     alpn: Sequence[str] = ()
@@ -60,11 +61,11 @@ class LoadedCertificates:
     default: ssl.SSLContext | None = None
     """The context for clients that send no server name or an unknown one; None: that of the first certificate."""
     _sessions: dict[str | None, ssl.SSLContext] = field(default_factory=dict, compare=False, repr=False)
-    """Contexts that handshakes begin with: of names in the certificates, and of clients that send no name."""
+    """Contexts that handshakes begin with, for names in the certificates and for clients that send no name."""
     _wildcard_sessions: OrderedDict[str, ssl.SSLContext] = field(default_factory=OrderedDict, compare=False, repr=False)
-    """The same for names that a wildcard matches; the one used last is the last."""
+    """Contexts that handshakes begin with, for names that a wildcard matches; the most recently used one is last."""
     _unknown_sessions: OrderedDict[str, ssl.SSLContext] = field(default_factory=OrderedDict, compare=False, repr=False)
-    """The same for names that no certificate has."""
+    """Contexts that handshakes begin with, for names that no certificate has; the most recently used one is last."""
 
     def context(self, server_name: str | None) -> ssl.SSLContext:
         """The context for a server name in lower case without a trailing dot; the default one for None."""
@@ -74,7 +75,8 @@ class LoadedCertificates:
         return self.by_name.get(server_name) or self.by_name.get(_wildcard_of(server_name)) or default
 
     def session_context(self, server_name: str | None) -> ssl.SSLContext:
-        """The context that a handshake for this name begins with: sessions of one name are resumed by no other."""
+        """The context that a handshake for this name begins with.  A session of one name cannot be resumed under
+        another."""
         if server_name is None or server_name in self.by_name:
             found = self._sessions.get(server_name)
             if found is None:
@@ -89,10 +91,10 @@ class LoadedCertificates:
 
 
 MOST_SESSION_NAMES: Final = 1_024
-"""Names of a listener's wildcards whose sessions can be resumed; those of the name used the longest ago end when there
-are more."""
+"""Bound on the names that match a listener's wildcards and whose sessions can be resumed.  When there are more, the
+sessions of the least recently used name end."""
 MOST_UNKNOWN_NAMES: Final = 64
-"""The same for names that no certificate has."""
+"""Bound on the names that no certificate has and whose sessions can be resumed."""
 
 
 def _wildcard_of(server_name: str) -> str:
@@ -101,7 +103,8 @@ def _wildcard_of(server_name: str) -> str:
 
 
 def _chosen(served: Sequence[ServedCertificate], candidates: Iterable[int], now: float) -> tuple[int, ...]:
-    """Of the candidates, which all serve one name, the best of each kind of key: valid now, and for longest."""
+    """The best candidate for each kind of key: a certificate that is valid now, and the longest.  All candidates serve
+    one name."""
 
     def rank(index: int) -> tuple[bool, float, int]:
         one = served[index].certificate
@@ -115,7 +118,7 @@ def _chosen(served: Sequence[ServedCertificate], candidates: Iterable[int], now:
 
 
 def _with_choices(loaded: LoadedCertificates, where: str) -> LoadedCertificates:
-    """The same with its contexts by name, and with the shadowed certificates."""
+    """Copy `loaded`, and add its contexts by name and its shadowed certificates."""
     served, now = loaded.served, SystemClock().wall()
     by_name: dict[str, list[int]] = {}
     for index, one in enumerate(served):
@@ -171,8 +174,8 @@ def load(
 ) -> LoadedCertificates | None:
     """Read the certificates of a listener; None if it has no TLS.
 
-    A pair of files that cannot be used stays as it is in `old`, if `old` has it; all pairs do if the client authorities
-    cannot be used.  Blocks.  Raises ConfigError, whose text begins with `where`, if there is nothing to fall back on.
+    If a pair of files cannot be used, its version in `old` is kept; if the client authorities cannot be used, all pairs
+    are kept.  Blocks.  Raises ConfigError, whose text begins with `where`, if `old` has no version to keep.
     """
     config = listener.tls
     if config is None:
@@ -235,7 +238,7 @@ def _bare_context(config: ListenerTlsConfig, alpn: Sequence[str]) -> ssl.SSLCont
     context.minimum_version = _VERSIONS[config.minimum_version]
     context.set_ciphers(_CIPHERS)
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_SINGLE_ECDH_USE
-    # Let clients choose the cipher that is fastest for them: every one on the list is strong.
+    # Let clients choose the cipher that is fastest for them, because every cipher on the list is strong.
     context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     context.set_alpn_protocols(list(alpn))
     if config.client_ca:

@@ -1,11 +1,11 @@
 """The client connections of the process: the registry of open ones, the state they share, and their drain.
 
-`Clients` owns the set of open connections, the wheel that their deadlines are on, the spare parsers, and the count of
-refused connections.  A listener expects a connection, the connection asks to be admitted and leaves when it has ended.
+`Clients` owns the set of open connections, the wheel with their deadlines, the spare parsers, and the count of refused
+connections.  A connection asks to be admitted when it begins, and is unregistered when it has ended.
 
-A net has at most its share of the connections.  While all of `max_connections` are open, a connection of a net that has
-fewer than the largest takes the place of an idle one of the largest.  A trusted proxy stands for many clients, so its
-connections belong to no net.
+Each client net may have at most its share of the connections.  While `max_connections` are open, a new connection can
+displace an idle one.  The idle one is taken from a net with the most connections, and only if the net of the new
+connection has fewer.  A trusted proxy stands for many clients, so its connections belong to no net.
 """
 
 from __future__ import annotations
@@ -43,40 +43,40 @@ _log = logging.getLogger("gateway.server")
 
 _ABORT_S: Final = 1.0
 LATE_BODY_S: Final = 0.002
-"""Seconds from the failure of one late body to that of the next.  Each takes about a millisecond: its answer, the end
-of its connection to the origin, and the beginning of the upload that waits for its slot."""
+"""Seconds from the failure of one late body to that of the next.  A failure takes about a millisecond of work: the
+answer, the end of the connection to the origin, and the beginning of the upload that waits for the slot."""
 LATE_BODIES_S: Final = 2.0
-"""Seconds within which all bodies that are late together fail."""
+"""Seconds within which all bodies fail that became late at the same time."""
 _SPARE_PARSERS: Final = 16
 _FLOOD_LINES_S: Final = 10.0
 """Seconds between two log lines about floods."""
 _MOST_LOOKED_AT: Final = 1_000
-"""Bound on the connections that are searched for an idle one to displace."""
+"""Bound on the connections that one search for an idle connection to displace looks at."""
 
 Work = Coroutine[Any, Any, Answered | None]
-"""The remaining work of answering a request.  Its result is None if the channel is free already, or is freed without a
-task.  ConnectionError if the connection was dropped in the middle of the answer."""
+"""The remaining work of answering a request.  Its result is None if the channel is free already, or will be freed
+without a task.  Raises ConnectionError if the connection was dropped in the middle of the answer."""
 Handler = Callable[[Request], Work | None]
 """Answers a request as far as possible without waiting; returns the remaining work, or None if there is none."""
 
 
 class ConnectionRefusal(StrEnum):
-    """Why an accepted connection is closed before anything is read, without an answer, or between two."""
+    """Why an accepted connection is closed: before anything is read, without an answer, or between two answers."""
 
     LIMIT = "limit"
     """`max_connections` connections are open."""
     CLIENT = "client"
-    """The client's network has as many connections as one may have."""
+    """The client's network has as many connections as one network may have."""
     BANNED = "banned"
     """The client's network has had too many requests refused (`client_refusals_per_s`)."""
     DISPLACED = "displaced"
-    """It was idle, its network had the most connections, and a network with fewer needed its place."""
+    """The connection was idle, its network had the most connections, and a network with fewer needed its place."""
     LEAVING = "leaving"
-    """The gateway stops, and its drain's deadline has passed."""
+    """The gateway is stopping, and the deadline of its drain has passed."""
     MEMORY = "memory"
     """The process is close to `memory_max_bytes`."""
     PROXY = "proxy"
-    """Its PROXY header is missing, malformed, or comes from a peer that is not trusted."""
+    """The PROXY header is missing, malformed, or comes from a peer that is not trusted."""
 
 
 class ClientConnection(Protocol):
@@ -87,7 +87,7 @@ class ClientConnection(Protocol):
 
     @property
     def client(self) -> str | None:
-        """The address that the connection comes from, without its port; None if it has none."""
+        """The client's address without its port; None if the connection has none, as at a Unix socket."""
 
     @property
     def proxies(self) -> Proxies | None:
@@ -103,17 +103,16 @@ class ClientConnection(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that this client alone makes the process hold: unread answers, unfinished heads, and bodies that
-        wait."""
+        """Bytes that this client alone makes the process hold: unread answers, unfinished heads, and waiting bodies."""
 
     def holdings(self) -> Iterable[Holding]:
-        """The bytes that the process holds for the client, perhaps along with others."""
+        """The bytes that the process holds for the client, and perhaps for others as well."""
 
     def shed(self) -> None:
         """Close the connection at once, because too much memory is held."""
 
     def begin_leaving(self) -> None:
-        """The drain begins: ask the client to move to another connection, as far as that is possible before an answer.
+        """The drain begins: ask the client to move to another connection, if the protocol can do so without an answer.
         Requests that arrive meanwhile are answered."""
 
     def close_if_idle(self) -> None:
@@ -134,7 +133,7 @@ class Peer(Protocol):
     """The remote end of a connection."""
 
     use: Account | None
-    """Where the connection is counted; None if it belongs to no net."""
+    """The account in which the connection is counted; None if it belongs to no net."""
 
     @property
     def client(self) -> str | None:
@@ -165,7 +164,7 @@ class Clients:
         joins: Joins | None = None,
         accounts: Accounts | None = None,
     ) -> None:
-        """`accounts` is where connections are counted, if others share it."""
+        """`accounts` are the accounts in which connections are counted; None for own ones that nothing else shares."""
         nets = client_nets(limits.client_v4_bits, limits.client_v6_bits)
         self.accounts = Accounts(nets, clock.now) if accounts is None else accounts
         self.handler = handler
@@ -175,17 +174,17 @@ class Clients:
         self.on_bad_request: Callable[[int, int, ClientConnection], None] = lambda status, sent_bytes, connection: None
         """Called for each request that could not be parsed, with the status and the body's size in bytes."""
         self.speaks_s2 = False
-        """Whether all routes are S2's, so that a request which names none is refused in S2's form."""
+        """Whether all routes are S2 routes.  If so, a request that names no route is refused in the form of S2."""
         self.joins = Joins(Sections([])) if joins is None else joins
         self.exact: Mapping[bytes, tuple[RememberedAnswer, Section]] = (
             remembered.exact if remembered is not None else {}
         )
-        """The findings of `find` for requests that are sent again and again, byte for byte."""
+        """The results of `find` for requests that are repeated byte for byte."""
         self.find: Callable[[bytes], tuple[Known, Section] | None] | None = None
         """Finds the remembered answer or join of a request, and its header section; None if all requests go to the
         handler."""
         self.refusals: Sized = ()
-        """Streams for which the origin has lately refused some reader; mostly empty."""
+        """Streams whose origin has recently refused some reader; mostly empty."""
         self.limits_hits = False
         """Whether there are rate limits, so that `admits` must be called for each remembered answer."""
         self.admits: Callable[[RememberedAnswer, Peer, Section], bool] = admit_any
@@ -205,13 +204,14 @@ class Clients:
         self.sent_bytes = 0
         """Body bytes of live answers that have not been counted in the metrics yet."""
         self.on_hit: Callable[[RememberedAnswer, Peer, bytes, Section, float], None] | None = None
-        """Called with each remembered answer that was sent, its connection, its request and header section, and when
-        the request was read (monotonic seconds), if hits are logged or traced one by one."""
+        """Called for each remembered answer that was sent, if hits are logged or traced one by one.  The arguments are
+        the answer, its connection, its request and header section, and the time at which the request was read
+        (monotonic seconds)."""
         self.proxies: Proxies | None = None
         """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
         self.repeats = True
-        """Whether the latest known request that was looked up by its section was, byte for byte, the one that made it
-        known.  New connections expect the same."""
+        """Whether the latest hit that was found by its header section also equalled the remembered request byte for
+        byte.  New connections expect the same of their requests."""
         self.is_draining = False
         """Whether each answer over HTTP/1.1 says that its connection closes, and HTTP/2 connections get a GOAWAY."""
         self._is_closing = False
@@ -221,7 +221,7 @@ class Clients:
         self.unadmitted = 0
         """Connections that have been accepted and not admitted yet.  Each adds itself and calls `admit_connection`."""
         self.latest_peer: str | None = None
-        """The address of the latest connection; the connections of one proxy share its text."""
+        """The address of the latest connection.  Connections of one proxy share this string, which saves memory."""
         self._arrivals = 0
         self.on_arrivals: Callable[[], None] = lambda: None
         """Called after each `ARRIVALS_PER_LOOK` admitted connections."""
@@ -229,7 +229,7 @@ class Clients:
         self.refused: Counter[ConnectionRefusal] = Counter()
         """Refused connections by reason."""
         self.http2 = SessionCounts()
-        """Counters of the HTTP/2 sessions among them."""
+        """Counters of the HTTP/2 sessions among the connections."""
         self.turns = Turns(partial(self.loop.call_soon, context=DETACHED))
         """Decides when parsed requests are begun."""
         self.late_bodies = Pace(SystemClock(), LATE_BODY_S, LATE_BODIES_S)
@@ -254,7 +254,7 @@ class Clients:
     def use_limits(self, limits: LimitsConfig) -> None:
         """Use these limits from now on."""
         self.limits = limits
-        # Attributes, because those of a pydantic model are slow to reach.
+        # Copied to attributes, because the fields of a pydantic model are slow to reach.
         self.high_water = limits.send_buffer_bytes // 2
         """Half of the bound on unsent bytes; the listener gives the other half to the kernel's send buffer."""
         self.header_timeout_s = limits.client_header_timeout_s
@@ -265,7 +265,7 @@ class Clients:
         """Register a new connection; False if there are too many or the gateway is about to stop."""
         self.unadmitted -= 1
         address, proxies = client.client, client.proxies
-        # A trusted proxy's connection belongs to no net: its requests name others.
+        # A trusted proxy's connection belongs to no net, because its requests come from other clients.
         is_proxy = proxies is not None and proxies.trusts(address)
         account = self.accounts.open_account(self.accounts.net_of(address)) if not is_proxy else None
         refusal = self._refusal(account)
@@ -285,7 +285,8 @@ class Clients:
         return True
 
     def _refusal(self, account: Account | None) -> ConnectionRefusal | None:
-        """Why a new connection of the net is refused; None if it is accepted, and then there is room for it."""
+        """Why a new connection of the net is refused; None if it is accepted.  May displace another connection to make
+        room."""
         if self._is_closing:
             return ConnectionRefusal.LEAVING
         if self.is_short_of_memory:
@@ -297,7 +298,7 @@ class Clients:
         has_share = connections < self._most_connections_of_one
         if accounts.open_connections < self._most_connections:
             return None if has_share else ConnectionRefusal.CLIENT
-        # Not for a net with as many connections: the two nets would displace each other for ever.
+        # A net with as many connections as the largest displaces none: the two would displace each other for ever.
         may_displace = has_share and connections + 1 < accounts.most_connections
         return None if may_displace and self._displace() else ConnectionRefusal.LIMIT
 
@@ -309,7 +310,8 @@ class Clients:
         return True
 
     def _displace(self) -> bool:
-        """Close an idle connection of a net that has the most; False if none is found soon enough."""
+        """Close an idle connection of a net that has the most connections; False if the search finds none within its
+        bound."""
         most = self.accounts.most_connections
         for _ in range(min(len(self._open), _MOST_LOOKED_AT)):
             client = next(iter(self._open))
@@ -329,7 +331,7 @@ class Clients:
         successor.use, client.use = client.use, None
 
     def unregister(self, client: ClientConnection) -> None:
-        """Unregister a connection that has ended, along with what was being answered on it."""
+        """Unregister a connection that has ended, and whose answers have ended."""
         if client in self._open:
             del self._open[client]
             self.accounts.open_connections -= 1
@@ -355,7 +357,7 @@ class Clients:
     def note_flood(self, use: Account | None, kind: str) -> None:
         """Log that an HTTP/2 connection ends because of too many frames of a kind; at most one line in 10 s.
 
-        `use` is where the connection is counted.
+        `use` is the account in which the connection is counted.
         """
         now = self.now()
         if now - self._flood_logged_at >= _FLOOD_LINES_S:
@@ -378,7 +380,7 @@ class Clients:
                 _log.exception("unhandled error")
 
     def parser(self) -> RequestParser:
-        """A parser that has read nothing yet; return it by `spare` between two messages."""
+        """A parser that has read nothing yet; give it back with `spare` between two messages."""
         return self._parsers.pop() if self._parsers else RequestParser()
 
     def spare(self, parser: RequestParser) -> None:
@@ -394,8 +396,8 @@ class Clients:
         return sum(sizes), max(sizes, default=0)
 
     def keeps_up(self, taken_bytes: int) -> bool:
-        """Whether a client keeps up that has taken this many of its unread bytes within the write timeout; if not, it
-        is counted as slow, and the caller drops it."""
+        """Whether a client keeps up if it has taken `taken_bytes` of its unread bytes within the write timeout.  If
+        not, it is counted as slow, and the caller drops it."""
         limits = self.limits
         if keeps_up(taken_bytes, limits.client_write_timeout_s, limits.client_min_rate):
             return True
@@ -405,7 +407,7 @@ class Clients:
         return False
 
     def count(self) -> None:
-        """Report to the metrics what is counted in batches."""
+        """Report the figures that are counted in batches to the metrics."""
         sent, self.sent_bytes = self.sent_bytes, 0
         self.metrics.downstream_bytes(sent)
         if self.remembered is not None:

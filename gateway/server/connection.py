@@ -82,11 +82,11 @@ class Connection(RecognisingConnection):
 
     @property
     def has_pending(self) -> bool:
-        """Whether a parsed request waits for the one before it."""
+        """Whether a parsed request waits for an earlier one."""
         return bool(self._pending)
 
     def holdings(self) -> Iterator[Holding]:
-        """The bytes that it refers to and that others may refer to as well."""
+        """The bytes that the connection refers to and that others may refer to as well."""
         if self.transport is None or self.cut_reason is not None:
             return
         if self._shared is not None:
@@ -109,7 +109,7 @@ class Connection(RecognisingConnection):
             transport.abort()
             return
         transport.set_write_buffer_limits(clients.high_water)
-        # The first deadline, so there is none to clear.
+        # This is the first deadline, so there is no earlier one to clear.
         self._tick = clients.wheel.add(self, clients.header_timeout_s)
 
     def _receive(self, data: bytes) -> None:
@@ -134,7 +134,7 @@ class Connection(RecognisingConnection):
             self._begin()
 
     def take_turn(self) -> None:
-        """Begin the request, or read the input, that had to wait for its turn."""
+        """Begin the request that had to wait for its turn, or read such input."""
         is_waiting, self._is_waiting = self._is_waiting, False
         if self.transport is None or self.transport.is_closing():
             return
@@ -148,10 +148,10 @@ class Connection(RecognisingConnection):
             self._end_input()
 
     def _begin_late(self) -> None:
-        """Take the input, which begins with a request that has waited for its turn.  Another client's request may have
-        made it known meanwhile."""
+        """Take the input, which begins with a request that has waited for its turn.  While it waited, an equal request
+        of another client may have been answered, so that its answer is known now."""
         data, self._unparsed = self._unparsed, b""
-        # Set before it is answered: the end of the answer may take more input.
+        # Set before the request is answered, because the end of the answer may take more input.
         self._is_busy = False
         if not self._answers_known(data):
             self._unparsed, self._is_busy = data, True
@@ -160,14 +160,14 @@ class Connection(RecognisingConnection):
             self._end_pause()
 
     def _begin(self) -> None:
-        """Take the input, which begins with a request that nothing stands before."""
+        """Take the input, which begins with a request that no other one precedes."""
         data = self._unparsed
         if (events := self._clients.header_cache.lookup(data)) is None:
             self._read(is_first=True)
         else:
             self._unparsed = b""
             if self._is_paused:
-                # It arrived in parts while it waited for its turn.
+                # The request arrived in parts while it waited for its turn.
                 self._end_pause()
             self._take_known(events, data)
 
@@ -239,7 +239,7 @@ class Connection(RecognisingConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_deadline()
         self.transport = None
-        # No call of resume_writing follows: let the rest of an answer be written, and dropped.
+        # resume_writing will not be called any more: let the rest of the answer be written, and dropped.
         self.is_full = False
         self._pending = NO_EVENTS
         self._unparsed = b""
@@ -325,7 +325,8 @@ class Connection(RecognisingConnection):
             self._drop_request()
 
     def _drop_request(self) -> None:
-        """Drop what a live answer does not need of its request: an idle reader would hold it as long as it stays."""
+        """Drop the parts of the request that a live answer does not need, because an idle reader would hold them as
+        long as it stays."""
         self._candidate = None
         if self.sse_route is not None:
             self._request = None
@@ -344,7 +345,7 @@ class Connection(RecognisingConnection):
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """The request's task has ended, or was cancelled before it began."""
-        # Its live answer may have ended already, and the next request may have begun.
+        # The request's live answer may have ended already, and the next request may have begun.
         if self._task is task:
             self._task = None
             if self.phase is _LIVE:
@@ -387,8 +388,8 @@ class Connection(RecognisingConnection):
         if not self.is_full and self._tick < 0:
             self._set_idle_deadline()
         if self._is_taking or self._is_waiting:
-            # The caller that began this request is on the stack, and takes the input parsed behind it; or `take_turn`
-            # will.
+            # Either the caller that began this request is on the stack and takes the input parsed after it, or
+            # `take_turn` will take that input.
             return
         if not self._pending and self._parser is None and not self._unparsed:
             # The usual case: the client has sent nothing since.
@@ -408,7 +409,8 @@ class Connection(RecognisingConnection):
         self._linger()
 
     def _linger(self) -> None:
-        """Half-close and wait for the client to read the answer: closing with unread bytes would reset it away."""
+        """Half-close, and wait for the client to read the answer.  If the connection were closed with unread input, the
+        kernel would send a reset, and the client could lose the answer."""
         transport = self.transport
         self._pending = NO_EVENTS
         self._unparsed = b""
@@ -432,7 +434,8 @@ class SecureConnection(Connection):
 
     @property
     def held_bytes(self) -> int:
-        """The same; encrypted bytes belong to this client alone, even if others get the same answer."""
+        """Bytes that this client alone makes the process hold.  Encrypted bytes belong to this client alone, even if
+        others get the same answer."""
         if self.cut_reason is not None:
             return 0
         held = super().held_bytes

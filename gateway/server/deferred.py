@@ -1,4 +1,4 @@
-"""Requests that wait without a task: each is the `LiveAnswer` of its channel until it is answered.
+"""Requests that wait without a task.  Until a request is answered, its `DeferredRequest` is the channel's `LiveAnswer`.
 
 A first read waits for its fetch.  A request that cannot be judged yet waits for a key set or for an authorisation
 service.
@@ -53,13 +53,13 @@ class DeferredRequest(ABC):
         self._answerer.abandon(self.context)
 
     def ready(self) -> None:
-        """The wait is over: answer."""
+        """The wait is over: answer the request."""
         request = self.context.request
         request.channel.go_on(request, self._resume)
 
     @abstractmethod
     def _stop_waiting(self) -> None:
-        """Give up what the request waits for."""
+        """Stop the wait, because the client has left."""
 
     def _resume(self, request: Request) -> Work | None:
         return self._answerer.go_on(self)

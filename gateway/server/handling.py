@@ -1,4 +1,4 @@
-"""Running the request handler for a channel, the same for each version of HTTP.
+"""Runs the request handler for a channel, in the same way for each version of HTTP.
 
 The handler runs synchronously as far as it can; a task runs the rest if anything has to be waited for.  Every failure
 ends the answer: with a 500 if nothing has been written yet, else by dropping the connection.
@@ -106,12 +106,12 @@ class Handling(PhasedChannel, ABC):
         if self._leave_live():
             return
         if not self._is_detached:
-            # In the next turn: a task that has just been made has begun by then, and ends what it was given.  It may be
-            # in its first step now, for which it is not made yet.
+            # End it in the next turn.  By then a new task has begun, so that it can end the answer that it was given.
+            # Now the task may be in its first step, before `_task` refers to it.
             self._clients.loop.call_soon(self._end_task)
 
     def _end_task(self) -> None:
-        """Cancel the task.  It may have gone on since its client left, and have begun a live answer."""
+        """Cancel the task, or end the live answer that it may have begun since its client left."""
         if not self._leave_live() and self._task is not None and not self._is_detached:
             self._task.cancel()
 
@@ -159,8 +159,9 @@ class Handling(PhasedChannel, ABC):
     def begin_again(self, request: bytes | None, at: str, group: GivenUp) -> None:
         """Give up a live answer of which nothing is written, and have the request handled again, to be relayed.
 
-        `request` are its bytes, or None if it was handled before.  A read of the tail goes on from the offset `at`.
-        Many clients may be given up at once, so each waits for its turn.  `group` accounts for the client until then.
+        `request` is the request's bytes, or None if the request was handled before.  A read of the tail goes on from
+        the offset `at`.  Many clients may be given up at once, so each waits for its turn.  `group` accounts for the
+        client until then.
         """
         again = _Again(self, request, at, group)
         self.hand_over(again)
@@ -219,7 +220,7 @@ class _Again:
 
 
 def _from_tail(target: str, at: str) -> str:
-    """The target of a read, from the offset `at` if it reads from the tail, however that is spelt."""
+    """The target of a read.  If it reads from the tail, in whatever spelling, the result reads from the offset `at`."""
     path, mark, query = target.partition("?")
     parts = query.split("&")
     for number, part in enumerate(parts):
@@ -232,7 +233,7 @@ def _from_tail(target: str, at: str) -> str:
 def refusal(status: int, text: bytes, *, is_s2: bool) -> tuple[CIMultiDict[str], bytes]:
     """The headers and the body of an answer to bytes that are not an acceptable request: one line, or S2's JSON.
 
-    Such bytes name no route, so `is_s2` says whether all routes are S2's."""
+    Such bytes name no route, so `is_s2` says whether all routes are S2 routes."""
     headers = plain_text()
     if is_s2:
         code = _S2_CODES.get(status, S2ErrorCode.OTHER)

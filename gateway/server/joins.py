@@ -1,9 +1,8 @@
 """Live requests remembered by their meaning, so that the next reader's request need not be parsed.
 
-When one event wakes a thousand clients, all of them come back for the same.  The first such request is parsed and
+When one event wakes a thousand clients, all of them send the same request again.  The first such request is parsed and
 handled.  Its read is kept under the meaning of its header section (`gateway.server.request_keys`), which the requests
-of other clients share.  Whether a later one may wait without a request to the origin is the engine's decision each
-time.
+of other clients share.  For each later request the engine decides whether it may wait without a request to the origin.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class SseHead:
     head: bytes
 
     def is_of(self, stream: Stream, second: int) -> bool:
-        """Whether the head is that of an answer that begins in this second (Unix time)."""
+        """Whether this is the head of an answer that begins in this second (Unix time)."""
         return self.second == second and self.headers is stream.headers and self.content_type == stream.content_type
 
 
@@ -49,17 +48,17 @@ class Join(Known):
     read: Read
     mode: Mode
     origin: bytes | None
-    """The web origin that the first request's answer names; each other one names its own.  None if they name none."""
+    """The web origin that the answer to the first request names; the answer to each other request names that request's
+    own.  None if the answers name none."""
     facts: CommonFacts | None = None
     """The facts that the requests' records have in common; None without an access log."""
     group: PollGroup | None = None
-    """The clients that have sent such a request and wait."""
+    """The clients that have sent such a long-poll and wait for its answer."""
     sse_head: SseHead | None = None
     sse_opening: SseOpening | None = None
     """The beginning of the latest reader's answer, for the next one."""
     sse_first: tuple[bytes, bytes] = (b"", b"")
-    """The bytes of that beginning, before and after the name of the web origin; all are in the first part if they name
-    none."""
+    """The bytes of that beginning, split at the name of the web origin; without a name, all are in the first part."""
     line: bytes | None = None
     """The request line, once the request is remembered."""
     verdict_key: VerdictKey | None = None
@@ -87,9 +86,9 @@ class Joins:
         return len(self._all)
 
     def remember(self, request: bytes, join: Join, rules: HeaderRules) -> Section | None:
-        """Remember that `request`, which arrived whole and alone, asks for `join`, as do all with its meaning.
+        """Remember `join` for `request`, which arrived whole and alone, and for all requests with the same meaning.
 
-        `rules` are those of its route.  Returns its header section; None if it is not remembered.
+        `rules` are those of the request's route.  Returns the request's header section; None if it is not remembered.
         """
         if (split := self._sections.split(request)) is None:
             return None

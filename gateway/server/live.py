@@ -43,8 +43,10 @@ section."""
 
 
 class LiveRequest(NamedTuple):
-    """One client's live request, as its answer begins.  `observed` is its record, if the request handler has made one.
-    Otherwise the access log gets the `client`.
+    """One client's live request, as its answer begins.
+
+    `observed` is the record of the request, if the request handler has made one.  Otherwise the access log gets the
+    `client`.
     """
 
     channel: Channel
@@ -55,10 +57,10 @@ class LiveRequest(NamedTuple):
     keeps: bool = True
     """Whether the connection stays open after the answer."""
     is_chunked: bool = True
-    """Whether the answer may be chunked, which HTTP/1.0 does not know."""
+    """Whether the answer may be chunked, which HTTP/1.0 does not support."""
     ends_in_s: float | None = None
-    """Seconds after which the answer ends at the latest, because the client's credential expires; None if it does not
-    expire before the answer ends."""
+    """Seconds after which the answer ends at the latest, because the client's credential expires; None if the answer
+    ends before that."""
 
 
 class LiveAnswers:
@@ -97,7 +99,7 @@ class LiveAnswers:
             subscriber.drain_within(ends_in_s, ends_in_s)
             return
         if known is not None and channel.live_bytes <= MOST_BYTES:
-            # The second such reader in this second: others may follow.
+            # This is the second such reader within one second, so others may follow.
             join.sse_opening = kept = subscription.sse.opening(subscriber, subscription.at, second)
             if kept is not None:
                 join.sse_first = split_at_origin(head + kept.step.data)
@@ -145,7 +147,7 @@ class LiveAnswers:
         return response_head(200, headers, self._clock.wall(), keeps=keeps)
 
     def wait(self, request: LiveRequest, waiting: WaitingPoll) -> PollGroup:
-        """Begin to wait for a long-poll's answer, in a new group that the same requests may join."""
+        """Begin to wait for a long-poll's answer, in a new group that equal requests may join."""
         channel, join, began, observed, client, keeps, _, ends_in_s = request
         route, topic = waiting.read.route, waiting.topic
         facts = join.facts.record if join.facts is not None else None
@@ -204,7 +206,7 @@ class LiveRecord:
 
     @property
     def trace_id(self) -> str | None:
-        """The trace for the metrics' exemplars; None if it is not sampled."""
+        """The id of the trace, for the metrics' exemplars; None if the trace is not sampled."""
         return self._span.trace_id if self._span.is_sampled else None
 
     def record_end(self, outcome: Outcome, reason: CloseReason) -> None:
@@ -224,7 +226,7 @@ class LiveRecord:
 
 
 class _Opening:
-    """The wire of a subscriber that starts: the head and the first piece of the body are one write."""
+    """The wire of a subscriber that is starting.  It joins the head and the first piece of the body in one write."""
 
     __slots__ = ("_channel", "_head")
 
@@ -261,7 +263,7 @@ class _Opening:
         self._channel.over(reason, in_order=in_order)
 
     def write_head(self) -> None:
-        """Write the head, unless it is written."""
+        """Write the head, unless it has been written."""
         head, self._head = self._head, b""
         if head:
             self._channel.write_head(head)
@@ -281,7 +283,7 @@ def _own(head: bytes, join: Join, client: Client | None) -> bytes:
 
 
 def _start(reader: Subscriber | Waiter) -> None:
-    """Start a live reader.  The reader has the connection already, so an error cannot become a response."""
+    """Start a live reader.  The reader owns the connection already, so an error cannot become a response."""
     try:
         reader.start()
     except Exception:

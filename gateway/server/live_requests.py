@@ -1,7 +1,7 @@
 """Live requests: SSE and long-poll reads, whose answers begin here.
 
-A live request joins readers that wait for the same, or begins an answer of its own: at once if that needs no request to
-the origin, else after the engine has found where its stream ends.
+A live request joins readers that wait for the same answer, or begins an answer of its own.  The answer begins at once
+if it needs no request to the origin, else after the engine has found the end of the stream.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class LiveRequests:
         self._sse = engine.sse
         self._negative_cache = engine.negative_cache
         self._refusals = engine.negative_cache.groups
-        """Streams of which the origin has refused some reader lately; mostly empty."""
+        """Streams whose origin has recently refused some reader; mostly empty."""
 
     async def begin_answer(self, context: RequestContext, read: Read) -> Answer | None:
-        """Begin the live answer to a request; returns the answer instead if it is a whole one.  Raises Uncacheable or a
-        GatewayError."""
+        """Begin the live answer to a request, and return None.  If the answer is a whole one, return it instead.
+        Raises Uncacheable or a GatewayError."""
         if context.mode is _SSE:
             opened = await self._engine.open_sse(read)
             if not isinstance(opened, Subscription):
@@ -80,7 +80,7 @@ class LiveRequests:
             return False
         context.stage = _LIVE
         if request.ends_in_s is None:
-            # Else the next reader of the group would end as early as this one.
+            # Otherwise the next reader of the group would end as early as this one.
             self._remember(request.channel, request.join)
         return True
 
@@ -101,7 +101,7 @@ class LiveRequests:
         )
 
     def _ends_in_s(self, context: RequestContext) -> float | None:
-        """Seconds after which a live read ends because its credential expires; None if it ends before."""
+        """Seconds after which a live read ends because its credential expires; None if the read ends before that."""
         allowed, route = context.allowed, context.route
         if allowed is None or route is None:
             return None
@@ -123,7 +123,7 @@ class LiveRequests:
         False, without any effect, if the request has to be answered like any other.
         """
         admission, observers, read = self._admission, self._observers, join.read
-        # The origin has refused some reader of the stream lately: this one may be it.
+        # The origin has recently refused some reader of the stream, which may be this one.
         if (self._refusals and self._negative_cache.has_any(read.key)) or (
             observers.is_traced and observers.tracer.chooses(section.text)
         ):
@@ -142,7 +142,7 @@ class LiveRequests:
         if account is None:
             account = self._accounts.open_account(self._accounts.net_of(address))
         route = read.route.name
-        # Counted first: the answer may be out when the request has joined.
+        # The join is counted first, because the answer may already be sent once the request has joined.
         if not admission.begin_join(channel, account, route, parties):
             return False
         client: Client = (address, section)
@@ -160,7 +160,7 @@ class LiveRequests:
         return False
 
     def _joins_readers(self, channel: Channel, join: Join, began: float, client: Client) -> bool:
-        """Have a request answered as the latest one that asked for the same; returns False if that is not possible."""
+        """Have a request answered like the latest one with the same read; returns False if that is not possible."""
         if join.mode is not _SSE:
             return join.group is not None and join.group.join(channel, (began, *client))
         if (opening := join.sse_opening) is None:

@@ -1,7 +1,7 @@
 """Reading of requests over HTTP/1.1: input is parsed into events, which wait in order until they can be taken.
 
-Pipelined requests wait here in parsed form, and no more is read meanwhile.  A parser is held only from the first byte
-of a message to its last.
+Pipelined requests wait here in parsed form, and reading pauses meanwhile.  A connection holds a parser only from the
+first byte of a message to its last.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from gateway.server.request_keys import MAX_REQUEST_BYTES
 from gateway.server.writing import WritingConnection
 
 _SLICE_BYTES: Final = 1 << 14
-"""Bytes parsed at a time: a parsed request takes many times the memory of its bytes."""
+"""Bytes parsed at a time.  The bound is low because a parsed request takes many times the memory of its bytes."""
 FINE_SLICE_BYTES: Final = 1 << 12
-"""The same of chunks or requests that may be tiny: parsing these bytes takes half a millisecond at most."""
+"""Bytes parsed at a time if the chunks or requests in them may be tiny: parsing them takes half a millisecond at
+most."""
 _MANY_HEADS: Final = 16
-"""Requests in a slice above which the slice is a fine one."""
+"""If a slice has more requests than this, `FINE_SLICE_BYTES` are parsed at a time."""
 _MOST_PENDING: Final = 1 << 12
 """Bytes and events that may wait behind the current request before reading pauses."""
 _MOST_UNREAD: Final = 1 << 18
@@ -59,7 +60,7 @@ class ReadingConnection(WritingConnection):
     def __init__(self, clients: Clients) -> None:
         super().__init__(clients)
         self._parser: RequestParser | None = None
-        """The parser while it is within a message, or has read the connection's last one; else None."""
+        """The parser while it is within a message, or after it has read the connection's last message; else None."""
         self._pending: deque[Event] = NO_EVENTS
         """Events that have been parsed and not taken."""
         self._unparsed = b""
@@ -67,9 +68,10 @@ class ReadingConnection(WritingConnection):
         self._is_paused = False
         """Whether reading is paused until the pending events have been taken."""
         self._is_busy = False
-        """Whether something may stand before the next request here; a remembered answer has to wait for it."""
+        """Whether an earlier request or unsent bytes may precede the next request, so that a remembered answer has to
+        wait."""
         self._is_taking = False
-        """Whether requests are being begun now; one that is answered meanwhile begins no other."""
+        """Whether `_take_pending` is beginning requests now; a request that is answered meanwhile begins no other."""
         self._is_waiting = False
         """Whether the unparsed input waits for its turn."""
         self._is_body_full = False
@@ -108,7 +110,7 @@ class ReadingConnection(WritingConnection):
         return not self._is_waiting and super().is_idle
 
     def close_if_idle(self) -> None:
-        # A request that waits for its turn has arrived before the deadline: it is answered.
+        # A request that waits for its turn has arrived before the deadline, so it is answered.
         if not self._is_waiting:
             super().close_if_idle()
 
@@ -119,7 +121,7 @@ class ReadingConnection(WritingConnection):
 
     def _read(self, is_first: bool = False, *, has_turn: bool = True) -> None:
         """Parse the input slice by slice, as long as its events are taken and the turn is not late.  If `has_turn`, the
-        first slice is not asked about."""
+        first slice is parsed even if the turn is late."""
         data = self._unparsed
         while data and not self._pending and not self._is_waiting:
             if not has_turn and self._clients.turns.must_wait(self, is_request=self._body is None):
@@ -157,14 +159,14 @@ class ReadingConnection(WritingConnection):
         return data.count(b"\r\n\r\n", 0, _SLICE_BYTES) > _MANY_HEADS
 
     def _end_pause(self) -> None:
-        """Read on: no input waits any more."""
+        """Resume reading, because no input waits any more."""
         self._is_paused = False
         if not self._is_body_full:
             self._resume_reading()
 
     def _limit_unparsed(self) -> None:
-        """Pause reading if much waits already."""
-        # Only above a bound: while reading is paused, the client's end of the connection is not noticed.
+        """Pause reading if much input waits already."""
+        # Not before, because the loop does not notice that the client closes the connection while reading is paused.
         if self.transport is not None and len(self._unparsed) + len(self._pending) > _MOST_PENDING:
             self._is_paused = True
             if not self._has_ended:
@@ -184,14 +186,14 @@ class ReadingConnection(WritingConnection):
         if events:
             # Line breaks between requests produce no event and are no sign of life.
             self._is_active = True
-        # The parser must be empty, or its rest would be missing from what is remembered.
+        # The parser must be empty: otherwise the remembered bytes would lack the rest that the parser holds.
         if is_first and self._parser is None:
             self._may_remember(events, data)
         self._pending = deque(events)
         self._take_pending()
 
     def _may_remember(self, events: Sequence[Event], data: bytes) -> None:
-        """Let the answer to these events, all of what has arrived, be remembered if they are one plain GET."""
+        """Let the answer be remembered if these events are one plain GET.  They are all that has arrived."""
         if _is_one_plain_get(events, data):
             self._candidate = data
             self._candidate_generation = self._clients.joins.generation
@@ -207,7 +209,7 @@ class ReadingConnection(WritingConnection):
             if event is Mark.END:
                 body.complete()
             else:
-                # Malformed: the end of the body is unknown, so this answer is the last on the connection.
+                # The body is malformed, so its end is unknown, and this answer is the last on the connection.
                 body.fail(BadRequest("Malformed request body"))
 
     # -- called by a body
@@ -234,7 +236,7 @@ class ReadingConnection(WritingConnection):
 
 
 def _is_one_plain_get(events: Sequence[Event], data: bytes) -> bool:
-    """Whether `data` is exactly one HTTP/1.1 GET without a body that keeps its connection."""
+    """Whether `data` is exactly one HTTP/1.1 GET that has no body and keeps its connection open."""
     if len(events) != 2 or len(data) > MAX_REQUEST_BYTES:
         return False
     head, end = events

@@ -27,9 +27,9 @@ class RecognisingConnection(ReadingConnection):
     __slots__ = ("_repeats", "client", "proxies")
 
     _repeats: bool
-    """Whether the latest request that was known is, byte for byte, the alias of its answer."""
+    """Whether the latest known request equals the alias of its answer byte for byte."""
     client: str | None
-    """The address that the connection comes from, without its port; None if it has none."""
+    """The client's address without its port; None if the connection has none, as at a Unix socket."""
     proxies: Proxies | None
     scheme: str = "http"
     versions = frozenset({"1.0", "1.1"})
@@ -47,16 +47,16 @@ class RecognisingConnection(ReadingConnection):
             self._receive(data)
 
     def _answers_known(self, data: bytes) -> bool:
-        """Answer a request that nothing stands before without parsing it; False if it is not known."""
-        # The hottest path, where every attribute lookup counts: a hit on an idle connection.
+        """Answer a known request without parsing it; False if it is not known.  No other request may precede it."""
+        # A hit on an idle connection is the hottest path, where every attribute lookup counts.
         clients, transport = self._clients, self.transport
         if (find := clients.find) is None or transport is None:
             return False
-        # Where clients differ, hashing all that they send would cost as much as the rest of the look.
+        # If clients send different bytes, hashing a whole request would cost as much as the rest of the lookup.
         if self._repeats and (exact := clients.exact.get(data)) is not None:
             answer, section = exact
         elif data[0] != _GET or (found := find(data)) is None:
-            # Whatever is known is known of GETs.
+            # Only GETs are known.
             return False
         else:
             known, section = found

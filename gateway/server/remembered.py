@@ -11,8 +11,8 @@ records by `forget_stream`; a need for revalidation, and, for answers that name 
 an open stream, by the stream's `Version`.  An answer whose bytes were read before a call of `forget_stream` is not
 remembered after it.
 
-Memory that answers take beside the tape is lent from the cache's budget, to the byte: keys, heads, joined bodies, and
-those bytes of a body that are not shared with the tape.
+The memory that answers take in addition to the tape is lent from the cache's budget, to the byte: keys, heads, joined
+bodies, and the bytes of a body that are not shared with the tape.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class RememberedAnswer(Known):
         is_guarded: bool = False,
         verdict_key: VerdictKey | None = None,
     ) -> None:
-        """`is_guarded` says that each request for it needs a verdict."""
+        """`is_guarded` says that each request for the answer needs a verdict."""
         self.is_guarded = is_guarded
         self.verdict_key = verdict_key
         """The key of such verdicts in header sections: the stream, or the request line."""
@@ -132,7 +132,7 @@ class RememberedAnswer(Known):
         self._head = status_line(status) + field_lines(headers)
         self._body = (b"".join(body),) if self.is_small else tuple(body)
         self.copied = 2 * self.body_bytes if self.is_small else copied
-        """Body bytes held beside the tape."""
+        """Body bytes held in addition to those of the tape."""
         self._is_own = shared is None
         self.shared = SharedBytes(self.body_bytes, in_cache=True) if shared is None else shared
         """The account of a large body."""
@@ -150,9 +150,9 @@ class RememberedAnswer(Known):
         self.key: tuple[bytes, Meaning] | None = None
         """The request line, and the meaning of the header section."""
         self.request = b""
-        """The request that it was made for."""
+        """The request that the answer was made for."""
         self.alias = b""
-        """The request by whose bytes it is looked up in `RememberedAnswers.exact`."""
+        """The request whose bytes are the answer's key in `RememberedAnswers.exact`."""
         self.cost = 0
         """Bytes of the cache's budget lent for the answer."""
 
@@ -165,8 +165,8 @@ class RememberedAnswer(Known):
         return ANSWER_COST + 2 * len(self._head) + self.copied + len(line) + len(meaning.text) + 3 * len(request)
 
     def dropped(self) -> None:
-        """Called when the answer is not remembered any more.  Its own bytes then belong to the clients that have not
-        taken them yet."""
+        """Called when the answer is not remembered any more.  From then on its own bytes are charged to the clients
+        that have not taken them yet."""
         if self._is_own:
             self.shared.in_cache = False
 
@@ -183,7 +183,7 @@ class RememberedAnswer(Known):
         return self._block
 
     def is_unchanged(self) -> bool:
-        """Whether nothing that the answer depends on has changed since it was rendered, besides the time."""
+        """Whether everything that the answer depends on, except the time, is as it was when the answer was rendered."""
         seen, now = self.version, self.stream.version
         if not seen.same_doubts_as(now) or (self.tail is not None and not seen.same_tail_as(now)):
             return False
@@ -200,7 +200,7 @@ class RememberedAnswer(Known):
         return stream.confirmed_at(self._start) if self._start is not None else stream.contacted_at
 
     def render(self, now: float, wall: float) -> bool:
-        """Render the response for this second; False if the origin has to be asked before the stream is answered."""
+        """Render the response for this second; False if the origin has to be asked before the answer may be sent."""
         stream = self.stream
         if stream.ended is not None or stream.has_expired(now, wall) or not stream.may_answer_alone(now, self.trust_s):
             return False
@@ -228,8 +228,8 @@ class RememberedAnswer(Known):
 
 
 class RememberedAnswers:
-    """Remembered answers by request.  One instance per process, the owner of its answers.  `touch` is called with each
-    stream that answers are rendered for."""
+    """Remembered answers by request.  Each process has one instance, which owns the answers.  `touch` is called with
+    the stream of each answer that is rendered."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class RememberedAnswers:
         touch: Callable[[Stream], None],
         has_refusals: Callable[[StreamKey], bool],
     ) -> None:
-        """`has_refusals` says whether the origin has refused some reader of the stream lately."""
+        """`has_refusals` says whether the origin has recently refused some reader of a stream."""
         self._clock = clock
         self._now = clock.now
         self._store = store
@@ -287,16 +287,18 @@ class RememberedAnswers:
     # -- finding
 
     def find(self, request: bytes) -> RememberedAnswer | None:
-        """The answer to this request, or to one that differs only in meaningless lines; None if there is none."""
+        """The answer remembered for this request, or for one that differs from it only in lines without meaning; None
+        if there is none."""
         found = self._sections.find(request)
         if found is None or not isinstance(found[0], RememberedAnswer) or not self.is_current(found[0], request):
             return None
         return found[0]
 
     def is_current(self, remembered: RememberedAnswer, request: bytes) -> bool:
-        """Whether the answer, which other requests with this meaning have had, is valid for this request now."""
+        """Whether the answer is valid for this request now.  It may have been made for another request with the same
+        meaning."""
         if self._has_refusals(remembered.stream.key) and request != remembered.request:
-            # The refused reader may be this one.
+            # This reader may be the refused one.
             return False
         if self._now() < remembered.until and (
             remembered.version is remembered.stream.version or remembered.is_unchanged()
@@ -305,7 +307,7 @@ class RememberedAnswers:
         return self._renew(remembered, request)
 
     def _charge(self, remembered: RememberedAnswer, cost: int) -> None:
-        """Record `cost` bytes lent for the answer; a negative number is given back."""
+        """Record that `cost` more bytes are lent for the answer; a negative number gives bytes back."""
         remembered.cost += cost
         self.cost += cost
         if cost < 0:
@@ -323,7 +325,7 @@ class RememberedAnswers:
         return True
 
     def _move_alias(self, remembered: RememberedAnswer, request: bytes) -> None:
-        """Have the answer looked up by the bytes of this request, if there is room without dropping another."""
+        """Make the bytes of this request the answer's key in `exact`, if that needs no other answer to be dropped."""
         cost = 2 * (len(request) - len(remembered.alias))
         if request in self.exact or (split := self._sections.split(request)) is None:
             return
@@ -356,9 +358,9 @@ class RememberedAnswers:
     # -- remembering and forgetting
 
     def remember(self, request: bytes, remembered: RememberedAnswer, rules: HeaderRules) -> None:
-        """Remember that `request`, and each with its meaning, is answered by `remembered`.
+        """Remember the answer `remembered` for `request`, and for all requests with the same meaning.
 
-        `rules` are those of its route.
+        `rules` are those of the request's route.
         """
         if (split := self._sections.split(request)) is None:
             return

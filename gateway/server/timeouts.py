@@ -1,8 +1,8 @@
 """Connection deadlines: first request, rest of a head, idle, stalled write, linger.
 
-Each connection has one entry on the wheel, which serves for whichever deadline applies in its phase.  Handlers bound
-their own waits.  This module bounds what no handler waits for: an unfinished head, the pause between two requests, an
-answer without a task that the client leaves unread or reads too slowly, and the last bytes of a closing connection.
+Each connection has one entry on the wheel, for the deadline that applies in its current phase.  Handlers bound their
+own waits.  This module bounds the waits without a handler: an unfinished head, the pause between two requests, an
+answer without a task that the client does not read or reads too slowly, and the last bytes of a closing connection.
 
 `WheelTimer` is a one-shot timer on the wheel, for owners that have several deadlines.
 """
@@ -26,7 +26,7 @@ from gateway.telemetry.access_record import CloseReason
 
 
 class WheelTimer:
-    """Calls `callback` when its time has passed, unless the timer is cleared or set again before."""
+    """Calls `callback` when its time has passed, unless the timer has been cleared or set again by then."""
 
     __slots__ = ("_callback", "_tick", "_wheel")
 
@@ -69,7 +69,7 @@ _IDLE, _LINGERING = Phase.IDLE, Phase.LINGERING
 PROBE_S: Final = 0.5
 """Seconds until the first probe of a client that has half-closed and waits for an answer."""
 LOOK_S: Final = 0.25
-"""Seconds after a probe until its result is checked: a client that is gone has refused it."""
+"""Seconds after a probe until its result is checked.  If the client is gone, it has refused the probe by then."""
 PROBE_AGAIN_S: Final = 5.0
 """Seconds until the next probe."""
 _IDLE_CHECKS: Final = 4
@@ -77,14 +77,16 @@ _IDLE_CHECKS: Final = 4
 
 
 CLOSE_NOTIFY: Final = "close_notify"
-"""Extra information of a transport: whether the peer has ended TLS.  Most clients end TLS when they close a connection,
-and then wait for the answer to that.  So a client with a live read that ends TLS is leaving."""
+"""Name of a transport's extra information that says whether the peer has ended TLS.  Most clients end TLS when they
+close a connection, and then wait only for the end of TLS in return.  So if a client with a live read ends TLS, it is
+leaving."""
 
 
 def is_refused(transport: asyncio.Transport) -> bool:
-    """Whether the peer has refused the bytes written last: a client that has half-closed is gone.
+    """Whether the peer has refused the bytes written last, so that a client that has half-closed is gone.
 
-    Only this distinguishes it from a client that still reads, because the loop no longer reads from the connection.
+    Nothing else distinguishes such a client from one that still reads, because the loop no longer reads from the
+    connection.
     """
     sock: socket.socket | None = transport.get_extra_info("socket")
     try:
@@ -120,7 +122,7 @@ class TimedConnection(Handling, asyncio.Protocol):
         self.has_partial_head = False
         """Whether a part of the next head has arrived; the deadline is then for the rest of the head."""
         self.is_full = False
-        """Whether the client has left so much unread that nothing more may be written."""
+        """Whether the client has so many unread bytes that no more may be written."""
         self._is_active = False
         """Whether the client has sent anything since the last check."""
         self._has_ended = False
@@ -130,7 +132,7 @@ class TimedConnection(Handling, asyncio.Protocol):
         self._quiet_checks = NEVER
         """Checks since the client's last activity; negative until the client has sent anything at all."""
         self._window: ReadingWindow | None = None
-        """The measure of the bytes that the client takes while more bytes wait for it; None until bytes have waited."""
+        """Measures how many bytes the client takes while more bytes wait for it; None until bytes have waited."""
         self.cut_reason: CloseReason | None = None
         """Why the gateway cuts the connection, if it does."""
         self._shared_bytes = 0
@@ -185,7 +187,7 @@ class TimedConnection(Handling, asyncio.Protocol):
         elif phase is not _IDLE and self._has_ended:
             self._look_after(transport)
         elif phase is not _IDLE:
-            # The handler or the live answer has deadlines of its own; idle time counts from the next check on.
+            # The handler or the live answer has its own deadlines.  Idle time counts from the next check on.
             self._is_active = True
             limits = self._clients.limits
             self._set_deadline(max(1.0, min(limits.keepalive_timeout_s, limits.client_write_timeout_s)))
@@ -199,7 +201,7 @@ class TimedConnection(Handling, asyncio.Protocol):
         elif self._quiet_checks < 0:
             transport.abort()
         else:
-            # A remembered answer stores no time, only that there was activity: close after four quiet checks.
+            # A remembered answer records that there was activity, but no time: close after four quiet checks.
             self._quiet_checks += 1
             if self._quiet_checks < _IDLE_CHECKS:
                 self._set_idle_deadline()
@@ -235,7 +237,7 @@ class TimedConnection(Handling, asyncio.Protocol):
         transport.abort()
 
     def _close(self) -> None:
-        """Close once the client has taken all written bytes, for which the write timeout applies as well."""
+        """Close once the client has taken all written bytes.  The write timeout applies to them as well."""
         if self.transport is not None:
             self.transport.close()
             self._window = None

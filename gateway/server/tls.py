@@ -2,10 +2,10 @@
 
 This object is a protocol to the transport below, and a transport to the protocol above.  OpenSSL works on two memory
 buffers (`ssl.MemoryBIO`).  Input is fed to it in slices, and plain text is read from it until no whole record is left.
-Output becomes records as long as the transport below is not full; the rest waits here as it was given.  Records belong
-to one client, while the bytes of an answer are shared by all clients that wait for it.  Input is kept here only while
-reading is paused, or while it waits for its turn: opening a record takes about as long however short it is, so a client
-that sends records of one byte has a part of them opened in each turn of the loop (`gateway.server.turns`).
+Output becomes records as long as the transport below is not full.  The rest waits here in plain text, because records
+belong to one client, while the bytes of an answer are shared by all clients that wait for it.  Input is kept here only
+while reading is paused, or while it waits for its turn.  A short record takes about as long to open as a long one, so
+only a part of a client's tiny records is opened in each turn of the loop (`gateway.server.turns`).
 
 The event loop's own TLS is not used because of its memory: an idle connection takes 18.6 KB with this module (16.3 KB
 of them are OpenSSL 3.0's own), 24.7 KB with uvloop's, 40 KB with aiofastnet's and 285 KB with asyncio's.
@@ -32,16 +32,16 @@ SLICE_BYTES: Final = 1 << 14
 _RECORD_BYTES: Final = 1 << 13
 """Plain text per record written."""
 _BATCH_BYTES: Final = 1 << 16
-"""Plain text that becomes records at a time, before the transport below is asked whether it is full."""
+"""Bytes of plain text that become records at a time, between two checks whether the transport below is full."""
 _GATHERED_BYTES: Final = 1 << 12
 """Plain text of short records that is passed up at once."""
 GATHERED_RECORDS: Final = 64
-"""Short records that are opened before it is asked whether the turn is late: about a fifth of a millisecond's."""
+"""Short records that are opened between two checks whether the turn is late: about a fifth of a millisecond of work."""
 _MOST_SILENT_BYTES: Final = 1 << 16
-"""Bytes that may arrive without yielding any plain text; four times what an incomplete record can take."""
+"""Bytes that may arrive without yielding any plain text: four times the size of the longest incomplete record."""
 _MOST_ANSWER_BYTES: Final = 1 << 16
 """Bytes of TLS's own messages that a client may cause over the life of a connection, such as answers to key updates
-(RFC 8446 section 4.6.3): enough for thousands, while a regular client sends one in many gigabytes."""
+(RFC 8446 section 4.6.3).  They allow thousands of key updates; a regular client sends one in many gigabytes."""
 _TLS_INFO: Final = frozenset({"cipher", "compression", "peercert", "ssl_object", "sslcontext"})
 
 
@@ -120,7 +120,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._silent_bytes = 0
         """Bytes fed to OpenSSL since it last yielded plain text."""
         self._answer_bytes = 0
-        """Bytes that OpenSSL has sent on its own account."""
+        """Bytes of TLS's own messages that OpenSSL has sent, such as answers to key updates."""
         self._is_full = False
         """Whether the transport below has paused writing."""
         self._has_paused_writing = False
@@ -129,13 +129,14 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         """Output that has not become records yet; None if there is none."""
         self._unwritten_bytes = 0
         self._finish: Callable[[], None] | None = None
-        """The call that is due once that output is passed down, if the protocol has ended or closed its side."""
+        """The call that is due once the unwritten output has been passed down; None unless the protocol has ended or
+        closed its side."""
 
     def __repr__(self) -> str:
         return f"<TlsTransport {self._state.value}{', paused' * self._is_paused}>"
 
     def connect(self) -> None:
-        """Join transport and protocol, and pass on what arrived behind the handshake."""
+        """Join transport and protocol, and pass on the input that arrived behind the handshake."""
         self._raw.set_protocol(self)
         self._protocol.connection_made(self)
         self.use = getattr(self._protocol, "use", None)
@@ -191,7 +192,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._fail()
 
     def _gathered(self, plain: bytes) -> tuple[bytes, bool]:
-        """The plain text of a short record and of short ones behind it, and whether the peer has ended behind them."""
+        """The plain text of a short record and of the short records that follow it, and whether the peer has ended
+        after them."""
         incoming, read = self._incoming, self._ssl.read
         pieces, size = [plain], len(plain)
         has_ended = False
@@ -255,7 +257,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self.close()
 
     def eof_received(self) -> bool:
-        # Without a close_notify as well: HTTP's own framing shows whether a message is whole.
+        # An end without a close_notify is accepted too, because HTTP's own framing shows whether a message is whole.
         if self._state is _OPEN:
             self._on_peer_end(says_so=False)
         elif self._state is not _PEER_ENDED:
@@ -407,7 +409,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if self._held is None and not self._incoming.pending:
             self._raw.resume_reading()
         else:
-            # In the loop's next turn: the caller may be in the middle of handling its last input.
+            # In the loop's next turn, because the caller may be in the middle of handling its last input.
             asyncio.get_running_loop().call_soon(self._resume)
 
     def _resume(self) -> None:

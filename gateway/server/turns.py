@@ -1,25 +1,24 @@
 """Turns: how much of one turn of the event loop may be spent on beginning requests, and whose requests come first.
 
-Every client waits for whatever a turn of the loop does.  A turn that has lasted for `REQUESTS_S` begins no further
-request: later ones wait in a queue, and each later turn begins as many of them as fit into `REQUESTS_S`, sharing fairly
-by the cost of their clients (`gateway.limits.queues`).  So a flood delays mostly the requests of its own client, and
-others by a millisecond or two.  The loop is never idle while anything waits.
+Every client waits while a turn of the loop works for others.  A turn that has lasted for `REQUESTS_S` begins no further
+request.  Later requests wait in a queue, and each later turn begins as many of them as fit into `REQUESTS_S`, sharing
+fairly by the cost of their clients (`gateway.limits.queues`).  So a flood delays mostly the requests of its own client,
+and those of others by a millisecond or two.  The loop is never idle while anything waits.
 
-Beginning a request means all work before it first has to wait.  A read of bytes in memory is then over, and a miss has
-its fetch next.  That takes some 50 to 150 us.  The share is about a dozen of these, because a turn that begins fewer
-costs more for each: the loop asks the kernel once a turn, and requests that take the same steps one after the other are
-quicker.  Behind a flood turns are short, too: its requests are late in any case, and what is under way for others takes
-several turns.
+Beginning a request means all work before its first wait, some 50 to 150 us.  A read of bytes in memory is finished in
+that time, and a miss has come to its fetch.  The share of a turn is about a dozen requests, because fewer would cost
+more each: the loop asks the kernel once a turn, and equal steps in a row are quicker.  Turns are shorter during a
+flood.  The requests of the flood are late in any case, and the work in progress for other clients takes several turns.
 
 Later work for a request, such as its fetch and the parts of its answer, is not queued.  The time since waiting requests
-were last begun counts against the share.  So the more work there is for requests under way, the fewer are begun.
-Waiting requests get a quarter of that time at least, up to the whole share, so that work that does not wait, such as a
+were last begun counts against the share.  So the more work there is for requests in progress, the fewer are begun.
+Waiting requests get at least a quarter of that time, up to the whole share.  So work that does not wait, such as a
 flood of hits, cannot starve them.
 
-Input that is no request, such as bodies and frames, is read in small parts, and a turn that has lasted for `PARTS_S`
-reads no further one.  Otherwise the tiny chunks, frames or TLS records of one read of a socket would keep the loop busy
-for a second.  A read of the origin takes six turns of the loop, so it notices what each of them lasts.  Parts get less
-time than requests, because short turns cost an upload little: it goes on in the next turn at once.
+Other input than requests, such as bodies and frames, is read in small parts, and a turn that has lasted for `PARTS_S`
+reads no further part.  Otherwise the tiny chunks, frames or TLS records of one read of a socket would keep the loop
+busy for a second.  A fetch from the origin takes six turns of the loop, so long turns delay it six times.  Parts get
+less time than requests, because short turns cost an upload little: it goes on at once in the next turn.
 
 A request that waits has been parsed; its connection keeps it, and reads on up to the usual bound.  Remembered answers
 and joins take less than queueing would, and do not wait.
@@ -40,15 +39,15 @@ _log = logging.getLogger("gateway.server")
 REQUESTS_S: Final = 0.0015
 """A turn begins requests for this long.  The other work of the loop counts against the time for waiting requests."""
 _FLOOD: Final = 64
-"""Above this number of waiting requests they are a flood."""
+"""If more requests than this wait, they are a flood."""
 FLOOD_S: Final = 0.0005
 """A turn begins requests for this long during a flood, in place of `REQUESTS_S`."""
 PARTS_S: Final = 0.0001
-"""Input that is no request is read for this long in each turn, after its first part."""
+"""Each turn reads input other than requests for this long, after the first part."""
 _LEAST: Final = 0.25
-"""The least time for waiting requests, as a part of the time that the loop has spent on other work."""
+"""The least time for waiting requests, as a fraction of the time that the loop has spent on other work."""
 _QUANTUM_S: Final = 0.0002
-"""The time that a client may use before another one's turn: about two requests."""
+"""The time that a client may use before it is another client's turn: about two requests."""
 
 
 class TurnTaker(Protocol):
@@ -93,7 +92,8 @@ class Turns:
         return self._requests.waiting + self._parts.waiting
 
     def must_wait(self, taker: TurnTaker, *, is_request: bool = True) -> bool:
-        """Whether the next request, or part of other input, has to wait; the `take_turn` of `taker` is called then."""
+        """Whether the next request, or the next part of other input, has to wait.  If so, `taker.take_turn` is called
+        when its turn has come."""
         flows = self._requests if is_request else self._parts
         if not self._is_running:
             is_late = self._is_late(self._requests_s() if is_request else PARTS_S)

@@ -22,7 +22,7 @@ _TRANSFER_ENCODING: Final = istr("Transfer-Encoding")
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _BODILESS: Final = frozenset({204, 304})
 _MOST_ZEROS: Final = 8
-"""Leading zeros of the sizes of a connection's chunks: some parsers accept at most 16 digits in a size."""
+"""The most leading zeros of the sizes of a connection's chunks.  Some parsers accept at most 16 digits in a size."""
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
 _IDLE, _LIVE = Phase.IDLE, Phase.LIVE
@@ -63,7 +63,7 @@ class WritingConnection(TimedConnection):
             # A client may get any number of interim answers (RFC 9110 section 15.2).
             transport.write(interim_head(100, CIMultiDict()))
         elif has_head and self._is_chunked and not self._is_bodiless and self._zeros < _MOST_ZEROS:
-            # The beginning of the next chunk, whose size may have leading zeros (RFC 9112 section 7.1).
+            # The zero begins the next chunk, whose size may have leading zeros (RFC 9112 section 7.1).
             self._zeros += 1
             transport.write(b"0")
 
@@ -96,7 +96,7 @@ class WritingConnection(TimedConnection):
         if self.transport is None:
             return
         if len(body) > JOINED_BYTES and request.method != "HEAD":
-            # Others may be sent the same bytes.
+            # The body is not copied, because others may be sent the same bytes.
             self.transport.writelines((head, body))
         else:
             self.transport.write(head + body if body and request.method != "HEAD" else head)
@@ -150,7 +150,7 @@ class WritingConnection(TimedConnection):
         """Wait until the client has taken enough for more to be written.  Raises ConnectionError if the client leaves,
         or takes too little within the write timeout."""
         while self.is_full and self.transport is not None:
-            # While the connection is full it has a deadline, at which it is dropped.
+            # A full connection has a deadline, at which it is dropped.
             self._room = self._clients.loop.create_future()
             await self._room
         if self.transport is None or self.transport.is_closing():

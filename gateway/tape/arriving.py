@@ -1,7 +1,7 @@
 """A body on its way to a tape: the cache's budget is charged for it while it arrives.
 
-So a large body evicts others bit by bit, as its bytes come, and not thousands of them at once when it is stored.  Its
-own stream makes no room for it.
+So a large body evicts other streams bit by bit, as its bytes arrive, and not thousands of them at once when it is
+stored.  The body's own stream makes no room for it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 
 _LARGEST_SHARE = 2
-"""Arriving bodies take up to 1 / this of the budget; what arrives beyond that is its readers' own."""
+"""Arriving bodies take up to 1 / this of the budget.  Further bytes are held for their readers only."""
 
 
 class Arriving:

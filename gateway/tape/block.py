@@ -44,7 +44,7 @@ class Block:
         self.size = 0
         self.marks: list[tuple[int, str]] = [(0, start)]
         self.leads: tuple[str, ...] = ()
-        """Tokens from which bytes inside are read, and at which no reading stops."""
+        """Tokens from which the bytes inside may be read, but at which no reading stops."""
         for piece in pieces:
             self._push(piece)
 
@@ -68,7 +68,7 @@ class Block:
         position = self.size
         self.marks.append((position, self.end))
         if self.is_json and len(pieces) == 1 and len(pieces[0]) < _PIECE_BYTES:
-            # For one copy of the piece before them, to which both are joined.
+            # One piece, so that the preceding piece is copied only once when the comma and the bytes are joined to it.
             pieces = (b"," + pieces[0],)
         elif self.is_json:
             self._push(b",")

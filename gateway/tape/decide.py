@@ -1,8 +1,8 @@
-"""Decides how a read goes on: may it be answered from memory, and as of when?
+"""Decides the next step of a read: whether it may be answered from memory, has to ask the origin, or has to wait.
 
 `decide` does so for Durable Streams and `decide_records` for S2 streams.  Both are total and pure.  Each way of reading
-is a loop over one of them: the loop takes what memory holds, has the function name the next step, takes that step, and
-records in the read's progress what came of it.
+is a loop over one of them.  The loop takes the bytes or records that memory holds, calls the function for the next
+step, takes that step, and records the result in the read's progress.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Question(StrEnum):
     FACTS = "facts"
     """Whether the stream exists, and of which type it is."""
     EXISTENCE = "existence"
-    """Whether it is still the stream that is known."""
+    """Whether the path still has the known stream."""
     CONFIRMATION = "confirmation"
     """Whether the origin still has the bytes that are held."""
     TAIL = "tail"
     """Where the stream ends now."""
     BYTES = "bytes"
-    """The kind of position after which no bytes are held."""
+    """The bytes after a position at which memory holds none."""
 
 
 class Awaited(StrEnum):
@@ -50,13 +50,13 @@ class Awaited(StrEnum):
 
 
 class Send(NamedTuple):
-    """Answer with what the read has taken, up to `end`."""
+    """Answer with the bytes that the read has taken, up to `end`."""
 
     end: str
     up_to_date: bool = False
     is_closed: bool = False
     stale_s: float | None = None
-    """For how long the tail has been out of date, if it is repeated nevertheless (RFC 5861 §3)."""
+    """For how long the tail has been out of date, in seconds, if it is repeated nevertheless (RFC 5861 §3)."""
 
 
 class Ask(NamedTuple):
@@ -75,7 +75,7 @@ class Wait(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """The read may be given nothing of what is held."""
+    """End the read: it may get no held bytes."""
 
 
 Decision = Send | Ask | Wait | Gone
@@ -83,10 +83,10 @@ GONE: Final = Gone()
 
 
 class FollowedTopic(Protocol):
-    """A stream's topic, as far as it decides a read."""
+    """The part of a stream's topic on which the decision of a read depends."""
 
     position: str | None
-    """The offset at which the follower is; None if it is not known."""
+    """The offset of the follower; None if it is not known."""
 
     def is_current(self, at: str) -> bool:
         """Whether an answer may say that a reader with everything before `at` is up to date."""
@@ -97,7 +97,7 @@ class FollowedTopic(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """How far a read has come, and what the origin has told it.  Owner: the loop of the read."""
+    """The position of a read, and the origin's statements to it.  Owner: the loop of the read."""
 
     start: str
     """The offset that the client asked for, or a sentinel."""
@@ -111,24 +111,24 @@ class Progress:
     """The age up to which the client accepts bytes in memory; None if it states none."""
     is_live: bool = False
     has_bytes: bool = False
-    """Whether it has taken any bytes."""
+    """Whether the read has taken any bytes."""
     has_held: bool = False
-    """Whether some of them were in memory before."""
+    """Whether some of these bytes were in memory before the read."""
     follower: FollowedTopic | None = None
     """The stream's topic, if the read is live and there is one."""
     has_joined: bool = False
-    """Whether a live read is among the topic's readers."""
+    """Whether the read is live and has joined the topic's readers."""
     is_lifetime_asked: bool = False
-    """Whether the origin was asked for the lifetime for this read, or need not be."""
+    """Whether this read has asked the origin for the lifetime, or need not ask."""
     is_there: bool | None = None
     """Whether the origin has shown to this read that the stream exists unchanged; None if it was not asked."""
     is_confirmed: bool = False
-    """Whether the origin has been asked for the bytes in memory by this read."""
+    """Whether this read has asked the origin for the bytes in memory."""
     may_connect: bool = False
-    """Whether a follower may name the tail: replies of the route may be followed, and the read has not waited for the
-    connection since it last came further."""
+    """Whether the read may wait until a follower names the tail: replies of the route may be followed, and the read has
+    not waited for the connection since it last advanced."""
     has_waited: bool = False
-    """Whether the read has waited for what the follower brings since it last came further."""
+    """Whether the read has waited for the follower since it last advanced."""
     failed_at: float | None = None
     """When the origin failed to answer the read (Unix seconds); None if it has not failed."""
 
@@ -141,8 +141,8 @@ def decide(stream: Stream, read: Progress, now: float) -> Decision:
     | state                                                        | catch-up, HEAD       | live                     |
     |--------------------------------------------------------------|----------------------|--------------------------|
     | The stream has ended.                                        | Gone                 | Gone                     |
-    | Its bytes were forgotten since the read took some.           | Gone                 |                          |
-    | The origin has failed, and what is held may be shown.        | Send, not up to date | Send, not up to date     |
+    | Its bytes were forgotten after the read took some.           | Gone                 |                          |
+    | The origin has failed, and held bytes may be sent.           | Send, not up to date | Send, not up to date     |
     | The origin has failed.                                       | Gone                 | Gone                     |
     | The lifetime was lost.                                       | Ask LIFETIME         |                          |
     | The type is unknown.                                         | (see below)          | Ask FACTS                |
@@ -174,13 +174,13 @@ def decide(stream: Stream, read: Progress, now: float) -> Decision:
         return _poll(stream, read, now) if read.has_joined else _begin_live(stream, read, now)
     expiry = stream.expiry
     if expiry.is_lost and not read.is_lifetime_asked and expiry.is_wanted(now):
-        # While it is not known, each write beside a PUT may be to another stream.
+        # While the lifetime is not known, each write that is concurrent with a PUT may be to another stream.
         return Ask(Question.LIFETIME, read.at)
     return _catch_up(stream, read, now)
 
 
 def _after_failure(stream: Stream, read: Progress, now: float, failed_at: float) -> Decision:
-    """Held bytes without the tail, if they may be shown."""
+    """Send held bytes without the tail, if they may be sent."""
     may_show = read.has_bytes and outlasts_failure(stream, read, now, failed_at)
     return Send(read.at) if may_show and stream.holds_acknowledged(read.at) else GONE
 
@@ -221,7 +221,7 @@ def _catch_up(stream: Stream, read: Progress, now: float) -> Decision:
 
 
 def _alone(stream: Stream, read: Progress, now: float, send: Send) -> Decision | None:
-    """What precedes an answer from memory, or the answer; None if the origin does not allow one."""
+    """The answer from memory, or the question that must precede it; None if an answer from memory is not allowed."""
     if stream.content_type is None:
         # Writes have named the tail, and no shared reply has named the type, on which an empty answer depends.
         return None
@@ -256,7 +256,7 @@ def _begin_live(stream: Stream, read: Progress, now: float) -> Decision:
     if start != START and not tape.has_seen(start):
         if tape.tail is not None and stream.lies_beyond(start) and stream.tail_until(tape.tail) > now:
             return Send(tape.tail, True, tape.is_closed_at(tape.tail))
-        # It may be behind, ahead, or invalid.
+        # The offset may be before the tail, beyond it, or invalid.
         return Ask(Question.BYTES, start)
     if not read.is_lifetime_asked and tape.knows_after(start) and stream.expiry.is_wanted(now):
         return Ask(Question.LIFETIME, start)
@@ -280,8 +280,8 @@ def _poll(stream: Stream, read: Progress, now: float) -> Decision:
 
 
 def is_another(stream: Stream, read: Progress) -> bool:
-    """Whether bytes before and after the read's position may belong to two streams: they were forgotten since the read
-    began.  A purge alone does not disturb a read that has taken nothing."""
+    """Whether bytes before and after the read's position may belong to two streams, because the held bytes were
+    forgotten since the read began.  A purge alone does not disturb a read that has taken nothing."""
     seen = read.version
     if seen.same_incarnation_as(stream.version):
         return False
@@ -289,8 +289,8 @@ def is_another(stream: Stream, read: Progress) -> bool:
 
 
 def outlasts_failure(stream: Stream, read: Progress, now: float, wall: float) -> bool:
-    """Whether a read may be shown what is held although the origin has failed at `now` (monotonic seconds), which is
-    `wall` in Unix seconds."""
+    """Whether a read may get held bytes although the origin has failed at `now` (monotonic seconds), which is `wall` in
+    Unix seconds."""
     if not stream.outlasts_failure(now, wall):
         return False
     if not stream.caching.must_revalidate:
@@ -299,7 +299,7 @@ def outlasts_failure(stream: Stream, read: Progress, now: float, wall: float) ->
 
 
 def known_tail(stream: Stream, max_age_s: float | None, now: float) -> str | None:
-    """The tail, if it may be stated without asking the origin; says nothing of the stream's lifetime."""
+    """The tail, if it may be stated without asking the origin.  The stream's lifetime is not checked."""
     tape, seen = stream.tape, stream.sighting
     if tape.closed_at is not None:
         return tape.closed_at
@@ -308,7 +308,7 @@ def known_tail(stream: Stream, max_age_s: float | None, now: float) -> str | Non
     tail = tape.resolve(tape.tail)
     if stream.tail_until(tail) <= now:
         return None
-    # A client that asks for a more recent statement of the tail has the origin asked.
+    # If the client requires a more recent statement of the tail, the origin is asked.
     oldest = -math.inf if max_age_s is None else now - max(LEAST_AGE_S, max_age_s)
     return tail if seen.seen_at >= oldest else None
 
@@ -320,9 +320,9 @@ def is_furthest(stream: Stream, at: str) -> bool:
 
 
 def is_named_tail(stream: Stream, at: str, tail: str, *, is_asked: bool) -> bool:
-    """Whether `at`, up to which a follower has brought everything, is the tail because `tail` has been named: by the
-    origin to this read if `is_asked`, else by a write.  An offset past the named tail exists only if the follower has
-    brought bytes since.  A write that was answered late may have named an earlier tail than is known."""
+    """Whether `at`, up to which a follower has brought all bytes, is the tail because `tail` was named.  If `is_asked`,
+    the origin has named it to this read, else a write has.  An offset past the named tail exists only if the follower
+    has brought bytes since then.  A write that was answered late may have named an earlier tail than the known one."""
     return at == tail and (is_asked or is_furthest(stream, at))
 
 
@@ -340,7 +340,7 @@ def may_end(stream: Stream, read: Progress) -> bool:
     tape, at = stream.tape, read.at
     if tape.is_closed_at(at):
         return True
-    # The bytes held after this offset did not fit, or the origin itself had stopped here.
+    # The bytes held after this offset did not fit, or the origin itself has stopped here.
     return read.has_bytes and (tape.knows_after(at) or tape.is_short(at))
 
 
@@ -359,15 +359,15 @@ class RecordAnswer(StrEnum):
     """How a read of an S2 stream ends."""
 
     RECORDS = "records"
-    """With what it has taken: a batch, or a session that ends in order."""
+    """With the records that it has taken: a batch, or a session that ends in order."""
     UNWRITTEN = "unwritten"
     """With the tail: no record is at the start or after it."""
     GONE = "gone"
-    """Nothing that it has taken may be joined with what comes."""
+    """Without a result, because its records may not be joined with later ones."""
 
 
 class RecordTopic(Protocol):
-    """The topic of an S2 stream, as far as it decides a read."""
+    """The part of an S2 stream's topic on which the decision of a read depends."""
 
     position: int
     """The sequence number before which everything has been stored."""
@@ -375,27 +375,27 @@ class RecordTopic(Protocol):
 
 @dataclass(slots=True, eq=False)
 class RecordProgress:
-    """How far a read of an S2 stream has come.  Owner: the loop of the read."""
+    """The position of a read of an S2 stream, and its results so far.  Owner: the loop of the read."""
 
     at: int
     """The sequence number before which the read has everything."""
     left: Limits
     """The rest of its limits."""
     may_wait: bool = False
-    """Whether it waits at the tail."""
+    """Whether the read waits at the tail."""
     may_be_empty: bool = False
-    """Whether it may end at the tail without a record."""
+    """Whether the read may end at the tail without a record."""
     tail: StreamPosition | None = None
-    """The tail as of some moment since the request arrived, or as a follower has named it lately; None if it is not
-    known, or if the read has come further since."""
+    """The tail at some moment since the request arrived, or the tail that a follower has recently named; None if it is
+    not known, or if the read has advanced since."""
     topic: RecordTopic | None = None
     """The stream's topic, once the read has joined it."""
     has_records: bool = False
-    """Whether records are taken that are not sent yet."""
+    """Whether the read has taken records that are not sent yet."""
     is_confirmed: bool = True
     """Whether the origin has confirmed the records held, if they were in doubt when the read began."""
     is_complete: bool = False
-    """Whether a limit has stopped it, or the origin has nothing more within its limits."""
+    """Whether a limit has stopped the read, or the origin has no more records within its limits."""
 
     def came_to(self, at: int) -> None:
         """Record that everything before `at` has been taken."""
@@ -429,7 +429,7 @@ def decide_records(stream: RecordStream, read: RecordProgress) -> Question | Lit
     | It has joined the topic, and has everything that the topic has.        | CHANGE       |
     | It is at the tail, and has records.                                    | RECORDS      |
     | It is beyond the tail.                                                 | UNWRITTEN    |
-    | It is at the tail, and may wait.                                       | CHANGE       |
+    | It is at the tail, and waits there.                                    | CHANGE       |
     | It is at the tail, and may end without records.                        | RECORDS      |
     | It is at the tail.                                                     | UNWRITTEN    |
     | Records are missing.  A read that waits asks for them or for the tail. | TAIL         |

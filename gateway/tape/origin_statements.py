@@ -1,24 +1,24 @@
 """The statements of an origin about a stream, and their times: its bytes, its tail, and its lifetime.
 
-An origin removes bytes from the front only.  An origin that has sent the bytes after an offset therefore had the bytes
-after every later offset as well, at that time.  The start sentinel is no such offset: it names the first position that
-the origin still has, whichever that is.
+An origin removes bytes from the front only.  So if it has sent the bytes after an offset, it also had the bytes after
+every later offset at that time.  The start sentinel is no such offset, because it names whichever position is the first
+that the origin still has.
 
-Offsets are kept in ascending order, and only if their times ascend as well: an earlier offset with a later time
-includes a later one.  Dropping an entry is always safe: the origin is then asked once more.
+Offsets are kept in ascending order, and only if their times ascend as well, because an earlier offset with a later time
+implies the later offset.  Dropping an entry is always safe: the origin is then asked once more.
 
 `Caching` is an origin's Cache-Control, as it applies to a stream's bytes (RFC 9111).  A reply that reaches the tail
-states the tail as well as bytes.  Its `no-cache` is for the tail, which changes: origins say so on every such reply.
-Its lifetime and `must-revalidate` are for the bytes as well, unless a reply that stops short of the tail has stated its
-own.
+states the tail as well as bytes.  Its `no-cache` applies only to the tail, which changes, and origins send it on every
+such reply.  Its lifetime and `must-revalidate` apply to the bytes as well, unless a reply that stops short of the tail
+has stated its own.
 
 A `Sighting` is a statement of the origin about the position of a stream's tail.
 
 `Expiry` is the time at which a stream expires, as far as it is known.  A lifetime is *lost* when the stream may have
-been replaced by another, which has its own.  The one before counts on: the stream that had it may be there still.  The
-lifetime is then asked for again, which an origin may refuse or fail to tell.
+been replaced by another, which has its own.  The known lifetime still counts, because its stream may still exist.  The
+gateway asks for the lifetime again, and the origin may refuse or fail to answer.
 
-Times are monotonic seconds, but `wall`, which is Unix seconds.
+Times are monotonic seconds, except for `wall`, which is Unix seconds.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ MOST_CONFIRMED: Final = 4
 LEAST_AGE_S: Final = 1.0
 """A confirmation of this age satisfies every client."""
 LEAST_GAP_S: Final = 1.0
-"""A confirmation that is newer than the latest one by less than this is not kept: followers store many times a
-second."""
+"""If a confirmation is newer than the latest one by less than this, it is not kept, because followers store many times
+a second."""
 
 
 _NONE: Final[list[str]] = []
 _NEVER: Final[list[float]] = []
-"""The offsets and times of a stream that has none yet.  Never changed."""
+"""The offsets and times of a stream without confirmations.  Never changed."""
 
 
 class Confirmations:
@@ -57,7 +57,7 @@ class Confirmations:
         self.asked_at = -math.inf
         """When the origin was last asked for nothing but a confirmation."""
         self.refused_at = -math.inf
-        """When the origin last refused one because it had trimmed the offset."""
+        """When the origin last refused a confirmation because it had trimmed the offset."""
         self._offsets: list[str] = _NONE
         self._at: list[float] = _NEVER
 
@@ -68,7 +68,7 @@ class Confirmations:
         return len(self._offsets)
 
     def confirm(self, offset: str, at: float) -> None:
-        """The origin had the bytes after `offset`, which is not the start sentinel, at this time."""
+        """Record that the origin had the bytes after `offset`, which is not the start sentinel, at this time."""
         offsets, times = self._offsets, self._at
         if not times:
             self._offsets, self._at = [offset], [at]
@@ -93,19 +93,20 @@ class Confirmations:
             del offsets[least], times[least]
 
     def confirm_start(self, following: str, at: float) -> None:
-        """The origin's stream began with the bytes held from the start sentinel, and had those after `following`."""
+        """Record that the origin's stream began with the bytes held from the start sentinel, and that the origin had
+        the bytes after `following`."""
         self.start_at = max(self.start_at, at)
         self.confirm(following, at)
 
     def since(self, offset: str) -> float:
-        """When the origin last showed to have the bytes after `offset`; -inf if it never did."""
+        """When the origin last showed that it had the bytes after `offset`; -inf if it never did."""
         if offset == START:
             return self.start_at
         place = bisect_right(self._offsets, offset)
         return self._at[place - 1] if place else -math.inf
 
     def clear(self) -> None:
-        """The bytes held from now on are others."""
+        """Forget all confirmations, because other bytes are held from now on."""
         self.start_at = self.asked_at = self.refused_at = -math.inf
         self._offsets, self._at = _NONE, _NEVER
 
@@ -119,15 +120,15 @@ class Caching:
     fresh_s: float = math.inf
     """How long bytes may be reused (section 4.2.1); inf if no reply says."""
     must_revalidate: bool = False
-    """Whether they must not be reused once that has passed, even while the origin fails (section 5.2.2.2)."""
+    """Whether bytes must not be reused once `fresh_s` has passed, even while the origin fails (section 5.2.2.2)."""
     is_of_bytes: bool = False
     """Whether these two are from a reply that stops short of the tail."""
     is_verbatim: bool = False
     """Whether the bytes must not be coded (`no-transform`, section 5.2.2.6)."""
 
     def record(self, cache_control: str | None, reuse: Reuse, *, up_to_date: bool) -> None:
-        """Record the Cache-Control of a reply, and what it says of bytes.  The reply reaches the tail or stops short of
-        it."""
+        """Record the Cache-Control of a reply, and its meaning for bytes.  `up_to_date` says whether the reply reaches
+        the tail."""
         self.is_verbatim = reuse.is_verbatim
         if not up_to_date:
             self.cache_control = cache_control
@@ -145,7 +146,7 @@ class Caching:
 
 
 class Sighting(NamedTuple):
-    """The origin's statement of where the stream's tail is, and how long it may be repeated (monotonic seconds).
+    """The origin's statement of the stream's tail, and how long it may be repeated (monotonic seconds).
 
     Until `fresh_until` an answer may claim to end at the tail.  Until `stale_until` the bytes up to it may be sent
     without that claim, while the origin is asked again (RFC 5861 §3).
@@ -177,7 +178,7 @@ class OffsetsBeyond(dict[str, None]):
     __slots__ = ()
 
     def record(self, offset: str) -> None:
-        """The origin treats `offset` as beyond its tail."""
+        """Record that the origin treats `offset` as beyond its tail."""
         self[offset] = None
         if len(self) > MAX_BEYOND:
             del self[next(iter(self))]
@@ -191,7 +192,7 @@ class OffsetsBeyond(dict[str, None]):
 LEAST_TTL_S: Final = 1.0
 """The shortest sliding TTL: Stream-TTL has whole seconds (section 5.1)."""
 FIRST_PAUSE_S: Final = 1.0
-"""The pause after a lost lifetime was first asked for in vain; each further one is twice as long."""
+"""The pause after the first request for a lost lifetime has failed; each further pause is twice as long."""
 MOST_PAUSE_S: Final = 60.0
 UNLIMITED: Final = Lifetime(None, None)
 
@@ -203,7 +204,7 @@ class Expiry:
     lifetime: Lifetime | None = None
     """None until a HEAD or a PUT reports it, and while it is lost."""
     latest: Lifetime | None = None
-    """The lifetime or, after a loss and until another is told, the one that was known before; None if none was."""
+    """The latest known lifetime, which stays after a loss until another is reported; None if none was ever known."""
     is_limited: bool = False
     """Whether `latest` ends."""
     is_lost: bool = False
@@ -211,7 +212,7 @@ class Expiry:
     asked_at: float = -math.inf
     """When the lost lifetime was asked for; -inf once it is known."""
     pause_s: float = 0.0
-    """How long it is not asked for again."""
+    """Seconds after `asked_at` in which the lifetime is not asked for again."""
 
     def __repr__(self) -> str:
         return f"<Expiry {'lost, before: ' if self.is_lost else ''}{self.latest}>"
@@ -224,30 +225,31 @@ class Expiry:
         self.asked_at, self.pause_s = -math.inf, 0.0
 
     def not_told(self) -> None:
-        """The origin will not tell it.  A known lifetime stays; after a loss, the one before remains a possibility."""
+        """Record that the origin will not report the lifetime.  A known lifetime stays.  After a loss, the earlier
+        lifetime remains a possibility."""
         if self.lifetime is None:
             before, was_limited = self.latest or UNLIMITED, self.is_limited
             self.know(UNLIMITED)
             self.latest, self.is_limited = before, was_limited
 
     def lose(self) -> None:
-        """The stream may be another from now on.
+        """Record that the stream may be another one from now on.
 
-        The pause of a lifetime that is lost already goes on: a client could end it as often as it likes, by writes that
-        fail.  Once the origin has told a lifetime, its HEADs work, and each further loss costs it one.
+        If the lifetime is lost already, its pause goes on: otherwise a client could end the pause as often as it likes,
+        by writes that fail.  Once the origin has reported a lifetime, its HEADs work, and each further loss costs one.
         """
         self.lifetime, self.is_lost = None, True
 
     def is_wanted(self, now: float) -> bool:
-        """Whether a read that depends on the lifetime is to ask for it.
+        """Whether a read that depends on the lifetime should ask for it.
 
-        An origin may refuse to tell a lifetime that was lost, for good or for long, while it answers reads: requests
-        that fail would have it taken for broken, and each that hangs delays a reader.
+        An origin may refuse for long to report a lost lifetime although it answers reads.  Requests that fail would
+        make the origin look broken, and each request that hangs delays a reader.
         """
         return self.lifetime is None and (not self.is_lost or now - self.asked_at >= self.pause_s)
 
     def asked(self, now: float) -> None:
-        """Record that the origin is being asked for the lifetime; one that was lost is not asked for again at once."""
+        """Record that the origin is being asked for the lifetime.  A lost lifetime is not asked for again at once."""
         if self.is_lost:
             self.asked_at = now
             self.pause_s = min(max(2 * self.pause_s, FIRST_PAUSE_S), MOST_PAUSE_S)
@@ -257,7 +259,7 @@ class Expiry:
         self.pause_s /= 2
 
     def has_passed(self, wall: float) -> bool:
-        """Whether the absolute expiry has passed that the stream is known to have."""
+        """Whether the stream's known absolute expiry has passed."""
         life = self.lifetime
         return life is not None and life.expires_at is not None and wall >= life.expires_at
 

@@ -1,9 +1,11 @@
-"""Streams by path, key and surrogate key: the ones that hear of each event of their path at once, and crowds.
+"""Streams by path, key and surrogate key: awake streams, to which each event of their path is applied at once, and
+crowds.
 
-A path has a stream for each query and for each credential partition, and clients invent both.  So only `MOST_AWAKE`
-streams are *awake*, and streams in use: they hear of each write at once.  The others sleep.  A crowd numbers the events
-of its path and keeps the latest; a sleeping stream knows the last event that it has heard, and hears the later ones
-when it is looked up.  A stream that has missed more events than are kept is dropped, as if it had been evicted.
+A path has a stream for each query and for each credential partition, and clients can invent both.  So only streams in
+use and `MOST_AWAKE` others are *awake*: each write is applied to them at once.  The other streams sleep.  A crowd
+numbers the events of its path and keeps the latest.  A sleeping stream knows the number of the last event applied to
+it, and the later ones are applied when it is looked up.  A stream that has missed more events than are kept is dropped,
+as if it had been evicted.
 
 While a stream sleeps no fetch and no live reader refers to it.  Its remembered answers stay valid until the next event,
 which drops them: until then they are found without a look at the stream.
@@ -21,27 +23,27 @@ from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import Stream
 
 MOST_AWAKE: Final = 512
-"""Streams of one path that hear of each write at once, besides streams in use."""
+"""The most streams of one path that are awake, in addition to streams in use."""
 MOST_EVENTS: Final = 64
-"""The latest events of a path that are kept for its sleeping streams."""
+"""The number of latest events of a path that are kept for its sleeping streams."""
 MOST_DOZING: Final = 4_096
-"""Sleeping streams of one path that keep their remembered answers until the next event."""
+"""The most sleeping streams of one path that keep their remembered answers until the next event."""
 MOST_QUERIES: Final = 64
-"""Queries of an S2 path for which the end of the records of sleeping streams is kept apart."""
+"""The most queries of an S2 path for which the end of the records of sleeping streams is kept separately."""
 _LOOKS: Final = 8
-"""Streams looked at in one call to find some that are not in use."""
+"""The most streams that one call looks at to find streams that are not in use."""
 
 
 class PathEvent(Protocol):
-    """A change of all streams of a path.  It is applied to each once, now or later, and must not depend on anything
-    that changes."""
+    """A change of all streams of a path.  It is applied once to each stream, now or later, and must not depend on
+    anything that changes."""
 
     def __call__(self, stream: Stream, /) -> object:
         """Apply it to a stream."""
 
     def with_earlier(self, earlier: PathEvent, /) -> PathEvent | None:
-        """One event in place of `earlier` and this one, right for streams that have heard `earlier` and for those that
-        have not; None if the two stay apart."""
+        """One event in place of `earlier` and this one, which is correct whether or not `earlier` has been applied to a
+        stream; None if the two stay apart."""
 
 
 class Crowd:
@@ -49,16 +51,17 @@ class Crowd:
 
     def __init__(self, streams: Iterable[Stream]) -> None:
         self.awake: OrderedDict[Stream, None] = OrderedDict.fromkeys(streams)
-        """The streams that hear of each event at once, in the order of their latest use."""
+        """The streams to which each event is applied at once, in the order of their latest use."""
         self._dozing: OrderedDict[Stream, None] = OrderedDict()
-        """The sleeping streams that have heard every event, and may have remembered answers, in the order in which they
+        """The sleeping streams that have missed no event, and may have remembered answers, in the order in which they
         fell asleep."""
         self._version = 0
         self._events: deque[tuple[int, PathEvent]] = deque()
         self._complete_from = 0
-        """A stream that has heard at least so many events can hear the rest."""
+        """The number of the last event that is not kept any more.  A stream that has missed it cannot wake."""
         self._records_to: dict[str | None, int] = {}
-        """For each query of an S2 path the end of the furthest records of a stream that has slept; None is for all."""
+        """For each query of an S2 path, the end of the furthest records of a stream that has slept; None stands for all
+        queries together."""
 
     def __repr__(self) -> str:
         return f"<Crowd {len(self.awake)} awake, {len(self._events)} events>"
@@ -87,8 +90,8 @@ class Crowd:
         return [event for version, event in self._events if version > stream.heard]
 
     def put_to_sleep(self, spared: Stream) -> list[Stream]:
-        """Let the streams sleep that were used the longest ago, but not `spared`, while more are awake than need be;
-        returns the streams whose remembered answers are too many to keep."""
+        """Put the least recently used streams to sleep, except `spared`, while more are awake than necessary; returns
+        the streams whose remembered answers are too many to keep."""
         awake, dozing = self.awake, self._dozing
         for _ in range(_LOOKS):
             if len(awake) <= MOST_AWAKE:
@@ -112,7 +115,8 @@ class Crowd:
         return max((end for query, end in known if query is None or queries is None or query in queries), default=0)
 
     def looked_at(self, streams: Iterable[Stream]) -> None:
-        """All streams of an S2 path have been looked at: those with records that are not the origin's are in doubt."""
+        """Record that all streams of an S2 path have been looked at, and that those with records which the origin does
+        not have are in doubt."""
         self._records_to.clear()
         for stream in streams:
             self._holds_records(stream)
@@ -126,12 +130,12 @@ class Crowd:
                 self._records_to = {None: max(held.values())}
 
     def remove(self, stream: Stream) -> None:
-        """A stream is no longer in memory."""
+        """Forget a stream that is no longer in memory."""
         self.awake.pop(stream, None)
         self._dozing.pop(stream, None)
 
     def touch(self, stream: Stream) -> None:
-        """An awake stream was used."""
+        """Record that an awake stream was used."""
         if stream in self.awake:
             self.awake.move_to_end(stream)
 
@@ -227,7 +231,7 @@ class Paths:
         return list(self._groups.get(group, {}).values())
 
     def awake(self, group: Group) -> list[Stream]:
-        """The streams of the path that hear of its events at once: all, unless they are a crowd."""
+        """The streams of the path to which its events are applied at once: all, unless they are a crowd."""
         if self._crowds and (crowd := self._crowds.get(group)) is not None:
             return list(crowd.awake)
         streams = self._groups.get(group)
@@ -245,7 +249,7 @@ class Paths:
         return crowd.records_to(queries) if crowd is not None else 0
 
     def looked_at(self, group: Group) -> None:
-        """All S2 streams of the path have been looked at."""
+        """Record that all S2 streams of the path have been looked at."""
         if (crowd := self._crowds.get(group)) is not None:
             crowd.looked_at(self.group(group))
 
@@ -256,12 +260,12 @@ class Paths:
         return crowd.wake(stream), crowd.put_to_sleep(stream)
 
     def released(self, stream: Stream) -> Iterable[Stream]:
-        """A stream is not in use any more; returns the streams whose remembered answers must be dropped."""
+        """Record that a stream is not in use any more; returns the streams whose remembered answers must be dropped."""
         if self._crowds and (crowd := self._crowds.get(stream.key.group)) is not None:
             return crowd.put_to_sleep(stream)
         return ()
 
     def touch(self, stream: Stream) -> None:
-        """A stream was used."""
+        """Record that a stream was used."""
         if self._crowds and (crowd := self._crowds.get(stream.key.group)) is not None:
             crowd.touch(stream)

@@ -1,6 +1,6 @@
-"""One S2 stream as one credential partition sees it: its records, and how sure it is that they are still the stream's.
+"""One S2 stream as one credential partition sees it: its records, and whether they are known to be the stream's.
 
-S2 has no name for an incarnation of a stream.  So records that may be those of a stream that is gone are *doubted*: the
+S2 has no name for an incarnation of a stream.  So if records may come from a deleted stream, they are *doubted*: the
 origin has to confirm one of them before any is read again.
 """
 
@@ -21,11 +21,11 @@ class RecordStream(Stream):
     verified_at: float = -math.inf
     """When the origin last confirmed that the stream is the one whose records are held (monotonic seconds)."""
     doubts: int = 0
-    """How often something has raised a doubt about that.  Only `TapeStore.doubt_records` raises one."""
+    """The number of doubts that have been raised about that.  Only `TapeStore.doubt_records` raises one."""
     settled: int = 0
-    """How many of the doubts the origin has been asked about since."""
+    """The number of the doubts that the origin has settled by a later confirmation."""
     full_to: int = 0
-    """Where the last answer ended that was as long as its limits allowed; 0 if a shorter one has come since."""
+    """The end of the last answer if it was as long as its limits allowed; 0 if it was shorter."""
 
     @property
     def is_doubted(self) -> bool:
@@ -63,7 +63,7 @@ class RecordStream(Stream):
         return self.records.drop_all()
 
     def may_have_expired(self, now: float) -> bool:
-        """An S2 stream has no lifetime: what is held of it stays true until it ends."""
+        """False: an S2 stream has no lifetime, so its records stay valid until it ends."""
         return False
 
     def may_answer_alone(self, now: float, trust_s: float) -> bool:
@@ -71,5 +71,5 @@ class RecordStream(Stream):
         return self.is_trusted(now, trust_s)
 
     def bytes_until(self, start: str, trust_s: float) -> float:
-        """Records that are held are given for as long as they are."""
+        """Held records may be sent for as long as they are held."""
         return math.inf

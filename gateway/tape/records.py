@@ -1,13 +1,13 @@
 """The tape of an S2 stream: records by sequence number.
 
 Records lie in blocks.  A block *covers* the sequence numbers from its start to its end: every record that the stream
-has there is held.  Numbers without a record inside a block are legal: a trim, or the retention of the stream, removes
-records, and a read from below begins with the first record that is left.  Such a read shows that nothing earlier is
-left either, so everything before its first record is dropped.  Blocks that touch form one run.
+has in this range is held.  A block may contain numbers without a record, because a trim or the stream's retention
+removes records.  A read from a removed number begins with the first remaining record.  It shows that no earlier record
+remains either, so everything before its first record is dropped.  Blocks that touch form one run.
 
-A record never changes, so everything a tape holds stays true for the life of one incarnation of the stream.  Where the
-stream's tail is, is not such a fact, so the tape does not know it: a read that stops at the end of what is held is
-*open*, and only the origin can tell whether more follows.  A read that a limit stopped is *closed*.
+A record never changes, so everything a tape holds stays true for the life of one incarnation of the stream.  The
+stream's tail does change, so the tape does not know it.  A read that stops at the end of the held records is *open*,
+and only the origin knows whether more follow.  A read that a limit stopped is *closed*.
 
 A stream that is deleted and created again numbers its records from 0 again.  `store` raises `RecordsReplaced` if
 records contradict those held: another timestamp at the same number, or timestamps that decrease.
@@ -108,12 +108,12 @@ class Part:
     """Metered bytes."""
     end: int
     is_closed: bool
-    """Whether a limit stopped the read: whatever the stream appends, the answer stays the same."""
+    """Whether a limit stopped the read, so that no append can change the answer."""
 
 
 def cut(records: Sequence[Record], start: int, end: int, limits: Limits) -> Part:
-    """The part of a read from `start` that `records` answer.  They are all records of the stream from `start` to
-    `end`; earlier ones are left out."""
+    """The part of a read from `start` that `records` answer.  They include all records of the stream from `start` to
+    `end`; earlier records are left out of the result."""
     if records and records[0].seq_num < start:
         records = records[bisect_left(records, start, key=_by_seq_num) :]
     if limits == _NO_LIMITS:
@@ -206,7 +206,7 @@ class RecordTape:
 
     @property
     def end_seq_num(self) -> int:
-        """The sequence number after the last one covered; 0 if none is."""
+        """The sequence number after the last covered one; 0 if none is covered."""
         return self._blocks[self._starts[-1]].end if self._starts else 0
 
     @property
@@ -215,7 +215,7 @@ class RecordTape:
         return self._blocks[self._starts[-1]].records[-1] if self._starts else None
 
     def covers(self, seq_num: int) -> bool:
-        """Whether it is known which record the stream has at `seq_num`, if any."""
+        """Whether `seq_num` is covered, so that it is known whether the stream has a record there."""
         return self._block_at(seq_num) is not None
 
     def covered_from(self, seq_num: int) -> int:
@@ -236,8 +236,8 @@ class RecordTape:
         return None
 
     def joints(self, start: int, records: Sequence[Record]) -> Iterator[Joint]:
-        """Where `records`, with which a read from `start` was answered, would meet records held without having any in
-        common with them."""
+        """The places where `records`, the result of a read from `start`, would adjoin held records without having one
+        in common with them."""
         first, last = records[0], records[-1]
         before = self._before(start) if not self.covers(start) and start and self.covers(start - 1) else None
         if before is not None and start == first.seq_num:
@@ -269,7 +269,7 @@ class RecordTape:
         return Part(tuple(taken), size, at, is_closed=False)
 
     def at_timestamp(self, timestamp: int) -> int | None:
-        """The sequence number at which a read from `timestamp` starts; None if what is held does not tell.
+        """The sequence number at which a read from `timestamp` starts; None if the held records do not show it.
 
         The first record at or after the timestamp is known if the record before it is held and is earlier, or if no
         record comes before it.
@@ -284,8 +284,8 @@ class RecordTape:
         return block.records[index].seq_num if is_known else None
 
     def contradicts(self, tail: StreamPosition, end: int) -> bool:
-        """Whether a stream with this tail is another one than the stream whose records are held; `end` is where they
-        ended when the origin was asked for the tail."""
+        """Whether a stream with this tail is another one than the stream whose records are held.  `end` is the end of
+        the held records when the origin was asked for the tail."""
         if tail.seq_num < end:
             return True
         last = self.record(tail.seq_num - 1)
@@ -294,10 +294,10 @@ class RecordTape:
     # -- changes
 
     def store(self, start: int, records: Sequence[Record]) -> bool:
-        """Store what a read from `start` was answered with, in order.  Records already held are kept.
+        """Store the records of a read from `start`, in order.  Records already held are kept.
 
-        Returns whether records were dropped, because those stored show that they were trimmed.  Raises RecordsReplaced,
-        with nothing stored, if the records contradict those held.
+        Returns whether held records were dropped because the stored ones show that they were trimmed.  Raises
+        RecordsReplaced, with nothing stored, if the records contradict the held ones.
         """
         if not records:
             return False
@@ -398,7 +398,7 @@ class RecordTape:
         return isinstance(command, Trim) and self.drop_before(min(command.seq_num, record.seq_num))
 
     def drop_before(self, seq_num: int) -> bool:
-        """Forget what is covered before `seq_num`; return whether anything was."""
+        """Forget all records and covered numbers before `seq_num`; return whether there were any."""
         if not self._starts or self._starts[0] >= seq_num:
             return False
         while self._starts and self._blocks[self._starts[0]].end <= seq_num:

@@ -37,7 +37,7 @@ MAX_TAGS = 1_024
 """The most surrogate keys of one stream."""
 
 _NO_KEY = StreamKey(Group("", ""), "", Partition(""))
-"""A key that no stream has, to spare none."""
+"""A key that no stream has, for evictions that spare no stream."""
 
 
 class TapeStore:
@@ -75,9 +75,9 @@ class TapeStore:
         self._not_stored: frozenset[StreamKey] = frozenset()
         """The streams whose bytes are not to be kept, by their keys in the public partition."""
         self.may_grow = True
-        """Whether requests that bring more bytes may begin; False while the process is short of memory."""
+        """Whether requests that bring more bytes may be sent; False while the process is short of memory."""
         self.unstored_bytes = 0
-        """Bytes fetched and not stored for that reason."""
+        """Bytes fetched and not stored, because their streams are not to be stored."""
         self.holdings: defaultdict[str, RouteUsage] = defaultdict(RouteUsage)
         """The contents of each route's streams."""
         self.on_forget: Callable[[Stream], None] = lambda stream: None
@@ -115,7 +115,7 @@ class TapeStore:
             self.on_forget(other)
 
     def tell(self, group: Group, event: PathEvent) -> None:
-        """Apply an event to every stream of the path: at once, or as it wakes."""
+        """Apply an event to every stream of the path: at once, or when the stream wakes."""
         for stream in self._paths.told(group, event):
             self.on_forget(stream)
         for stream in self._paths.awake(group):
@@ -147,7 +147,7 @@ class TapeStore:
         return self.open_as(Stream, key, now)
 
     def open_as(self, kind: type[S], key: StreamKey, now: float) -> S:
-        """The same for a stream of this kind."""
+        """The stream of `key`, which is of this kind; created if it is not in memory, or is of another kind."""
         stream = self.find(key)
         if stream is not None and type(stream) is not kind:
             # The route has spoken another protocol until now.
@@ -171,7 +171,7 @@ class TapeStore:
         return stream
 
     def touch(self, stream: Stream) -> None:
-        """The stream was answered from remembered bytes, one or many times, without being opened."""
+        """Record that remembered answers of the stream were sent, one or many times, without opening it."""
         if stream.ended is None:
             self._order.touch(stream.key)
             self._paths.touch(stream)
@@ -192,12 +192,12 @@ class TapeStore:
         if not stream.is_ranked or self.pinned.is_used:
             self._order.admit(stream, before + stream.facts_cost)
         if stream.is_followed:
-            # Live readers ask once and are then sent what is stored: each append counts as a use.
+            # Live readers send one request and then receive all stored bytes, so each append counts as a use.
             self._count_use(stream, now)
         self._charge(stream, tape.cost - before, blocks=tape.block_count - blocks)
 
     def store_records(self, stream: RecordStream, start: int, records: Sequence[Record], now: float) -> None:
-        """Store what a read of an S2 stream from `start` was answered with, and evict what no longer fits.
+        """Store the records of a read of an S2 stream from `start`, and evict what no longer fits.
 
         Does nothing on an ended stream.  Raises RecordsReplaced, with nothing stored, if the stream has been created
         again.
@@ -215,7 +215,8 @@ class TapeStore:
             self.withdraw(stream)
 
     def trim_records(self, stream: RecordStream, seq_num: int) -> None:
-        """Drop the records of an S2 stream before `seq_num`, which it has no more.  Does nothing on an ended stream."""
+        """Drop the records of an S2 stream before `seq_num`, because the origin no longer has them.  Does nothing on an
+        ended stream."""
         if stream.ended is not None:
             return
         tape = stream.records
@@ -225,7 +226,7 @@ class TapeStore:
             self.withdraw(stream)
 
     def doubt_records(self, stream: Stream) -> None:
-        """The records of an S2 stream have to be confirmed before they are read again."""
+        """Doubt the records of an S2 stream: the origin has to confirm them before they are read again."""
         if stream.ended is None and isinstance(stream, RecordStream):
             stream.doubts += 1
             self.withdraw(stream)
@@ -233,10 +234,10 @@ class TapeStore:
     def doubt_replaced(
         self, group: Group, queries: Collection[str] | None, start: int, seen: Container[Stream]
     ) -> None:
-        """An append to the S2 stream at this path, with one of these queries or any if None, began at `start`: doubt
-        all records held from there on, except in the streams `seen`.
+        """Doubt all records held from `start` on, except in the streams `seen`, because an append to the S2 stream at
+        this path began at `start`.  Only streams with one of `queries` are doubted; None stands for all.
 
-        That takes a look at all streams of the path, which is left out if no sleeping stream holds such records.
+        All streams of the path are looked at only if a sleeping stream may hold such records.
         """
         if start >= self._paths.records_to(group, queries):
             return
@@ -247,8 +248,8 @@ class TapeStore:
         self._paths.looked_at(group)
 
     def weigh(self, stream: Stream) -> None:
-        """Charge what the record has learned since it was last weighed: headers, surrogate keys, queries.  Does nothing
-        on an ended stream."""
+        """Charge the texts that the record has gained since it was last weighed: headers, surrogate keys, queries.
+        Does nothing on an ended stream."""
         if stream.ended is None:
             before, stream.facts_cost = stream.facts_cost, stream.weigh()
             if stream.facts_cost != before:
@@ -302,7 +303,7 @@ class TapeStore:
         self.withdraw(stream)
 
     def forget_bytes(self, stream: Stream) -> None:
-        """Drop a stream's bytes and keep its record: the origin may send other bytes from now on."""
+        """Drop a stream's bytes and keep its record, because the origin may send other bytes from now on."""
         if stream.ended is None:
             blocks = stream.block_count
             self._charge(stream, -stream.drop_all(), blocks=-blocks)
@@ -315,11 +316,12 @@ class TapeStore:
             self.withdraw(stream)
 
     def forget_before(self, stream: Stream, token: str) -> None:
-        """Forget the bytes before an offset: the origin has them no more."""
+        """Forget the bytes before an offset, because the origin no longer has them."""
         self._forget(stream, lambda tape: tape.drop_before(token))
 
     def forget_through(self, stream: Stream, token: str) -> None:
-        """Forget the bytes before an offset and those after it, up to the next one: the origin has them no more."""
+        """Forget the bytes before an offset, and the bytes after it up to the next offset, because the origin no longer
+        has them."""
         tail = stream.tape.tail
         self._forget(stream, lambda tape: tape.drop_through(token))
         if stream.tape.tail != tail:
@@ -338,7 +340,7 @@ class TapeStore:
         self.on_forget(stream)
 
     def vary_by_origin(self, stream: Stream) -> None:
-        """From now on the stream is for requests without an Origin header."""
+        """Restrict the stream to requests without an Origin header from now on."""
         if not stream.varies_by_origin:
             stream.varies_by_origin = True
             # Answers to requests with that header may be remembered.
@@ -355,7 +357,7 @@ class TapeStore:
         if self._not_stored:
             self._drop_unwanted(stream)
         if not stream.is_ranked or self.pinned.is_used:
-            # While pinned it may have left the eviction order together with its bytes.
+            # A pinned stream may have left the eviction order together with its bytes.
             self._order.admit(stream, stream.cost)
         if self.cost + self.lent > self.budget_bytes:
             self._make_room(stream, may_shorten=True)
@@ -404,7 +406,7 @@ class TapeStore:
             self._metrics.cache(self.cost + self.lent, self._count)
 
     def _book(self, stream: Stream, delta: int, *, tapes: int = 0, blocks: int = 0) -> None:
-        """Add to what all streams cost, and to what the stream's route holds; negative values subtract."""
+        """Add to the cost of all streams, and to the figures of the stream's route; negative values subtract."""
         self.cost += delta
         holding = self.holdings[stream.key.partition.route]
         holding.tapes += tapes
@@ -437,7 +439,7 @@ class TapeStore:
                     continue
                 victim.is_ranked = False
                 if victim.holds and not victim.block_count:
-                    # Its bytes are on their way.  It has lost none, so it is to return as a new stream.
+                    # The stream's bytes are still on their way.  It has lost none, so let it return as a new stream.
                     self._order.forget(key)
                     continue
                 self._metrics.eviction(1, key.route)

@@ -1,4 +1,4 @@
-"""One stream as one credential partition sees it: its tape, and what is known besides the bytes.
+"""One stream as one credential partition sees it: its tape, and the facts about the stream.
 
 A record lives exactly as long as one incarnation of the stream is believed to exist.  Once it has `ended`, nothing may
 be answered from it; a later request opens a new record.
@@ -64,7 +64,8 @@ class Stream:
     key: StreamKey
     tape: Tape
     version: Version = FIRST
-    """Callers keep the version that they saw, and ask it what has changed.  Only the methods below replace it."""
+    """The version.  Callers keep the version that they saw, and ask it later what has changed.  Only the methods below
+    replace it."""
     content_type: str | None = None
     headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
     """End-to-end headers of the origin's replies that hits repeat (CORS, nosniff, …)."""
@@ -78,11 +79,11 @@ class Stream:
     identity: str | None = None
     """The origin's own name for the incarnation, if its ETag carries one."""
     expiry: Expiry = field(default_factory=Expiry)
-    """Its lifetime.  Until that is known no hit is given without the origin."""
+    """The stream's lifetime.  Until it is known, no hit is sent without asking the origin."""
     contacted_at: float = 0.0
-    """When the origin was last read or written, which renews a sliding TTL there (monotonic seconds)."""
+    """When the stream was last read or written at the origin, which renews a sliding TTL there (monotonic seconds)."""
     confirmed: Confirmations = field(default_factory=Confirmations)
-    """From which offsets the origin has shown to have the bytes."""
+    """The offsets after which the origin has shown that it has the bytes."""
     used_at: float = 0.0
     """When the stream was last used, as the `TapeStore` counts uses (monotonic seconds)."""
     is_followed: bool = False
@@ -94,7 +95,8 @@ class Stream:
     acked_by: str = ""
     """The query of the latest of these writes that advanced `acked` or closed the stream."""
     other_queries: frozenset[str] = frozenset()
-    """Queries that name other streams at this path, at most `MAX_OTHER_QUERIES`: their writes concern only these."""
+    """Queries that name other streams at this path, at most `MAX_OTHER_QUERIES`.  Writes with these queries do not
+    concern this stream."""
     sighting: Sighting | None = None
     """The latest valid sighting of the tail; None if none is valid."""
     tail_read_level: float = 0.0
@@ -112,26 +114,27 @@ class Stream:
     tagged_as: str = ""
     """The incarnation when the surrogate keys were set."""
     reads: int = 0
-    """Reads answered from this record, of all modes; a live read counts when it starts."""
+    """Reads of all modes that were answered from this record; a live read counts when it starts."""
     hits: int = 0
     """How many of these reads were answered without the origin."""
     sent_bytes: int = 0
     """Body bytes handed to clients' connections."""
     in_memory: SharedBytes | None = None
-    """The bytes of its tape as long as none is dropped; None if no answer refers to them."""
+    """The account of the tape's bytes, until some of them are dropped; None if no answer refers to the bytes."""
     ended: End | None = None
     has_topic: bool = False
-    """Whether the stream has live readers, or had until a moment ago; their bytes must be stored."""
+    """Whether the stream has live readers, or had some until a moment ago, so that its bytes must be stored."""
     is_awake: bool = True
     """Whether events of its path are applied to it at once (`gateway.tape.paths`)."""
     heard: int = 0
-    """The number of its path's events applied so far, if they are not applied at once."""
+    """The number of events of its path that were applied so far, if they are not applied at once."""
     is_ranked: bool = False
     """Whether it is in the order of eviction; set only by the `TapeStore`."""
     holds: int = 0
-    """Holders that need this record to stay the record of its key: live topics, flights."""
+    """The number of holders that need this record to stay the record of its key: live topics and flights."""
     facts_cost: int = 0
-    """Bytes of the budget that all but the tape took when last weighed; set only by the `TapeStore`."""
+    """Bytes of the budget that the record took without its tape when it was last weighed; set only by the
+    `TapeStore`."""
 
     def __repr__(self) -> str:
         state = self.ended or "in memory"
@@ -180,7 +183,7 @@ class Stream:
     def record_headers(self, headers: CIMultiDict[str]) -> None:
         """Record the headers that hits repeat.  Streams share them, so they must never change."""
         if self.varies_by_origin:
-            # Caches between gateway and clients have to tell requests with an Origin header apart as well.
+            # Caches between gateway and clients must also distinguish requests with an Origin header.
             headers = headers.copy()
             headers["Vary"] = "Origin"
         self.headers = headers
@@ -192,8 +195,8 @@ class Stream:
         self.head_headers = CIMultiDict([(name, value) for name in names for value in headers.getall(name, ())])
 
     def begin_incarnation(self, name: str) -> None:
-        """Record that all bytes were forgotten: other bytes may follow at the same offsets, so that they need other
-        entity tags.  Only the `TapeStore` calls this."""
+        """Record that all bytes were forgotten.  Other bytes may follow at the same offsets, so they need other entity
+        tags.  Only the `TapeStore` calls this."""
         self.version = self.version.incarnated(name)
 
     def withdrawn(self) -> None:
@@ -289,7 +292,7 @@ class Stream:
         self.version = self.version.acknowledged()
 
     def acknowledged_without_offset(self) -> None:
-        """Record that a write was acknowledged to a client, and that it is not known where it ended."""
+        """Record that a write was acknowledged to a client without its end offset."""
         self.sighting = None
         self.version = self.version.acknowledged()
 
@@ -307,16 +310,18 @@ class Stream:
         self.forget_acknowledged()
 
     def forget_acknowledged(self) -> None:
-        """Forget where acknowledged writes ended: they may have gone to another stream."""
+        """Forget the ends of acknowledged writes, because the writes may have gone to another stream."""
         self.acked, self.is_close_acked = None, False
 
     def holds_acknowledged(self, token: str, is_closed: bool = False) -> bool:
-        """Whether all that was acknowledged here lies before `token`, where the stream may be closed."""
+        """Whether everything that was acknowledged, a close included, lies before `token`; `is_closed` says that the
+        stream is closed there."""
         return (is_closed or not self.is_closing) and (self.acked is None or not is_before(token, self.acked))
 
     def is_still(self, first: FirstTail, at: str) -> bool:
-        """Whether a reader that was named this tail, and has everything before `at`, may be told that it is up to date:
-        no write has been acknowledged or may have been done since, and no other reply has named a later tail."""
+        """Whether an answer may say that a reader which was named this tail, and has everything before `at`, is up to
+        date.  It may if no write has been acknowledged or may have been done since, and no other reply has named a
+        later tail."""
         tape = self.tape
         return (
             tape.resolve(first.at) == at
@@ -326,7 +331,7 @@ class Stream:
         )
 
     def saw_tail(self, sighting: Sighting) -> None:
-        """Record a sighting of the tail, unless the current one is further on or later."""
+        """Record a sighting of the tail, unless the current one has a further tail or a later time."""
         current = self.sighting
         if current is not None and (is_before(sighting.at, current.at) or sighting.seen_at < current.seen_at):
             return
@@ -341,8 +346,8 @@ class Stream:
         self.version = self.version.tail_changed()
 
     def tail_until(self, at: str) -> float:
-        """Until when a reader that has everything before `at` may be told that it is up to date without asking the
-        origin (monotonic seconds); in the past if it may not."""
+        """The time until which an answer may say, without asking the origin, that a reader with everything before `at`
+        is up to date (monotonic seconds); in the past if no answer may say so."""
         seen, tape = self.sighting, self.tape
         if seen is None or tape.resolve(seen.at) != at or not self.holds_acknowledged(at) or self.needs_revalidation:
             return -math.inf
@@ -362,7 +367,8 @@ class Stream:
         return True
 
     def forget_beyond(self) -> None:
-        """Any offset may be one of the stream's from now on, so answers that name the tail are valid no longer."""
+        """Forget which offsets lie beyond the tail, and end answers that name the tail, because any offset may belong
+        to the stream from now on."""
         if self.beyond:
             self.beyond.clear()
             self.version = self.version.tail_changed()
@@ -375,19 +381,20 @@ class Stream:
         """Whether the origin may have expired the stream.  An open live request keeps a sliding TTL from running
         there."""
         expiry = self.expiry
-        # Most streams have no end, and joins of live reads ask.
+        # Checked first, because most streams have no expiry, and each join of a live read calls this.
         return expiry.is_limited and expiry.may_have_passed(None if self.is_followed else now - self.contacted_at, wall)
 
     def was_found_by(self, asker: int) -> None:
-        """The origin has shown the stream to this asker."""
+        """Record that the origin has shown the stream to this asker."""
         self.found_by = asker if self.found_by in (None, asker) else SEVERAL
 
     def is_hidden_from(self, asker: int) -> bool:
-        """Whether the origin, if it tells this asker that there is no stream, may show it to others."""
+        """Whether the origin may show the stream to others if it answers this asker that there is no stream."""
         return self.found_by is not None and self.found_by != asker
 
     def may_have_expired(self, now: float) -> bool:
-        """Whether the stream may have expired although no lifetime of it is known: none is shorter than a second."""
+        """Whether the stream may have expired although its lifetime is not known.  No lifetime is shorter than a
+        second."""
         return self.expiry.latest is None and not self.is_followed and now - self.contacted_at >= LEAST_TTL_S
 
     def outlasts_failure(self, now: float, wall: float) -> bool:
@@ -397,7 +404,8 @@ class Stream:
         return not is_over and not self.expiry.is_lost
 
     def may_answer_alone(self, now: float, trust_s: float) -> bool:
-        """Whether a hit may be given without the origin: the lifetime is known and the stream is trusted."""
+        """Whether a hit may be sent without asking the origin, because the lifetime is known and the stream is
+        trusted."""
         return self.expiry.lifetime is not None and self.is_trusted(now, trust_s)
 
     def is_trusted(self, now: float, trust_s: float) -> bool:
@@ -428,22 +436,23 @@ class Stream:
             self.confirmed.confirm_start(following, at)
 
     def confirmed_at(self, start: str) -> float:
-        """When the origin last showed to have the bytes after `start`; -inf if it never did."""
+        """When the origin last showed that it has the bytes after `start`; -inf if it never did."""
         return self.confirmed.since(self.tape.resolve(start))
 
     def reusable_s(self, trust_s: float) -> float:
-        """How long bytes may be given after the origin has shown to have them."""
+        """Seconds for which bytes may be sent after the origin has shown that it has them."""
         return self._trusted_s(min(trust_s, self.caching.fresh_s))
 
     def confirmed_before(self, now: float, trust_s: float, max_age_s: float | None) -> float:
-        """The time of the earliest confirmation that has expired, for a client that accepts bytes of this age."""
+        """The time before which confirmations have expired, for a client that accepts bytes of this age."""
         reusable_s = self.reusable_s(trust_s)
         return now - (reusable_s if max_age_s is None else min(reusable_s, max(LEAST_AGE_S, max_age_s)))
 
     def is_confirmation_due(self, start: str, now: float, trust_s: float, max_age_s: float | None) -> bool:
-        """Whether the bytes held after `start` need a confirmation by the origin before they are given."""
+        """Whether the origin must confirm the bytes held after `start` before they are sent."""
         return not self.confirmed_at(start) > self.confirmed_before(now, trust_s, max_age_s)
 
     def bytes_until(self, start: str, trust_s: float) -> float:
-        """Until when the bytes held after `start` may be given without the origin (monotonic seconds)."""
+        """The time until which the bytes held after `start` may be sent without asking the origin (monotonic
+        seconds)."""
         return self.confirmed_at(start) + self.reusable_s(trust_s)

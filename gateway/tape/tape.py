@@ -120,8 +120,8 @@ class Tape:
     def read(self, start: str, limit: int) -> TapeReading:
         """The bytes after `start`, up to about `limit`, cut only at known tokens.
 
-        Takes at least one step if there is one, however large.  `end` is where the reading stops; it is the requested
-        position if no bytes after it are held.
+        Takes at least one step if there is one, however large.  `end` is the token at which the reading stops: the
+        requested position if no bytes after it are held.
         """
         pieces: list[bytes] = []
         size = copied = 0
@@ -154,7 +154,7 @@ class Tape:
             found = self._index.get(goal)
             stop = found[1] if found is not None and found[0] is block and found[1] > position else 0
             if self.is_json:
-                # A comma joins it to the bytes before, or is the one at `position`.
+                # A comma joins these bytes to the earlier ones, or they begin with the comma at `position`.
                 size += (size > 0) - (position > 0)
             size += (stop or block.size) - position
             at = goal if stop else self.resolve(block.end)
@@ -168,7 +168,7 @@ class Tape:
             block, position = entry
             if held and self.is_json:
                 held += b","
-            # One more, for a comma at `position`.
+            # One more byte, for a comma at `position`.
             for piece in block.cut(position, min(block.size, position + size + 1 - len(held))).pieces:
                 held += piece
             at = self.resolve(block.end)
@@ -179,7 +179,7 @@ class Tape:
         return min((token for token in self._index if token != START), default=None)
 
     def midway(self, token: str) -> str | None:
-        """The token in the middle of those up to `token`, but the start sentinel, from which bytes are held."""
+        """The middle one of the tokens up to `token` from which bytes are held, except the start sentinel."""
         known = sorted(one for one in self._index if one != START and not is_before(token, one))
         return known[(len(known) - 1) // 2] if known else None
 
@@ -252,7 +252,7 @@ class Tape:
         block = self._ending.get(start)
         if block is not None and not block.is_sealed:
             grown_from = block.size
-            # The block's own spelling of the token, so that the caller's copy is not kept beside it.
+            # Use the block's own copy of the token, so that the caller's copy is not kept as well.
             start = block.end
             del self._ending[start]
             self._index[start] = (block, block.extend(end, pieces))
@@ -293,8 +293,8 @@ class Tape:
                 return False
         if position < 0 or not block.holds_at(position, stop, pieces):
             return False
-        # It may be an offset of the client's own, which the origin takes for the last position before it: to be read
-        # from, as it was asked for, and named to no other client.
+        # `start` may be an offset that a client has made up, and that the origin treats as the last position before it.
+        # It may be read from, because a client has asked for it, but it is not named to other clients.
         block.leads = (*block.leads, start)
         self._learn(start, block, position)
         return True
@@ -313,13 +313,13 @@ class Tape:
         return before - self.cost
 
     def drop_before(self, token: str) -> int:
-        """Drop the bytes before this token, or before the first one known after it, and every token before it, because
-        the origin has the bytes after those no more; return the cost freed."""
+        """Drop the bytes before this token, or before the first known token after it, and all earlier tokens, because
+        the origin no longer has the bytes after them; return the cost freed."""
         return self._drop_known(lambda known: is_before(known, token))
 
     def drop_through(self, token: str) -> int:
-        """The same, because the origin does not have the bytes after this token either.  If no later token is known,
-        the tail is not."""
+        """Drop everything before the first known token after this one, because the origin does not have the bytes after
+        this token either; return the cost freed.  If no later token is known, the tail is not known either."""
         if self.tail is not None and not is_before(token, self.tail):
             self.tail = None
             self.forget_facts()
@@ -362,7 +362,7 @@ class Tape:
     def _shorten(self, block: Block, position: int, token: str) -> None:
         """Drop the bytes of a block before `token`, which lies at `position`."""
         rest = block.rest(position, token)
-        # In the same place, because blocks are dropped in this order.
+        # Put the rest in the same place, because blocks are dropped in this order.
         self._blocks = {one.start: one for one in (rest if one is block else one for one in self._blocks.values())}
         if self._ending.get(block.end) is block:
             self._ending[block.end] = rest

@@ -70,7 +70,7 @@ class RecordedStream(NamedTuple):
 
     @classmethod
     def named(cls, route: str, path: str, query: str, partition: Partition, *, is_s2: bool = False) -> RecordedStream:
-        """The same from a path and a query."""
+        """The name of the stream with this path and query; the route's own public partition is recorded as None."""
         # The public partition is the default and carries no information.
         known = partition if partition != (route, 0, "") else None
         return cls(route, f"{path}?{query}" if query else path, known, is_s2)
@@ -323,7 +323,8 @@ Client = str | Caller | None
 LiveClient = tuple[Client, HeaderSection]
 """The client of a live request that was not parsed, and its header section."""
 PolledBy = tuple[float, Client, HeaderSection]
-"""The same of a long-poll, behind the time at which its request was read, in seconds of the streams' clock."""
+"""The client of a long-poll that was not parsed.  The time at which its request was read, in seconds of the streams'
+clock, comes first."""
 
 
 class LiveNote(Protocol):

@@ -1,7 +1,7 @@
 """The circuit breaker and the retry budget of an origin: whether it may be used, and whether it may be asked again.
 
-It is a pure state machine: it sends nothing, reads no clock and has no randomness of its own.  `now` and `rng` are
-arguments; the events are `admit`, `succeeded`, `record_failure` and `abandoned`.  Each origin has one
+The breaker is a pure state machine: it sends nothing, reads no clock and has no randomness of its own.  `now` and `rng`
+are arguments; the events are `admit`, `succeeded`, `record_failure` and `abandoned`.  Each origin has a breaker
 (`gateway.upstream.origin_state`).
 
     closed     all requests pass.  Consecutive failures, or a share of failures within a window, open the breaker.
@@ -13,12 +13,12 @@ A lost connection counts as half a failure.  A network that resets one connectio
 every few thousand connections, and ten practically never.
 
 The gateway's own probes (`gateway.upstream.health`) and clients' requests both serve as probes.  While own probes are
-sent (`watched`), most requests of clients have to wait: a client would wait until its timeout for an origin that is
-silent.  Own probes do not take the places of clients' requests, so a client's request without an answer does not delay
-the recovery.  A failed own probe does not lengthen the open time.
+sent (`watched`), most requests of clients are refused, because their clients would wait for a silent origin until they
+time out.  Own probes do not take the places of clients' requests, so a client's request without an answer does not
+delay the recovery.  A failed own probe does not lengthen the open time.
 
-Own probes ask for one path, and a proxy in front of the origin may answer it.  Whether the origin serves streams, only
-a client's request can show:
+Own probes request one path, and a proxy in front of the origin may answer them.  Only a client's request can show
+whether the origin serves streams:
 
     own probe answered, or its connection was lost    The next requests of clients pass, up to the number of probes.
     no result                                         One client's request passes every `CLIENTS_TURN_S`.
@@ -52,9 +52,10 @@ _MOST_DOUBLINGS: Final = 30
 _LOSS: Final = 0.5
 """The share of a failure that a lost connection counts for."""
 CLIENTS_TURN_S: Final = 2.0
-"""A client's request that probes a watched origin keeps its place for this long."""
+"""Seconds for which a client's request that probes a watched origin keeps its place."""
 QUIET_S: Final = 10.0
-"""Without a client's request for this long, own probes are believed again after they contradicted one."""
+"""Seconds without a client's request after which own probes count again, if a client's request has contradicted
+them."""
 
 
 class BreakerState(StrEnum):
@@ -193,12 +194,12 @@ class Breaker:
         self._rng = rng
         self.state = BreakerState.CLOSED
         self.since = now
-        """When it was created, last tripped or last recovered; failed probes do not change it."""
+        """When the breaker was created, last tripped or last recovered; failed probes do not change this time."""
         self.transitions: Counter[BreakerState] = Counter()
         """How often each state was entered."""
         self._term = 0
         self.permit = Permit(0, is_probe=False)
-        """The permit of all requests while it is closed."""
+        """The permit of all requests while the breaker is closed."""
         self._trips = 0
         self._until = now
         self._closed_at = now
@@ -208,9 +209,9 @@ class Breaker:
         self._is_vouched = False
         """Whether the latest own probe was good."""
         self._alone_from = -inf
-        """When own probes alone may close it."""
+        """When own probes alone may close the breaker."""
         self._is_proved = True
-        """Whether a client's request has succeeded since it was closed by own probes alone."""
+        """Whether a client's request has succeeded since own probes alone closed the breaker."""
         self._consecutive = 0.0
         self._window = _Window(policy.window_s)
 
@@ -229,7 +230,7 @@ class Breaker:
         return self._policy.open_s
 
     def watched(self, now: float) -> None:
-        """Own probes are sent from now on until it closes."""
+        """Record that own probes are sent from now on until the breaker closes."""
         self._clients_from = now + CLIENTS_TURN_S
 
     @property
@@ -264,7 +265,7 @@ class Breaker:
     def _admit_client(self, now: float, *, is_live: bool) -> None:
         if self._is_watched:
             if self._probes >= self._policy.probes:
-                # Their turn is over.
+                # The turn of the clients that hold the places is over.
                 self._probes = 0
             if not self._is_vouched or self._probes + 1 >= self._policy.probes:
                 self._clients_from = now + CLIENTS_TURN_S
@@ -273,12 +274,12 @@ class Breaker:
         self._probes += 1
 
     def _let_clients_in(self, now: float) -> None:
-        """Let clients' requests probe now, unless as many as may are under way."""
+        """Let clients' requests probe now, unless the most allowed probes are in progress."""
         if self._probes < self._policy.probes:
             self._clients_from = min(self._clients_from, now)
 
     def retry_in_s(self, now: float) -> float | None:
-        """Seconds until the next probe may be sent; None while closed, 0 if it is due or under way."""
+        """Seconds until the next probe may be sent; None while closed, 0 if a probe is due or in progress."""
         return None if self.state is BreakerState.CLOSED else max(0.0, self._until - now)
 
     def succeeded(self, permit: Permit, now: float) -> None:
@@ -320,11 +321,11 @@ class Breaker:
         if permit.is_own:
             self._is_vouched = False
             if is_answer or is_loss:
-                # It is there.  Whether it serves streams, only a stream's request can tell.
+                # The origin is there.  Only the request for a stream can show whether it serves streams.
                 self._let_clients_in(now)
                 return
             if self._probes:
-                # A client's request is under way, and its result has to count: clients may ask for what takes longer.
+                # A client's request is in progress, and its result has to count: it may take longer than a probe.
                 return
         if permit.is_probe:
             self._move(Event.RELAPSED, now, is_own=permit.is_own)
@@ -347,7 +348,7 @@ class Breaker:
             self._probes = max(0, self._probes - 1)
 
     def _vouch(self, now: float) -> None:
-        """An own probe is good."""
+        """Record that an own probe has succeeded."""
         if self._is_vouched and now >= self._alone_from:
             self._move(Event.RECOVERED, now)
             self._is_proved = False
@@ -373,7 +374,7 @@ class Breaker:
         if state is BreakerState.OPEN:
             self._open(event, now, is_own=is_own)
             if event is Event.TRIPPED:
-                # Own probes that closed it were contradicted if no client's request has succeeded since.
+                # If no client's request has succeeded since own probes closed the breaker, they are contradicted.
                 self._is_vouched = not self._is_proved
                 self._alone_from = -inf if self._is_proved else self._until + QUIET_S
         elif state is BreakerState.CLOSED:

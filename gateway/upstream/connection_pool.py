@@ -50,7 +50,7 @@ class Connections(NamedTuple):
 _log = logging.getLogger("gateway.upstream")
 
 _RECLAIM_S: Final = 0.25
-"""While requests wait for slots, replies that are not read are asked this often to give theirs back."""
+"""While requests wait for slots, unread replies are asked to give theirs back every so many seconds."""
 _SILENCE_S: Final = 60.0
 """Least time between two log lines about delayed clients, in seconds."""
 
@@ -80,8 +80,8 @@ class ConnectionPool:
         self._made_after = -inf
         """Connections made before this time of the loop's clock are not used again."""
         self.renewals = 0
-        """How often `renew` was called.  The loop's clock is too coarse to order a call and the begin of a
-        connection."""
+        """The number of calls of `renew`.  A count is needed because the loop's clock is too coarse to order a call and
+        the beginning of a connection."""
         self.stalls = Stalls()
         """Replies that hold slots and are not read."""
         self._reclaiming: asyncio.TimerHandle | None = None
@@ -163,8 +163,8 @@ class ConnectionPool:
             self._waiting.discard(granted)
 
     def _report_delay(self, lane: Lane, client: str, now: float) -> None:
-        """Log that a client's bound delays its requests.  Behind a proxy that is not trusted, it delays those of all
-        clients."""
+        """Log that a client's bound delays its requests.  Behind a proxy that is not trusted, the bound delays the
+        requests of all clients."""
         if now >= self._silent_until:
             self._silent_until = now + _SILENCE_S
             under_way = self._slots.under_way(lane, client)
@@ -196,14 +196,15 @@ class ConnectionPool:
             self._busy[connection] = self._slots.upload_done(slot[0]), slot[1]
 
     def idle(self, slot: Slot, *, is_head: bool) -> Carrier | None:
-        """The most recently used connection that can take a request, for a slot in hand; None if there is none."""
+        """The most recently used idle connection that can take a request, for a slot that the caller has; None if there
+        is none."""
         connection = self._usable(slot[0].endpoint, asyncio.get_running_loop().time(), is_head=is_head)
         if connection is not None:
             self._busy[connection] = slot
         return connection
 
     def made(self, connection: Connection, slot: Slot) -> None:
-        """Use the slot in hand for a new connection."""
+        """Use the slot that the caller has for a new connection."""
         self._busy[connection] = slot
         self._count(connection)
         self._drop_excess()
@@ -214,7 +215,7 @@ class ConnectionPool:
             connection.drop()
             return
         self._count(connection)
-        # The connection's slot is held already.
+        # The slot for the connection's first exchange is taken already.
         self._drop_excess()
         self._http2.setdefault(connection.endpoint, {})[connection] = None
 
@@ -241,14 +242,14 @@ class ConnectionPool:
         return None
 
     def _usable(self, endpoint: Endpoint, now: float, *, is_head: bool) -> Carrier | None:
-        """A carrier for a request that has its slot."""
+        """A carrier for a request that already has a slot; None if no idle one can take it."""
         named = self._addresses.get((endpoint.host, endpoint.port)) if self._addresses else None
         found = self._idle.take_connection(endpoint, now, named, is_head=is_head)
         if found is not None:
             return found
         if self._slots.exceeded_by(len(self) + len(self._idle)):
-            # Otherwise every request would replace a resting connection by a new one, which costs more than the rest
-            # protects from.
+            # Otherwise every request would replace a resting connection by a new one, which costs more than an early
+            # reuse of the resting one.
             found = self._idle.take_resting(endpoint, now, named, is_head=is_head)
         return found or (self._stream(endpoint, now, named) if self._http2 else None)
 
@@ -258,7 +259,7 @@ class ConnectionPool:
             connection.outdated_at = connection.made_at + most_age_s
 
     def resolved(self, host: str, port: int, addresses: Iterable[str]) -> None:
-        """The host's name leads to these addresses from now on: connections to others take no more requests."""
+        """Record the addresses of a host.  Connections to other addresses take no more requests."""
         self._addresses[host, port] = frozenset(addresses)
 
     # -- from connections
@@ -272,8 +273,8 @@ class ConnectionPool:
             connection.drop()
 
     def retired(self, connection: Connection) -> None:
-        """The server of a connection is about to leave: use no idle connection to its host, because it may lead to the
-        same server."""
+        """Use no idle connection to the host of this connection any more.  Its server is about to leave, and the idle
+        connections may lead to the same server."""
         for other in tuple(self._idle):
             if other.endpoint == connection.endpoint:
                 other.drop()
@@ -285,7 +286,7 @@ class ConnectionPool:
             self._slots.release_slot(*slot)
 
     def went_away(self, connection: Http2Connection) -> None:
-        """An HTTP/2 connection takes no more requests."""
+        """Forget an HTTP/2 connection that takes no more requests."""
         of_host = self._http2.get(connection.endpoint)
         if of_host is not None and connection in of_host:
             del of_host[connection]
@@ -293,7 +294,7 @@ class ConnectionPool:
                 del self._http2[connection.endpoint]
 
     def lost(self, connection: Connection) -> None:
-        """The connection is gone."""
+        """Forget a connection that has ended."""
         slot = self._busy.pop(connection, None)
         if slot is not None:
             self._slots.release_slot(*slot)
@@ -314,7 +315,7 @@ class ConnectionPool:
             connection.drop()
 
     def close(self) -> None:
-        """End all connections, and fail all requests, those under way included."""
+        """End all connections, and fail all requests, including those in progress."""
         self._is_closed = True
         for granted in self._waiting:
             if not granted.done():

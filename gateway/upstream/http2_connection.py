@@ -7,8 +7,8 @@ HTTP/2 (RFC 9113 section 3.3).
 
 The connection is used until the origin sends GOAWAY, breaks the protocol, or is silent.  An exchange that times out
 does not end the connection, because its other exchanges may be fine.  The connection sends a PING instead, and begins
-no request until the PING is answered.  Nor does it begin one while its send window is shut: an upload that the origin
-does not read may keep it shut for long, and the body of the request would wait behind it.
+no request until the PING is answered.  It begins no request either while its send window is shut: if the origin does
+not read an upload, the window may stay shut for long, and the body of the request would wait behind the upload.
 
 There is one moving deadline: for the answer to the PING, or for a connection without exchanges.
 """
@@ -49,7 +49,7 @@ _LINGER_S: Final = 1.0
 
 
 class Http2Owner(Protocol):
-    """Receives what has ended."""
+    """Is notified when an exchange or the connection ends."""
 
     keep_alive: KeepAlive
 
@@ -69,19 +69,19 @@ class Http2Connection(asyncio.Protocol):
         self.endpoint = endpoint
         self.made_at = loop.time()
         self.address = ""
-        """The address that it leads to, as the resolver gave it."""
+        """The origin's address, as the resolver gave it."""
         self.outdated_at = inf
-        """When it is too old for a further exchange, in seconds of the loop's clock."""
+        """When the connection becomes too old for a further exchange, in seconds of the loop's clock."""
         self.session = ClientSession(counts)
         self.greeting: asyncio.Future[type[NotConnected] | None] = loop.create_future()
-        """Resolved once the origin's SETTINGS are here, or with the kind of failure if they will not come."""
+        """Resolved with None once the origin's SETTINGS have arrived, or with the kind of failure if they will not."""
         self.lost_by: Exception | None = None
         """The transport's error that has ended the connection."""
         self.deadline = Deadline(loop, self._on_deadline)
         self.exchanges = 0
         """Exchanges that are not over."""
         self.is_reused = False
-        """Whether an exchange has completed on it."""
+        """Whether the connection has carried a complete exchange."""
         self._counts = counts
         self._loop = loop
         self._owner = owner
@@ -92,7 +92,7 @@ class Http2Connection(asyncio.Protocol):
         self._is_doubted = False
         """Whether a PING waits for its answer."""
         self._has_left = False
-        """Whether it takes no more requests."""
+        """Whether the connection takes no more requests."""
         self._is_lost = False
 
     def __repr__(self) -> str:
@@ -101,12 +101,12 @@ class Http2Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether requests may be sent on it, as far as is known."""
+        """Whether requests may be sent on the connection, as far as is known."""
         return not self._is_lost and self._transport is not None and not self._transport.is_closing()
 
     def is_outdated(self, now: float, named: frozenset[str] | None) -> bool:
-        """Whether it is too old for another exchange at `now`, or leads to a server that is not among those `named`."""
-        # One exchange it may carry at any age, or requests would dial for ever.
+        """Whether the connection is too old for another exchange at `now`, or its address is not one of `named`."""
+        # A connection may carry one exchange at any age: otherwise requests might open new connections for ever.
         return (now >= self.outdated_at and self.is_reused) or (named is not None and self.address not in named)
 
     @property
@@ -152,7 +152,7 @@ class Http2Connection(asyncio.Protocol):
         return True
 
     def doubt(self) -> None:
-        """An exchange has timed out: find out whether the origin is still there."""
+        """Find out whether the origin is still there, because an exchange has timed out."""
         if not self._is_doubted and not self._is_lost:
             self._is_doubted = True
             self.session.ping()
@@ -190,12 +190,12 @@ class Http2Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _leave(self) -> None:
-        """Close the connection in order: it has no exchanges."""
+        """Close the connection in order, because it has no exchanges."""
         self.session.send_goaway()
         self._close(ConnectionLost)
 
     def _close(self, why: Callable[[], ConnectionLost | ReplyBroken]) -> None:
-        """Write what is left and close; the exchanges fail."""
+        """Write the remaining output and close; the exchanges fail."""
         self.flush()
         if self._transport is not None:
             self._transport.close()
@@ -254,7 +254,7 @@ class Http2Connection(asyncio.Protocol):
             self._take(event, changed)
         if not self.greeting.done() and session.is_greeted:
             self.greeting.set_result(None)
-            # The request that it was made for comes at once, however long idle connections are kept.
+            # Allow time for the request that the connection was made for, even if idle connections are not kept.
             self.deadline.move(self._loop.time() + max(self._owner.keep_alive.idle_s, PONG_S))
         self.flush()
         if session.has_goaway:

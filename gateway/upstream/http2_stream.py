@@ -1,11 +1,11 @@
-"""One exchange on a stream of an HTTP/2 connection: what a `Connection` is for HTTP/1.1.
+"""One exchange on a stream of an HTTP/2 connection: the counterpart of a `Connection` of HTTP/1.1.
 
-It lasts from the first byte of its request until both its reply and its request have ended, or either side has reset
-it.  The request's body is sent while the reply arrives.  A body that the origin's windows hold back waits in the
-session, and its client waits with it.  A reply that is not read keeps the stream's window closed.
+An exchange lasts from the first byte of its request until both its reply and its request have ended, or either side has
+reset it.  The request's body is sent while the reply arrives.  If the origin's windows hold a body back, it waits in
+the session, and its client waits, too.  If a reply is not read, the stream's window stays closed.
 
-The deadline is the exchange's own.  When it passes, the stream is reset, and the connection has to show that the origin
-is still there.
+Each exchange has its own deadline.  When it passes, the stream is reset, and the connection checks by a PING that the
+origin is still there.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Http2Stream:
 
     @property
     def is_open(self) -> bool:
-        """Whether a request may be sent on it, as far as is known."""
+        """Whether a request may be sent on the stream, as far as is known."""
         return not self._is_over and self.connection.is_open
 
     @property
@@ -167,7 +167,7 @@ class Http2Stream:
             self._end(is_complete=True)
 
     def resume(self) -> None:
-        """The reader has taken what has arrived: let the origin send more."""
+        """Let the origin send more, because the reader has taken the bytes that have arrived."""
         self.is_reading = True
         if self.stream is not None and not self._is_over:
             self.connection.session.unread(self.stream, 0)
@@ -208,7 +208,7 @@ class Http2Stream:
         self._reset_code = code, is_by_peer
 
     def notify(self) -> None:
-        """Tell the reader what has arrived since the last call."""
+        """Notify the reader of the parts that have arrived since the last call."""
         if self._interim and self._incoming is not None:
             arrived, self._interim = self._interim, []
             for interim in arrived:
@@ -242,7 +242,7 @@ class Http2Stream:
         return self.connection.take_repetition()
 
     def abandon(self) -> None:
-        """Reset the stream: that costs no connection."""
+        """Reset the stream; the connection stays open."""
         self.fail(ConnectionLost("left"))
 
     def fail(self, error: BaseException) -> None:

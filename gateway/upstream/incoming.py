@@ -39,11 +39,11 @@ class Carrier(Protocol):
     deadline: Deadline
     """When the head, or the next piece of the body, is due."""
     is_reading: bool
-    """False while `resume` is expected once the reader has taken what has arrived."""
+    """False while reading is paused until the reader has taken the data that has arrived, and calls `resume`."""
 
     @property
     def is_open(self) -> bool:
-        """Whether a request may be sent on it, as far as is known."""
+        """Whether a request may be sent on the carrier, as far as is known."""
 
     @property
     def is_reused(self) -> bool:
@@ -63,19 +63,19 @@ class Carrier(Protocol):
         or has another length ends the exchange."""
 
     def resume(self) -> None:
-        """The reader has taken what has arrived."""
+        """Resume reading, because the reader has taken the data that has arrived."""
 
     def may_repeat(self) -> bool:
         """Whether a request that got no byte of an answer may be sent once more; each complete reply allows one."""
 
     def abandon(self) -> None:
-        """Abandon a read: its reply is not needed any more."""
+        """Abandon a read, because its reply is not needed any more."""
 
     def fail(self, error: BaseException) -> None:
         """End the exchange with this error, and drop its carrier."""
 
     def drop(self) -> None:
-        """End it at once."""
+        """End the exchange at once."""
 
 
 class IncomingReply:
@@ -126,7 +126,7 @@ class IncomingReply:
 
     def take(self) -> bytes | None:
         """The body received and not yet taken; empty at its end, None if more is still to come.  Raises the reply's
-        error once everything before it has been taken."""
+        error once all earlier data has been taken."""
         pieces = self._pieces
         if pieces:
             taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -158,7 +158,7 @@ class IncomingReply:
     # -- from the connection
 
     def received(self, events: list[Event]) -> None:
-        """Store what has arrived."""
+        """Store the parts that have arrived."""
         for event in events:
             if event is END:
                 self.has_ended = True
@@ -181,7 +181,7 @@ class IncomingReply:
         return self._size >= HIGH_WATER_BYTES
 
     def fail(self, error: BaseException) -> None:
-        """Record that no more will arrive."""
+        """Record the reason why no more will arrive."""
         self.connection = None
         if not self.has_ended and self.error is None:
             self.error = bare(error)
@@ -200,7 +200,7 @@ class IncomingReply:
             self.connection.abandon()
 
     def retire(self) -> None:
-        """Let the connection serve no further request, also if the exchange is over."""
+        """Use the connection for no further request, even if the exchange is over."""
         self._line.retire()
 
     def break_off(self, why: str) -> None:
@@ -210,7 +210,7 @@ class IncomingReply:
 
 
 def ignore(interim: Interim) -> None:
-    """The callback where no reader waits for interim replies."""
+    """The callback if no reader waits for interim replies."""
 
 
 def no_op() -> None:

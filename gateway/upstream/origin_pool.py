@@ -5,8 +5,8 @@ admits requests.  When a preferred origin recovers, the stream returns to it.  W
 open, all its requests go to the same origin, so that live and catch-up reads come from one server.  When that origin
 goes out of service, the live request is ended and restarted elsewhere.
 
-Ejection never empties a pool: ejected origins come last, and are used if there is no other usable one.  An open breaker
-is never bypassed, because the breaker sends its own probes.
+Ejection never empties a pool: ejected origins come last, and are used if no other origin is usable.  An open breaker is
+never bypassed, because the breaker sends its own probes.
 
 A redirect to a leader (307 or 308 with the same path and query at another configured host) is remembered for a while,
 so that the stream's next writes, or its next reads, go there directly.  Hosts that are not configured are never used,
@@ -84,13 +84,13 @@ class OriginPool:
         self._hosts: dict[str, Origin] = {}
         self._members: tuple[tuple[str, int], ...] = ()
         self.follows_redirects = False
-        """Whether there is another host that a redirect may lead to."""
+        """Whether the pool has several hosts, so that a redirect may lead to another one."""
         self._alone: tuple[Origin, ...] = ()
         """The only host; empty if there are several."""
         self.credentials: tuple[str, str] | None = None
         """The header and value that replace the client's credentials towards the origins; a secret."""
         self.may_drain = False
-        """Whether a 503 from its origins may mean that a server is about to leave, as with S2."""
+        """Whether a 503 from the pool's origins may mean that a server is about to leave, as with S2."""
         self._live: dict[str, _Live] = {}
         self._leaders: TTLCache[tuple[str, bool], str] = TTLCache(_MOST_LEADERS, _LEADER_S, timer=clock.now)
 
@@ -102,7 +102,7 @@ class OriginPool:
     def configure(
         self, hosts: Mapping[str, Origin], members: Sequence[tuple[str, int]], credentials: tuple[str, str] | None
     ) -> None:
-        """From now on use these origins: all usable hosts, and the members that streams are spread over."""
+        """Use these origins from now on: all usable hosts, and the members over which streams are spread."""
         self._hosts = dict(hosts)
         self._members = tuple(members)
         self._alone = tuple(hosts.values()) if len(hosts) == 1 else ()
@@ -110,7 +110,7 @@ class OriginPool:
         self.credentials = credentials
 
     def members(self) -> Iterator[Origin]:
-        """The origins that streams are spread over."""
+        """The origins over which streams are spread."""
         return (self._hosts[name] for name, _ in self._members)
 
     def with_credentials(self, headers: CIMultiDict[str]) -> CIMultiDict[str]:
@@ -134,8 +134,8 @@ class OriginPool:
     ) -> OriginRequest:
         """Admit a request for a percent-encoded path, to an origin that is not in `tried`.
 
-        `is_upload` means that its body is streamed.  The request goes to `leader` if a redirect has just named one.
-        CircuitOpen if no origin may be used.
+        `is_upload` means that the request's body is streamed.  The request goes to `leader` if a redirect has just
+        named one.  Raises CircuitOpen if no origin may be used.
         """
         now = self._clock.now()
         if leader is not None:
@@ -157,7 +157,7 @@ class OriginPool:
         raise CircuitOpen(min(origin.breaker.retry_in_s(now) or 0.0 for origin in wanted), wanted[0].recovered)
 
     def has_untried(self, tried: Sequence[Origin]) -> bool:
-        """Whether an origin is left that was not tried and may be used."""
+        """Whether a usable origin is left that has not been tried."""
         now = self._clock.now()
         return any(origin not in tried and origin.breaker.would_admit(now) for origin in self.members())
 
@@ -175,7 +175,7 @@ class OriginPool:
             first = live.origin
         if first is not None:
             origins = [first, *(origin for origin in origins if origin is not first)]
-        # Ejected ones last; the sort is stable.
+        # Ejected origins come last; the sort is stable.
         return sorted(origins, key=lambda origin: origin.is_ejected) if len(origins) > 1 else origins
 
     def _pin(self, sent: OriginRequest, path: str) -> None:
@@ -290,7 +290,7 @@ class Origins:
         return self._origins.get(authority)
 
     def eject(self, authority: str, by: object, reason: str) -> None:
-        """A health check reports an origin as failed."""
+        """Eject an origin that a health check reports as failed."""
         origin = self._origins.get(authority)
         if origin is None or not origin.eject(by, reason, self.clock.now()):
             return
@@ -300,7 +300,7 @@ class Origins:
                 self.say(f"route {pool.route}: all its origins are ejected; they are asked all the same")
 
     def readmit(self, authority: str, by: object) -> None:
-        """A health check reports an origin as well, or no longer runs."""
+        """Readmit an origin that a health check reports as healthy, or whose check no longer runs."""
         origin = self._origins.get(authority)
         if origin is not None:
             origin.readmit(by, self.clock.now())
@@ -324,8 +324,8 @@ def authorities_of(config: RouteConfig) -> tuple[str, ...]:
 def origin_names(configs: Sequence[RouteConfig]) -> dict[str, str]:
     """The origin name in the tape keys of each route, by the route's name.
 
-    Origins listed by one route serve the same streams, and so do the origins of two routes that have one in common.
-    The first of such a set, in the order of the configuration, stands for all of it.
+    Origins listed by one route serve the same streams.  So do all origins of two routes that have an origin in common.
+    The first origin of such a set, in the order of the configuration, stands for the whole set.
     """
     stands: dict[str, str] = {}
     for config in configs:

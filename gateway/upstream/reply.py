@@ -1,13 +1,13 @@
-"""An origin's reply as its requester sees it: the head is here, the body follows as it arrives.
+"""An origin's reply as its requester sees it: the head has arrived, and the body follows as it arrives.
 
 A reply is read no faster than its readers take it, so slow readers of large bodies hold connections to the origin.
-Nothing is wrong with that as long as there are other slots.  When a request waits for one, the slowest of these replies
-are asked to give theirs back (`Stalls`): a shared fetch reads on into memory as far as the cache has room for it, and
-otherwise, as any relayed reply, it is dropped together with its readers.
+This does no harm as long as other slots are free.  When a request waits for a slot, the slowest of these replies are
+asked to give theirs back (`Stalls`).  A shared fetch then reads on into memory as far as the cache has room for it.  If
+the cache has none, the fetch is dropped together with its readers, and so is any relayed reply.
 
-Every wait is bounded, and foreign exceptions are translated into those of `errors.py`.  A body that ends before its
-announced end raises; a caller that saw no exception holds every byte.  The bytes come from a `BodySource`: a
-connection, or memory in tests.
+Every wait is bounded, and foreign exceptions are translated into those of `errors.py`.  If a body ends before its
+announced end, an exception is raised: a caller without an exception has every byte.  The bytes come from a
+`BodySource`: a connection, or memory in tests.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from gateway.upstream.origin_state import OriginRequest
 from gateway.upstream.slots import Lane
 
 PATIENCE_S: Final = 1.0
-"""A reply is not asked before this time has passed since its head."""
+"""Seconds after its head before a reply is asked to give its slot back."""
 MOST_AT_ONCE: Final = 32
-"""The most replies that are asked at a time."""
+"""The most replies that are asked at a time to give their slots back."""
 
 
 class Stallable(Protocol):
@@ -42,12 +42,12 @@ class Stallable(Protocol):
     is_stalled: bool
     """Whether its reader takes no more for now."""
     lane: Lane | None
-    """The lane whose slot it holds; None if it holds none."""
+    """The lane of the slot that the reply holds; None if it holds none."""
     on_reclaim: Callable[[], object]
-    """Called when it is to give its slot back."""
+    """Called when the reply has to give its slot back."""
 
     def rate(self, now: float) -> float:
-        """Bytes a second that its reader has taken since the head; infinite if the head has just come."""
+        """Bytes a second that the reader has taken since the head; infinite if the head has just arrived."""
 
 
 class Stalls:
@@ -63,16 +63,16 @@ class Stalls:
         return len(self._replies)
 
     def add_reply(self, reply: Stallable) -> None:
-        """The reply has stalled; `discard` must follow."""
+        """Add a reply that has stalled; `discard` must follow."""
         self._replies[reply] = None
 
     def discard(self, reply: Stallable) -> None:
-        """The reply is closed."""
+        """Remove a reply that is closed."""
         self._replies.pop(reply, None)
 
     def reclaim(self, blocked: Iterable[Lane], now: float) -> int:
-        """Ask the slowest stalled replies for as many slots as requests wait for in lanes that have none left; returns
-        how many were asked."""
+        """Ask the slowest stalled replies to give their slots back: as many as requests wait in the `blocked` lanes.
+        Returns how many were asked."""
         asked = 0
         slowest: list[tuple[float, int, Stallable]] = []
         for lane in blocked:
@@ -100,25 +100,25 @@ class BodySource(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """Whether all of it has arrived."""
+        """Whether the whole body has arrived."""
 
     def take(self) -> bytes | None:
         """The data received and not yet taken; empty at the end, None if more is still to come.
 
-        Raises ConnectionLost, ReplyBroken, UploadFailed or TimeoutError once everything before it has been taken.
+        Raises ConnectionLost, ReplyBroken, UploadFailed or TimeoutError once all earlier data has been taken.
         """
 
     def expect(self, by: float) -> None:
-        """Let it fail with TimeoutError unless more arrives by this time of the loop's clock."""
+        """Have the body fail with TimeoutError unless more arrives by this time of the loop's clock."""
 
     async def changed(self) -> None:
         """Wait for the next change; replaces `on_change`."""
 
     def break_off(self, why: str) -> None:
-        """Fail with ConnectionLost unless all of it has arrived."""
+        """Have the body fail with ConnectionLost unless all of it has arrived."""
 
     def retire(self) -> None:
-        """Let the connection that it came by serve no further request."""
+        """Use the body's connection for no further request."""
 
 
 class Reply:
@@ -158,13 +158,13 @@ class Reply:
         self.is_stalled = False
         """Whether the reader takes no more for now."""
         self.lane: Lane | None = None
-        """The lane whose slot it holds, if that may be reclaimed."""
+        """The lane of the slot that the reply holds, if that slot may be reclaimed."""
         self.on_reclaim: Callable[[], object] = no_op
-        """Called if others wait for the slot while the reader takes nothing: the reader is to take on, or to leave."""
+        """Called if others wait for the slot while the reader takes nothing.  The reader must then read on or leave."""
         self.head = head
         self.status = head.status
         self.shape = head.shape
-        """The lines that its head has in common with others; None if it was not read line by line."""
+        """The lines that the head has in common with other heads; None if the head was not read line by line."""
         self.own = head.own
         """The other lines."""
 
@@ -180,7 +180,7 @@ class Reply:
 
     @property
     def is_delimited(self) -> bool:
-        """Whether the body's end can be told from a lost connection."""
+        """Whether the end of the body can be distinguished from a lost connection."""
         return self.head.is_delimited
 
     @property
@@ -190,7 +190,7 @@ class Reply:
 
     def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives.  Raises UpstreamBroken if it ends early, UpstreamTimeout if it stalls."""
-        # Not a generator: the loop tracks each in a weak set, which costs as much as parsing a small reply.
+        # Not a generator, because the loop tracks each one in a weak set, which costs as much as parsing a small reply.
         return self
 
     def __aiter__(self) -> Self:
@@ -204,12 +204,12 @@ class Reply:
         return chunk
 
     async def each(self, take: Callable[[bytes], bool]) -> None:
-        """Call `take` with each part of the body in the call that brings it, until that returns True or the body ends.
+        """Call `take` with each part of the body as it arrives, until `take` returns True or the body ends.
 
         Raises the same as `chunks`, and errors of `take`.
         """
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # Not the future's: the frames of an error lead to the future.
+        # Errors are kept here and not in the future, because the frames of an error refer to the future.
         failures: list[Exception] = []
 
         def arrived() -> None:
@@ -220,7 +220,7 @@ class Reply:
             except Exception as error:
                 failures.append(error)
                 is_over = True
-            # The caller may have been cancelled by what `take` did.
+            # `take` may have cancelled the caller.
             if is_over and not over.done():
                 over.set_result(None)
 
@@ -260,11 +260,11 @@ class Reply:
         return chunk
 
     def in_slot(self, lane: Lane, stalls: Stalls, now: float) -> None:
-        """The reply holds a slot of this lane, from `now` on, which may be reclaimed by way of `stalls`."""
+        """Record that the reply holds a slot of this lane from `now` on, which may be reclaimed through `stalls`."""
         self.lane, self._stalls, self._began = lane, stalls, now
 
     def stall(self) -> None:
-        """The reader takes no more for now."""
+        """Record that the reader takes no more for now."""
         if self._stalls is not None and not self._incoming.has_ended:
             self.is_stalled = self._has_stalled = True
             self._stalls.add_reply(self)
@@ -314,8 +314,8 @@ class Reply:
             self.span.end_span()
 
     def retire(self) -> None:
-        """Let the connection serve no further request, and count no failure: the server has said in this reply that it
-        is about to leave."""
+        """Use the connection for no further request, and count no failure, because the server has said in this reply
+        that it is about to leave."""
         self._incoming.retire()
         if self._sent is not None:
             self._sent.drains()

@@ -1,11 +1,11 @@
-"""Asks the origin of S2 streams, once for all the readers of a stream that need the same: records from one start on,
-and questions about the stream as a whole.
+"""Asks the origin of S2 streams for records from one start on, and about the stream as a whole.  Readers of a stream
+that need the same share one request.
 
 `S2Origin` sends the requests, counted and with the credentials of the readers that share them.
 
-`gateway.upstream.collapse` has the rule by which readers share.  A reader that asks a question waits for the one under
-way to be over, and then for the next one, which all who wait with it share.  A reader of records takes what a fetch
-under way brings, and asks for what it still misses.
+`gateway.upstream.collapse` has the rule by which readers share.  A reader with a question waits until the question in
+progress is answered, and then for the next one, which all waiting readers share.  A reader of records takes the records
+of a fetch in progress, and asks for those that it still needs.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class S2Source:
         return self.configured.config.name
 
     def may_be_told(self, refused: S2Refused) -> bool:
-        """Whether a reader of this source is to see the error, and not only the reader whose credentials it may be due
-        to."""
+        """Whether every reader of this source may see the error.  If not, it may be due to the credentials of one
+        reader, which alone may see it."""
         asked_with = refused.asked_with
         return refused.status not in PERSONAL or asked_with is None or asked_with == self.headers
 
@@ -88,12 +88,12 @@ class S2Origin:
         return await self._client(source, Mode.HEAD, askers).tail()
 
     async def checked_tail(self, source: S2Source, askers: Askers) -> AtTail | S2Refused:
-        """The tail as S2's own check of it says it, which may need another permission."""
+        """The tail as S2's own check of the tail states it, which may need another permission."""
         return await self._client(source, Mode.HEAD, askers).checked_tail()
 
     async def session(self, source: S2Source, seq_num: int, client: str) -> Reply | AtTail | S2Refused:
-        """A read session from `seq_num` on, which waits for ever, for a client of this net; the caller must close the
-        reply, and counts its bytes and its failure."""
+        """A read session from `seq_num` on, which waits for ever, for a client of this net.  The caller must close the
+        reply, and count its bytes and its failure."""
         return await self._client(source, Mode.SSE, client).session(seq_num, None)
 
     def _client(self, source: S2Source, mode: Mode, client: str | Askers) -> S2Client:
@@ -118,7 +118,7 @@ class S2Origin:
             raise
         self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, source.route)
         if reply.status == 404:
-            # Counted and not remembered: whether a stream is there is asked at every read.
+            # The 404 is counted but not remembered, because every read asks whether the stream exists.
             client = call.client.first if isinstance(call.client, Askers) else call.client
             self._negative_cache.count(source.configured, client)
         return reply
@@ -149,7 +149,7 @@ class S2Fetched(NamedTuple):
 
     outcome: S2Outcome
     is_fresh: bool
-    """Whether it was sent after the reader's request had arrived."""
+    """Whether the fetch was sent after the reader's request had arrived."""
     is_all: bool
     """Whether the origin had nothing more within the reader's limits."""
 
@@ -162,33 +162,33 @@ class S2Fetch(SharedFetch):
     def __init__(self, client: str, limits: Limits = _NO_LIMITS, start: Start | None = None) -> None:
         super().__init__(client)
         self.start = start
-        """From where on records are fetched; None for a question."""
+        """The position from which records are fetched; None for a question."""
         self.limits = limits
         self.outcome: S2Outcome | None = None
         """The origin's answer; None if a confirmation has confirmed the records held."""
         self.is_overlapping = False
-        """Whether it began with a record that was held, which has taken a part of its limits."""
+        """Whether the fetch began with a record that was held, which has used a part of its limits."""
         self.waiting = 0
-        """Readers that wait for it."""
+        """Readers that wait for the fetch."""
         self.later = 0
-        """Readers that wait until it is over, and then ask again."""
+        """Readers that wait until the fetch is over, and then ask again."""
 
     def spans(self, seq_num: int) -> bool:
-        """Whether it may bring the record at `seq_num`, after others."""
+        """Whether the fetch may bring the record at `seq_num`, after others."""
         if self.start is None or self.is_over:
             return False
         first = self.start.seq_num if isinstance(self.start, FromSeqNum) else seq_num
         return first < seq_num < first + (self.limits.count or 0)
 
     def widen(self, wanted: Limits) -> None:
-        """Have it bring at least as much as another reader wants."""
+        """Widen the limits of the fetch to those of another reader."""
         if not self.limits.covers(wanted):
             self.limits = Limits(
                 max(self.limits.count or 0, wanted.count or 0), max(self.limits.bytes or 0, wanted.bytes or 0)
             )
 
     async def result(self) -> S2Outcome | None:
-        """The outcome, once it is there.  Raises the GatewayError that the fetch failed with."""
+        """Wait for the outcome, and return it.  Raises the GatewayError that the fetch failed with."""
         self.waiting += 1
         try:
             await self.until_over()
@@ -217,7 +217,7 @@ class S2Fetches:
         return f"<S2Fetches {waiting} wait for {len(self._fetches)}, {later} for the next>"
 
     def is_asking(self, question: S2Question) -> bool:
-        """Whether this question is under way, or about to be sent."""
+        """Whether this question is in progress, or about to be sent."""
         return self._fetches.pending(question) is not None
 
     async def ask_question(
@@ -236,7 +236,7 @@ class S2Fetches:
             finally:
                 earlier.later -= 1
             if earlier.end is FetchEnd.GIVEN_UP:
-                # The gateway is about to stop, or the question has met an error of its own.
+                # The gateway is about to stop, or the question failed with an unexpected error.
                 return await earlier.result()
         joined = self._fetches.join_fetch(question, client, lambda: S2Fetch(client))
         if isinstance(joined, Lead):
@@ -260,7 +260,7 @@ class S2Fetches:
         return joined.fetch
 
     def _run(self, key: Start | S2Question, fetch: S2Fetch, send: Send, name: str) -> None:
-        # The task begins in the next turn of the loop, so all readers of this one share the fetch.
+        # The task begins in the next turn of the loop, so all readers that come in this turn share the fetch.
         task = self._tasks.start(_sent(fetch, send), f"{name} {self._path}")
         # A callback, because a task that is cancelled before its first step never reaches its `finally`.
         task.add_done_callback(lambda _: self._fetches.work_ended(key, fetch))

@@ -1,12 +1,13 @@
 """A session with one client: SSE or S2S, without a task and without a queue.
 
-It holds how far its client is and what is left of its limits, and writes from the tape whenever there is something to
-write and room for it.  At first it catches up: what the tape lacks is fetched, until the origin says that the client is
-at the tail.  From then on it follows the stream's topic.  A client that does not read stays behind, and goes on from
-the tape once it does.
+A session holds the position of its client and the rest of its limits.  It writes from the tape whenever there are
+records to write and room for them.  At first it catches up: it fetches the records that the tape lacks, until the
+origin says that the client is at the tail.  From then on it follows the stream's topic.  A client that does not read
+stays behind, and goes on from the tape once it reads.
 
-A heartbeat's tail is where the client is and never beyond, because clients resume from it.  A session that is complete
-ends in order; one that cannot go on ends with an error, since to clients an end in order means that there is no more.
+A heartbeat states the client's position as the tail and never a later one, because clients resume from it.  A complete
+session ends in order.  A session that cannot go on ends with an error, because an end in order tells clients that no
+more records will come.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from gateway.upstream.s2_client import FoundRecords, S2Refused
 DRAINING: Final = refusal(S2ErrorCode.SERVER_DRAINING, "the gateway is shutting down")
 
 LOOK_S: Final = 1.0
-"""How often a session whose wait has passed looks whether it is at the tail, while that is not known."""
+"""Seconds between two checks whether a session is at the tail, if its wait has passed while the tail was not known."""
 
 REPLAY_BYTES: Final = 1 << 18
-"""Metered bytes of a replay in one batch, unless one record is larger: a session that its client does not read holds
-no more."""
+"""The most metered bytes of a replay in one batch, unless one record is larger.  A session whose client does not read
+holds no more than this."""
 
 _QUIET_BEATS: Final = 2
-"""A client that was sent nothing for this many beats of the topic is sent a heartbeat."""
+"""If a client receives nothing for this many beats of the topic, it is sent a heartbeat."""
 
 
 class S2ReaderContext(Protocol):
@@ -74,7 +75,7 @@ class S2Session:
     form: S2Form
     read: RecordProgress
     longest_wait_s: float | None
-    """How long the session waits at the tail; None is for ever, 0 not at all."""
+    """Seconds that the session waits at the tail; None means for ever, 0 not at all."""
 
 
 class S2SessionReader:
@@ -116,16 +117,16 @@ class S2SessionReader:
         self._context = context
         self._count = 0
         self._size = 0
-        """Records and metered bytes that the client was sent."""
+        """Metered bytes that the client was sent; `_count` is the number of records."""
         self._large: S2LargePiece | None = None
         """Records of which the first `_large_sent` bytes have been written."""
         self._large_sent = 0
         self._ends_by: S2Refused | None = None
-        """The error that ends the session once they are written."""
+        """The error that ends the session once the large records are written."""
         self._is_fetching = False
         self._is_over = False
         self._owes_beat = False
-        """Whether the client has not been told yet that it is at the tail."""
+        """Whether the client still has to learn, by a heartbeat, that it is at the tail."""
         self._quiet_beats = 0
         self._tick = NEVER
 
@@ -145,9 +146,10 @@ class S2SessionReader:
 
     @property
     def _latest_tail(self) -> StreamPosition | None:
-        """The tail as the client may be told it: one that the stream has had since the client asked.
+        """A tail that may be stated to the client, because the stream has had it since the client's request.
 
-        What the session at the origin said last may be older, until the client has been at a tail that is not.
+        The latest statement of the session at the origin may be older than the request, until the client has once
+        reached a tail that is not.
         """
         return self.read.tail if self.topic is None else self.topic.tail
 
@@ -168,7 +170,7 @@ class S2SessionReader:
                 case RecordAnswer.RECORDS:
                     self._finish(CloseReason.CLOSED)
                 case RecordAnswer.UNWRITTEN:
-                    # The client has more than there is.
+                    # The client has more records than the stream.
                     self.lost(LOST)
                 case RecordAnswer.GONE:
                     self.lost(REPLACED)
@@ -178,7 +180,7 @@ class S2SessionReader:
                         self._context.fetch(self)
 
     def _take(self) -> bool:
-        """Send what memory holds next; return False if it holds nothing there."""
+        """Send the next records that memory holds; return False if it holds none at the client's position."""
         read, wanted = self.read, self.wanted
         batch, is_closed = self.stream.batch(read.at, wanted.within(UNARY.count or 0, REPLAY_BYTES), self._latest_tail)
         if is_closed and not batch.count:
@@ -191,7 +193,7 @@ class S2SessionReader:
         return is_closed or batch.count > 0
 
     def deliver(self, batch: S2Batch) -> None:
-        """These records have just come, and the client is to have them next, unless it is behind."""
+        """Send records that have just arrived, unless the client is behind."""
         if self._is_over or self._is_fetching or self._wire.is_full or self._is_midway:
             return
         if self.read.at != batch.start:
@@ -199,7 +201,8 @@ class S2SessionReader:
         elif not self._is_limited:
             self._send(batch)
         else:
-            # Of the batch and not of the tape, from which a trim in the batch may have removed records of it.
+            # Cut the batch and not the tape, because a trim command in the batch may have removed records of the batch
+            # from the tape.
             part = cut(batch.batch.records, self.at, batch.end, self.wanted)
             if part.records:
                 self._send(S2Batch.of(self.at, part, self._latest_tail))
@@ -232,7 +235,7 @@ class S2SessionReader:
         self._batch_is_out()
 
     def _batch_is_out(self) -> None:
-        """A batch is written whole."""
+        """Record that a batch has been written completely."""
         if self.read.left.is_exhausted:
             self._finish(CloseReason.CLOSED)
         elif self._ends_by is not None:
@@ -246,12 +249,12 @@ class S2SessionReader:
         self._send_parts()
 
     def _send_parts(self) -> None:
-        """Write what there is room for of the large records."""
+        """Write as many parts of the large records as there is room for."""
         large = self._large
         while large is not None and not self._is_over:
             part = memoryview(large.data)[self._large_sent : self._large_sent + PART_BYTES]
             if not part:
-                # The client has taken nearly all of it: until then, the connection has referred to the whole.
+                # The client has taken nearly all of the data.  Until now the connection referred to the whole of it.
                 self._large = None
                 return
             self._large_sent += len(part)
@@ -264,7 +267,7 @@ class S2SessionReader:
 
     @property
     def _is_midway(self) -> bool:
-        """Whether records are being written of which a part is missing: nothing else may be written."""
+        """Whether large records are only partly written, so that nothing else may be written."""
         return self._large is not None and self._large_sent < len(self._large.data)
 
     def _write(self, data: bytes) -> None:
@@ -274,7 +277,7 @@ class S2SessionReader:
     # -- what the tape lacks
 
     def fetched(self, fetched: S2Fetched) -> None:
-        """The fetch that was asked for has ended."""
+        """Take the result of the fetch that the session asked for."""
         self._is_fetching = False
         if self._is_over:
             return
@@ -283,7 +286,7 @@ class S2SessionReader:
             self.lost(outcome)
             return
         if isinstance(outcome, FoundRecords):
-            # The records are sent as they came: the tape may have had no room for them.
+            # The records are sent from the reply, because the tape may have had no room for them.
             end = outcome.records[-1].seq_num + 1 if outcome.records else self.at
             part = cut(outcome.records, self.at, end, self.wanted)
             if part.records:
@@ -291,7 +294,7 @@ class S2SessionReader:
             else:
                 self.read.is_complete = part.is_closed or (fetched.is_all and not outcome.records)
         elif fetched.is_fresh:
-            # The records up to there have been removed.
+            # The records before this tail have been removed.
             self.read.found_tail(outcome.tail)
             self._owes_beat = True
         self.pump()
@@ -347,10 +350,10 @@ class S2SessionReader:
         self._tick = NEVER
         topic = self.topic
         if self._is_midway or (topic is not None and self.at < topic.position):
-            # The client has not read what has come in the meantime.
+            # The client has not read the records that have arrived in the meantime.
             self._wait()
         elif topic is not None and topic.tail is None:
-            # Whether anything has come is not known before the origin has answered again, or is lost.
+            # Whether records have arrived is not known until the origin answers again or is given up.
             self._tick = self._context.wheel.add(self, LOOK_S)
         else:
             self._finish(CloseReason.TIMED_OUT)
@@ -383,7 +386,7 @@ class S2SessionReader:
         self._end(reason, in_order=True)
 
     def holdings(self) -> tuple[Holding, ...]:
-        """The bytes that it keeps in memory for its client, besides those written."""
+        """The bytes that the session keeps in memory for its client, except for written ones."""
         large = self._large
         return (Holding(large.shared, len(large.data)),) if large is not None else NOTHING
 
@@ -393,7 +396,7 @@ class S2SessionReader:
             self._end(CloseReason.LEFT, in_order=False)
 
     def gone(self) -> None:
-        """The same, after an error here."""
+        """Drop the session after an error here."""
         self.client_left(None)
 
     def _end(self, reason: CloseReason, *, in_order: bool) -> None:

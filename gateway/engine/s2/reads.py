@@ -1,7 +1,7 @@
 """Reads of S2 streams, from the request to the answer or the session.
 
-`unary_read.py` answers unary reads, `reader.py` gives sessions.  A read may find that the stream was created again
-while it was reading.  It then begins again, because records of two streams must not be joined.
+`unary_read.py` answers unary reads, and `reader.py` runs sessions.  If a read finds that the stream was created again
+in the meantime, it begins again, because records of two streams must not be joined.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MOST_BEGINNINGS: Final = 3
 
 
 async def start_read(stream: S2Stream, query: ReadQuery, read: S2Read) -> tuple[RecordProgress, Outcome] | S2Refused:
-    """The progress of a read at the start of its query, and how the start was found.  Raises a GatewayError."""
+    """The progress of a read at the start of its query, and the outcome of finding it.  Raises a GatewayError."""
     if (refused := await stream.confirmed(read.client)) is not None:
         return refused
     outcome = Outcome.HIT
@@ -166,7 +166,8 @@ class S2Reads:
         raise TailMovedBack
 
     def held(self, read: S2Read, asked: S2ReadRecords) -> S2Answer | None:
-        """The answer to a unary read that memory alone answers, whatever the tail is; None for any other read."""
+        """The answer to a unary read if memory alone gives it and it does not depend on the tail; None for any other
+        read."""
         record = self._store.find(read.key) if asked.form.is_unary else None
         answer = held_answer(record, asked) if record is not None else None
         if record is not None and answer is not None:
@@ -272,7 +273,7 @@ class S2Reads:
             reader.failed()
         else:
             if isinstance(fetched.outcome, S2Refused) and not read.source.may_be_told(fetched.outcome):
-                # The client will come again, and is then served by a request with its own credentials.
+                # The client will reconnect, and is then served by a request with its own credentials.
                 reader.failed()
             else:
                 reader.fetched(fetched)

@@ -1,9 +1,9 @@
-"""Requests to S2 origins: the stream that a request names, and the read that it asks for, in which format.
+"""Requests to S2 origins: the stream that a request names, the read that it asks for, and the format of the answer.
 
-Only reads of records and of the tail are of interest here.  A request that is anything else, or that S2 would refuse,
-is left to the origin, so that its own answer is relayed: unknown formats, malformed queries, limits of zero.  So is a
-request with a header of S2's that this module does not know, because such a header may change the answer, and one with
-an encryption key, whose answer only its sender may see.
+Only reads of records and of the tail are parsed here.  All other requests are left to the origin, whose answer is
+relayed.  Three kinds of reads are relayed, too: reads that S2 would refuse (unknown formats, malformed queries, limits
+of zero); reads with an S2 header that this module does not know, because it may change the answer; and reads with an
+encryption key, because only their sender may see the answer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gateway.telemetry.access_record import RecordedStream
 
 BASIN_HEADER: Final = "s2-basin"
 _HEADERS: Final = frozenset({BASIN_HEADER, FORMAT_HEADER})
-"""The headers of S2's own that do not keep a read from being shared."""
+"""The S2 headers that a shared read may have."""
 
 _PATH: Final = re.compile(r"(.*/v1/streams/[^/]+)(/records(/tail)?)?")
 _BASIN_PATH: Final = re.compile(r".*/v1/basins/([^/]+)")
@@ -106,7 +106,7 @@ def parse_path(path: str) -> S2StreamPath | None:
 
 
 def parse_basin(path: str) -> str | None:
-    """The basin that a path at the origin names; None if it is not of one basin."""
+    """The basin that a path at the origin names; None if the path belongs to no single basin."""
     found = _BASIN_PATH.fullmatch(path)
     return found[1] if found is not None else None
 
@@ -116,8 +116,8 @@ class BadS2Basin(ValueError):
 
 
 def basin_in_host(label: str, path: str, headers: CIMultiDict[str]) -> str | None:
-    """The basin that a request names by its host, of which `label` stands for the basin; None for a path of the
-    account.  Raises BadS2Basin if the host names none, or a header another one.
+    """The basin that a request names by its host, whose part `label` is the basin; None for a path of the account.
+    Raises BadS2Basin if the host names no basin, or a header names another one.
 
     S2's SDKs have `{basin}.zone` as their default endpoint, and then send no header.
     """
@@ -198,7 +198,7 @@ def parse_read(path: S2StreamPath, query: str, headers: CIMultiDict[str]) -> S2R
         return None
     if form.is_unary:
         read = read.unary()
-    # What S2 says to a limit of zero depends on more than the records.
+    # S2's answer to a limit of zero depends on more than the records.
     return S2ReadRecords(read, form) if read.count != 0 and read.bytes != 0 else None
 
 
@@ -249,7 +249,8 @@ class S2Read:
     linger_s: float
     """How long the stream is followed after its last live reader."""
     trust_s: float = 0.0
-    """How long the tail is believed after the live session has said it; 0 if every answer must be linearizable."""
+    """Seconds for which the tail is trusted after the live session has stated it; 0 if every answer must be
+    linearizable."""
 
 
 class S2Request(NamedTuple):
@@ -262,12 +263,12 @@ class S2Request(NamedTuple):
 def s2_mode(
     method: str, headers: CIMultiDict[str], query: str, asked: S2ReadRecords | S2CheckTail | None
 ) -> Mode | None:
-    """The kind of a request; None if its method tells."""
+    """The mode of a request; None if its method alone determines it."""
     match asked:
         case None:
             if method != "GET":
                 return None
-            # A session, or server-sent events, last as long as the client likes.
+            # A session and server-sent events last for as long as the client likes.
             if is_session(headers) or sse.CONTENT_TYPE in headers.get("Accept", ""):
                 return Mode.SSE
             return Mode.LONGPOLL if may_wait(query) else Mode.OTHER
@@ -280,7 +281,8 @@ def s2_mode(
 
 
 def named_basin(headers: CIMultiDict[str], target: Target, route: Route, host: str) -> tuple[str | None, bool]:
-    """The basin that a request names, and whether only its host names it, so that a header must name it to the origin.
+    """The basin that a request names, and whether only its host names it.  If so, the gateway has to name the basin to
+    the origin in a header.
 
     Raises BadRequest.
     """
@@ -295,7 +297,7 @@ def named_basin(headers: CIMultiDict[str], target: Target, route: Route, host: s
 
 
 def recorded_stream(target: Target, route: Route, sharing: SharingFacts, basin: str | None) -> RecordedStream:
-    """The stream that a request names, whatever it asks of it, as records show it."""
+    """The stream that a request names, as access records show it, for every kind of request."""
     config, path = route.config, parse_path(unescaped_delimiters(target.path))
     if path is None:
         return RecordedStream.named(config.name, target.path, target.query, sharing.partition, is_s2=True)
@@ -303,7 +305,7 @@ def recorded_stream(target: Target, route: Route, sharing: SharingFacts, basin: 
 
 
 def recorded_start(asked: S2ReadRecords | S2CheckTail) -> str | None:
-    """Where a read starts, as records show it; None if its answer tells the number."""
+    """The start of a read, as access records show it; None if its answer has the sequence number."""
     if isinstance(asked, S2CheckTail):
         return None
     match asked.query.start:
@@ -324,7 +326,7 @@ def parse_s2(
     named: RecordedStream,
     basin: str | None,
 ) -> S2Request | None:
-    """The read that a GET without a body asks for; None if it is to be relayed."""
+    """The read that a GET without a body asks for; None if the request is to be relayed."""
     config = route.config
     may_share = config.cache and not (sharing.has_credentials and config.credentials == "bypass")
     if not may_share:

@@ -1,13 +1,13 @@
-"""The work under way for one S2 stream: fetches and questions that its readers share, and its live topic.
+"""The work in progress for one S2 stream: fetches and questions that its readers share, and its live topic.
 
 A *fetch* brings the records from one start on.  A reader joins a fetch that has not been sent: the reply's statement of
 the tail is then fresh for this reader too.  A later reader uses only the records of the fetch, and asks again for those
 that it still needs.
 
 The records held may come from a stream that has been deleted.  Before new records are joined to them, the records at
-the joint are requested again.  This is done by the same read, which begins one record earlier, or by another one after
-it.  So no run of records mixes two streams.  New records may not touch the records held.  Before these are stored, the
-last record held is requested again, unless the origin has confirmed the stream lately (`verify`).
+the joint are requested again, either by the same read, which then begins one record earlier, or by another read after
+it.  So no run of records mixes two streams.  Other new records may lie apart from the records held.  Before they are
+stored, the last record held is requested again, unless the origin has recently confirmed the stream (`verify`).
 
 Everything the origin says is compared with the records held: a tail that has moved back, or another record at the same
 number, means that the stream was deleted and created again.  Then the record of the stream ends, and its readers begin
@@ -77,7 +77,7 @@ class S2Stream:
         self.users = 0
         self.topic: S2Topic | None = None
         self._batches: dict[tuple[int, Limits, StreamPosition | None], tuple[S2Batch, bool]] = {}
-        """The parts that readers were given in this turn of the event loop."""
+        """The batches that readers were given in this turn of the event loop."""
         self._fetches = S2Fetches(shared.tasks, stream.key.group.path)
 
     def __repr__(self) -> str:
@@ -109,8 +109,8 @@ class S2Stream:
         """The records held from `at` on within the limits, and whether a limit was reached.  `tail` is the tail that
         may be stated to the reader.
 
-        Readers that ask for the same in one turn of the event loop share the batch, and so its encodings: when a
-        connection has room again, all sessions on it go on at once.
+        Readers that ask for the same records in one turn of the event loop share the batch, and so its encodings.  This
+        is common, because all sessions on a connection go on at once when it has room again.
         """
         key = at, limits, tail
         found = self._batches.get(key)

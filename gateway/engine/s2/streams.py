@@ -1,18 +1,18 @@
-"""The S2 streams in use, their topics, and the sessions at origins that move these.
+"""The S2 streams in use, their topics, and the sessions at origins that move the topics.
 
 A stream is in use from a reader's request to its answer, and while it is followed.  It is followed from the first
 reader that waits at its tail until the live table (`gateway.live.table`) removes its topic.
 
-A followed stream has one session at its origin (`S2Follower`).  It goes on through short failures from where it was,
-with growing pauses; when the origin stays lost, or refuses, the topic's readers are given an error.  Their sessions
-never end in order then: to S2's clients that means that the read is finished, and they do not come back.
+A followed stream has one session at its origin (`S2Follower`).  After a short failure a new session goes on at the same
+position, with growing pauses.  If the origin stays lost, or refuses, the topic's readers are sent an error.  Their
+sessions do not end in order then, because S2's clients would take the read as finished and not reconnect.
 
-Before a session begins the stream may have been deleted and created again.  So each session is asked for one record
-more, the last one before the topic's position, which shows whether it is the same stream.
+Before a session begins the stream may have been deleted and created again.  So each session also asks for the last
+record before the topic's position, which shows whether it is the same stream.
 
 One refused write may bring thousands of followed streams into doubt, because a path has a stream for each token.  So
-these are confirmed one by one, at most one in `EVERY_S`, and the paths take turns: a path with many streams does not
-delay the others.  A stream that waits has its live readers meanwhile, and any other read of it asks the origin first.
+the streams are confirmed one by one, at most one in `EVERY_S`, and the paths take turns: a path with many streams does
+not delay the others.  While a stream waits, its live readers go on, and any other read of it asks the origin first.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from gateway.upstream.reply import Reply
 from gateway.upstream.s2_client import AtTail, S2Refused, ended_with
 
 PAUSES_S: Final = (0.0, 0.25, 0.5, 1.0, 2.0)
-"""Pauses before the attempts to go on after a failure, without their jitter; after the last the stream is lost.  All of
-them together are shorter than the 20 s after which S2's clients give a silent session up."""
+"""Pauses before the attempts to go on after a failure, without their jitter.  After the last attempt the stream is
+lost.  Together the pauses are shorter than the 20 s after which S2's clients give up a silent session."""
 
 LEAST_S: Final = 1.0
-"""A session that has not lasted for so long is short, and only the first of several in a row is followed by the next at
-once: an origin may end each as soon as it has answered, or advise to go on in another."""
+"""A session that ends before this time is short.  After the first short session the next one begins at once, after
+further ones with a pause: an origin may end each session as soon as it has answered, or advise to go on in another."""
 
 
 LEAVING_S: Final = 15.0
-"""How long an origin may do nothing but advise to go on in another session, or be about to leave, before that is a
-failure."""
+"""Seconds for which an origin may only advise to go on in another session, or be about to leave, before this counts as
+a failure."""
 
 
 class S2Follower:
@@ -89,15 +89,15 @@ class S2Follower:
         self._metrics = surroundings.metrics
         self._rng = surroundings.rng
         self._failures = 0
-        """Attempts in a row that have brought nothing."""
+        """Consecutive attempts that have brought nothing."""
         self._short = 0
-        """Attempts in a row that were short."""
+        """Consecutive short attempts."""
         self._heard_at = clock.now()
         """When the origin last sent something."""
         self._goes_on = False
         """Whether a session was asked for before this attempt."""
         self._overlap: int | None = None
-        """The number of the record that is asked for again, until it has come."""
+        """The number of the record that is requested again, until it has arrived."""
 
     async def run(self) -> None:
         """Follow the stream.  Returns once the topic is lost."""
@@ -113,7 +113,7 @@ class S2Follower:
                 failure = bare(error)
                 if not isinstance(error, UpstreamUnavailable | UpstreamCongested):
                     self._metrics.upstream_failure(Mode.SSE, type(error).__name__, self._source.route)
-            # A server that leaves is soon gone, or was replaced.
+            # A server that announces its end is soon gone or replaced.
             is_planned = is_planned and self._clock.now() - self._heard_at < LEAVING_S
             topic.disconnected()
             if self._failures == len(PAUSES_S):
@@ -130,16 +130,16 @@ class S2Follower:
                 self._failures = 0
 
     async def _session(self) -> bool:
-        """Read one session to its end.  Returns whether the origin has advised to go on in another, or is about to
-        leave: the next one is then on another connection.
+        """Read one session to its end.  Returns whether the origin has advised to go on in another session, or is about
+        to leave; the next session then uses another connection.
 
-        Raises a GatewayError if it is lost.
+        Raises a GatewayError if the session is lost.
         """
         topic = self._topic
         self._overlap = topic.position - 1 if topic.position else None
         start = topic.position if self._overlap is None else self._overlap
         if not self._goes_on:
-            # Is it still the stream of which records are held?
+            # Verify that it is still the stream whose records are held.
             refused = await self._stream.verify(topic.position, Askers(self._client))
             if refused is not None:
                 self._refuse(refused)
@@ -176,7 +176,7 @@ class S2Follower:
                         return True
             except (BadFrame, protobuf.BadProtobuf) as error:
                 raise UpstreamBroken from error
-        # A session that waits for ever has no end in order.
+        # A session that waits for ever never ends in order.
         raise UpstreamUnreachable
 
     def _take(self, frame: Message) -> None:
@@ -194,10 +194,11 @@ class S2Follower:
         self._heard_at = self._clock.now()
 
     def _without_overlap(self, batch: ReadBatch, overlap: int) -> ReadBatch:
-        """The batch without the record that came before.  Raises TailMovedBack if it is of another stream."""
+        """The batch without the record that was requested again.  Raises TailMovedBack if that record is from another
+        stream."""
         first = batch.records[0]
         if first.seq_num > overlap:
-            # It has been trimmed.
+            # The record has been trimmed.
             return batch
         self._stream.compare(first, StreamPosition(overlap + 1, self._topic.last_timestamp))
         return replace(batch, records=batch.records[1:])
@@ -209,12 +210,12 @@ class S2Follower:
         if error.status < 400:
             raise UpstreamBroken("Origin ended a session with a status that is no error")
         self._stream.refused(error)
-        # The credentials may be those of another reader: each client comes again with its own.
+        # The credentials may be those of another reader, so let each client reconnect with its own.
         self._topic.lost(error if error.status not in PERSONAL else REFUSED)
 
 
 EVERY_S: Final = 0.02
-"""Between two confirmations that no reader waits for."""
+"""Seconds between two confirmations that no reader waits for."""
 
 
 class S2Confirmations:
@@ -268,8 +269,8 @@ class S2Confirmations:
 
 
 BEAT_S: Final = 5.0
-"""How often readers are looked at for heartbeats.  One that was sent nothing for two beats is sent one, which is within
-the 5 to 15 s of S2's own.  A stream that is in doubt by then is confirmed."""
+"""Seconds between two beats.  A reader that has received nothing for two beats is sent a heartbeat, which is within the
+5 to 15 s of S2's own heartbeats.  At a beat a stream in doubt is confirmed."""
 
 
 def _soon(call: Callable[[], object]) -> None:
@@ -335,7 +336,7 @@ class S2Streams:
         store, now = self._shared.store, self._shared.clock.now()
         record = store.open_as(RecordStream, key, now)
         if record.needs_revalidation:
-            # A write whose outcome is not known may have deleted it, and records cannot be revalidated.
+            # A write whose outcome is not known may have deleted the stream, and records cannot be revalidated.
             store.drop_stream(record, End.PURGED)
             record = store.open_as(RecordStream, key, now)
         stream = self._streams.get(record)
@@ -343,20 +344,20 @@ class S2Streams:
             stream = self._streams[record] = S2Stream(self._shared, record, source)
             record.hold()
         if stream.is_source_refused:
-            # With shared credentials those of the first reader may have been revoked.
+            # If readers share credentials, the origin may have revoked those of the first reader.
             stream.source, stream.is_source_refused = source, False
         stream.users += 1
         return stream
 
     def release(self, stream: S2Stream) -> None:
-        """The stream is used once less."""
+        """Give up one use of the stream."""
         stream.users -= 1
         if not stream.users and self._streams.get(stream.stream) is stream:
             del self._streams[stream.stream]
             self._shared.store.release(stream.stream)
 
     def forget_stream(self, record: Stream) -> None:
-        """Records of the stream were dropped; if it has ended, so have its live readers."""
+        """Records of the stream were dropped.  If the stream has ended, end its live readers."""
         stream = self._streams.get(record)
         if stream is not None and record.ended is not None and stream.topic is not None:
             self._table.remove(stream.topic)

@@ -1,17 +1,17 @@
-"""The live readers of one S2 stream, and what the stream's one session at the origin has brought them.
+"""The live readers of one S2 stream, and the records that the stream's one session at the origin brings them.
 
-A topic is at a *position*: the sequence number that the session brings next.  Everything before it has been stored, so
-a reader that is behind goes on from the tape, and a reader whose connection is full simply stays behind.  `tail` is
-known once the session has said that its position is the stream's tail.
+A topic is at a *position*: the sequence number that the session brings next.  All records before it have been stored.
+So a reader that is behind goes on from the tape, and a reader whose connection is full simply stays behind.  `tail` is
+known once the session has stated that its position is the stream's tail.
 
-Records that come in one turn of the event loop are one batch to the readers: encoded once for each form, and one write
-to each connection.
+Records that arrive in one turn of the event loop are one batch for the readers: encoded once for each form, and sent by
+one write to each connection.
 
 The topic ends in one of two ways, both final: `lost`, with the error that all readers are given, or without readers.
 
-Records are encoded once for all readers of one format.  The event id of server-sent events counts what its response has
-delivered.  So an event is shared by the readers that have been sent as much, which readers that have joined between the
-same two batches have.
+Records are encoded once for all readers of one format.  The id of a server-sent event counts the records and bytes that
+its response has delivered.  So an event is shared only by readers that have received equally much, such as readers that
+have joined between the same two batches.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ REPLACED: Final = refusal(S2ErrorCode.UNAVAILABLE, "the stream has been deleted 
 
 
 _SHARED_BYTES: Final = 1 << 16
-"""Records of this size are written as they are for all readers: in JSON not as a part of each reader's event, and
-without copies that frame them as chunks."""
+"""A batch of this size is written from one copy that all readers share.  In JSON it is not copied into each reader's
+event, and it is not copied to be framed as a chunk."""
 
 
 class S2LargePiece:
@@ -101,8 +101,8 @@ class S2Batch:
 
     @staticmethod
     def of(start: int, part: Part, tail: StreamPosition | None) -> S2Batch:
-        """The batch of a part of the tape.  A tail beyond its end is left out: a client resumes from what it reads
-        here, and would miss the records between."""
+        """The batch of a part of the tape.  A tail beyond the end of the part is left out, because a client resumes
+        from the stated tail and would miss the records between."""
         return S2Batch(
             start, part.end, part.records, part.size, tail if tail is not None and tail.seq_num == part.end else None
         )
@@ -115,7 +115,7 @@ class S2Batch:
         return found
 
     def is_large(self, format_: Format) -> bool:
-        """Whether readers are sent the rest of the event as it is for all of them, and its head by itself."""
+        """Whether each reader is sent its own head of the event, and then the rest, which all readers share."""
         return len(self.json(format_)) >= _SHARED_BYTES
 
     def head_of_event(self, count: int, size: int) -> bytes:
@@ -126,7 +126,7 @@ class S2Batch:
     def rest_of_event(self, format_: Format) -> S2LargePiece:
         """The rest of the batch's event, behind `data: `.
 
-        It is the same for all readers, so that a large batch is in memory once, however many have yet to receive it.
+        It is the same for all readers, so that a large batch is in memory once, for any number of them.
         """
         found = self._rests.get(format_)
         if found is None:
@@ -163,8 +163,8 @@ class S2Batch:
 
 
 _MERGED_BYTES: Final = 1 << 18
-"""The most metered bytes of a batch that is put together.  S2 allows more, but the encoding of records that have hardly
-anything but headers takes twice their metered size, and a frame has its bound."""
+"""The most metered bytes of a batch that is merged from several.  S2 allows more, but if records consist almost only of
+headers, their encoding takes twice their metered size, and the size of a frame is bounded."""
 
 
 class S2LiveReader(Protocol):
@@ -231,7 +231,7 @@ class S2Topic:
         self.changed = Signal()
         """Fires when records have come, and at the end."""
         self.error: S2Refused | None = None
-        """Why nothing more will come."""
+        """Why no more records will come."""
         self._come: list[Record] = []
         """Records that have come in this turn of the loop, for the readers."""
         self._come_from = 0
@@ -305,7 +305,7 @@ class S2Topic:
         self._on_beat()
 
     def lost(self, error: S2Refused) -> None:
-        """Nothing more will come."""
+        """End all readers with this error, because no more records will come."""
         if self.error is None:
             self._deliver()
             self.error = error

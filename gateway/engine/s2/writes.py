@@ -1,24 +1,24 @@
 """Effects of writes through the gateway on the held records of S2 streams.
 
-`S2Acknowledgements` reads the acknowledgements of appends on their way to the client.  A stream that was deleted and
-created again past the gateway numbers its records from 0 again, and an append through the gateway may be what shows
-that first: records can only be appended after the ones that were held when it was sent.  It is noticed before the
-client has the acknowledgement, because the client's next read must show what it has appended.
+`S2Acknowledgements` reads the acknowledgements of appends on their way to the client.  If a stream was deleted and
+created again without the gateway, its records are numbered from 0 again.  The acknowledgement of an append may be the
+first sign of that: in the same stream, appended records come after all records that were held when the append was sent.
+The gateway notices this before the client has the acknowledgement, because the client's next read must show its append.
 
-Of a path with a crowd of streams (`gateway.tape.paths`) only the awake ones are looked at for each append.  Sleeping
-streams do not change.  They are looked at when an acknowledgement lies before the end of the records that one of them
-may hold, which shows that the stream is another.
+If a path has a crowd of streams (`gateway.tape.paths`), each append looks only at the awake ones.  Sleeping streams do
+not change.  They are looked at when an acknowledgement lies before the end of the records that one of them may hold,
+which shows that the stream is another one.
 
-A stream, or a whole basin, that was deleted or created is another one from then on, so what is held of it is dropped.
-That is known for the writer's own partition only: under another token the same name may be another stream.
-Appends are no such writes: what they add is found by asking for the tail.  But their acknowledgements may show that the
-stream is another (`S2Acknowledgements`).
+When a stream, or a whole basin, is deleted or created, it is another one from then on, so its held records are dropped.
+This is certain only for the writer's own partition, because under another token the same name may be another stream.
+Appends drop nothing: the records that they add are found when a reader asks for the tail.  But their acknowledgements
+may show that the stream is another one (`S2Acknowledgements`).
 
-Some answers leave it open whether that has happened.  A 404, also to an append, may be due to the writer's credentials.
-For readers with other credentials any write may be to another stream.  The name of a created stream may be in a body
-that was not kept.  Any client can cause such answers, so the held records are only doubted: they are confirmed at the
-origin before they are read again.  If it has live readers, it is confirmed within some seconds (`streams.py`),
-and they go on meanwhile.
+Some answers do not show whether a stream was deleted or created.  A 404, also to an append, may be due to the writer's
+credentials.  For readers with other credentials any write may be to another stream.  The name of a created stream may
+be in a body that was not kept.  Any client can cause such answers, so the held records are only doubted: the origin has
+to confirm them before they are read again.  A stream with live readers is confirmed within some seconds (`streams.py`),
+and the readers go on meanwhile.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from gateway.tape.stream import End, Stream
 from gateway.upstream.call import Body
 
 _MOST_BYTES: Final = 4_096
-"""More than any acknowledgement has: three positions."""
+"""Bound on the bytes of an acknowledgement, which consists of three positions and is always shorter."""
 
 
 class S2HeldBefore(NamedTuple):
@@ -62,11 +62,11 @@ class S2HeldBefore(NamedTuple):
     end: int
     """The number after the last record held."""
     is_own: bool
-    """Whether it is held for the appender's own partition.  For others the name may be another stream's."""
+    """Whether the stream is in the appender's own partition.  In others the name may belong to another stream."""
 
 
 class S2Acknowledgements:
-    """Looks at the answer to one append, or to one session, whose first acknowledgement tells as much as all."""
+    """Looks at the answer to one append or to one session.  The first acknowledgement of a session suffices."""
 
     __slots__ = (
         "_before",
@@ -91,7 +91,7 @@ class S2Acknowledgements:
         self._group = group
         self._queries = queries
         self._is_over = False
-        """Whether there is nothing more to see."""
+        """Whether the rest of the answer need not be looked at."""
         self._bytes = b""
         """The bytes that have arrived; of a session until its first frame is complete."""
         self._length = _MOST_BYTES
@@ -103,20 +103,20 @@ class S2Acknowledgements:
         return f"<S2Acknowledgements to {len(self._before)} streams>"
 
     def read_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """The head of the answer has come."""
+        """Look at the head of the answer."""
         type_ = headers.get("Content-Type", "").partition(";")[0].strip().lower()
         self._frames = FrameReader() if type_ == session.CONTENT_TYPE else None
         self._is_protobuf = type_ in protobuf.CONTENT_TYPES
         self._coding = headers.get("Content-Encoding")
         if status != 200 or (self._frames is not None and self._coding is not None):
-            # The frames of a session are compressed each on its own.
+            # Each frame of a session is compressed by itself, so the body as a whole has no coding.
             self._stop()
             return
         length = headers.get("Content-Length", "")
         self._length = int(length) if length.isdigit() and len(length) < 10 else _MOST_BYTES
 
     def see(self, chunk: bytes) -> None:
-        """A part of the body has come."""
+        """Look at a part of the body."""
         if self._is_over:
             return
         self._bytes += chunk
@@ -149,7 +149,7 @@ class S2Acknowledgements:
         before = self._before
         self._stop()
         if ack.end.seq_num <= ack.start.seq_num:
-            # Bytes that are not of S2 decode too: an empty body is a message of zeros.
+            # Other bytes than S2's may decode too: an empty body is a message of zeros.
             return
         for stream, end, is_own in before:
             if ack.start.seq_num < end:
@@ -161,7 +161,7 @@ class S2Acknowledgements:
         self._store.doubt_replaced(self._group, self._queries, ack.start.seq_num, seen)
 
     def _stop(self) -> None:
-        """There is nothing more to see."""
+        """Stop looking at the answer."""
         self._is_over = True
         self._before, self._bytes, self._frames = (), b"", None
 
@@ -170,7 +170,7 @@ _GONE: Final = frozenset({404, 409, 410})
 """The codes for a stream that is gone, or about to be (409)."""
 
 _MOST_QUERIES: Final = 8
-"""Queries that one event of a crowd names; more are all."""
+"""The most queries that one event of a crowd names.  An event with more stands for all queries."""
 
 
 class S2Doubted:
@@ -217,7 +217,7 @@ class S2Writes:
         if group is None:
             return None
         queries = _queries(request.headers)
-        # The writer's own are looked up, so they are awake.
+        # The writer's own streams are awake, because they are looked up.
         own = self._own(request, group, queries)
         streams = dict.fromkeys([*own, *self._store.awake(group)])
         if not streams and not self._store.group(group):
@@ -230,8 +230,8 @@ class S2Writes:
         return S2Acknowledgements(self._store, before, group, queries)
 
     def written(self, request: RelayedRequest, status: int | None, body: Body = None) -> None:
-        """Record what the origin has done to a request with this body, by the status of its answer; without one it may
-        have done it."""
+        """Record the effect of a request with this body, by the status of the origin's answer.  Without an answer the
+        request may have had its effect."""
         match request.mode:
             case Mode.APPEND:
                 if status in (None, 201):
@@ -248,11 +248,12 @@ class S2Writes:
                 if basin is not None and (is_done or status is None):
                     self._drop(request, self._of_basins(request.group.origin, {key_query(basin)}))
                 if request.mode is Mode.DELETE and status in _GONE:
-                    # Not for a basin: to look for its streams takes long, and anyone can ask for it in this way.
+                    # Not for a basin: a search for its streams takes long, and any client could cause it in this way.
                     self._doubt_at(request, request.group)
 
     def _created(self, request: RelayedRequest, body: bytes | None) -> None:
-        """A POST has, or may have, created what its body names; None is for a body that was streamed."""
+        """Record that a POST has, or may have, created the stream or basin named by its body; None stands for a body
+        that was streamed."""
         group, headers = request.group, request.headers
         coding = headers.get("Content-Encoding")
         match created_basin(group.path, body, coding):
@@ -279,7 +280,7 @@ class S2Writes:
     def _change_at(self, request: RelayedRequest, group: Group, change: Callable[[Stream], object]) -> None:
         """Change the writer's own streams of a path, and doubt the others.
 
-        It is the same stream for all credentials, or another: only the origin knows.
+        Only the origin knows whether the path names the same stream for all credentials.
         """
         for stream in self._own(request, group, _queries(request.headers)):
             change(stream)
@@ -318,12 +319,12 @@ def _appended_to(request: RelayedRequest) -> Group | None:
 
 
 def _is_of(stream: Stream, queries: set[str] | None) -> bool:
-    """Whether it is an S2 stream with one of these queries; None is for any."""
+    """Whether this is an S2 stream with one of these queries; None stands for any query."""
     return isinstance(stream, RecordStream) and (queries is None or stream.key.query in queries)
 
 
 def _queries(headers: CIMultiDict[str]) -> set[str] | None:
-    """In the keys of the streams that a request may mean, the query that tells the basin; None is for any."""
+    """The queries that name the basin in the keys of the streams that a request may mean; None stands for any."""
     basins = headers.getall(BASIN_HEADER, ())
-    # A basin that is not in the header is told by the host, which is one for all streams of the origin.
+    # If no header names the basin, the origin's host does, and the query in the stream's key is empty.
     return {"", key_query(basins[0])} if len(basins) == 1 else None

@@ -2,7 +2,7 @@
 
 `session` is the server's side, towards clients; `client_session` is the client's, towards origins.
 
-`h2` is not used here: it takes 121 us of processor time to read a small request and write its answer, ten times what
-this gateway takes for a remembered answer over HTTP/1.1.  The tests use `h2` as the peer, and hold both to the same
-verdicts.
+`h2` is not used here: it takes 121 us of processor time to read a small request and write its answer, ten times as much
+as this gateway takes for a remembered answer over HTTP/1.1.  The tests use `h2` as the peer, and require the same
+verdicts of both.
 """

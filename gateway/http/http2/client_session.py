@@ -1,9 +1,9 @@
 """One HTTP/2 connection on the client's side (RFC 9113): requests out, replies in.
 
-The peer is an origin, which may be faulty or hostile.  What it can make grow is bounded: heads in bytes and fields,
+The peer is an origin, which may be faulty or hostile.  Everything that it sends is bounded: heads in bytes and fields,
 interim replies in rate, unread bodies by their windows, frames without content by a budget.  A reply that breaks the
 rules resets its stream, and a push ends the connection.  One RST_STREAM for each request does not count against the
-budget: it ends the request, or comes behind a reply that did not need all of it (section 8.1).
+budget: it ends the request, or follows a reply that did not need the whole request (section 8.1).
 
 Trailers are dropped.  A request is reported as not processed (REFUSED_STREAM) if the origin says so, for one stream or
 by the last stream in GOAWAY (section 8.7).
@@ -90,7 +90,8 @@ def _headers_of(fields: FieldList) -> CIMultiDict[str]:
 
 
 MOST_STREAMS: Final = 128
-"""Requests open at once on one connection, whatever the origin allows: the bound on what its loss ends."""
+"""The most requests open at once on one connection, even if the origin allows more.  This bounds the number of requests
+that one lost connection ends."""
 REPLY_WINDOW: Final = 1 << 18
 """Bytes of one reply's body that may be in flight."""
 LATE_FRAMES: Final = 256

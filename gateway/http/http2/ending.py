@@ -85,7 +85,7 @@ class Ending(Receiving):
         stream.queued_bytes = 0
 
     def _note_reset(self, stream_id: int) -> None:
-        """Frames of the peer may still arrive for this stream."""
+        """Record that frames of the peer may still arrive for this stream."""
         self._reset_ids.append(stream_id)
         if len(self._reset_ids) > _MOST_RESET_IDS:
             self._forgotten_id = max(self._forgotten_id, self._reset_ids.popleft())
@@ -93,7 +93,7 @@ class Ending(Receiving):
     def _may_be_late(self, stream_id: int) -> bool:
         """Whether a frame for this stream, which is over, may come from a peer that had not read its reset.
 
-        Of old streams it is not known any more whether they were reset.
+        Whether an old stream was reset is not known any more.
         """
         return stream_id <= self._forgotten_id or stream_id in self._reset_ids
 

@@ -81,7 +81,7 @@ class Budget:
 
 
 class OpenSession(Protocol):
-    """A session as far as it is counted."""
+    """The part of a session that is counted."""
 
     @property
     def streams(self) -> Sized:

@@ -61,7 +61,7 @@ class Sending(ABC):
 
     @abstractmethod
     def _close_if_ended(self, stream: Stream) -> None:
-        """Close the stream if it is over now that this side, or the peer, has ended."""
+        """Close the stream if it is over, after this side or the peer has ended it."""
 
     def _write(self, frame: bytes) -> None:
         self.out.append(frame)
@@ -74,7 +74,8 @@ class Sending(ABC):
         return out
 
     def send_head(self, stream: Stream, block: bytes, *, ends: bool = False, is_interim: bool = False) -> None:
-        """Begin the answer or request; `ends` if it has no body, `is_interim` if an answer is still to follow."""
+        """Begin the answer or request; `ends` if it has no body, `is_interim` if it is an interim answer that another
+        one follows."""
         if stream.reset_code is not None or self.failed is not None:
             return
         if not is_interim:
@@ -119,7 +120,8 @@ class Sending(ABC):
         if stream.send_window > 0:
             self._turns[stream] = None
             if len(self._turns) == 1:
-                # It waits for its turn behind other streams; a later `send_queued` reports when it is drained.
+                # With other streams queued, this one waits for its turn; a later `send_queued` reports when it is
+                # drained.
                 self.send_queued()
 
     def end_stream(self, stream: Stream) -> None:
@@ -157,7 +159,7 @@ class Sending(ABC):
 
     @property
     def is_shut(self) -> bool:
-        """Whether the peer takes no byte of any body for now: the connection's window is used up."""
+        """Whether the connection's window is used up, so that the peer takes no byte of any body for now."""
         return self._send_window <= 0
 
     def _send_end(self, stream: Stream) -> None:
@@ -231,7 +233,7 @@ class Receiving(Sending):
         self._open_stream(stream)
 
     def unread(self, stream: Stream, size: int) -> None:
-        """`size` bytes of the stream's body wait to be read."""
+        """Record that `size` bytes of the stream's body wait to be read."""
         if self.streams.get(stream.id) is not stream:
             return
         was_over = self._unread_bytes > MOST_UNREAD_BYTES

@@ -1,8 +1,8 @@
 """The input of one HTTP/2 connection, on either side (RFC 9113): frames in, events out.
 
-An error of one stream resets the stream, an error of the connection ends it (`failed`), and frames that cost more than
-they are worth are limited (`budget`).  Header blocks are decoded even if their messages are dropped, because later
-blocks depend on the table.  What a block means differs between the sides, and is up to `session` and `client_session`.
+An error of one stream resets the stream, an error of the connection ends it (`failed`), and frames that cost work
+without use are limited (`budget`).  Header blocks are decoded even if their messages are dropped, because later blocks
+depend on the table.  The meaning of a block differs between the sides: `session` and `client_session` determine it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from gateway.http.http2.streams import (
 )
 
 _FRAME_OF_SETTINGS: Final = 192
-"""Bytes of settings that count as another frame: regular clients send a tenth."""
+"""Bytes of settings that count as one more frame; regular clients send a tenth of this."""
 
 _SMALL: Final = 1_024
-"""A piece of a body that is shorter (bytes) is joined with the piece that was read before it."""
+"""If a piece of a body has fewer bytes than this, it is joined with the preceding piece."""
 
 Head = TypeVar("Head")
 """The head of a message as a side understands it: a request, or a reply."""
@@ -65,16 +65,16 @@ class Reading(Ending, Generic[Head]):
     def __init__(self, counts: SessionCounts, most_block_bytes: int, understand: Callable[[FieldList], Head]) -> None:
         super().__init__(counts)
         self._most_block_bytes = most_block_bytes
-        """Bound on a header block, and on what it decodes to."""
+        """Bound on the bytes of a header block, and on its decoded bytes."""
         self._reader = BlockReader(most_block_bytes, understand)
         self._budget = Budget()
         self.flood: Kind | None = None
         """The kind of frames of which the peer has sent too many, or None."""
         self._unparsed = b""
         self._consumed = 0
-        """Bytes at the begin of the unparsed input that have been read; 0 unless `has_more`."""
+        """Bytes at the beginning of the unparsed input that have been read; 0 unless `has_more`."""
         self.has_more = False
-        """Whether input is left that has only to be read."""
+        """Whether complete input is left to be read."""
         self._has_settings = False
         self._now = 0.0
         self._events: list[Event] = []
@@ -139,7 +139,7 @@ class Reading(Ending, Generic[Head]):
         return events
 
     def _read_preface(self, data: bytes) -> int:
-        """Where the frames begin in these bytes; -1 if more has to come first."""
+        """The position of the first frame in these bytes; -1 if more bytes are needed."""
         return 0
 
     def _read(self, data: bytes, at: int, most_heads: int, most_frames: int) -> None:
@@ -159,7 +159,7 @@ class Reading(Ending, Generic[Head]):
                 break
             at = begin + size
             if (most_heads if kind == frames.HEADERS else most_frames) <= 0:
-                # Nothing is copied: the rest may be long, and be read a few frames at a time.
+                # The rest is not copied, because it may be long, and is read a few frames at a time.
                 self.has_more, self._unparsed, self._consumed = True, data, begin - frames.HEAD_BYTES
                 return
             if kind == frames.HEADERS:
@@ -254,7 +254,7 @@ class Reading(Ending, Generic[Head]):
         if not self._may_be_late(stream_id):
             raise SessionError(ErrorCode.STREAM_CLOSED)
         if 0 < size <= self._late_bytes:
-            # It was sent within the window of a stream that was reset meanwhile (section 5.1), as on an open one.
+            # The frame was sent within the window of a stream that was reset meanwhile (section 5.1), so it is allowed.
             self._late_bytes -= size
         else:
             self._spend_late()
@@ -292,7 +292,7 @@ class Reading(Ending, Generic[Head]):
         if data:
             events = self._events
             if events and len(data) < _SMALL and isinstance(last := events[-1], DataReceived) and last.stream is stream:
-                # Each piece has its price further on, however small it is.
+                # Join small pieces, because each piece costs the same further on, whatever its size.
                 events[-1] = DataReceived(stream, last.data + data, last.size + size)
             else:
                 events.append(DataReceived(stream, data, size))
@@ -360,7 +360,7 @@ class Reading(Ending, Generic[Head]):
                 raise SessionError(ErrorCode.PROTOCOL_ERROR)
         self.peer_streams = settings.get(Setting.MAX_CONCURRENT_STREAMS, self.peer_streams)
         window = settings.get(Setting.INITIAL_WINDOW_SIZE)
-        # Once for each frame: each change goes over all streams.
+        # Apply the window once for each frame, because each change goes over all streams.
         if window is not None and not self._change_windows(window):
             raise SessionError(ErrorCode.FLOW_CONTROL_ERROR)
         self._write(frames.SETTINGS_ACK)
@@ -390,7 +390,7 @@ class Reading(Ending, Generic[Head]):
         self._end_unprocessed(int.from_bytes(payload[:4], "big") & frames.LAST_STREAM_ID)
 
     def _end_unprocessed(self, last_id: int) -> None:
-        """Handle what GOAWAY says: the peer processes no stream of this side's after `last_id`."""
+        """Handle GOAWAY: the peer processes no stream of this side after `last_id`."""
 
     def _take_window(self, payload: bytes, flags: int, stream_id: int) -> None:
         if len(payload) != 4:
@@ -421,7 +421,7 @@ class Reading(Ending, Generic[Head]):
     # -- stream errors
 
     def _reset_for_error(self, stream: Stream, code: ErrorCode) -> None:
-        """Reset a stream because of an error of the peer's."""
+        """Reset a stream because of an error of the peer."""
         self._spend(Kind.RESET)
         self.reset(stream, code)
         self._events.append(StreamReset(stream, is_by_peer=False))

@@ -40,7 +40,7 @@ class Notes(Protocol):
     def note_join(
         self, line: Repeated, began: float, client: LiveClient, first_byte_s: float, subscribers: int
     ) -> None:
-        """The same, for a line that others have the most of in common with."""
+        """Write a line of a live read, as of now.  `line` has the values that it shares with other lines."""
 
 
 class _Open:
@@ -198,7 +198,7 @@ class _Watched(_Open):
             self._detach()
 
     def record_end(self, outcome: Outcome, reason: CloseReason) -> None:
-        """The same: their ends are recorded one by one."""
+        """Write no more interim lines; the ends of the reads are recorded one by one."""
         self.discard()
 
 

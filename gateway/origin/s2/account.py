@@ -117,11 +117,13 @@ class Basin:
         return stream
 
     def stream_to_append(self, name: str, change: Json, now: float) -> Stream:
-        """The same, but created if the basin creates streams on append.  Raises Refused (404, 422)."""
+        """The stream of this name; created if it is missing and the basin creates streams on append.  Raises Refused
+        (404, 422)."""
         return self._stream_or_created(name, change, now, creates=self.config.creates_on_append)
 
     def stream_to_read(self, name: str, change: Json, now: float) -> Stream:
-        """The same, but created if the basin creates streams on read.  Raises Refused (404, 422)."""
+        """The stream of this name; created if it is missing and the basin creates streams on read.  Raises Refused
+        (404, 422)."""
         return self._stream_or_created(name, change, now, creates=self.config.creates_on_read)
 
     def page(self, query: PageQuery, now: float) -> Page[Stream]:

@@ -1,7 +1,7 @@
 """One stream of an HTTP/2 connection as the channel of one request.
 
 Handlers and live answers make heads and chunks in the form of HTTP/1.1.  The channel drops what concerns only that
-version's connections and encodes the rest.  Bytes that many streams are sent are converted once for all of them.
+version's connections and encodes the rest.  Bytes that are sent to many streams are converted once for all of them.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class StreamChannel(Handling):
         self._sent_bytes = 0
         """Bytes of the stream that had been sent at the last check for progress."""
         self._waiting_to = 0
-        """Bytes of the stream that will have been sent once the client has taken all that waited then."""
+        """Bytes of the stream that will have been sent once the client has taken everything that waited at the last
+        check for progress."""
         self._is_bodiless = False
         """Whether the answer has no body, whatever its head says (RFC 9110 section 6.4.1)."""
         self.cut_reason: CloseReason | None = None
@@ -133,14 +134,14 @@ class StreamChannel(Handling):
 
     @property
     def is_full(self) -> bool:
-        """Whether the client has left so much unread that nothing more may be written."""
+        """Whether the client has so many unread bytes that no more may be written."""
         stream = self.stream
-        # Writes to a stream that was reset are dropped, and no event would ever report room there.
+        # A stream that was reset is never full: writes to it are dropped, and no event would ever report room in it.
         return stream.reset_code is None and (stream.queued_bytes > 0 or self._connection.session.is_blocked)
 
     @property
     def is_live(self) -> bool:
-        """Whether a live read is answered."""
+        """Whether a live read is being answered."""
         return self.sse_route is not None or self.live_use is not None
 
     @property
@@ -171,7 +172,7 @@ class StreamChannel(Handling):
         return self._http2_request.alias if self._generation == self._clients.joins.generation else None
 
     def holdings(self) -> Iterator[Holding]:
-        """The bytes that it refers to and that others may refer to as well."""
+        """The bytes that the channel refers to and that others may refer to as well."""
         if self.shared is not None:
             yield Holding(self.shared, min(self.shared_bytes, self.stream.queued_bytes))
         if self._live is not None:
@@ -333,7 +334,7 @@ class StreamChannel(Handling):
             raise ConnectionResetError("the client has left")
 
     def drain(self) -> None:
-        """Go on writing: there is room again."""
+        """Go on writing, because there is room again."""
         if self.is_full:
             return
         self._has_room()
@@ -346,7 +347,7 @@ class StreamChannel(Handling):
             self._set_deadline()
 
     def close(self) -> None:
-        """Drop what refers to the channel: it is over."""
+        """Drop all references to the channel, because it is over."""
         self._request = None
         if self._write_timer is not None:
             self._write_timer.dispose()
@@ -363,7 +364,7 @@ class StreamChannel(Handling):
         stream = self.stream
         if not stream.queued_bytes:
             return
-        # A quiet live read is not a slow one: there may have been no more to take.
+        # A quiet live read is not a slow one: there may have been no more bytes to take.
         has_taken_all = self.sse_route is not None and stream.sent_bytes >= self._waiting_to
         is_blocked = self._connection.session.is_blocked
         if has_taken_all or is_blocked or self._clients.keeps_up(stream.sent_bytes - self._sent_bytes):
@@ -374,7 +375,7 @@ class StreamChannel(Handling):
         self.abort()
 
     def abort(self) -> None:
-        """Reset the stream: after an orderly end a truncated body would look complete."""
+        """Reset the stream, because a truncated body would look complete after an orderly end."""
         if self.stream.reset_code is None:
             self._connection.reset(self, ErrorCode.CANCEL if self.cut_reason else ErrorCode.INTERNAL_ERROR)
 
@@ -396,8 +397,8 @@ class StreamChannel(Handling):
             self.send_chunk(chunk, size)
 
     def write_first(self, joined: bytes, chunk: bytes, size: int) -> None:
-        """Write `joined`, the head of a live answer and the first piece of its body, which is `chunk`, as in
-        `send_chunk`."""
+        """Write `joined`, which is the head of a live answer and the first piece of its body; `chunk` is that piece, as
+        in `send_chunk`."""
         self.write_head(joined[: -len(chunk)], chunk, size)
 
     def send_chunk(self, chunk: bytes, size: int) -> None:
@@ -406,7 +407,7 @@ class StreamChannel(Handling):
             self._send_live(_chunk_data(chunk), size)
 
     def send_view(self, piece: memoryview) -> None:
-        """Write a piece of a live body that many clients are sent, without copying it."""
+        """Write a piece of a live body without copying it, because many clients receive the same piece."""
         if self.stream.reset_code is None:
             self._send_live(piece, len(piece))
 
@@ -426,7 +427,7 @@ class StreamChannel(Handling):
         if in_order:
             self.end_response()
         else:
-            # Only an error shows that the body is truncated.
+            # Only a reset shows that the body is truncated.
             self.abort()
         if (route := self.sse_route) is not None:
             end_sse(self, self._clients, route, reason, in_order=in_order)

@@ -1,9 +1,10 @@
 """One client's HTTP/2 connection: its transport, its deadlines, and the channels of its streams.
 
-The session (`gateway.http.http2`) implements the protocol.  The connection answers a request from remembered bytes if
-it can, by the alias that the request would have in HTTP/1.1; any other request gets a channel and goes to the handler.
+The session (`gateway.http.http2`) implements the protocol.  The connection looks a request up by its alias, the bytes
+of the same request in HTTP/1.1, and sends the remembered answer if there is one.  Any other request gets a channel and
+goes to the handler.
 
-Output of one turn of the loop is written at once.
+All output of one turn of the loop is written together.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from gateway.server.remembered import RememberedAnswer
 _log = logging.getLogger("gateway.server")
 
 HEADS: Final = 4
-"""Heads that are read before it is asked whether the turn is late: about a quarter of a millisecond's."""
+"""Heads that are read between two checks whether the turn is late: about a quarter of a millisecond of work."""
 FRAMES: Final = 64
-"""Other frames that are read before it is asked again: about a fifth of a millisecond's."""
+"""Other frames that are read between two such checks: about a fifth of a millisecond of work."""
 REMEMBERED_HEADS: Final = 16
-"""The same after input whose requests were all answered from remembered bytes: they take a tenth of the time, and their
-first batch does not wait."""
+"""Heads that are read between two such checks, after input whose requests were all answered from remembered bytes.
+Such requests take a tenth of the time, and their first batch does not wait."""
 MOST_INPUT: Final = 1 << 16
 """Input that waits to be read, in bytes, above which the transport is not read."""
 _FLUSH_BYTES: Final = 1 << 15
@@ -85,13 +86,13 @@ class Http2Connection(TimedHttp2Connection):
         self._unanswered: list[StreamChannel] = []
         """Channels to be answered once the whole input has been read, so that small bodies are whole by then."""
         self._heads = HEADS
-        """Heads that are read before it is asked whether the turn is late."""
+        """Heads that are read between two checks whether the turn is late."""
         self._next_heads = 0
-        """The same for the next input, as far as this one's requests show; 0 without a request."""
+        """The value of `_heads` for the next input, by the requests of this input; 0 if it has no request."""
         self._client = client
         self._is_local = is_local
         self._is_waiting = False
-        """Whether the first of them, or further input, waits for its turn."""
+        """Whether the first unanswered request, or further input, waits for its turn."""
         self._is_held = False
         """Whether the transport is not read because enough input waits."""
         self._is_reading = False
@@ -148,13 +149,13 @@ class Http2Connection(TimedHttp2Connection):
         self.data_received(data)
 
     def data_received(self, data: bytes) -> None:
-        # To ask about each head would cost hits a quarter of their time.
+        # A check for each head would cost hits a quarter of their time.
         is_asked = self.session.has_more or (self._heads == HEADS and self.clients.turns.has_begun)
         self._read(data, 0 if is_asked else self._heads)
 
     def _read(self, data: bytes, most_heads: int, is_turn: bool = False) -> None:
         """Read input with up to `most_heads` heads, and answer; then read on as long as the turn is not late.  If
-        `is_turn`, the first answer is not asked about."""
+        `is_turn`, the first request is answered even if the turn is late."""
         session, clients = self.session, self.clients
         self._is_reading = True
         try:
@@ -172,7 +173,8 @@ class Http2Connection(TimedHttp2Connection):
             self._end_input()
 
     def _receive(self, data: bytes, most_heads: int) -> None:
-        """Read input with up to `most_heads` heads.  What its requests were decides how many are read at once next."""
+        """Read input with up to `most_heads` heads.  Its requests decide how many heads of the next input are read at
+        once."""
         self._next_heads = 0
         # After a failure the session reads nothing.
         for event in self.session.receive(data, self.clients.now(), most_heads, FRAMES if most_heads else 0):
@@ -181,12 +183,13 @@ class Http2Connection(TimedHttp2Connection):
 
     @property
     def _has_requests(self) -> bool:
-        """Whether what waits is requests.  Input that is left is read before a request is answered, and if the last
-        part of it had none, neither will the next one."""
+        """Whether requests wait, rather than other input.  Unread input is read before any request is answered.  If its
+        last part had no request, the next part is expected to have none either."""
         return self._next_heads > 0 or not self.session.has_more
 
     def _read_on(self) -> None:
-        """Read what is left of the input as long as the turn is not late, and no more from the transport meanwhile."""
+        """Read the rest of the input as long as the turn is not late.  Nothing more is read from the transport
+        meanwhile."""
         session, clients = self.session, self.clients
         while session.has_more and not self._is_waiting:
             if clients.turns.must_wait(self, is_request=self._has_requests):
@@ -197,7 +200,7 @@ class Http2Connection(TimedHttp2Connection):
         self._hold_input()
 
     def _hold_input(self) -> None:
-        """Read the transport no longer, or again, by how much input waits."""
+        """Stop or resume reading from the transport, depending on how much input waits."""
         session, transport = self.session, self.transport
         if transport is None or transport.is_closing() or session.failed is not None or self._has_ended:
             return
@@ -210,7 +213,8 @@ class Http2Connection(TimedHttp2Connection):
                 transport.resume_reading()
 
     def _answer(self, *, is_turn: bool = False) -> None:
-        """Answer the requests that need not wait for their turn; if `is_turn`, the first is not asked about."""
+        """Answer the requests that need not wait for their turn; if `is_turn`, the first is answered even if the turn
+        is late."""
         unanswered, turns = self._unanswered, self.clients.turns
         while unanswered and not self._is_waiting:
             channel = unanswered[0]
@@ -224,12 +228,12 @@ class Http2Connection(TimedHttp2Connection):
                 channel.answer()
 
     def take_turn(self) -> None:
-        """Read the input that had to wait for its turn; if none had to, answer the request that had."""
+        """Read the input that had to wait for its turn; without such input, answer the request that had to wait."""
         self._is_waiting = False
         if self.transport is None:
             self._unanswered.clear()
         elif self.session.has_more:
-            # Before any answer, because it may take requests back that wait.
+            # The input is read before any request is answered, because it may reset requests that wait.
             self._read(b"", self._heads)
         else:
             self._read(b"", 0, is_turn=True)
@@ -239,7 +243,7 @@ class Http2Connection(TimedHttp2Connection):
             case RequestReceived(stream, request, is_whole):
                 self._is_active = True
                 if stream.reset_code is not None or self.session.failed is not None:
-                    # Reset again by a later frame of the same input, after its head has been decoded.
+                    # The stream was reset by a later frame of the same input, after its head had been decoded.
                     self._next_heads = HEADS
                     self.clients.turns.count_begun()
                 elif (
@@ -261,8 +265,8 @@ class Http2Connection(TimedHttp2Connection):
                         opened.read_body()
                     self._unanswered.append(opened)
                 if self.clients.is_draining:
-                    # Of a connection that is newer than the drain: a GOAWAY before its first request could send the
-                    # client round in circles.
+                    # The connection may be newer than the drain.  It gets its GOAWAY only now, because a client that
+                    # gets one before its first request could reconnect for ever.
                     self.begin_leaving()
             case DataReceived(stream, data, size):
                 if (channel := self._channels.get(stream)) is not None:
@@ -283,7 +287,7 @@ class Http2Connection(TimedHttp2Connection):
                     channel.drain()
                     self.check(channel)
             case ConnectionEvent.PING_ACK:
-                # The requests behind it are answered: then the timer sends the last GOAWAY.
+                # If input behind the PING is unread, its requests are still answered, and the timer sends the GOAWAY.
                 if self._leave_timer.is_set and not self.session.has_more:
                     self._leave_timer.clear()
                     self._send_last_goaway()
@@ -291,7 +295,8 @@ class Http2Connection(TimedHttp2Connection):
     # -- requests
 
     def _is_remembered(self, stream: Stream, request: Http2Request) -> bool:
-        """Answer the request from remembered bytes, or begin its live answer by them; False if neither is possible."""
+        """Answer the request with remembered bytes, or begin the live answer that they identify; False if neither is
+        possible."""
         clients, alias = self.clients, request.alias
         assert alias is not None
         if clients.find is None or (found := clients.find(alias)) is None:
@@ -370,14 +375,14 @@ class Http2Connection(TimedHttp2Connection):
         self.check(channel)
 
     def finish_and_close(self) -> None:
-        """Answer what has been asked, nothing more, and close."""
+        """Answer the requests that have arrived, and close."""
         self.session.send_goaway(is_final=True)
         self.wake()
 
     def wake(self) -> None:
-        """Write the session's output: now if it is large, and what is queued behind it at the end of the loop's turn.
+        """Write the session's output now if it is large, and the output queued behind it at the end of the loop's turn.
 
-        Queued output is not written now: the writers that have room again would be called before their writes return.
+        Queued output is not written now: otherwise writers with new room would be called before their writes return.
         """
         if self.session.out_bytes >= _FLUSH_BYTES:
             self._write()
@@ -421,7 +426,7 @@ class Http2Connection(TimedHttp2Connection):
         if transport is None:
             return
         if transport.is_closing():
-            # The rest still has to be taken by the client, and no other event will follow.
+            # The client still has to take the rest, and no other event will follow.
             self._expect_progress(transport)
             return
         self._write_timer.clear()

@@ -1,8 +1,8 @@
 """The deadlines of a client's HTTP/2 connection, and how it ends.
 
-The preface and each head have to be complete in time, a quiet connection is closed after the keep-alive timeout, and a
-client has to go on taking what is written.  A drain sends two GOAWAY frames, a failed session sends one; then the
-connection is closed once the requests in progress are answered and the client has taken the last bytes.
+The preface and each head have to be complete in time.  A quiet connection is closed after the keep-alive timeout.  A
+client has to go on reading its answers.  A drain sends two GOAWAY frames, and a failed session sends one.  The
+connection is closed once the requests in progress are answered and the client has read the last bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gateway.telemetry.access_record import CloseReason
 
 _LINGER_S: Final = 1.0
 _LEAVE_S: Final = 1.0
-"""Seconds in which a client may still begin requests after a GOAWAY, before it has heard of it."""
+"""Seconds after the first GOAWAY in which a client may still begin requests, because it may not have read it yet."""
 _IDLE_CHECKS: Final = 4
 """Checks of an idle connection per keep-alive timeout; this many quiet ones in a row close it."""
 
@@ -62,13 +62,13 @@ class TimedHttp2Connection(asyncio.Protocol):
         self._has_ended = False
         """Whether the client has half-closed: it sends no more, and may wait for its answers."""
         self._has_probed = False
-        """Whether it has been sent something since the last look at whether it is still there."""
+        """Whether a probe has been sent to a half-closed client since the last check that it is still connected."""
         self._is_ended = False
         """Whether the session has failed and `_end` has handled it."""
         self._is_active = False
         """Whether the client has sent a request since the last check for idleness."""
         self._is_shed = False
-        """Whether it is being dropped because too much memory is held."""
+        """Whether the connection is being dropped because its client is slow or too much memory is held."""
         self._quiet_checks = 0
         self._unsent = 0
         wheel = clients.wheel
@@ -94,11 +94,11 @@ class TimedHttp2Connection(asyncio.Protocol):
 
     @abstractmethod
     def holdings(self) -> Iterable[Holding]:
-        """The bytes that its streams refer to and that others may refer to as well."""
+        """The bytes that the connection's streams refer to and that others may refer to as well."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Write what is to be sent, as far as the transport takes it."""
+        """Write the session's output, as far as the transport takes it."""
 
     @property
     def unsent_bytes(self) -> int:
@@ -123,7 +123,7 @@ class TimedHttp2Connection(asyncio.Protocol):
         self._idle_timer.set(limits.keepalive_timeout_s / _IDLE_CHECKS)
 
     def _update_deadlines(self) -> None:
-        """Set the deadlines for what the connection waits for next."""
+        """Set the deadline of the event that the connection waits for next."""
         session = self.session
         if session.flood is not None:
             self.clients.note_flood(self.use, session.flood.value)
@@ -142,7 +142,7 @@ class TimedHttp2Connection(asyncio.Protocol):
     def _check_idle(self) -> None:
         limits, transport = self.clients.limits, self.transport
         if transport is not None and transport.is_closing():
-            # The client may have closed the connection without reading what is left.
+            # The client may have closed the connection without reading the rest.
             if not self._write_timer.is_set:
                 self._expect_progress(transport)
             return
@@ -185,7 +185,7 @@ class TimedHttp2Connection(asyncio.Protocol):
         self._close_if_over()
 
     def _look_after(self, transport: asyncio.Transport) -> None:
-        """Drop a client that has half-closed if it is gone."""
+        """Probe a client that has half-closed, and drop it if it is gone."""
         if is_refused(transport):
             transport.abort()
             return
@@ -228,7 +228,8 @@ class TimedHttp2Connection(asyncio.Protocol):
         """Do nothing: the connection closes behind its last GOAWAY."""
 
     def begin_leaving(self) -> None:
-        """Send a GOAWAY, unless one is sent: requests in progress and on their way are answered."""
+        """Send a GOAWAY, unless one has been sent.  Requests in progress and requests on their way are still
+        answered."""
         if self.session.failed is not None or self.session.has_sent_goaway or self.transport is None:
             return
         self.session.send_goaway(is_final=False)
@@ -243,7 +244,7 @@ class TimedHttp2Connection(asyncio.Protocol):
     def _close_if_over(self) -> None:
         """Close the connection if either side is leaving and no request is open."""
         session = self.session
-        # What waits to be read may be requests: those behind the client's GOAWAY are answered as well.
+        # Unread input may hold requests, and those behind the client's GOAWAY are answered as well.
         is_ending = (
             session.last_answered_id is not None or self._has_ended or (session.has_goaway and not session.has_more)
         )
@@ -251,7 +252,7 @@ class TimedHttp2Connection(asyncio.Protocol):
             self._close()
 
     def _close(self) -> None:
-        """Close once the client has taken what is written; that is bounded by the write timeout."""
+        """Close once the client has read the last bytes, for which it has the write timeout."""
         transport = self.transport
         if transport is not None and not transport.is_closing():
             self.flush()
