@@ -36,7 +36,7 @@ from gateway.upstream.s2_client import S2Client
 ALLOWED: Final = "GET, HEAD, PUT, POST, DELETE, OPTIONS"
 
 _PASSED: Final = ("Via", "CDN-Loop", "Forwarded", "X-Forwarded-For", "traceparent", "tracestate")
-"""Headers beside the credentials that S2 requests carry on."""
+"""Headers that S2 requests pass on, in addition to the credentials."""
 
 _MOST_WAIT_S: Final = 60
 """S2's longest wait of a unary read."""
@@ -48,7 +48,7 @@ class _Bridged:
 
     name: str
     base: str
-    """Its URL with the path of the origin."""
+    """The URL of the route, with the path of the origin."""
     public: str
     """An origin's URL, as a Location has it."""
     content: Content
@@ -98,7 +98,7 @@ class Bridge:
         except GatewayError as error:
             requester.failed(error)
         except Exception:
-            # A bug: the requester must not wait for ever.
+            # The error is a bug, but the requester must not wait for ever.
             requester.failed(UpstreamBroken())
             raise
         else:

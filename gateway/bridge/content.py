@@ -22,9 +22,9 @@ JSON bodies are cut into messages without a change to any of them (section 7.1).
 array of messages: exactly one level of array is removed.  The messages keep their bytes.  Parsed and written again they
 would not: numbers would lose digits, and objects repeated names.
 
-To parse is to make an object of each value, and arrays and objects are the dear ones: 2 MiB of `[]` took 0.2 s of
-processor time.  More than half of that was the collector, which new containers start and which can find nothing among
-those of a parser, so it rests meanwhile.  The rest is bounded by counting them first.
+A parser makes an object of each value, and arrays and objects cost the most: 2 MiB of `[]` took 0.2 s of processor
+time.  More than half of that was the garbage collector, which new containers start.  It can find no garbage among the
+containers of a parser, so it is stopped meanwhile.  The other half is bounded by counting the containers first.
 """
 
 from __future__ import annotations
@@ -173,14 +173,14 @@ def _containers(body: bytes) -> int:
     most = body.count(b"[") + body.count(b"{")
     if most <= MOST_CONTAINERS:
         return most
-    # Without the strings, whose brackets are none.
+    # Leave out the strings, whose brackets begin no container.
     outside = b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
     return outside.count(b"[") + outside.count(b"{")
 
 
 @contextmanager
 def _collector_at_rest() -> Iterator[None]:
-    """Keep the collector from looking through what a parser has just made."""
+    """Stop the garbage collector, which would only look through the objects that a parser has just made."""
     if not gc.isenabled():
         yield
         return
@@ -245,7 +245,7 @@ class BytesContent(Content):
 
 
 class JsonContent(Content):
-    """A message a record."""
+    """The content in which each record is one JSON message."""
 
     def __init__(self) -> None:
         super().__init__(JSON_TYPE)
@@ -258,7 +258,7 @@ class JsonContent(Content):
 
 
 class EnvelopeContent(Content):
-    """A record a message, with its headers and its timestamp."""
+    """The content in which each message is a record with its headers and its timestamp."""
 
     def __init__(self) -> None:
         super().__init__(JSON_TYPE)

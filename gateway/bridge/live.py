@@ -5,7 +5,7 @@ and a control event.  A sign of life is a comment, or the control event that say
 tail.
 
 The answer ends in order when the session is lost, when the origin ends or refuses it, and when records have been
-trimmed that were to come next.  The client comes back to where it was, and a unary answer tells it why.
+trimmed that were to come next.  The client reconnects at its position, and a unary answer gives it the reason.
 """
 
 from __future__ import annotations

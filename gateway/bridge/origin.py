@@ -39,7 +39,7 @@ from gateway.upstream.s2_client import (
 )
 
 _MOST_INCARNATIONS: Final = 3
-"""How many incarnations of a stream one read meets before it fails."""
+"""The most incarnations of a stream that one read meets before it fails."""
 
 _MOST_COMMAND_BYTES: Final = 64
 """Metered bytes of the largest command: a fence with 36 bytes of token has 51."""

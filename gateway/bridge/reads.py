@@ -44,7 +44,7 @@ class _CreatedAgain(UpstreamBroken):
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Where a stream ends now."""
+    """The present tail of a stream."""
 
     seq_num: int
     is_closed: bool

@@ -67,10 +67,10 @@ class MadeBody:
             self._changed()
 
     def retire(self) -> None:
-        """It came by no connection."""
+        """Do nothing, because the body has no connection."""
 
     def finish(self) -> None:
-        """It is complete."""
+        """Record that the body is complete."""
         if not self._is_over:
             self._is_complete = True
             self.has_ended = not self._pieces
@@ -220,16 +220,16 @@ def refusal(refused: S2Refused, *, creates: bool = False) -> Made:
 
 @dataclass(frozen=True, slots=True)
 class BridgedRequest:
-    """One request of the engine's."""
+    """One request of the engine."""
 
     call: Call
     content: Content
     offset: str | None
     cursor: str | None
     wait_s: int
-    """How long a long-poll waits."""
+    """Seconds that a long-poll waits."""
     lifetime_s: float
-    """After how long an SSE answer ends."""
+    """Seconds after which an SSE answer ends."""
     location: str
     """The stream's URL at the origin."""
     clock: Clock
@@ -256,6 +256,6 @@ class BridgedRequest:
         return f'"{self.call.sighting.identity}:{self.start_offset}:{end}{":c" if is_closed else ""}"'
 
     def add_page(self, page: Page) -> None:
-        """A page is part of the answer."""
+        """Report the trims of a page that is a part of the answer."""
         if page.trimmed:
             self.on_trim(page.trimmed)
