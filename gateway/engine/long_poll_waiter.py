@@ -106,7 +106,7 @@ class Polls(Protocol):
         """The 204 of a wait that has timed out, if the follower confirms the tail."""
 
     async def timeout_asking(self, read: Read, stream: Stream) -> Answer:
-        """The same when the origin has to be asked."""
+        """The answer to a wait that has timed out, if the origin has to be asked for the tail."""
 
     async def answer(self, read: Read) -> Answer | WaitingPoll:
         """Answer a long-poll that starts again, or return its new place."""

@@ -56,7 +56,7 @@ S2_HEADERS: Final = (
     "s2-request-token",
     "s2-stream-config",
 )
-"""The same on a route to an S2 origin."""
+"""Request headers that scripts may send on a route to an S2 origin."""
 
 EXPOSED_HEADERS: Final = (
     names.STREAM_NEXT_OFFSET,
