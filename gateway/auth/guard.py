@@ -182,8 +182,10 @@ class Guard:
         return Forbidden(text, self._challenge("insufficient_scope", text))
 
     def find_credential(self, asked: Asked) -> tuple[Credential | None, bool]:
-        """The request's credential with its rule, and whether the request has a credential at all.  The former is None
-        if no rule knows the credential.  Raises BadCredential."""
+        """The request's credential with its rule, and whether the request has a credential at all.
+
+        The credential is None if no rule knows it.  Raises BadCredential.
+        """
         bearer = self._bearer(asked)
         has_one = bearer is not None
         unread: BadCredential | None = None

@@ -219,7 +219,7 @@ class TimedConnection(Handling, asyncio.Protocol):
         self._set_deadline(max(0.0, self._window.start_waiting(unsent, clients.loop.time(), window_s)))
 
     def _end_window(self) -> None:
-        """The client has taken enough for more to be written."""
+        """Credit the client with the bytes that it has taken in this window."""
         if self._window is not None and self.transport is not None:
             self._window.stop_waiting(self.transport.get_write_buffer_size(), self._clients.loop.time())
 

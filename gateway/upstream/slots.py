@@ -283,8 +283,8 @@ class Slots:
     # -- slots
 
     def take_slot(self, lane: Lane, client: str, *, has_turn: bool = False) -> bool:
-        """Take a slot for the client.  Returns False, with nothing taken, if none is free, or if earlier requests wait
-        and this request has no turn (`has_turn`)."""
+        """Take a slot for the client.  Returns False, with nothing taken, if no slot is free, if the client is at its
+        bound, or if earlier requests wait and this request has no turn (`has_turn`)."""
         of_all, of_host = self._all.taken_by, lane.taken_by
         all_taken, host_taken = of_all.get(client, 0), of_host.get(client, 0)
         if (
@@ -354,7 +354,8 @@ class Slots:
     # -- waiting
 
     def wait(self, lane: Lane, clients: Iterable[str], on_slot: Callable[[], None]) -> Waiting:
-        """Wait for a slot under these clients until `cancel_wait` is called.  Raises NoSlot if too many wait."""
+        """Queue a request of these clients; `on_slot` is called once it has a slot.  A caller that gives up calls
+        `cancel_wait`, with a slot or without.  Raises NoSlot if too many wait."""
         clients = tuple(clients)
         is_bound = all(self._is_at_bound(lane, client) for client in clients)
         waiting = Waiting(lane, on_slot, Delay.CLIENT if is_bound else Delay.CONNECTIONS)

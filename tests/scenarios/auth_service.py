@@ -7,15 +7,26 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from aiohttp import ClientSession
 from joserfc.jwk import Key
 
-from tests.scenarios.conftest import Hostile
+from tests.scenarios.conftest import Edge, Hostile
 from tests.scenarios.credentials import KEYS
 from tests.scenarios.hostile import Asked, HostileOrigin, answer
 
 
 def key_set(keys: Iterable[Key]) -> bytes:
     return json.dumps({"keys": [key.as_dict(private=False) for key in keys]}).encode()
+
+
+async def probe_and_metrics(edge: Edge, prefix: str) -> tuple[str, set[str]]:
+    """The last line of the verbose probe, and the lines of metrics whose names begin with `prefix`."""
+    async with ClientSession(edge.gateway.admin_url) as session:
+        async with session.get("/readyz?verbose") as reply:
+            probe = (await reply.text()).splitlines()
+        async with session.get("/metrics") as reply:
+            metrics = (await reply.text()).splitlines()
+    return probe[-1], {line for line in metrics if line.startswith(prefix)}
 
 
 class AuthService:

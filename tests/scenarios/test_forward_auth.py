@@ -7,7 +7,6 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession
 
 from gateway.auth.verdicts import Revocation
 from gateway.origin.app import RunningOrigin
@@ -16,7 +15,7 @@ from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from gateway.server.authorising import BAD_AT_ONCE
 from gateway.server.connection import Connection
-from tests.scenarios.auth_service import AuthService
+from tests.scenarios.auth_service import AuthService, probe_and_metrics
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, part_of_stream
 from tests.scenarios.wire import Answer, Dropped, Wire
@@ -421,12 +420,7 @@ async def test_metrics_and_the_verbose_probe_show_the_state_of_a_service(
     edge = await started(start, origin, service)
 
     async def shown() -> tuple[str, set[str]]:
-        async with ClientSession(edge.gateway.admin_url) as session:
-            async with session.get("/readyz?verbose") as answer:
-                lines = (await answer.text()).splitlines()
-            async with session.get("/metrics") as answer:
-                text = await answer.text()
-        return lines[-1], {line for line in text.splitlines() if line.startswith("durable_gateway_auth_sub")}
+        return await probe_and_metrics(edge, "durable_gateway_auth_sub")
 
     where = f"service {service.url}/verify?a=b of route default"
     series = 'durable_gateway_auth_subrequests_total{{result="{}",route="default"}} {}.0'

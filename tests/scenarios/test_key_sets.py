@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession
 
 from gateway.auth.key_sets import LEAST_S
 from gateway.auth.rules import load_rules
 from gateway.origin.app import RunningOrigin
 from gateway.upstream.auth_services import FETCH_S, MOST_KEY_SET_BYTES
-from tests.scenarios.auth_service import AuthService, key_set
+from tests.scenarios.auth_service import AuthService, key_set, probe_and_metrics
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.credentials import ISSUER, KEYS, bearer, jwt_rule
 from tests.tls_origin import behind_tls, server_context
@@ -340,12 +339,7 @@ async def test_metrics_and_the_verbose_probe_show_the_state_of_a_key_set(
     edge = await started(start, origin, tmp_path, issuer)
 
     async def shown() -> tuple[str, set[str]]:
-        async with ClientSession(edge.gateway.admin_url) as session:
-            async with session.get("/readyz?verbose") as answer:
-                lines = (await answer.text()).splitlines()
-            async with session.get("/metrics") as answer:
-                text = await answer.text()
-        return lines[-1], {line for line in text.splitlines() if line.startswith("durable_gateway_auth_")}
+        return await probe_and_metrics(edge, "durable_gateway_auth_")
 
     await until_fetched(edge, 0, 1)
     assert (await edge.get("/shared/s", bearer("ada"))).status == 503
