@@ -1,6 +1,8 @@
-"""The life of one request: lookup -> hit | join | fetch | follow | pass -> deliver.
+"""The request pipeline: look a request up in memory, then answer it, join a shared fetch, follow the stream or relay.
 
-`catchup`, `long_poll` and `sse` decide how a read is answered.  `fetch_table` runs the fetches that readers share.
-`relay` passes on everything else and records what writes change.  A reply that is no part of a stream is relayed
-uncached: a generic shared cache (RFC 9111) would belong where `relay` is asked for a `NotShareable` answer.
+`catchup`, `long_poll` and `sse` answer the three kinds of read.  `fetch_table` runs the upstream fetches that readers
+share.  `relay` forwards all other requests, and `writes` records the effects of writes on the streams in memory.
+
+Replies that do not belong to a stream are relayed uncached.  A generic shared cache (RFC 9111) would hook in where a
+fetch ends in `NotShareable`.
 """

@@ -1,8 +1,8 @@
-"""An answer to a read, before any byte of it is written: status, headers, and the sources of its body.
+"""An answer to a read: the status, the headers, and the parts that make up the body.
 
-The body is a sequence of parts: bytes in memory, and the bodies of flights that may still be in the air.  JSON parts
-are the insides of arrays; the answer adds the brackets, and commas between the parts that are not empty.  The caller
-must always call `close`, which detaches the answer from its flights.
+A part is either bytes in memory or the body of a flight (a shared upstream fetch), which may still be arriving.  In
+JSON mode each part is the inside of an array.  The answer adds the brackets, and commas between non-empty parts.  The
+caller must always call `close`, which detaches the answer from its flights.
 """
 
 from __future__ import annotations
@@ -24,41 +24,40 @@ _UNSIZED: Final = count(1)
 
 
 class BodyRun(NamedTuple):
-    """The run of a stream that a body holds, from one offset to another; it never changes."""
+    """The range of a stream, from one offset to another, that a body holds."""
 
     stream: Stream
     start: str
     end: str
     edition: Edition
-    """The stream's edition when the first of these bytes was read."""
+    """The stream's edition when the first of these bytes was read.  The edition changes when bytes are dropped."""
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether data derived from these bytes may be kept for others, because the stream has dropped no bytes since
-        they were read."""
+        """Whether data derived from these bytes may be cached: the stream has dropped no bytes since the read."""
         return self.edition == self.stream.version.edition
 
 
 class NamedTail(NamedTuple):
-    """The tail of an open stream, as an answer states it."""
+    """The tail of an open stream, stated in an answer."""
 
     at: str
     version: Version
-    """The stream's version when the tail was stated.  When the version changes, the tail may have moved."""
+    """The stream's version when the tail was read.  After the version changes, the tail may have moved."""
 
 
 class _InMemory(NamedTuple):
-    """Bytes in memory."""
+    """A part whose bytes are in memory."""
 
     pieces: tuple[bytes, ...]
     size: int
     copied: int
     shared: SharedBytes
-    """The account of the bytes that are not copied."""
+    """The account of the bytes that the answer shares with others."""
 
 
 class Parts:
-    """The body so far, in order: bytes in memory and flights."""
+    """The parts of a body, in order."""
 
     __slots__ = ("_parts",)
 
@@ -71,7 +70,8 @@ class Parts:
 
     @property
     def size(self) -> int:
-        """The bytes known to be in the body; a flight counts with the bytes that have arrived or were announced."""
+        """The known size in bytes.  A flight counts with its announced length or its received bytes, if these are
+        more."""
         if not self._parts:
             return 0
         return sum(
@@ -80,8 +80,11 @@ class Parts:
         )
 
     def tag_size(self, is_json: bool) -> int | str:
-        """The body's length, for its entity tag: the bytes in memory and the length that the origin has announced for
-        the rest.  Without an announced length, a text that no other body has."""
+        """Return the body's length for use in its entity tag.
+
+        The length is that of the bytes in memory plus the lengths that the origin has announced for the flights.  If a
+        flight has no announced length, the result is a string that no other body has.
+        """
         if (length := self.length(is_json)) is not None:
             return length
         flights = [part.flight.expected for part in self._parts if not isinstance(part, _InMemory)]
@@ -90,31 +93,31 @@ class Parts:
 
     @property
     def copied(self) -> int:
-        """The number of bytes in memory that this answer alone holds, now or soon."""
+        """The number of bytes that only this answer keeps in memory, now or soon."""
         return sum(part.copied for part in self._parts if isinstance(part, _InMemory))
 
     def add_pieces(self, pieces: tuple[bytes, ...], copied: int, shared: SharedBytes) -> None:
-        """Add bytes in memory: `copied` of them are held by this answer alone, the others belong to `shared`."""
+        """Add bytes in memory.  `copied` of them belong to this answer alone, the others to `shared`."""
         if pieces:
             self._parts.append(_InMemory(pieces, sum(map(len, pieces)), copied, shared))
 
     @property
     def shared(self) -> SharedBytes | None:
-        """The account of the bytes in memory, without those of flights; None if there are no such bytes."""
+        """The account of the bytes in memory, except those of flights; None if there are none."""
         return next((part.shared for part in self._parts if isinstance(part, _InMemory)), None)
 
     def attach(self, flight: Flight) -> None:
-        """Attach to a flight: its whole body is the next part."""
+        """Attach to a flight and add its whole body as the next part."""
         self._parts.append(flight.attach())
 
     def drop_last(self) -> None:
-        """Detach from the flight attached last and drop its part."""
+        """Detach from the last part, which must be a flight, and remove it."""
         last = self._parts.pop()
         assert isinstance(last, FlightReader)
         last.detach()
 
     def held(self, is_json: bool) -> list[bytes] | None:
-        """The whole body if every part is in memory, else None."""
+        """Return the whole body if all parts are in memory, else None."""
         pieces: list[bytes] = []
         for part in self._parts:
             if not isinstance(part, _InMemory):
@@ -125,7 +128,7 @@ class Parts:
         return [b"[", *pieces, b"]"] if is_json else pieces
 
     def complete_body(self, is_json: bool) -> list[bytes] | None:
-        """The whole body if its last byte has arrived, on the tape or by a flight, else None."""
+        """Return the whole body if all of it has arrived, else None."""
         row: list[Sequence[bytes]] = []
         for part in self._parts:
             if isinstance(part, _InMemory):
@@ -142,9 +145,9 @@ class Parts:
         return [*body, b"]"] if is_json else body
 
     def small_body(self, is_json: bool, limit: int) -> bytes | None:
-        """The whole body, in one piece, if its last byte has arrived and it has at most `limit` bytes; else None."""
+        """Return the whole body as one piece if it has arrived and is at most `limit` bytes long, else None."""
         if len(self._parts) == 1 and not is_json and isinstance(part := self._parts[0], FlightReader):
-            # This is the usual answer to a first read.
+            # Most first reads are answered by one flight alone.
             flight = part.flight
             if not flight.has_landed or flight.base or flight.size > limit:
                 return None
@@ -155,7 +158,7 @@ class Parts:
         return b"".join(pieces)
 
     def length(self, is_json: bool) -> int | None:
-        """The body's length in bytes; None if it includes a flight of unknown length."""
+        """Return the body's length in bytes; None if the length of a flight is not known."""
         sizes: list[int] = []
         for part in self._parts:
             size = part.size if isinstance(part, _InMemory) else part.flight.length
@@ -166,7 +169,7 @@ class Parts:
         return sum(sizes) + 2 + max(0, len(sizes) - 1) if is_json else sum(sizes)
 
     def holdings(self) -> Iterator[Holding]:
-        """The bytes that the body keeps in memory."""
+        """Yield the memory that the body keeps alive."""
         for part in self._parts:
             if isinstance(part, FlightReader):
                 yield from part.flight.holdings()
@@ -176,7 +179,7 @@ class Parts:
                     yield Holding(SharedBytes(part.copied), part.copied)
 
     async def stream(self, is_json: bool) -> AsyncIterator[bytes]:
-        """The body as it becomes available.  Raises when a flight fails, before the end of the body is yielded."""
+        """Yield the body as it arrives.  Raises an error in place of the rest of the body if a flight fails."""
         if is_json:
             yield b"["
         comma = b""
@@ -205,7 +208,7 @@ class Parts:
 
 @dataclass(slots=True)
 class Answer:
-    """A response; `parts` is None if `body` is all there is."""
+    """A response.  Its body is `parts`, or `body` if `parts` is None."""
 
     status: int
     headers: CIMultiDict[str]
@@ -216,16 +219,17 @@ class Answer:
     fwd_status: int | None = None
     stored: bool = False
     stream: Stream | None = None
-    """The stream whose tape alone produced this answer.  The answer may be repeated while that tape is valid."""
+    """The stream, if its cached bytes alone produced the answer.  The answer may be repeated while the stream's version
+    stays the same."""
     tail: NamedTail | None = None
-    """The tail that the answer states, if the answer may be repeated while this is known to be the tail."""
+    """The tail that the answer states, if the answer may be repeated while the tail stays the same."""
     saved_bytes: int = 0
-    """How many bytes content coding saved."""
+    """The number of bytes that compression saved."""
     run: BodyRun | None = None
-    """The run of a stream that the body holds or that a 304 leaves out; None if the body is no such run."""
+    """The range of the stream that the body holds, or that a 304 leaves out; None if the body is not such a range."""
 
     def pieces(self) -> tuple[bytes, ...]:
-        """The body of an answer whose bytes are all in memory, in the pieces in which they are held."""
+        """Return the body as the pieces in memory.  All of the body must be in memory."""
         if self.parts is None:
             return (self.body,) if self.body else ()
         held = self.parts.held(self.is_json)
@@ -233,11 +237,11 @@ class Answer:
         return tuple(held)
 
     def whole(self) -> bytes:
-        """The body of an answer whose bytes are all in memory, in one piece."""
+        """Return the body as one piece.  All of the body must be in memory."""
         return b"".join(self.pieces())
 
     def holdings(self) -> Iterator[Holding]:
-        """The bytes that its body keeps in memory."""
+        """Yield the memory that the body keeps alive."""
         if self.parts is not None:
             yield from self.parts.holdings()
 

@@ -1,18 +1,19 @@
-"""Classifies an origin's reply for the readers that share it, and applies what it says to the stream.
+"""Classifies an origin's reply for the readers that share it, and applies it to the stream in memory.
 
-A reply is part of a stream (bytes to store, and the tail), an origin error for all readers that wait for it, or not
-shareable.  The last kind is for one client alone, because the reply is personal (`gateway.protocol.sharing`), encoded,
-of unknown length, or outside the protocol.  A reply is compared with what was known *when it was requested*, because
-the tape moves on meanwhile.  A tail that has moved back, a closed stream that is open again, another content type or
-another identity mean another stream under the same name.
+A reply is one of three things.  It is part of a stream, with bytes to store and perhaps the tail.  Or it is an error
+for all readers that wait for it.  Or it may not be shared, because it is personal (`gateway.protocol.sharing`), coded,
+of unknown length, or outside the protocol.
 
-Classifying is pure: `classify` takes the head of a reply and the facts of its request, and returns the reply's meaning.
-Applying is one plain call of the fetch, which changes the stream's record and returns the effect on its live readers;
-the fetch carries that out.
+A reply is compared with the state of the stream when the request was sent, because the tape may have grown since.  Any
+of these differences shows that another stream now has the same name: an earlier tail, a closed stream that is open
+again, another content type, another identity.
 
-An error requested before a write was acknowledged may predate the write: it answers the readers that wait for it, and
-ends no stream.  A reply is overtaken if its stream's bytes were forgotten while it was on its way.  It answers the
-readers that wait for it, and changes nothing in memory.
+`classify` is pure: it turns the head of a reply and the facts of its request into a meaning.  `ReplyRecorder` then
+changes the stream's record, and returns the effect on the live readers, which the fetch carries out.
+
+Two kinds of reply are out of date, and only answer the readers that wait for them.  An error that was requested before
+a write was acknowledged may predate the write, so it does not end the stream.  A reply is *overtaken* if the stream's
+bytes were dropped after it was requested; it changes nothing in memory.
 """
 
 from __future__ import annotations
@@ -41,36 +42,35 @@ from gateway.upstream.flight import METADATA, Beyond, Flight, NotShareable, Orig
 from gateway.upstream.reply import Reply
 
 NO_HEAD = frozenset({405, 501})
-"""The statuses of an origin that does not implement HEAD."""
+"""Statuses by which an origin shows that it does not implement HEAD."""
 _MAX_ERROR_BYTES = 1 << 16
 _EMPTY_BYTES = 16
-"""A body longer than this counts as not empty, even if it is all whitespace."""
+"""A longer body counts as non-empty, even if it is all whitespace."""
 PERSONAL = frozenset({400, 401, 403, 407, 431})
-"""Statuses that may be due to the reader's credentials."""
+"""Statuses that may depend on the reader's credentials."""
 _ALL_PERSONAL: Final = PERSONAL | {404, 410}
-"""The statuses above, and those by which an origin hides a stream."""
+"""`PERSONAL`, and the statuses by which an origin hides a stream."""
 BEYOND_TAIL: Final = NotShareable("offset beyond the tail", is_lasting=False)
-"""The refusal of an offset that the stream does not reach.  The client invented the offset, or has it from another
-stream."""
+"""The reply to an offset beyond the tail.  The client has made up the offset, or has it from another stream."""
 
 
 class TapeFacts(NamedTuple):
-    """The facts known when a request was sent: its reply is compared with them, because the tape moves on."""
+    """The state of the stream when a request was sent, with which its reply is compared."""
 
     tail: str | None
     closed_at: str | None
     has_seen: bool
-    """Whether the origin had named the requested offset."""
+    """Whether the origin had stated the requested offset before."""
     is_origin_token: bool
-    """Like `has_seen`, but False for sentinels and for offsets that the gateway uses internally."""
+    """Like `has_seen`, but False for sentinels and for the gateway's internal offsets."""
     identity: str | None
     version: Version
     asked_at: float
-    """When it was sent, in Unix seconds."""
+    """When the request was sent, in Unix seconds."""
 
     @classmethod
     def of(cls, stream: Stream, start: str, wall: float) -> TapeFacts:
-        """The facts for a request for the bytes after `start`, which is sent now, at `wall` (Unix seconds)."""
+        """Return the facts for a request that asks, at `wall` (Unix seconds), for the bytes after `start`."""
         tape, has_seen = stream.tape, stream.tape.has_seen(start)
         is_token = start not in (METADATA, NOW, START)
         return cls(
@@ -85,7 +85,7 @@ class TapeFacts(NamedTuple):
 
 
 class ReplyHead(Protocol):
-    """The parts of a reply's head that decide its meaning."""
+    """The parts of a reply that decide its meaning."""
 
     @property
     def status(self) -> int: ...
@@ -95,62 +95,62 @@ class ReplyHead(Protocol):
 
     @property
     def is_delimited(self) -> bool:
-        """Whether the end of its body is known."""
+        """Whether the reply states where its body ends."""
 
     @property
     def shape(self) -> ReplyShape | None:
-        """The header lines that the reply has in common with others; None if it was not read line by line."""
+        """The header lines that the reply shares with others; None if the head was not parsed line by line."""
 
     @property
     def own(self) -> Sequence[FieldLine]:
-        """The other header lines."""
+        """The header lines that the reply does not share."""
 
 
 class SharedRefusal(NamedTuple):
-    """The origin has answered with an error that all readers share."""
+    """The meaning of an error that all readers share."""
 
 
 class Learned(NamedTuple):
-    """The meaning of a reply that is a part of the stream."""
+    """The meaning of a reply that is part of the stream."""
 
     start: str
-    """The offset that was asked for, `NOW` or `METADATA`."""
+    """The requested offset, `NOW` or `METADATA`."""
     offset: str
-    """The offset that the reply leads to: after its bytes, or the tail if it was asked for."""
+    """The offset after the reply's bytes, or the tail if the request was for `NOW` or `METADATA`."""
     up_to_date: bool
-    """Whether that is the tail."""
+    """Whether `offset` is the tail."""
     is_closed: bool
     is_beyond: bool
-    """Whether the requested offset lies after it."""
+    """Whether the requested offset is after `offset`."""
     headers: Headers
     manner: Manner
     lifetime: Lifetime | None
-    """The lifetime by this machine's clock, if the request was for metadata."""
+    """The stream's lifetime by this machine's clock, if the request was for metadata."""
 
     @property
     def is_fetch(self) -> bool:
-        """Whether bytes after an offset were asked for."""
+        """Whether the request was for the bytes after an offset."""
         return self.start not in (METADATA, NOW)
 
     def head(self) -> StreamHead | Beyond:
-        """The head for the readers of the flight."""
+        """Return the head for the readers of the flight."""
         made = Beyond if self.is_beyond else StreamHead
         return made(self.offset, self.up_to_date, self.is_closed)
 
 
 class Personal(NamedTuple):
-    """The reply is a part of the stream, but may be shown to one reader alone."""
+    """The meaning of a reply that is part of the stream but may be shown to one reader only."""
 
     why: NotShareable
     lifetime: Lifetime | None
-    """The lifetime by this machine's clock, if the request was for metadata: it bounds for how long the other replies
-    are shown."""
+    """The lifetime by this machine's clock, if the request was for metadata.  It limits how long the stream's other
+    replies may be repeated."""
 
 
 def classify(
     start: str, reply: ReplyHead, route: Route, facts: TapeFacts, wall: float
 ) -> Learned | Personal | NotShareable | SharedRefusal:
-    """Classify the head of a reply to a request for `start`; `wall` is the time (Unix seconds).  Changes nothing.
+    """Classify the reply to a request for `start`.  `wall` is the present time (Unix seconds).  Changes nothing.
 
     Raises UpstreamBroken if the protocol does not allow the reply.
     """
@@ -179,14 +179,14 @@ def classify(
     if ground is not None:
         return Personal(NotShareable(ground, is_personal=True), lifetime)
     is_closed = manner.is_closed
-    # Where the tail was requested, an offset before a reached one belongs to another stream.
+    # For a request for the tail, `_learn` detects a tail that has moved back.
     is_beyond = is_fetch and not facts.has_seen and is_before(offset, start)
     up_to_date = is_closed or not is_fetch or manner.is_up_to_date
     return Learned(start, offset, up_to_date, is_closed, is_beyond, headers, manner, lifetime)
 
 
 class SentFetch(Protocol):
-    """A fetch whose request was sent, as far as the meaning of the reply depends on it."""
+    """A fetch whose request was sent, reduced to the parts that `ReplyRecorder` uses."""
 
     stream: Stream
     flight: Flight
@@ -198,26 +198,26 @@ class SentFetch(Protocol):
 
 
 class Effect(StrEnum):
-    """The effect of a reply on the stream's live readers; the fetch table carries it out."""
+    """The effect of a reply on the stream's live readers, which the fetch carries out."""
 
     REFOLLOW = "refollow"
-    """The stream may have been replaced or may have ended: begin the live request again."""
+    """Restart the live request, because the stream may have ended or may have been re-created."""
     END_READERS = "end readers"
-    """The stream has ended, for the reason that its record names."""
+    """End the live readers, because the stream has ended.  Its record states the reason."""
 
 
 class Applied(NamedTuple):
-    """The result of a reply."""
+    """The result of applying a reply."""
 
     head: StreamHead | Beyond | NotShareable | OriginError
     """The outcome for the readers of the flight."""
     effect: Effect | None = None
     tail: str | None = None
-    """The tail of the open stream, if the reply has named it."""
+    """The tail of the open stream, if the reply states it."""
 
 
 class ReplyRecorder:
-    """Applies replies to their streams.  Has no state of its own."""
+    """Applies replies to their streams.  Keeps no state of its own."""
 
     def __init__(self, store: TapeStore, clock: Clock, writes: Writes) -> None:
         self._store = store
@@ -225,9 +225,10 @@ class ReplyRecorder:
         self._writes = writes
 
     def apply(self, fetch: SentFetch, meaning: Learned | Personal | NotShareable | OriginError) -> Applied:
-        """Apply a reply to the stream.  The reply of an overtaken flight changes nothing; only its type is compared.
+        """Apply a reply to its stream.
 
-        Raises TailMovedBack if the reply belongs to another stream than the known one.
+        The reply of an overtaken flight changes nothing; only its content type is compared.  Raises TailMovedBack if
+        the reply belongs to another stream than the known one.
         """
         stream, flight, facts = fetch.stream, fetch.flight, fetch.facts
         if isinstance(meaning, Learned):
@@ -235,7 +236,8 @@ class ReplyRecorder:
         if isinstance(meaning, Personal):
             meaning, lifetime = meaning
             if lifetime is not None and not _may_be_of_predecessor(stream, facts):
-                # Its lifetime bounds for how long other replies are repeated.
+                # This reply may not be shown to others, but its lifetime still limits how long their replies are
+                # cached.
                 stream.expiry.know(lifetime)
                 stream.head_headers = None
         return Applied(meaning, None if is_overtaken(stream, flight) else self._apply_refusal(fetch, meaning))
@@ -252,7 +254,7 @@ class ReplyRecorder:
             if facts.version.same_acks_as(stream.version):
                 tail = _record_tail(fetch, learned)
             if learned.is_beyond and learned.up_to_date:
-                # The reply has named a tail that is not before the known one, so the stream is still the same.
+                # The stated tail is not before the known one, so the stream is still the same.
                 stream.contacted(asked_at)
                 stream.revalidated(facts.version)
         if learned.start != METADATA and not learned.is_beyond:
@@ -261,7 +263,7 @@ class ReplyRecorder:
         return Applied(head, None, tail)
 
     def _learn(self, fetch: SentFetch, learned: Learned) -> None:
-        """Learn the facts in a reply that is part of the stream.  Raises TailMovedBack."""
+        """Apply the facts stated by a reply that is part of the stream.  Raises TailMovedBack."""
         stream, route, facts, tape = fetch.stream, fetch.route, fetch.facts, fetch.stream.tape
         start, offset, up_to_date, is_closed, is_beyond, headers, manner, lifetime = learned
         is_fetch, content_type = learned.is_fetch, _content_type(stream, learned)
@@ -297,7 +299,7 @@ class ReplyRecorder:
         self._store.weigh(stream)
 
     def _apply_refusal(self, fetch: SentFetch, head: NotShareable | OriginError) -> Effect | None:
-        """Apply a reply that is no part of the stream."""
+        """Apply a reply that is not part of the stream."""
         stream, is_metadata = fetch.stream, fetch.flight.start == METADATA
         tells_lifetime = is_metadata and not _may_be_of_predecessor(stream, fetch.facts)
         match head:
@@ -309,7 +311,7 @@ class ReplyRecorder:
             case NotShareable(is_personal=True):
                 stream.mark_stale()
             case OriginError(status=status, request_headers=None) if tells_lifetime and status < 500 and status != 429:
-                # An origin that permanently refuses HEAD must not be asked before every read.
+                # Do not ask again before every read if the origin always refuses HEAD.
                 stream.expiry.not_told()
             case _:
                 pass
@@ -318,20 +320,21 @@ class ReplyRecorder:
     def _missing(self, fetch: SentFetch, status: int) -> Effect | None:
         """Apply a 404 or 410."""
         stream, flight, facts = fetch.stream, fetch.flight, fetch.facts
-        # A 410 for an offset may concern that offset alone, even if no later one is known.  The next request without an
-        # offset, or for a later one, shows whether it concerns the stream.
+        # The origin may have trimmed only this offset, even if no later one is known.  The next request without an
+        # offset, or for a later one, shows whether the whole stream is gone.
         may_be_trimmed = status == 410 and flight.start not in (METADATA, NOW)
         if stream.is_hidden_from(fetch.source.asker):
-            # The live request shows whether the stream is gone.  For other readers their next request does.
+            # The stream may be hidden from this reader only.  The live request, or other readers' requests, will show
+            # it.
             stream.mark_stale()
             return None if may_be_trimmed else Effect.REFOLLOW
         if is_outdated(stream, flight):
-            # A write acknowledged since then found the stream.  The next request shows whether it is still there.
+            # A write acknowledged after the request found the stream.  The next request shows whether it still exists.
             stream.mark_stale()
             return Effect.REFOLLOW
         if may_be_trimmed:
             if facts.has_seen or flight.start == START:
-                # An origin trims from the front, so the bytes before this offset are gone too.
+                # Origins trim from the front, so all bytes before this offset are gone.
                 self._store.forget_through(stream, flight.start)
             stream.mark_stale()
             return Effect.REFOLLOW if flight.start == facts.tail else None
@@ -340,30 +343,32 @@ class ReplyRecorder:
         )
 
     def apply_another(self, fetch: SentFetch) -> Effect | None:
-        """The flight found another stream than the one in memory.  End the record in memory, unless it may be that of
-        the later stream."""
+        """Handle a reply of another stream than the one in memory: end the record in memory.
+
+        The record stays if it may already belong to the later of the two streams.
+        """
         stream, flight = fetch.stream, fetch.flight
         if is_overtaken(stream, flight):
             return None
         if fetch.facts.identity is None and stream.identity is not None and is_outdated(stream, flight):
-            # The record learned its identity after the flight was sent, so it may be the later stream.
+            # The record learned its identity after the request was sent, so it may belong to the later stream.
             stream.mark_stale()
             return Effect.REFOLLOW
         return Effect.END_READERS if self._store.drop_stream(stream, End.RECREATED) else None
 
 
 def _content_type(stream: Stream, learned: Learned) -> str | None:
-    """The type that a reply states; None if it states none and needs none."""
+    """Return the content type that a reply implies; None if it implies none."""
     content_type = learned.manner.content_type
     if content_type is None and learned.start != METADATA:
-        # Storing bytes needs a content type; metadata without one says nothing about it.
+        # Stored bytes need a content type.  Metadata without one leaves the type open.
         return stream.content_type or DEFAULT_TYPE
     return content_type
 
 
 def _record_tail(fetch: SentFetch, learned: Learned) -> str | None:
-    """Record the tail of an open stream that a reply has named, and for how long it may be repeated; return it, None if
-    the reply has named none."""
+    """Record the tail of an open stream if the reply states it, and how long it may be repeated; return the tail or
+    None."""
     if not learned.up_to_date or learned.is_closed:
         return None
     route, tail, asked_at = fetch.route, learned.offset, fetch.asked_at
@@ -377,25 +382,29 @@ def _record_tail(fetch: SentFetch, learned: Learned) -> str | None:
 
 
 def is_overtaken(stream: Stream, flight: Flight) -> bool:
-    """Whether the stream's bytes were forgotten after the flight was sent, so that it may carry those very bytes."""
+    """Return whether the stream's bytes were dropped after the flight was sent, so that its bytes may be those."""
     seen, now = flight.version, stream.version
     return seen is not now and not seen.same_incarnation_as(now)
 
 
 def is_outdated(stream: Stream, flight: Flight) -> bool:
-    """Whether a write was acknowledged, or may have been done, after the flight was sent.  Bytes or a stream that the
-    flight did not find may then exist."""
+    """Return whether a write was acknowledged, or may have been done, after the flight was sent.
+
+    The stream may then have bytes, or exist, although the flight did not find them.
+    """
     return not flight.version.same_writes_as(stream.version)
 
 
 def _may_be_of_predecessor(stream: Stream, facts: TapeFacts) -> bool:
-    """Whether the stream may have been replaced since the request was sent; its answer then says nothing about the
-    lifetime."""
+    """Return whether the stream may have been re-created since the request was sent.
+
+    The reply then does not show the lifetime of the present stream.
+    """
     return facts.version.may_have_ended_by(stream.version)
 
 
 async def is_empty(reply: Reply) -> bool:
-    """Whether the body of a reply has no bytes of the stream."""
+    """Return whether the body of a reply contains no bytes of the stream."""
     try:
         return (await reply.read(_EMPTY_BYTES)).strip() in (b"", b"[]")
     except UpstreamBroken:
@@ -403,7 +412,7 @@ async def is_empty(reply: Reply) -> bool:
 
 
 async def read_error(reply: Reply, route: Route, source: Source) -> OriginError:
-    """Read the body of an error for the readers that share it."""
+    """Read the body of an error reply, to be shared by the flight's readers."""
     headers = response_headers_for_client(reply.headers, node=route.node, http_version="1.1")
     for name in ("Content-Length", "Content-Encoding", "ETag", "Set-Cookie"):
         headers.popall(name, None)
@@ -413,7 +422,7 @@ async def read_error(reply: Reply, route: Route, source: Source) -> OriginError:
             body = await reply.read(_MAX_ERROR_BYTES)
         except UpstreamBroken:
             body = b""
-    # Under the other policies all readers that share a fetch have the same credentials.
+    # Under the other credential policies, all readers of a fetch have the same credentials.
     is_personal = route.is_shared and reply.status in _ALL_PERSONAL
     varies = route.varies_by_origin(reply.headers)
     return OriginError(reply.status, headers, body, source.headers if is_personal else None, varies)

@@ -1,18 +1,18 @@
-"""Content coding: bodies from the tape in gzip, br or zstd, each coded once and kept in addition to the tape.
+"""Compression of bodies with gzip, br or zstd.  Each body is compressed once and cached in addition to the tape.
 
-A body holds a run of a stream, from one offset to another, and such a run never changes.  Its coded form is therefore
-made once for all readers, and kept until the stream ends or its bytes are dropped (`forget_stream`).  For each start
-only the latest end is kept, because shorter runs of a growing stream are not requested again.  Coded bytes count within
-the cache budget; other streams' tapes make room for them, never the stream's own.  The stream whose coded bytes were
-used least recently loses them first.
+A body holds a range of a stream, from one offset to another, whose bytes never change.  One compressed form therefore
+serves all readers, until the stream ends or its bytes are dropped (`forget_stream`).  For each start only the latest
+end is cached, because shorter ranges of a growing stream are not requested again.  Compressed bytes count towards the
+cache budget.  Other streams' tapes make room for them, but never the stream's own tape.  The least recently used stream
+loses its compressed bytes first.
 
-Small bodies are coded inline.  Larger ones are coded in a thread (every library used here releases the interpreter
-lock meanwhile).  Requests for the same body wait for the same job, and a job runs to its end even if its reader has
-left.  Coding is an optimisation: if it fails, takes too long, is overloaded or saves too little, the plain bytes are
-sent.  Only an answer whose bytes are all in memory is coded, so coding delays no bytes that could already be sent.
+Small bodies are compressed on the event loop, larger ones in a thread (all libraries used here release the GIL).
+Requests for the same body share one job, and a job finishes even if its readers have left.  Compression is an
+optimisation: the plain bytes are sent if it fails, takes too long, is overloaded or saves too little.  An answer is
+compressed only when all its bytes are in memory, so that compression never delays bytes that could already be sent.
 
-If one coded body contains a secret and bytes that an attacker controls, its length can reveal the secret (BREACH).  Set
-`compression = []` for a route whose streams mix them.
+If a compressed body contains both a secret and bytes that an attacker controls, its length can reveal the secret
+(BREACH).  Set `compression = []` for routes whose streams mix them.
 """
 
 from __future__ import annotations
@@ -49,22 +49,24 @@ from gateway.telemetry.metrics import MetricsRecorder
 _log = logging.getLogger("gateway.coding")
 
 INLINE_BYTES: Final = 1 << 14
-"""A body up to this size is coded on the loop: 0.05 to 0.15 ms at the default levels, about the cost of a thread."""
+"""The largest body that is compressed on the loop.  It takes 0.05 to 0.15 ms at the default levels, no longer than
+handing it to a thread."""
 
 QUEUE_BYTES: Final = 32 << 20
-"""The most bytes that may wait for the thread: 0.1 to 0.3 s of its work.  Further bodies are sent plain."""
+"""The most bytes that may queue for the thread: 0.1 to 0.3 s of work.  Further bodies are sent plain."""
 
 PATIENCE_S: Final = 1.0
-"""Seconds that a reader waits for its body to be coded; after that the body is sent plain."""
+"""How long a reader waits for its body to be compressed, in seconds.  After that the body is sent plain."""
 
 _WORTH: Final = 0.95
-"""A coded body larger than this share of the plain one is not used."""
+"""A compressed body is used only if it is at most this share of the plain one."""
 
 _NICENESS: Final = 10
-"""Added to the coding thread's niceness (sched(7)), so that the loop gets the core whenever it has work."""
+"""Added to the thread's niceness (sched(7)), so that the loop gets the core whenever it has work."""
 
 _GZIP_WINDOW: Final = 31
-"""15 bits of window, plus 16 for a gzip header, in which zlib writes no time: equal bytes give equal coded bytes."""
+"""15 bits of window, plus 16 for a gzip header.  zlib writes no time into it: equal bytes give equal compressed
+bytes."""
 
 
 def _zstd(data: bytes, level: int) -> bytes:
@@ -89,7 +91,7 @@ CODERS: Final[Mapping[Coding, Callable[[bytes, int], bytes]]] = {
 
 
 def _yield_to_others() -> None:
-    """Lower the priority of this thread, where threads have one of their own."""
+    """Lower the priority of this thread, where threads have priorities."""
     if sys.platform == "linux":
         thread = threading.get_native_id()
         with suppress(OSError):
@@ -97,14 +99,14 @@ def _yield_to_others() -> None:
 
 
 class _Job(NamedTuple):
-    """One run of a stream in one coding.  The level is the route's, and a stream has one route."""
+    """A range of a stream and the coding for it.  The level is the route's, and a stream has one route."""
 
     run: BodyRun
     coding: Coding
 
 
 class Wanted(NamedTuple):
-    """A run to be coded, with its bytes and their number."""
+    """A range to be compressed, with its plain bytes."""
 
     job: _Job
     pieces: Sequence[bytes]
@@ -113,17 +115,17 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The coded form of the run up to `end`; `data` is None if coding saved too little."""
+    """The compressed form of the range up to `end`; `data` is None if compression saved too little."""
 
     end: str
     data: bytes | None
     cost: int
     shared: SharedBytes
-    """The account of the data, for the clients that receive it."""
+    """The memory account of `data`, for the clients that receive it."""
 
 
 class Coder:
-    """Codes answers.  Owner of coded bytes, of coding jobs, and of the thread that runs them."""
+    """Compresses answers.  Owns the compressed bytes, the jobs, and the thread that runs them."""
 
     def __init__(
         self,
@@ -145,7 +147,7 @@ class Coder:
         self._kept: OrderedDict[Stream, dict[tuple[str, Coding], _Kept]] = OrderedDict()
         self.cost = 0
         self.on_evict: Callable[[Stream], None] = lambda stream: None
-        """Called when coded bytes of a stream are evicted, for users that hold references to them."""
+        """Called when compressed bytes of a stream are evicted, so that users of these bytes drop their references."""
 
     def __len__(self) -> int:
         return sum(map(len, self._kept.values()))
@@ -155,39 +157,41 @@ class Coder:
 
     @property
     def keep_bytes(self) -> int:
-        """The most coded bytes to keep within the current cache budget."""
+        """The most compressed bytes to cache, given the current cache budget."""
         return min(self._max_bytes, self._store.budget_bytes // CODED_SHARE)
 
     @property
     def making(self) -> int:
-        """The number of bodies being coded."""
+        """The number of bodies being compressed."""
         return len(self._making)
 
     # -- answers
 
     async def code(self, read: Read, answer: Answer) -> Answer:
-        """Apply the coding that the reader prefers, if any; returns the same object, whose `close` the caller must
-        still call."""
+        """Compress the answer with the coding that the reader prefers, if any.
+
+        Returns the same object, on which the caller must still call `close`.
+        """
         wanted = self.wanted(read, answer)
         return answer if wanted is None else await self.coded(read, answer, wanted)
 
     async def coded(self, read: Read, answer: Answer, wanted: Wanted) -> Answer:
-        """Apply the coding to an answer for which `wanted` has returned this run."""
+        """Compress an answer for which `wanted` has returned this range."""
         data = await self._make(wanted, read.route.levels[wanted.job.coding])
         if self._find(wanted.job) is None:
-            # The coded bytes are not kept, or the body is plain only for now: the answer must not be remembered either.
+            # The compressed bytes were not cached, or the body is plain only this time: do not remember the answer.
             answer.stream = None
         return self._in_coding(answer, wanted, data)
 
     def code_now(self, read: Read, answer: Answer) -> Answer:
-        """Like `code`, without waiting: a body that would need the thread is sent plain."""
+        """Like `code`, but without waiting: a body that would need the thread stays plain."""
         wanted = self.wanted(read, answer)
         if wanted is None or wanted.size > INLINE_BYTES:
             return answer
         return self._in_coding(answer, wanted, self._make_here(wanted, read.route.levels[wanted.job.coding]))
 
     def wanted(self, read: Read, answer: Answer) -> Wanted | None:
-        """The run to code for the answer; None if the answer is final, coded or not."""
+        """Return the range to compress for the answer; None if the answer is already in its final form."""
         if not read.route.codings or "ETag" not in answer.headers or "Content-Encoding" in answer.headers:
             return None
         if answer.status == 304:
@@ -201,7 +205,7 @@ class Coder:
             return None
         _vary(answer)
         if not run.may_be_kept:
-            # The stream has dropped these bytes, so do not keep them or confuse them with its current bytes.
+            # The stream has dropped these bytes.  They must not be cached as its current bytes.
             return None
         if coding is None or "no-transform" in parse_cache_control(answer.headers.get("Cache-Control")):
             return None
@@ -220,7 +224,7 @@ class Coder:
         return None
 
     def ready(self, run: BodyRun, coding: Coding) -> bytes | None:
-        """The coded bytes of a run, if they are kept."""
+        """Return the compressed bytes of a range if they are cached, else None."""
         kept = self._find(_Job(run, coding))
         return kept.data if kept is not None else None
 
@@ -232,7 +236,7 @@ class Coder:
     # -- making
 
     async def _make(self, wanted: Wanted, level: int) -> bytes | None:
-        """Code the run, or wait for the job that does; None to send it plain."""
+        """Compress the range, or wait for another request's job; return None if it is to be sent plain."""
         job, pieces, size = wanted
         making = self._making.get(job)
         if making is None:
@@ -243,7 +247,7 @@ class Coder:
             making = self._begin(job, partial(_coded, CODERS[job.coding], level, pieces), size)
             if making is None:
                 return None
-        # Do not await the job itself: other requests share it, and cancelling one must not cancel the job.
+        # Wait without cancelling: other requests share the job.
         if not await wait_until(making, self._clock, PATIENCE_S):
             return None
         data: bytes | None = making.result()
@@ -264,7 +268,7 @@ class Coder:
         try:
             coded = loop.run_in_executor(self.executor, work)
         except RuntimeError:
-            # No thread can be started, or the executor is closed because the gateway is shutting down.
+            # No thread can be started, or the gateway is shutting down.
             return None
         making = self._making[job] = loop.create_future()
         self._queued_bytes += size
@@ -272,7 +276,7 @@ class Coder:
         return making
 
     def _made(self, job: _Job, size: int, making: asyncio.Future[Any], work: asyncio.Future[bytes | None]) -> None:
-        """The thread has finished: keep the result, then give it to the waiters."""
+        """Cache the thread's result and give it to the waiting requests."""
         self._queued_bytes -= size
         is_wanted = self._making.get(job) is making
         if is_wanted:
@@ -302,7 +306,7 @@ class Coder:
             return
         while self.cost + cost > self.keep_bytes:
             self._evict()
-        # Making room may have dropped bytes of other streams, never of this one.
+        # Making room never drops bytes of this stream.
         if self._store.lend(cost, stream):
             self.cost += cost
             self._kept.setdefault(stream, {})[start, job.coding] = _Kept(
@@ -311,7 +315,7 @@ class Coder:
             self._kept.move_to_end(stream)
 
     def _evict(self) -> None:
-        """Evict the oldest body of the least recently used stream."""
+        """Evict the oldest compressed body of the least recently used stream."""
         stream, bodies = next(iter(self._kept.items()))
         self._drop(stream, next(iter(bodies)))
         self.on_evict(stream)
@@ -329,7 +333,7 @@ class Coder:
         return True
 
     def _in_coding(self, answer: Answer, wanted: Wanted, data: bytes | None) -> Answer:
-        """Replace the answer's body by `data`, unless that is None."""
+        """Replace the answer's body with `data`, unless `data` is None."""
         coding, kept = wanted.job.coding, self._find(wanted.job)
         if data is not None and answer.parts is not None:
             answer.parts.close()
@@ -343,12 +347,12 @@ class Coder:
         return answer
 
     def keep_coded(self, stream: Stream) -> None:
-        """Record that the stream's coded bytes were used by a party that holds references to them."""
+        """Mark the stream's compressed bytes as recently used, for users that keep references to them."""
         if stream in self._kept:
             self._kept.move_to_end(stream)
 
     def forget_stream(self, stream: Stream) -> None:
-        """Drop everything derived from the stream's bytes; running jobs still answer their waiters."""
+        """Drop the stream's compressed bytes.  Running jobs still answer the requests that wait for them."""
         if stream in self._kept:
             for slot in list(self._kept[stream]):
                 self._drop(stream, slot)
@@ -357,19 +361,19 @@ class Coder:
                 del self._making[job]
 
     def close(self) -> None:
-        """End the thread; queued jobs are cancelled."""
+        """Stop the thread and cancel queued jobs."""
         self.executor.shutdown(wait=False, cancel_futures=True)
 
 
 def _coded(code: Callable[[bytes, int], bytes], level: int, pieces: Sequence[bytes]) -> bytes | None:
-    """The pieces as one coded body; None if coding saves too little."""
+    """Return the pieces as one compressed body; None if compression saves too little."""
     plain = b"".join(pieces)
     data = code(plain, level)
     return data if len(data) <= len(plain) * _WORTH else None
 
 
 def _vary(answer: Answer) -> None:
-    """Add Accept-Encoding to the answer's Vary."""
+    """Add Accept-Encoding to the answer's Vary header."""
     varied = [name.strip() for line in answer.headers.getall("Vary", ()) for name in line.split(",") if name.strip()]
     if "*" not in varied and "accept-encoding" not in (name.lower() for name in varied):
         answer.headers["Vary"] = ", ".join([*varied, "Accept-Encoding"])

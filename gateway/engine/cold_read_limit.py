@@ -1,8 +1,8 @@
-"""Reads of streams that are not in memory: how many of them may ask the origin.
+"""Rate limits on reads of streams that are not in memory.
 
-Each such read may be of an invented name or with an invented query, and each makes a record here and a request there.
-They are bounded for the origin (`negative_cache`) and for each client net (`client_new_streams_per_s`).  Reads that the
-gateway makes for itself have no net and count only for the origin.
+Clients can invent names and queries of streams, and each such read costs memory here and a request to the origin.  Two
+limits therefore apply: one for each origin (`negative_cache`), and one for each client network
+(`client_new_streams_per_s`).  Reads by the gateway itself have no client network and count only towards the first.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gateway.limits.rate_limits import Rate, retry_after_s
 from gateway.telemetry.metrics import MetricsRecorder
 
 _BURST_S: Final = 2.0
-"""This many seconds' worth of reads may come at once."""
+"""The burst that a client network may make, as a number of seconds at its full rate."""
 _ABSENT: Final = -1.0
-"""The origin must not be asked for a stream that may be absent."""
+"""In place of a wait in seconds: the origin's limit on requests for absent streams is reached."""
 
 
 class ColdReadLimit:
-    """The rule of such reads.  `accounts` have the allowance of each net; `now` gives monotonic seconds."""
+    """Applies both limits.  `accounts` hold each client network's allowance; `now` gives monotonic seconds."""
 
     def __init__(
         self,
@@ -46,23 +46,26 @@ class ColdReadLimit:
         return f"<ColdReadLimit {self._rate}>"
 
     def set_rate(self, per_s: float) -> None:
-        """Admit `per_s` reads a second of each net from now on; 0 is no bound."""
+        """Set the limit for each client network, in reads a second; 0 means no limit."""
         if not per_s:
             self._rate = None
         elif self._rate is None or self._rate.per_s != per_s:
             self._rate = Rate(per_s, max(1.0, per_s * _BURST_S))
 
     def suspend(self, account: Account, until: float) -> None:
-        """Let this net have no allowance before `until`; it grows from then on."""
+        """Give this client network no allowance before `until`.  From then on its allowance grows as usual."""
         if self._rate is not None:
             self._rate.keep_empty(account, self._now(), until)
 
     def admits(self, route: Route, client: str) -> bool:
-        """Count a read for this net; returns False, with nothing counted, if `admit_read` would raise."""
+        """Count a read by this client network.  Returns False, and counts nothing, if it exceeds a limit."""
         return self._take(route, client) is None
 
     def admit_read(self, route: Route, client: str) -> None:
-        """Count a read for this net.  Raises TooManyAbsent or TooManyRequests, with nothing counted."""
+        """Count a read by this client network.
+
+        Raises TooManyAbsent or TooManyRequests, and counts nothing, if the read exceeds a limit.
+        """
         wait_s = self._take(route, client)
         if wait_s is None:
             return
@@ -72,7 +75,7 @@ class ColdReadLimit:
         raise TooManyRequests(retry_after_s(wait_s, self._rng), "Too many reads of new streams")
 
     def _take(self, route: Route, client: str) -> float | None:
-        """Count a read for this net.  If it is not admitted, returns the seconds to wait, or `_ABSENT`."""
+        """Count a read.  Returns None if it is admitted, else the seconds to wait or `_ABSENT`."""
         if not self._negative_cache.may_ask(route, client):
             return _ABSENT
         rate = self._rate

@@ -1,25 +1,26 @@
-"""Confirmation of held bytes by the origin, and the time for which reads of held bytes wait for it.
+"""Confirmation of bytes in memory by the origin, and the limit on how long reads wait for it.
 
-A confirmation is one request, shared by all readers.  Held bytes are sent without asking the origin for as long as
-their freshness allows, and never for longer than `route.trust_s` (`Stream.reusable_s`).  After that the origin is asked
-for the bytes at the first position that is served, because only its reply shows whether it has trimmed them.  A
-client's `no-cache` or `max-age` asks for a more recent confirmation, but a shared one that is at most `LEAST_AGE_S` old
-suffices.  So these clients cost the origin no more than one request a second for each stream.
+Bytes in memory are sent without asking the origin while they are fresh, and for `route.trust_s` at most
+(`Stream.reusable_s`).  After that they must be confirmed.  A confirmation is a request, shared by all readers, for the
+bytes at the first position to be served.  Only a reply for that position shows whether the origin has trimmed the
+bytes.  A client's `no-cache` or `max-age` asks for a more recent confirmation.  One that is at most `LEAST_AGE_S` old
+is recent enough, so these clients cause at most one request a second for each stream.
 
-A reader that begins before the first confirmed position needs another confirmation.  The second one, while the first is
-valid, begins at the first held position.  A stream therefore costs at most three confirmations, in whatever order its
-readers begin; the third is for the start sentinel, which may name any position.
+A reader that begins before the first confirmed position needs another confirmation.  If one confirmation is already
+valid, the next begins at the first position in memory, so that it covers all readers.  A third may be needed for the
+start sentinel, which can name any position.  So a stream needs at most three confirmations, in whatever order its
+readers begin.
 
-If the origin has trimmed the first position held, the tape begins after it from then on, the reader's own position is
-confirmed, and further confirmations begin midway between the two.  Both a refusal and an answer halve the number of
-positions between them, so a trim costs about twice the binary logarithm of that number.
+If the origin has trimmed the first position in memory, the tape drops the bytes at that position, and the reader's own
+position is confirmed.  Further confirmations then begin midway between the two.  Each reply, whether it refuses or
+confirms, halves the number of positions in between.  A trim therefore costs about 2 log2 of that number of requests.
 
-Reads of held bytes do not wait for a silent origin (`Patience`).  A read that ends at the known tail asks the origin
-for the bytes that follow, and a live read may ask whether the stream is still the same.  If the origin answers no
-request of the route for `PATIENCE_S`, the read gets the held bytes, as if the origin had failed.  The answer says
-nothing about the tail, so its client goes on from there.  The fetch goes on for other readers.  Until the origin
-answers again, such reads do not wait at all.  If the origin answers other requests meanwhile, the read waits for
-`MOST_WAIT_S` at most.
+`Patience` limits the wait for a silent origin.  A read that ends at the known tail asks the origin for more bytes, and
+a live read may ask whether the stream is still the same.  If the origin answers no request of the route for
+`PATIENCE_S`, the read gets the bytes in memory, as if the origin had failed.  Such an answer does not state the tail,
+so the client continues from its end.  The fetch continues for other readers.  Until the origin answers again, further
+reads of this kind do not wait at all.  If the origin answers other requests meanwhile, the read waits for at most
+`MOST_WAIT_S`.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ from gateway.upstream.flight import CONFIRMATION, Head, OriginError, as_seen_by
 
 
 class Confirming:
-    """Has the origin confirm held bytes.  Keeps no state of its own."""
+    """Has the origin confirm bytes in memory.  Keeps no state of its own."""
 
     def __init__(self, fetches: FetchTable, clock: Clock) -> None:
         self._fetches = fetches
         self._clock = clock
 
     async def confirm(self, read: Read, stream: Stream) -> Head | None:
-        """The origin's answer to a request sent now for the bytes held after the read's offset; None if the request of
-        another read has confirmed these bytes.
+        """Have the origin confirm the bytes after the read's offset; return its answer.
 
-        Bytes that the origin does not have are forgotten.  Raises TailMovedBack if the bytes of the read are gone.
+        Returns None if another read's request has confirmed these bytes.  Bytes that the origin has trimmed are
+        dropped.  Raises TailMovedBack if they include the bytes of this read.
         """
         fetches, route, source, start = self._fetches, read.route, read.source, stream.tape.resolve(read.start)
         due = stream.confirmed_before(self._clock.now(), route.trust_s, read.max_age_s)
@@ -78,7 +79,7 @@ class Confirming:
             assert found is not None
             is_trimmed = isinstance(found, OriginError) and found.status == 410
             if is_trimmed and flight.start == start != read.start:
-                # The sentinel that the reader has asked for names another position now.
+                # The start sentinel names another position now, so the read must start again.
                 raise TailMovedBack
             if not (is_trimmed and flight.start != start) and not is_before(start, flight.start):
                 return as_seen_by(found, source.headers)
@@ -88,13 +89,13 @@ class Confirming:
 
 
 PATIENCE_S: Final = 1.0
-"""How long a read of held bytes waits for an origin that answers no request."""
+"""How long a read waits for an origin that answers no request, if its bytes are in memory."""
 MOST_WAIT_S: Final = 5.0
-"""How long a read of held bytes waits for an origin that answers other requests."""
+"""How long a read waits for an origin that answers other requests, if its bytes are in memory."""
 
 
 class Closeable(Protocol):
-    """An answer, or a place in a stream."""
+    """An answer, or a subscription to a stream."""
 
     def close(self) -> None: ...
 
@@ -104,7 +105,7 @@ H = TypeVar("H", bound=Closeable)
 
 
 class Patience:
-    """Bounds the wait of reads that could be given held bytes.  Keeps no state of its own."""
+    """Limits the wait of reads whose bytes are in memory.  Keeps no state of its own."""
 
     def __init__(self, fetches: FetchTable, clock: Clock) -> None:
         self._fetches = fetches
@@ -113,8 +114,8 @@ class Patience:
     async def answer_or_held(
         self, read: Read, stream: Stream, asking: Callable[[], Coroutine[Any, Any, T]], held: Callable[[], H | None]
     ) -> T | H:
-        """The answer of `asking`; if that takes too long, the answer of `held`, unless that is None."""
-        # When the wait is over, the task that asks is cancelled, and the held bytes are sent.
+        """Return the answer of `asking`.  If that takes too long, return the answer of `held`, unless it is None."""
+        # A timeout cancels the task, so the read must run in a task of its own.
         await in_task()
         wait = _Wait(read, self._clock, held, lambda: self._fetches.detach(stream, read.start))
         try:
@@ -128,7 +129,7 @@ class Patience:
 
 
 class _Wait(Generic[H]):
-    """The wait of one read, in the task that makes it."""
+    """The wait of one read, in its own task."""
 
     def __init__(self, read: Read, clock: Clock, held: Callable[[], H | None], give_up: Callable[[], None]) -> None:
         task = asyncio.current_task()
@@ -144,13 +145,13 @@ class _Wait(Generic[H]):
         self._found: H | None = None
         self._timer: Timer
         if read.route.is_silent:
-            # Look only after the read has asked, because its fetch shows when the origin is back.
+            # Give the read time to send its request, because only a request can show that the origin is back.
             self._timer = asyncio.get_running_loop().call_soon(self._look)
         else:
             self._timer = clock.call_later(PATIENCE_S, self._look)
 
     def _look(self) -> None:
-        """Cancel the task's question if the origin is silent, or has taken too long, and there are held bytes."""
+        """Cancel the read's request and take the bytes in memory, if the origin is silent or has taken too long."""
         route, clock = self._route, self._clock
         is_silent = route.is_silent or route.answers == self._answers
         if not is_silent and clock.now() - self._began < MOST_WAIT_S:
@@ -164,16 +165,16 @@ class _Wait(Generic[H]):
             self._task.cancel()
 
     def take_answer(self) -> H | None:
-        """The held bytes, if the task was cancelled for them alone."""
+        """Return the answer from memory if this wait, and nothing else, cancelled the task; else None."""
         if self._found is None or self._task.uncancel() > self._cancelled_before:
             return None
         answer, self._found = self._found, None
         return answer
 
     def settle(self) -> None:
-        """Stop the wait: the read has been answered, or is over."""
+        """End the wait, because the read has been answered or has failed."""
         self._timer.cancel()
-        # A cancelled task keeps its traceback, whose frames refer to this wait.
+        # A cancelled task keeps its traceback, whose frames refer to this object: break the cycle.
         del self._task
         if self._found is not None:
             self._found.close()

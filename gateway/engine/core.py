@@ -1,4 +1,5 @@
-"""The engine: the tape store, flights and topics of one process, behind one entry point per kind of request."""
+"""The engine: the entry points for each kind of request, over one process's cached streams, fetches and live
+readers."""
 
 from __future__ import annotations
 
@@ -61,10 +62,10 @@ _log = logging.getLogger("gateway.origins")
 
 
 class Engine:
-    """Answers reads and relays everything else.  Owner of all engine state and of the tasks in `surroundings`; `close`
-    ends them.
+    """Answers reads, and relays all other requests.
 
-    `upstream`, if given, replaces the client made here, whose connections are real.
+    The engine owns all engine state and the tasks in `surroundings`; `close` ends them.  `upstream`, if given, replaces
+    the client for real origins, for example by an in-memory one.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Engine:
         self.health = Health(self.client.exchanges, self.origins, clock, rng)
         self.take_origins(config, credentials or {}, tls)
         self.tls_reloader = TlsReloader(lambda: self._config, self.client.exchanges.configure_tls, clock, _log.warning)
-        """The application starts the reloader if files of the configuration are to be watched."""
+        """Watches the TLS files.  The application starts the watch if the configuration asks for one."""
         eviction = POLICIES[limits.eviction]()
         self.store = TapeStore(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", metrics)
         self.coder = Coder(
@@ -111,7 +112,7 @@ class Engine:
         self.bridge.on_trim = self._trimmed
         self.coder.on_evict = lambda stream: self.on_forget(stream)
         self.on_forget: Callable[[Stream], None] = lambda stream: None
-        """Called when bytes of a stream are dropped, so that remembered answers made of them are dropped too."""
+        """Called when a stream has dropped bytes, so that the server drops the remembered answers made of them."""
         self.accounts = Accounts(client_nets(limits.client_v4_bits, limits.client_v6_bits), clock.now)
         self.live_table = LiveTable(self.store, surroundings, limits.followed_streams, self.accounts)
         self.live = LiveTopics(upstream, self.store, surroundings, self.live_table, limits.max_flight_bytes)
@@ -138,10 +139,10 @@ class Engine:
         self._runner = ReadRunner(self.store, self.negative_cache, self._cold_read_limit, self.live, clock)
         self._reads = LiveReads(self.fetches, confirming, self.live, clock, rng, self.drain, limits.max_reply_bytes)
         self._catch_up = CatchUp(self._reads)
-        # The bytes that wake waiting clients are new and mostly small, so code them only if that needs no wait.
+        # Live readers wait for new bytes, which are few: compress them only if that can be done without waiting.
         self._polls = LongPoll(self._reads, self._catch_up, self._runner, self.tasks, wheel, self.coder)
         self.sse = Sse(self._reads, self._runner, self.tasks, wheel)
-        """Opens SSE reads; the server also begins recognised ones with it."""
+        """Opens SSE reads.  The server calls it directly for SSE requests that it recognises."""
         self.s2 = S2Reads(
             upstream,
             self.store,
@@ -157,14 +158,19 @@ class Engine:
         return f"<Engine {self.store!r} {self.fetches!r} {self.live!r}>"
 
     async def catch_up(self, read: Read, first: FirstRead | None = None) -> Answer:
-        """Answer a catch-up read, which may have begun as `first`; the caller must call `Answer.close`.  Raises
-        Uncacheable or a GatewayError."""
+        """Answer a catch-up read.  `first` is the read's fetch if `begin_catch_up` has started one.
+
+        The caller must call `Answer.close`.  Raises Uncacheable or a GatewayError.
+        """
         asked = read if read.if_none_match is None else _without_codings(read)
         return await self._coded(read, await self._runner.run(asked, self._catch_up.answer, first))
 
     def caught_up(self, read: Read, first: FirstRead) -> Answer | Coroutine[Any, Any, Answer] | None:
-        """The answer to a first read whose fetch has brought all of it; a coroutine if it has to be coded; None if
-        `catch_up` is needed.  The caller must call `Answer.close`."""
+        """Return the answer to a first read whose fetch has received the whole body.
+
+        Returns a coroutine for the answer if the body has to be compressed, and None if the caller must use `catch_up`.
+        The caller must call `Answer.close`.
+        """
         answer = self._runner.landed(first)
         if answer is None:
             return None
@@ -175,20 +181,26 @@ class Engine:
             raise
 
     def begin_catch_up(self, read: Read) -> FirstRead | None:
-        """Begin a catch-up read of a stream of which nothing is in memory; None for other reads.  Raises a
-        GatewayError."""
+        """Start the fetch of a catch-up read if nothing of its stream is in memory; else return None.
+
+        Raises a GatewayError.
+        """
         asked = read if read.if_none_match is None else _without_codings(read)
         return self._runner.start_first_read(asked, self._catch_up.start_fetch)
 
     def count_concealed(self, read: Read) -> None:
-        """Count a read that is refused as if its stream did not exist.  Raises TooManyAbsent or TooManyRequests, like a
-        read of an absent stream."""
+        """Count a refused read that is answered like a read of an absent stream, to hide whether the stream exists.
+
+        Raises TooManyAbsent or TooManyRequests when a read of an absent stream would.
+        """
         self._cold_read_limit.admit_read(read.route, read.source.client)
         self.negative_cache.count(read.route, read.source.client)
 
     def knows(self, read: Read) -> bool:
-        """Whether anything in memory may answer or refuse a HEAD.  If not, the HEAD has to be relayed, which is
-        counted."""
+        """Return whether a HEAD can be answered or refused from memory.
+
+        If not, the HEAD must be relayed, and has been counted as a read of a new stream.
+        """
         is_known = (
             self.store.find(read.key) is not None
             or self.negative_cache.find(read.key, METADATA, read.source.headers) is not None
@@ -196,7 +208,7 @@ class Engine:
         return is_known or not self._cold_read_limit.admits(read.route, read.source.client)
 
     async def head(self, read: Read) -> Answer | None:
-        """Answer a HEAD from memory; None if it must be relayed.  Raises a GatewayError."""
+        """Answer a HEAD from memory; return None if it must be relayed.  Raises a GatewayError."""
         if (error := self.negative_cache.find(read.key, METADATA, read.source.headers)) is not None:
             if read.web_origin is not None and (error.varies_by_origin or not read.is_origin_met(error.headers)):
                 return None
@@ -219,7 +231,7 @@ class Engine:
             stream.count_reads(1, answer is not None and answer.outcome is Outcome.HIT)
             return answer
         except TailMovedBack:
-            # The stream has been replaced or has ended.
+            # The stream was re-created or has ended.
             return None
         except Uncacheable as unshared:
             if unshared.why.is_lasting:
@@ -229,8 +241,11 @@ class Engine:
             self.store.release(stream)
 
     def wait_at_once(self, read: Read) -> WaitingPoll | None:
-        """The place of a long-poll that can wait, or be answered from the tape, without asking the origin; the caller
-        must call `close`.  None, without side effects, if `long_poll` is needed."""
+        """Register a long-poll that can wait, or can be answered from memory, without asking the origin.
+
+        Returns None, without side effects, if the caller must use `long_poll`.  The caller must call `close` on the
+        result.
+        """
         stream = self._followed(read)
         waiting = self._polls.wait_at_once(_without_codings(read), stream) if stream is not None else None
         if waiting is not None:
@@ -238,8 +253,11 @@ class Engine:
         return waiting
 
     def subscribe_at_once(self, read: Read) -> Subscription | None:
-        """The subscription of an SSE read that can begin without asking the origin; the caller must call `close`.
-        None, without side effects, if `open_sse` is needed."""
+        """Subscribe an SSE read that can begin without asking the origin.
+
+        Returns None, without side effects, if the caller must use `open_sse`.  The caller must call `close` on the
+        result.
+        """
         stream = self._followed(read)
         subscription = self.sse.subscribe_now(read, stream) if stream is not None else None
         if subscription is not None:
@@ -247,14 +265,14 @@ class Engine:
         return subscription
 
     def is_repeatable(self, read: Read) -> bool:
-        """Whether equal requests may get the read's shared answer without another check of their Origin header."""
+        """Return whether requests equal to this read may get its shared answer without a new check of Origin."""
         if read.web_origin is None:
             return True
         stream = self.store.find(read.key)
         return stream is not None and not stream.varies_by_origin and allows(stream.headers, read.web_origin)
 
     def _followed(self, read: Read) -> Stream | None:
-        """The read's stream if it has live readers and nothing known prevents one more, else None."""
+        """Return the read's stream if it has live readers and this read may join them, else None."""
         stream = self.store.find(read.key)
         if (
             stream is None
@@ -267,15 +285,17 @@ class Engine:
         return stream
 
     def _is_refused(self, read: Read) -> bool:
-        """Whether the origin is known to refuse the read, or to answer it with a reply that may not be shared."""
+        """Return whether the origin is known to refuse the read, or to give it a reply that may not be shared."""
         unshared = read.route.unshared
         return (
             unshared.may_have_any and unshared.reason(read.key, read.shape) is not None
         ) or self.negative_cache.find(read.key, read.start, read.source.headers) is not None
 
     async def long_poll(self, read: Read) -> Answer | WaitingPoll:
-        """Answer a long-poll, or return the place at which it waits; the caller must call `close`.  Raises Uncacheable
-        or a GatewayError."""
+        """Answer a long-poll, or register it as a waiting reader.
+
+        The caller must call `close` on the result.  Raises Uncacheable or a GatewayError.
+        """
         found = await self._polls.answer(_without_codings(read))
         return found if isinstance(found, WaitingPoll) else await self._coded(read, found)
 
@@ -287,12 +307,14 @@ class Engine:
             raise
 
     async def open_sse(self, read: Read) -> Subscription | Answer:
-        """A subscription, whose `close` the caller must call, or an answer that refuses one.  Raises Uncacheable or a
-        GatewayError."""
+        """Subscribe an SSE read, or return the answer that refuses it.
+
+        The caller must call `close` on a subscription.  Raises Uncacheable or a GatewayError.
+        """
         return await self.sse.open(read)
 
     def touch_stream(self, stream: Stream) -> None:
-        """The stream was answered from a remembered answer."""
+        """Record that the server has answered a read of the stream with a remembered answer."""
         stream.used_at = self.clock.now()
         self.store.touch(stream)
         self.coder.keep_coded(stream)
@@ -307,8 +329,10 @@ class Engine:
     def take_origins(
         self, config: GatewayConfig, credentials: Credentials, tls: Mapping[str, OriginTls] | None = None
     ) -> tuple[str, ...]:
-        """Use the origins of this configuration, with its routes' secrets, from now on; return the names of the routes
-        whose secret has changed."""
+        """Use the origins of this configuration, and these secrets of its routes, from now on.
+
+        Returns the names of the routes whose secret has changed.
+        """
         self._config = config
         changed = self.origins.configure(config.routes, config.origins, credentials)
         self.health.configure(config.routes)
@@ -324,27 +348,27 @@ class Engine:
         return changed
 
     def _trimmed(self, route: str, path: str, offset: str) -> None:
-        """The origin has dropped the bytes before an offset of a bridged stream."""
+        """Drop the bytes before `offset` of a bridged S2 stream, because the origin has trimmed them."""
         for stream in self.store.group(Group(self._origin_names.get(route, ""), path)):
             self.store.forget_before(stream, offset)
 
     def limit_clients(self, limits: LimitsConfig) -> None:
-        """Bound the streams that one client net may have followed, and its reads of new ones, from now on."""
+        """Set how many streams each client network may have followed, and how many new ones it may read a second."""
         self.live_table.most_per_client = limits.most_client_followed_streams
         self._cold_read_limit.set_rate(limits.client_new_streams_per_s)
 
     def suspend_client(self, account: Account, until: float) -> None:
-        """Have the client begin without any allowance at `until`, when its ban ends."""
+        """Give the client no allowance for new streams until `until`, when its ban ends."""
         self._cold_read_limit.suspend(account, until)
 
     def begin_drain(self, spread_s: float, within_s: float = math.inf) -> None:
-        """Drain live readers, spread over `spread_s` seconds, the last of them within `within_s`."""
+        """End all live readers, spread over `spread_s` seconds, the last of them within `within_s` seconds."""
         self.drain.begin_drain(self.clock.now(), spread_s, within_s)
         self.live.drain_readers(spread_s, within_s)
         self.s2.drain_readers(spread_s, within_s)
 
     def undo_drain(self) -> None:
-        """Let live readers stay that have not ended yet."""
+        """Stop the drain: live readers that have not ended yet stay."""
         self.drain.undo()
         self.live.stay()
         self.s2.stay()
@@ -361,14 +385,14 @@ class Engine:
 
 
 def _without_codings(read: Read) -> Read:
-    """The read without coding suffixes in its entity tags, which only the coder knows."""
+    """Return the read with If-None-Match as the origin's tags, without the suffixes that mark compressed bodies."""
     if read.if_none_match is None:
         return read
     return read._replace(if_none_match=without_codings(read.if_none_match, read.accepted))
 
 
 def route_for(routes: Sequence[Route], host: str, path: str) -> Route | None:
-    """The route that serves host and path; `routes` are in order of precedence, highest first."""
+    """Return the route that serves `host` and `path`; `routes` are in order of precedence, highest first."""
     for route in routes:
         if route.serves(host, path):
             return route

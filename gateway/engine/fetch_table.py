@@ -1,11 +1,11 @@
-"""The fetch table: every fetch that readers of Durable Streams share, by stream and starting token.
+"""The fetch table: the upstream fetches (flights) that readers of Durable Streams share, keyed by stream and start.
 
-`gateway.upstream.collapse` has the rule by which readers share a flight.
+`gateway.upstream.collapse` defines which readers may share a flight.
 
-A flight stores its bytes on the stream record for which it was launched.  A record dropped meanwhile (deleted,
-re-created) stores nothing, so a reply that was on its way across a DELETE cannot bring the stream back.  The same holds
-across a purge of a stream that keeps its record for its readers: a flight sent before the stream's bytes were forgotten
-is overtaken.  It answers the requests that already wait for it, and its reply changes nothing in memory.
+A flight stores its bytes only on the stream record for which it was launched.  If the record is dropped meanwhile (the
+stream was deleted or re-created), the flight stores nothing: a late reply cannot revive a deleted stream.  The same
+holds if the record stays for its readers and only its bytes are dropped, for instance by a purge.  The flight is then
+*overtaken*: it answers the requests that already wait for it, and changes nothing in memory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _KINDS = {METADATA: "metadata", NOW: "tail", CONFIRMATION: "confirmation"}
 
 
 class FetchTable:
-    """Launches flights and tracks those in the air.  Owner of the pending table."""
+    """Launches flights and owns the table of pending ones."""
 
     def __init__(
         self,
@@ -101,30 +101,29 @@ class FetchTable:
 
     @property
     def readers(self) -> int:
-        """Readers that share the flights, or wait for them."""
+        """The number of readers that share the flights or wait for them."""
         return sum(flight.readers for _, flight in self._flights)
 
     @property
     def keep_bytes(self) -> int:
-        """The bound on the bytes that a flight launched now may keep: at most its share of the cache."""
+        """The most bytes that a new flight may keep: `max_flight_bytes`, but no more than a share of the cache."""
         return min(self._max_flight_bytes, max(1, self._store.budget_bytes // BODY_SHARE))
 
     def flights(self) -> Iterator[tuple[Stream, Flight]]:
-        """The latest flight of each stream and starting token, with its stream."""
+        """Yield the latest flight of each stream and key, with its stream."""
         return ((stream, flight) for (stream, _), flight in self._flights)
 
     def pending(self, stream: Stream, key: str) -> Flight | None:
-        """The latest flight of this key, such as the offset it starts from, unless it is over or overtaken."""
+        """Return the latest flight with this key (an offset or a sentinel); None if it is over or overtaken."""
         flight = self._flights.pending((stream, key))
         return None if flight is None or (flight.is_sent and is_overtaken(stream, flight)) else flight
 
     def join_fetch(
         self, stream: Stream, start: str, route: Route, source: Source, key: str | None = None
     ) -> Lead[Flight] | Follow[Flight]:
-        """Join the flight that has not been sent yet, launching one if there is none.  `key` is the flight's key;
-        `start` if None.
+        """Join the flight that has not been sent yet, or launch one.  `key` is the flight's key; by default `start`.
 
-        If a flight has been sent and is not over, call `join_earlier` first; this call launches its replacement.
+        If a flight has been sent and is still under way, call `join_earlier` first; this call launches a second one.
         """
         flight = self._flights.unsent((stream, key or start), source.client)
         if flight is None:
@@ -134,7 +133,7 @@ class FetchTable:
         return Follow(flight)
 
     def launch(self, stream: Stream, start: str, route: Route, source: Source, key: str | None = None) -> Flight:
-        """Launch a flight.  No other flight with its key may be waiting to be sent."""
+        """Launch a flight.  There must be no unsent flight with the same key."""
         flight = Flight(start, self.keep_bytes, source.client, key)
         self._flights.add_fetch((stream, flight.key), flight)
         flight.inflow = self.inflow
@@ -153,13 +152,13 @@ class FetchTable:
         return flight
 
     def close(self) -> None:
-        """Give up all fetches, and begin no more requests."""
+        """Cancel all fetches and start no more."""
         self._work.is_closed = True
         for fetch in tuple(self._under_way):
             fetch.cancel()
 
     def _ended(self, fetch: Fetch) -> None:
-        """Forget a fetch that is over."""
+        """Remove a fetch that is over."""
         stream, flight = fetch.stream, fetch.flight
         self._under_way.discard(fetch)
         self._flights.work_ended((stream, flight.key), flight)
@@ -170,7 +169,7 @@ class FetchTable:
         self._store.release(stream)
 
     def _report_unclaimed(self, stream: Stream, flight: Flight, source: Source) -> None:
-        """Report traffic that no access record is left to claim."""
+        """Report the traffic of a flight to the access log if no request's record will report it."""
         requests, fetched = flight.requests - flight.accounted_requests, flight.fetched - flight.accounted
         if not flight.holders and (requests or fetched):
             flight.accounted_requests, flight.accounted = flight.requests, flight.fetched
@@ -179,8 +178,10 @@ class FetchTable:
             self._access_log.unclaimed(recorded, mode, requests=requests, fetched_bytes=fetched)
 
     async def head_within(self, flight: Flight, patience_s: float, client: str) -> Head | None:
-        """A watched flight's head, for a reader of the net `client`; None if it has not come `patience_s` after the
-        flight was sent."""
+        """Wait for the head of a watched flight, for a reader in the network `client`.
+
+        Returns None if the head has not arrived `patience_s` seconds after the flight was sent.
+        """
         flight.askers.add_client(client)
         flight.span.joined()
         note_fetch(flight, leads=False)
@@ -191,16 +192,16 @@ class FetchTable:
         return flight.head
 
     def detach(self, stream: Stream, start: str) -> None:
-        """Keep flights alive without readers: all flights of the stream that a read from `start` may be waiting for."""
+        """Let the flights that a read from `start` may be waiting for continue without readers."""
         for key in {METADATA, CONFIRMATION, start, stream.tape.tail or start}:
             if (flight := self.pending(stream, key)) is not None:
                 flight.is_detached = True
 
     async def join_earlier(self, stream: Stream, start: str, route: Route, client: str) -> Flight | None:
-        """Wait for a flight for the bytes after `start` that was sent before this call; return it, or None.  `client`
-        is the reader's net.
+        """Wait for a flight for the bytes after `start` that was sent before this call; return it, or None.
 
-        The caller may use its bytes, but not its statement that there are no more.
+        The caller may use the flight's bytes.  If the reply says that there are no more bytes, that may be out of date.
+        `client` is the reader's network.
         """
         flight = self.pending(stream, start)
         if flight is None or not flight.is_sent:
@@ -214,17 +215,16 @@ class FetchTable:
         return flight
 
     async def fresh_head(self, stream: Stream, start: str, route: Route, source: Source) -> Head:
-        """The origin's reply at `start` to a request that arrives now.  Returns when the flight has landed, or has
-        proved too large to be stored.
+        """Return the head of a reply at `start` that the origin sends after this call.
 
-        For callers that need the facts or the stored bytes but not the body itself.  An overtaken flight provides
-        neither.  The origin is then asked again, unless the stream's bytes were forgotten `MOST_CHANGES` times.
+        Returns when the body has been stored or has proved too large to be stored.  For callers that need the facts or
+        the stored bytes rather than the body.  An overtaken flight provides neither, so the origin is asked again, up
+        to `MOST_CHANGES` times.
         """
         return (await self.fetched(stream, start, route, source))[0]
 
     async def fetched(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, int]:
-        """Like `fresh_head`, and the number of body bytes received.  Bytes that were too many to be stored are
-        counted."""
+        """Like `fresh_head`; also return the number of body bytes received, stored or not."""
         size = 0
         for _ in range(MOST_CHANGES):
             found, flight = await self._fetch_fresh(stream, start, route, source)
@@ -238,13 +238,13 @@ class FetchTable:
         if earlier is not None and (error := self._negative_cache.find(stream.key, start, source.headers)) is not None:
             return error, earlier
         if earlier is not None and isinstance(earlier.head, StreamHead) and stream.tape.knows_after(start):
-            # The earlier flight's bytes are stored, so only the bytes after them still have to be requested.
+            # The earlier flight's bytes are stored, so request only the bytes after them.
             start = earlier.head.next_offset
         flight = self.join_fetch(stream, start, route, source).fetch
         flight.watch()
         try:
             await flight.until_known()
-            # Read this before `unwatch`, which gives up a flight that is too large to keep and has no other readers.
+            # Read this before `unwatch`, which cancels a flight that is too large to keep and has no other readers.
             found = flight.error or flight.head
         finally:
             flight.unwatch()
@@ -252,8 +252,10 @@ class FetchTable:
         return found, flight
 
     async def learn_lifetime(self, stream: Stream, route: Route, source: Source) -> None:
-        """Learn, before the first answer from memory, how long the stream may be remembered.  All reads that need this
-        share one HEAD."""
+        """Ask the origin for the stream's lifetime by HEAD, before the first answer from memory.
+
+        Reads that need the lifetime at the same time share the HEAD.
+        """
         stream.expiry.asked(self._clock.now())
         if (flight := self.pending(stream, METADATA)) is None:
             if isinstance(await self.fresh_head(stream, METADATA, route, source), CircuitOpen):
@@ -268,7 +270,7 @@ class FetchTable:
 
 
 def _result(flight: Flight) -> tuple[str, int | None]:
-    """How a flight ended, and the status that its readers were given."""
+    """Return how a flight ended, and the status that its readers received."""
     assert flight.end is not None
     match flight.end:
         case FetchEnd.FAILED | FetchEnd.GIVEN_UP if flight.error is not None:

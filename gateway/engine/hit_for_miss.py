@@ -1,14 +1,15 @@
-"""Hit-for-miss: remembers requests whose answers may not be shared, so that readers do not queue for one answer.
+"""Hit-for-miss: remembers which reads have answers that may not be shared, so that these reads do not queue.
 
-One such reply stops the sharing of that shape of request: one offset, read live or not, or HEAD.  If an origin answers
-`MOST_SHAPES` shapes of one stream like that, all live or all other reads of it are relayed at once.  Such an answer to
-the stream's live request stops the sharing of all its live reads, also when the topic is over.  Both memories are
-bounded in time and number.
+`Unshared` remembers request shapes: one offset, read live or not, or HEAD.  After one unshareable reply, requests of
+that shape are relayed at once.  After `MOST_SHAPES` unshareable shapes of one stream, all its live or all its other
+reads are relayed.  If the reply to the gateway's own live request may not be shared, all live reads of the stream are
+relayed.
 
-Web origins that an origin does not allow to read a stream are remembered too: their reads share as those without an
-Origin header do.  A shared reply without Access-Control-Allow-Origin does not show that, because its request had no
-Origin header.  The reply to a relayed read with that header does, for that web origin and that path: servers may set
-CORS up by path.  The memory is bounded in time and number.
+`DeniedOrigins` remembers web origins (the Origin header, CORS) that may not read a path.  Their reads share the replies
+to requests without an Origin header.  Only the reply to a relayed read with that Origin header proves a denial, because
+shared fetches carry no Origin header.
+
+Both memories are bounded in time and size.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from gateway.tape.costs import key_cost, texts_cost
 from gateway.upstream.flight import METADATA
 
 MOST_SHAPES = 4
-"""Shapes of a stream's live, or other, reads that must prove unshareable before all of that kind are relayed."""
+"""How many shapes of a stream's live, or other, reads must prove unshareable before all of that kind are relayed."""
 _MOST_BYTES: Final = 1 << 23
-"""Each of the two memories is charged at most this much: names and queries are as long as clients make them."""
+"""The size limit of each of the two caches of `Unshared`.  Clients choose the length of names and queries."""
 
 
 class Shape(NamedTuple):
-    """The parts of a read's request, besides its stream, that determine the origin's answer."""
+    """The parts of a read, other than its stream, on which the origin's answer depends."""
 
     is_live: bool
     start: str | None
-    """The offset, or `METADATA` for a HEAD; None for every offset."""
+    """The offset, or `METADATA` for a HEAD; None stands for every offset."""
 
 
 HEAD: Final = Shape(False, METADATA)
@@ -45,13 +46,13 @@ ANY_LIVE: Final = Shape(True, None)
 class _Reason(NamedTuple):
     text: str
     cost: int
-    """Bytes charged for the entry."""
+    """Size charged for the entry, in bytes."""
 
 
 class _Count(NamedTuple):
     shapes: int
     cost: int
-    """Bytes charged for the entry."""
+    """Size charged for the entry, in bytes."""
 
 
 def _cost(entry: _Reason | _Count) -> int:
@@ -59,9 +60,9 @@ def _cost(entry: _Reason | _Count) -> int:
 
 
 class Unshared:
-    """Request shapes that may not be shared, each for `remember_s` after its latest proof.  Owner: a route.
+    """Request shapes that may not be shared, each kept for `remember_s` seconds after its latest unshareable reply.
 
-    `now` gives monotonic seconds.
+    Each route owns one.  `now` gives monotonic seconds.
     """
 
     def __init__(self, remember_s: float, now: Callable[[], float]) -> None:
@@ -69,7 +70,7 @@ class Unshared:
         self._reasons: TTLCache[tuple[StreamKey, Shape], _Reason] = TTLCache(_MOST_BYTES, remember_s, now, _cost)
         self._counts: TTLCache[tuple[StreamKey, bool], _Count] = TTLCache(_MOST_BYTES, remember_s, now, _cost)
         self.may_have_any = False
-        """False while nothing is remembered, which is most of the time and is asked for every read."""
+        """False while the cache is empty: a fast check, made for every read."""
 
     def __len__(self) -> int:
         return len(self._reasons)
@@ -78,7 +79,7 @@ class Unshared:
         return f"<Unshared {len(self)} shapes>"
 
     def remember(self, key: StreamKey, shape: Shape, reason: str) -> None:
-        """Remember that the origin's answer to such a request may not be shared."""
+        """Record that the origin's answer to such a request may not be shared."""
         entry = _Reason(reason, key_cost(key) + texts_cost([shape.start, reason]))
         if (key, shape) not in self._reasons and shape not in (HEAD, ANY_LIVE):
             known = self._counts.get((key, shape.is_live))
@@ -90,7 +91,7 @@ class Unshared:
         self.may_have_any = True
 
     def reason(self, key: StreamKey, shape: Shape) -> str | None:
-        """Why such a request may not be shared; None if it may."""
+        """Return why such a request may not be shared; None if it may."""
         if not self.may_have_any:
             return None
         if not self._reasons:
@@ -101,13 +102,13 @@ class Unshared:
 
 
 _MOST_DENIED_BYTES: Final = 1 << 20
-"""The memory is charged at most this much: clients may invent web origins, and as long ones as they like."""
+"""The size limit of `DeniedOrigins`.  Clients can invent web origins of any length."""
 
 
 class DeniedOrigins:
-    """Pairs of a path and a web origin that is not allowed there, each for `remember_s` after its latest proof.
+    """Pairs of a path and a web origin that may not read it, each kept for `remember_s` seconds after its latest proof.
 
-    Owner: a route.  `now` gives monotonic seconds.
+    Each route owns one.  `now` gives monotonic seconds.
     """
 
     def __init__(self, remember_s: float, now: Callable[[], float]) -> None:
@@ -120,15 +121,15 @@ class DeniedOrigins:
         return f"<DeniedOrigins {len(self)} pairs>"
 
     def has(self, group: Group, web_origin: str) -> bool:
-        """Whether the origin is known not to allow this web origin."""
+        """Return whether the origin is known to deny this web origin."""
         return (group, web_origin) in self._costs
 
     def remember(self, group: Group, web_origin: str) -> None:
-        """Remember that the origin does not allow this web origin."""
+        """Record that the origin denies this web origin."""
         cost = texts_cost([*group, web_origin])
         if cost <= _MOST_DENIED_BYTES:
             self._costs[group, web_origin] = cost
 
     def discard(self, group: Group, web_origin: str) -> None:
-        """Forget it: the origin allows this web origin."""
+        """Remove the record, because the origin allows this web origin."""
         self._costs.pop((group, web_origin), None)

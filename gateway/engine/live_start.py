@@ -1,9 +1,11 @@
-"""The common part of long-polls and SSE reads: where a reader starts, which topic it joins, what is fetched for it.
+"""The common part of long-polls and SSE reads: where a reader starts, and how missing bytes are fetched.
 
-A live read walks the tape from its client's offset.  If the tape ends short of the topic's position, the gap is
-fetched; at the topic's position the reader waits for the topic.  A reader has no request of its own at the origin,
-no queue, and no memory of what was sent beyond its own offset.  There is thus no seam between replay and live at which
-bytes could be lost or repeated.
+A stream with live readers has a topic.  The topic's follower is the one live request to the origin, and appends new
+bytes to the stream's tape.  A live reader reads the tape from its client's offset.  When it reaches the topic's
+position, it waits for the topic.  If the tape ends before that position, the gap is fetched.
+
+A reader has no request of its own at the origin and no queue.  Its only state is its offset, so that no bytes can be
+lost or repeated between catching up and following.
 """
 
 from __future__ import annotations
@@ -33,26 +35,26 @@ from gateway.upstream.call import Source
 from gateway.upstream.flight import METADATA, Beyond, Flight, Head, NotShareable, OriginError, StreamHead, as_seen_by
 
 _LITTLE_BYTES = 1 << 16
-"""A reader that is behind by at most this many bytes is served at once, in any coding."""
+"""A reader that is at most this many bytes behind is served immediately, whatever content coding it accepts."""
 ENCODED: Final = NotShareable("encoded")
 TOO_LARGE = NotShareable("larger than the tape", is_lasting=False)
-"""Why a live reader's replay is relayed: the bytes fit on no tape."""
+"""The reason why a live reader is relayed whose bytes are too large for the tape."""
 
 
 class Beginning(NamedTuple):
-    """Where a live read begins."""
+    """The position from which a live read begins."""
 
     at: str
     head: Head | None
-    """The origin's answer there, if it was asked."""
+    """The origin's answer at that position, if it was asked."""
     tail: str | None
-    """The tail, if the origin has named it to this read."""
+    """The tail, if the origin has stated it in answer to this read."""
 
 
 class LiveReads:
-    """Starts live reads and fetches for them.  Keeps no state of its own.
+    """Starts live reads and fetches missing bytes for them.  Keeps no state of its own.
 
-    `drain` holds whether, and how, readers are to be ended.
+    `drain` states whether, and how fast, live readers are to be ended.
     """
 
     def __init__(
@@ -70,16 +72,17 @@ class LiveReads:
         self.confirming = confirming
         self.live = live
         self.reader_left = live.detach
-        """A reader has left the topic."""
+        """To be called when a reader has left a topic."""
         self.clock = clock
         self.rng = rng
         self.drain = drain
         self.max_reply_bytes = max_reply_bytes
 
     async def settle_start(self, read: Read, stream: Stream, *, wants_lifetime: bool = False) -> Beginning:
-        """Make sure that the stream exists, is unchanged and has a known type.  If `wants_lifetime` and bytes in memory
-        are sent first, make sure that its lifetime is known, too.  Return the offset to start from, and the origin's
-        answer.  The start is the tail for a reader that asked for an offset beyond it.
+        """Check that the stream exists, is unchanged and has a known content type; return where the read begins.
+
+        With `wants_lifetime`, also learn the stream's lifetime if bytes in memory will be sent first.  If the requested
+        offset is beyond the tail, the read begins at the tail.
 
         Raises StreamEnded, Uncacheable or a GatewayError.
         """
@@ -98,27 +101,29 @@ class LiveReads:
                     self.check_ended(stream)
 
     def progress(self, read: Read, stream: Stream, at: str) -> Progress:
-        """The progress of a live read that has come to `at`."""
+        """Return the state of a live read that has reached `at`, for `decide`."""
         return Progress(
             read.start, at, stream.version, read.route.trust_s, read.max_age_s, True, is_lifetime_asked=True
         )
 
     def may_give_held(self, read: Read, stream: Stream) -> bool:
-        """Whether the read may begin with held bytes although the origin does not answer."""
+        """Return whether the read may begin with bytes in memory although the origin does not answer."""
         progress = self.progress(read, stream, read.start)
         return outlasts_failure(stream, progress, self.clock.now(), self.clock.wall())
 
     @staticmethod
     def has_failed(head: Head) -> bool:
-        """Whether the origin failed to answer."""
+        """Return whether the origin failed to answer."""
         if isinstance(head, OriginError):
             return head.status >= 500 or head.status == 429
         return isinstance(head, GatewayError)
 
     @staticmethod
     def check_stored(stream: Stream, start: str, head: Head | None) -> None:
-        """Raise Uncacheable if what was fetched after `start` is not on the tape: it is too large to keep, or was
-        evicted at once, so the tape cannot serve this reader."""
+        """Raise Uncacheable if the bytes fetched after `start` are not on the tape.
+
+        They were too large to keep or were evicted at once, so this reader cannot be served from the tape.
+        """
         tape = stream.tape
         if not isinstance(head, StreamHead) or start == NOW or head.next_offset == start or stream.ended is not None:
             return
@@ -139,7 +144,7 @@ class LiveReads:
                 raise head.anew()
 
     def attach(self, read: Read, stream: Stream) -> Topic:
-        """Join the stream's topic; the caller must call `reader_left`."""
+        """Join the stream's topic, creating one if there is none; the caller must call `reader_left`."""
         route, source, config = read.route, read.source, read.route.config
         existing = self.live.find_topic(stream)
         if existing is not None and existing.not_shareable is not None:
@@ -153,15 +158,16 @@ class LiveReads:
         return topic
 
     async def fill(self, route: Route, source: Source, topic: Topic, at: str) -> bool:
-        """Fetch the bytes after `at` if the follower will not bring them; return whether that changed anything.
+        """Fetch the bytes after `at` if the follower will not bring them; return whether anything has changed.
 
-        An offset that the origin has not named yet is checked with it once: it may be behind, ahead, or invalid.
+        An offset that the origin has not stated before is checked with the origin once: it may be before the tail,
+        beyond the tail, or invalid.
         """
         stream = topic.stream
         tape = stream.tape
         if not topic.is_missing(at):
             return False
-        # Only bytes are needed, because the follower reports the tail.  So another read's fetch will do.
+        # The follower reports the tail, so only bytes are needed, and another read's fetch will do.
         earlier = await self.fetches.join_earlier(stream, at, route, source.client)
         if earlier is not None and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
             return True
@@ -171,8 +177,11 @@ class LiveReads:
         return head.next_offset != at or tape.tail != tail
 
     async def fill_for(self, read: Read, topic: Topic, at: str) -> bool:
-        """Like `fill`, for one reader whose own offset has led to `at`.  Raises TailMovedBack if only `at` is refused:
-        the origin may have trimmed it, and may still have the bytes after the reader's own offset."""
+        """Like `fill`, for one reader that has come from its own offset to `at`.
+
+        Raises TailMovedBack if the origin refuses `at` as trimmed.  It may still have bytes for the reader's own
+        offset.
+        """
         try:
             return await self.fill(read.route, read.source, topic, at)
         except StreamEnded as ended:
@@ -183,13 +192,13 @@ class LiveReads:
     @staticmethod
     def check_ended(stream: Stream) -> None:
         if stream.ended in (End.RECREATED, End.PURGED):
-            # Whether the end affects the reader depends on when the reader arrived.
+            # The caller decides by the time of the reader's arrival whether the reader ends or starts again.
             raise TailMovedBack
         if stream.ended is not None:
             raise StreamEnded(OriginError.of_ended(stream.ended.status))
 
     def follow_often_read(self, read: Read, stream: Stream) -> None:
-        """Follow the stream if it can be shared: its tail is requested too often to ask the origin each time."""
+        """Follow a stream whose tail is requested too often to ask the origin each time, if it can be shared."""
         existing = self.live.find_topic(stream)
         if self.drain.is_set or (existing is not None and existing.not_shareable is not None):
             return
@@ -202,23 +211,31 @@ class LiveReads:
             self.reader_left(topic)
 
     def cursor(self, read: Read, stream: Stream) -> str:
-        """The cursor for a reader: the same for all that wait together, so that they return with one shared request."""
+        """Return the next cursor for a reader.
+
+        Readers that wait together get the same cursor, so that their next requests are equal and can be shared.
+        """
         topic, wall = self.live.find_topic(stream), self.clock.wall()
         if topic is None:
             return next_cursor(wall, read.cursor, self.rng)
         return topic.cursors.next_for(read.cursor, wall, self.rng)
 
     def join(self, read: Read, stream: Stream) -> Topic | None:
-        """Join the stream's topic if that needs no answer from the origin, else None; the caller must call
-        `reader_left`."""
+        """Join the stream's topic if the origin need not be asked first; else return None.
+
+        The caller must call `reader_left`.
+        """
         topic = self.live.join(stream) if self.is_known(read, stream) else None
         if topic is not None:
             topic.cursors.note(read.cursor, self.clock.wall())
         return topic
 
     def is_known(self, read: Read, stream: Stream) -> bool:
-        """Whether the tape and the follower suffice for a live reader: the stream is known and trusted, the offset is
-        one of its own, and at most `_LITTLE_BYTES` follow it."""
+        """Return whether a live reader can be served without asking the origin.
+
+        The stream must be followed and recently confirmed, the origin must have stated the offset, and at most
+        `_LITTLE_BYTES` may follow the offset.
+        """
         tape, start = stream.tape, read.start
         return (
             stream.ended is None
@@ -241,7 +258,7 @@ class LiveReads:
 
 
 class _ReaderAccess:
-    """How a topic reaches its origin; a `gateway.live.topic.OriginAccess`."""
+    """A topic's access to its origin: a `gateway.live.topic.OriginAccess`."""
 
     __slots__ = ("_reads", "_route", "_stream", "source")
 
@@ -250,20 +267,19 @@ class _ReaderAccess:
         self._route = route
         self._stream = stream
         self.source = source
-        """The stream at its origin."""
+        """The stream's upstream source."""
 
     async def fetch(self, at: str | None) -> Head:
-        """Read the offset, or the metadata alone, at the origin; the bytes are on the tape when it returns."""
+        """Fetch from the offset, or only the metadata if `at` is None; the bytes are then on the tape."""
         start = METADATA if at is None else at
         return await self._reads.fetches.fresh_head(self._stream, start, self._route, self.source)
 
     async def fill(self, topic: Topic, at: str) -> bool:
-        """Fetch the bytes after an offset of the topic if the follower will not bring them; return whether that changed
-        anything."""
+        """Fetch the bytes after an offset if the follower will not bring them; return whether anything has changed."""
         return await self._reads.fill(self._route, self.source, topic, at)
 
     def why_alone(self, status: int, headers: Headers) -> NotShareable | None:
-        """Why a live answer of the origin may not be shared; None if it may."""
+        """Return why a live answer of the origin may not be shared; None if it may."""
         route = self._route
         if status >= 400:
             why = route.why_refusal_alone(status, headers)
@@ -278,12 +294,12 @@ class _ReaderAccess:
         return why
 
     def record_verdict(self, why: NotShareable | None) -> None:
-        """Record why the origin's live answers may not be shared; None once one has proved to be shareable."""
+        """Record whether the origin's live answers may be shared; `why` is None if one has proved to be shareable."""
         self._route.judge_live(self._stream.key, why)
 
 
 class _Opening:
-    """The questions that one live read asks before it begins."""
+    """The requests to the origin that one live read makes before it begins."""
 
     def __init__(self, reads: LiveReads, read: Read, stream: Stream, *, wants_lifetime: bool) -> None:
         self._reads = reads
@@ -292,12 +308,12 @@ class _Opening:
         self.progress = reads.progress(read, stream, read.start)
         self.progress.is_lifetime_asked = not wants_lifetime
         self.head: Head | None = None
-        """The origin's answer at the offset where the read starts, if it was asked there."""
+        """The origin's answer at the offset where the read starts, if it was asked for that offset."""
         self.tail: str | None = None
-        """The tail, if the origin has named it to this read."""
+        """The tail, if the origin has stated it in answer to this read."""
 
     async def ask_origin(self, question: Question, at: str) -> Beginning | None:
-        """Ask the origin; returns where the read begins if that is settled.  Raises like `LiveReads.settle_start`."""
+        """Ask the origin; return where the read begins if that is decided.  Raises like `LiveReads.settle_start`."""
         progress, stream, read, reads = self.progress, self._stream, self._read, self._reads
         match question:
             case Question.FACTS:
@@ -328,18 +344,18 @@ class _Opening:
         return await self._reads.fetches.fresh_head(self._stream, start, self._read.route, self._read.source)
 
     async def _joined(self, start: str) -> Flight | None:
-        """The flight from `start` that another read's request has started, if there is one."""
+        """Wait for a flight from `start` that another read has started; return it, or None."""
         read = self._read
         return await self._reads.fetches.join_earlier(self._stream, start, read.route, read.source.client)
 
     async def _learn_facts(self) -> None:
-        """Learn that the stream exists, and its type."""
+        """Learn from the origin that the stream exists, and its content type."""
         stream, reads, start = self._stream, self._reads, self._read.start
-        # A HEAD names the tail, where most offsets lie, so the bytes after the offset need no request.  It also names
-        # the lifetime, without which the follower would ask for it.
+        # A HEAD states the tail, where most offsets are, so the bytes after the offset need no request.  It also states
+        # the lifetime, for which the follower would need another HEAD.
         first = start if start == START else METADATA
         if first == METADATA and reads.fetches.pending(stream, START) is not None:
-            # Another read's fetch carries the same facts; the follower will report the current tail.
+            # Another read's fetch brings the same facts, except for the current tail, which the follower will report.
             first = START
         if (earlier := await self._joined(first)) is not None:
             error = as_seen_by(earlier.head, self._read.source.headers) if earlier.head is not None else None
@@ -350,12 +366,12 @@ class _Opening:
             reads.check_ended(stream)
             if stream.content_type is not None:
                 return
-        # The first reader: fetch what it asks for, which provides the other facts as well.
+        # This is the first reader.  A fetch for its own offset also brings the other facts.
         head = await self._fresh(first)
         if first == START and _is_of_start_alone(head, start):
             first, head = METADATA, await self._fresh(METADATA)
         if first == METADATA and isinstance(head, NotShareable | StreamHead) and stream.content_type is None:
-            # An origin without HEAD can still be shared: its answers to GET carry the same facts.
+            # The origin does not support HEAD, but its answers to GET state the same facts.
             first, head = start, await self._fresh(start)
         if stream.content_type is None:
             reads.expect_stream(head)
@@ -367,19 +383,19 @@ class _Opening:
             self.progress.is_confirmed = self.progress.is_lifetime_asked = True
 
     async def _revalidate(self, known: str) -> Beginning | None:
-        """Ask at the known tail whether the stream is still there."""
+        """Ask at the known tail whether the stream still exists."""
         stream, reads, start = self._stream, self._reads, self._read.start
         reply = await self._fresh(known)
         self.tail = _named_tail(reply)
         if isinstance(reply, Beyond) and known == start:
-            # Only the type of the stream was known.
+            # The offset is beyond the tail, and nothing but the content type was known of the stream.
             return Beginning(reply.tail, reply, None)
         if isinstance(reply, OriginError) and reply.status == 400 and known != start:
-            # The refused offset is the remembered one and not the client's: this is another stream.
+            # The refused offset is the one in memory, not the client's, so this is another stream.
             reads.live.drop_stream(stream, End.RECREATED)
             raise TailMovedBack
         if isinstance(reply, OriginError) and reply.status == 410 and known != start:
-            # The origin has trimmed the stream beyond the bytes in memory: begin again with the client's offset.
+            # The origin has trimmed beyond the bytes in memory.  Start again from the client's offset.
             raise TailMovedBack
         is_there = stream.outlasts_failure(reads.clock.now(), reads.clock.wall())
         if not reads.has_failed(reply) or not stream.tape.knows_after(start) or not is_there:
@@ -387,10 +403,13 @@ class _Opening:
         return None
 
     async def _check_offset(self, start: str) -> Beginning | None:
-        """Have the origin check an offset that it has not named: it may be behind, ahead, or invalid."""
+        """Have the origin check an offset that it has not stated before.
+
+        The offset may be before the tail, beyond the tail, or invalid.
+        """
         stream, reads = self._stream, self._reads
         if self.head is None:
-            # Only bytes are needed and not the tail, so another read's fetch will do.
+            # Only bytes are needed, not the tail, so another read's fetch will do.
             await self._joined(start)
             reads.check_ended(stream)
             if stream.tape.has_seen(start):
@@ -405,16 +424,18 @@ class _Opening:
 
 
 def _is_of_start_alone(head: Head | None, start: str) -> bool:
-    """Whether a 410 for the start sentinel says nothing about a read from `start`, because the origin may have trimmed
-    only the bytes before it."""
+    """Return whether `head` is a 410 for the stream's start that need not hold for `start`.
+
+    The origin may have trimmed only the bytes before `start`.
+    """
     return start != START and isinstance(head, OriginError) and head.status == 410
 
 
 def _named_tail(head: Head | None) -> str | None:
-    """The tail, if this answer names it."""
+    """Return the tail if this answer states it, else None."""
     return head.next_offset if isinstance(head, StreamHead) and head.up_to_date else None
 
 
 def _is_furthest(tape: Tape, at: str) -> bool:
-    """Whether the origin has named `at` and nothing beyond it."""
+    """Return whether the origin has stated `at`, and no offset beyond it."""
     return tape.has_seen(at) and (tape.tail is None or not is_before(at, tape.tail))

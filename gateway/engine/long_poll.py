@@ -1,6 +1,6 @@
-"""Long-poll (section 5.7): an answer as soon as bytes follow the offset, or the place at which to wait for them.
+"""Long-poll (section 5.7): answers as soon as bytes follow the client's offset.
 
-`gateway.engine.long_poll_waiter` waits; this module decides its answer.
+This module makes the answers; `gateway.engine.long_poll_waiter` holds the clients that wait for one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gateway.upstream.flight import Beyond, Head, OriginError, StreamHead
 
 
 class LongPoll:
-    """Answers long-polls.  Keeps no state of its own; also the context that all waiters of the process share."""
+    """Answers long-polls.  Keeps no state of its own.  All waiters of the process share it as their `Polls`."""
 
     def __init__(
         self,
@@ -51,14 +51,16 @@ class LongPoll:
         self.coder = coder
         self._reads = reads
         self._polled_read = Progress(START, START, FIRST, 0.0, is_live=True, has_joined=True)
-        """The progress of the read that is looked at now.  Thousands may be in one turn of the loop, and each is looked
-        at in one plain call."""
+        """The arguments for `decide`, reused for every poll.  An event can wake thousands of polls in one turn of the
+        event loop."""
         self._catch_up = catch_up
         self._runner = runner
 
     async def answer(self, read: Read) -> Answer | WaitingPoll:
-        """Answer with the bytes after the offset, or return the place at which to wait; the caller must call `close`.
-        Raises Uncacheable or a GatewayError."""
+        """Answer with the bytes after the offset, or register the poll to wait; the caller must call `close`.
+
+        Raises Uncacheable or a GatewayError.
+        """
         return await self._runner.run(read, self._within_patience)
 
     async def _within_patience(self, read: Read, stream: Stream) -> Answer | WaitingPoll:
@@ -69,7 +71,7 @@ class LongPoll:
         )
 
     def _held(self, read: Read, stream: Stream) -> Answer | None:
-        """The answer of held bytes, if they may be given without the origin's answer."""
+        """Return an answer with the bytes in memory if they may be sent without the origin's answer, else None."""
         reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
         progress = self._reads.progress(read, stream, reading.end)
         progress.has_bytes, progress.failed_at = reading.size > 0, self.clock.wall()
@@ -78,19 +80,19 @@ class LongPoll:
         return self._polled(read, stream, reading, Outcome.STALE_IF_ERROR, stream.version.edition, is_current=False)
 
     def reader_left(self, topic: Topic) -> None:
-        """A reader has left the topic."""
+        """Record that a reader has left the topic."""
         self._reads.reader_left(topic)
 
     async def _on(self, read: Read, stream: Stream) -> Answer | WaitingPoll:
-        """Answer with the bytes after the offset if there are any, else return the place at which the client waits.
+        """Answer with the bytes after the offset, or register the poll to wait if there are none.
 
         The caller must call `WaitingPoll.start` or `WaitingPoll.close`.  Raises Uncacheable, TailMovedBack if `stream`
-        is not the origin's from the start, or another GatewayError.
+        is not the origin's present stream, or another GatewayError.
         """
         try:
             start, head, _ = await self._reads.settle_start(read, stream, wants_lifetime=True)
             if isinstance(head, Beyond):
-                # A wait there might never end: answer with the tail at once.
+                # The offset is beyond the tail, where a wait might never end.  Answer with the tail immediately.
                 return self._polled(
                     read,
                     stream,
@@ -112,14 +114,15 @@ class LongPoll:
                     found = self.poll_now(read, stream, topic, outcome)
                     if found is Poll.ASK:
                         found = await self.poll_asking(read, stream, topic, outcome)
-                        # The fetch has brought whatever the next attempt finds.
+                        # The next attempt answers with fetched bytes.
                         outcome = Outcome.MISS
                     if isinstance(found, Answer):
                         return found
                     if found is Poll.WAIT:
                         self._reads.live.follow(topic)
                         is_waiting = True
-                        # Keep little while it waits: use the stream's key and the topic's source.
+                        # Use the stream's key and the topic's source, which are shared, so that waiting polls use
+                        # little memory.
                         return WaitingPoll(
                             self, read._replace(key=stream.key, source=topic.access.source), stream, topic
                         )
@@ -130,7 +133,7 @@ class LongPoll:
             return origin_error_answer(read.route, ended.error, Outcome.FOLLOWED)
 
     def poll_now(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.HIT) -> Answer | Poll:
-        """The answer to a long-poll if it can be given at once.  Raises StreamEnded."""
+        """Return the answer to a long-poll if the origin need not be asked.  Raises StreamEnded."""
         self._reads.check_ended(stream)
         reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
         polled = self._polled_read
@@ -150,7 +153,7 @@ class LongPoll:
                 raise TailMovedBack
 
     def _poll_fetched(self, read: Read, stream: Stream, head: Head | None) -> Answer | None:
-        """The answer from what was fetched for this read, if that reaches the tail."""
+        """Return an answer with the bytes fetched for this read, if they reach the tail."""
         if not isinstance(head, StreamHead) or not head.up_to_date or stream.ended is not None:
             return None
         reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
@@ -162,25 +165,28 @@ class LongPoll:
     async def poll_asking(
         self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.FOLLOWED
     ) -> Answer | Poll:
-        """Fetch what is missing for an answer: ASK if the caller should try again, WAIT if nothing changed."""
+        """Fetch the bytes or facts missing for an answer.
+
+        Returns `Poll.ASK` if the caller should try again, and `Poll.WAIT` if nothing has changed.
+        """
         tape, edition = stream.tape, stream.version.edition
         reading = tape.read(read.start, self._reads.max_reply_bytes)
         if not reading.size:
             return Poll.ASK if await self._reads.fill_for(read, topic, reading.end) else Poll.WAIT
-        # The tail is unconfirmed: one fetch finds out whether more follows.
+        # The tail is not confirmed.  One fetch shows whether more bytes follow.
         head = await self._reads.fetches.fresh_head(stream, reading.end, read.route, read.source)
         self._reads.check_ended(stream)
         if isinstance(head, OriginError) and head.status == 410:
-            # The origin has trimmed the stream beyond the bytes in memory: ask it for the client's own offset.
+            # The origin has trimmed beyond the bytes in memory.  Start again from the client's offset.
             raise TailMovedBack
         if isinstance(head, OriginError) and not self._reads.has_failed(head):
-            # The stream has been refused: send no more of it.
+            # The origin refuses the stream, so send no more of it.
             raise StreamEnded(head)
         if self._reads.has_failed(head) and not stream.outlasts_failure(self.clock.now(), self.clock.wall()):
             self._reads.expect_stream(head)
         if self._reads.has_failed(head) and outcome is Outcome.HIT:
             outcome = Outcome.STALE_IF_ERROR
-        # What was read before the fetch may have been evicted since; it is still valid.
+        # The bytes read before the fetch may have been evicted since, but are still valid.
         reading = max(reading, tape.read(read.start, self._reads.max_reply_bytes), key=lambda one: one.size)
         is_current = isinstance(head, StreamHead) and head.up_to_date and head.next_offset == reading.end
         if outcome is Outcome.HIT and is_current:
@@ -199,7 +205,10 @@ class LongPoll:
         is_current: bool,
         is_closed: bool = False,
     ) -> Answer:
-        """`is_closed` says that the origin has told this read of the closure; the tape's facts may be gone by now."""
+        """Return a 200 or 304 with the bytes of `reading`.
+
+        Set `is_closed` if the origin has stated the closure to this read; the tape may have lost that fact by now.
+        """
         end = reading.end
         is_closed = is_closed or stream.tape.is_closed_at(end)
         parts = Parts()
@@ -213,7 +222,7 @@ class LongPoll:
         return Answer(200, headers, outcome, parts, stream.tape.is_json, run=run)
 
     def wait(self, waiting: WaitingPoll, client: PollClient) -> Waiter:
-        """A waiter, not yet started."""
+        """Return a waiter that has not been started."""
         waiter = Waiter(waiting, client, waiting.read.route.config.long_poll_timeout_s)
         if self._reads.drain.is_set:
             drain, now = self._reads.drain, self.clock.now()
@@ -221,7 +230,7 @@ class LongPoll:
         return waiter
 
     async def answer_past_tape(self, read: Read, stream: Stream) -> Answer:
-        """Answer a long-poll whose bytes are not on the tape; Uncacheable if they exceed the reply limit."""
+        """Answer a long-poll whose bytes are not on the tape.  Raises Uncacheable if they exceed the reply limit."""
         answer = await self._catch_up.answer(read, stream)
         try:
             if answer.parts is None or answer.status != 200:
@@ -238,7 +247,7 @@ class LongPoll:
             answer.close()
 
     def timeout_confirmed(self, read: Read, stream: Stream, topic: Topic) -> Answer | None:
-        """The 204 of a wait that has timed out, if the follower confirms the tail."""
+        """Return the 204 of a wait that has timed out if the follower has confirmed the tail, else None."""
         at = stream.tape.resolve(read.start)
         if not topic.is_current(at):
             return None
@@ -246,7 +255,7 @@ class LongPoll:
         return timed_out(read, stream, at, stream.tape.is_closed_at(at), cursor, Outcome.FOLLOWED)
 
     async def timeout_asking(self, read: Read, stream: Stream) -> Answer:
-        """Answer a wait that has timed out without a confirmed tail: ask the origin."""
+        """Answer a wait that has timed out while the tail is unconfirmed, by asking the origin."""
         cursor = self._reads.cursor(read, stream)
         at = stream.tape.resolve(read.start)
         head = await self._reads.fetches.fresh_head(stream, at, read.route, read.source)
@@ -266,10 +275,13 @@ class LongPoll:
         return timed_out(read, stream, at, head.is_closed, cursor, Outcome.MISS)
 
     def wait_at_once(self, read: Read, stream: Stream) -> WaitingPoll | None:
-        """The place at which a long-poll's client waits, or is answered from the tape, if that is known without the
-        origin; else None, without side effects.  The caller must call `WaitingPoll.start` or `WaitingPoll.close`."""
+        """Register a long-poll to wait, or to be answered from the tape, without asking the origin.
+
+        Returns None, without side effects, if the origin must be asked first.  The caller must call `WaitingPoll.start`
+        or `WaitingPoll.close`.
+        """
         topic = self._reads.join(read, stream)
         if topic is None:
             return None
-        # As in `_on`: other clients may join the wait, each with credentials of its own.
+        # As in `_on`.  Clients with other credentials may join the wait, so it must not depend on this client's.
         return WaitingPoll(self, read._replace(key=stream.key, source=topic.access.source), stream, topic)

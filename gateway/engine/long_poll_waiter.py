@@ -1,9 +1,10 @@
-"""A waiter: the long-poll clients at one offset, as an object of a few slots, without a task or a timer.
+"""Waiting long-polls: one `Waiter` for all clients that wait at one offset for the same answer.
 
-When its topic moves, it checks whether it can be answered.  When its time is up, it is answered with a 204 if the
-follower confirms the tail.  It needs a task only if the origin has to be asked, for as long as that takes.
+A waiter is an object with a few slots, without a task or timer of its own.  When the stream's topic changes, the waiter
+checks whether it can answer.  When the wait times out, the waiter answers with a 204 if the follower has confirmed the
+tail.  It starts a task only to ask the origin.
 
-Waiters that are woken by one event, and whose answers are equal, share bytes that are made once.
+Waiters that one event wakes share the rendered response if their answers are equal.
 """
 
 from __future__ import annotations
@@ -32,58 +33,58 @@ from gateway.upstream.flight import NotShareable, OriginError
 
 
 class Rendered(NamedTuple):
-    """A whole response in bytes."""
+    """A whole response as bytes."""
 
     head: bytes
-    """The head, followed by the body if that is small."""
+    """The head, followed by the body if the body is small."""
     body: tuple[bytes, ...]
-    """A large body, in the pieces that the tape holds.  Responses with other heads share them."""
+    """A large body, as the pieces on the tape.  Responses with different heads share it."""
     body_bytes: int
     answer: Answer
-    """The answer from which the response was rendered."""
+    """The answer that was rendered."""
     shared: SharedBytes
-    """The account of a large body."""
+    """The memory account of a large body."""
     keeps: bool = True
     """Whether the connection stays open after the response."""
 
     @property
     def cursor(self) -> int | None:
-        """The cursor in the response; None if it has none."""
+        """The cursor in the response; None if the response has none."""
         return parse_cursor(self.answer.headers.get(STREAM_CURSOR))
 
 
 class PollClient(Protocol):
-    """The client of a long-poll, or several clients that wait for the same answer."""
+    """One client of a long-poll, or several clients that wait for the same answer."""
 
     @property
     def shape(self) -> Hashable:
-        """The properties of the client that determine the response: clients of equal shape get the same bytes."""
+        """The client's properties that affect the response.  Clients of equal shape get the same bytes."""
 
     def render(self, answer: Answer) -> Rendered:
-        """The response for such a client."""
+        """Render an answer for this client."""
 
     def send_rendered(self, rendered: Rendered) -> None:
         """Write the response."""
 
     def account(self, rendered: Rendered) -> None:
-        """The response has been written: count it, and let the connection continue."""
+        """Count a response that has been written, and let the connection continue."""
 
     def split(self) -> Iterable[PollClient]:
-        """All clients but one, each by itself from now on; the caller must call `waits` on each."""
+        """Separate all clients but one; the caller must call `waits` on each of those returned."""
 
     def waits(self, waiter: Waiter) -> None:
-        """Set the waiter by which this client waits."""
+        """Set the waiter through which this client waits."""
 
     def relay(self, at: str) -> None:
-        """Have each client's own request sent to the origin.  The request is for the bytes after the offset `at`, even
-        if the client has asked for the tail."""
+        """Relay the request of each client to the origin, for the bytes after `at` even if the client asked for the
+        tail."""
 
     def has_gone(self) -> None:
-        """The client disconnected before it was answered, or its answer has failed.  Does nothing after `account`."""
+        """Handle a client that has disconnected, or whose answer has failed.  Does nothing after `account`."""
 
 
 class Polls(Protocol):
-    """Answers waiters and holds what they share; implemented by `gateway.engine.long_poll.LongPoll`."""
+    """Makes the answers for waiters, and holds the objects that they share (implemented by `LongPoll`)."""
 
     clock: Clock
     tasks: Tasks
@@ -91,32 +92,32 @@ class Polls(Protocol):
     coder: Coder
 
     def wait(self, waiting: WaitingPoll, client: PollClient) -> Waiter:
-        """A waiter, not yet started."""
+        """Return a waiter that has not been started."""
 
     def reader_left(self, topic: Topic) -> None:
-        """A reader has left the topic."""
+        """Record that a reader has left the topic."""
 
     def poll_now(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome) -> Answer | Poll:
-        """The answer to a long-poll if it can be given at once.  Raises StreamEnded."""
+        """Return the answer to a long-poll if the origin need not be asked.  Raises StreamEnded."""
 
     async def poll_asking(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome) -> Answer | Poll:
-        """Fetch what is missing for an answer."""
+        """Fetch the bytes or facts that are missing for an answer."""
 
     def timeout_confirmed(self, read: Read, stream: Stream, topic: Topic) -> Answer | None:
-        """The 204 of a wait that has timed out, if the follower confirms the tail."""
+        """Return the 204 of a wait that has timed out if the follower has confirmed the tail, else None."""
 
     async def timeout_asking(self, read: Read, stream: Stream) -> Answer:
-        """The answer to a wait that has timed out, if the origin has to be asked for the tail."""
+        """Answer a wait that has timed out after asking the origin for the tail."""
 
     async def answer(self, read: Read) -> Answer | WaitingPoll:
-        """Answer a long-poll that starts again, or return its new place."""
+        """Answer a long-poll that starts again, or register it to wait."""
 
     async def answer_past_tape(self, read: Read, stream: Stream) -> Answer:
         """Answer a long-poll whose bytes are not on the tape."""
 
 
 class WaitingPoll(NamedTuple):
-    """One long-poll client's place in the stream before it waits; `start` or `close` must be called."""
+    """A long-poll that is about to wait on a topic; `start` or `close` must be called."""
 
     polls: Polls
     read: Read
@@ -124,7 +125,7 @@ class WaitingPoll(NamedTuple):
     topic: Topic
 
     def start(self, client: PollClient) -> Waiter:
-        """A waiter for `client`, not yet started."""
+        """Return a waiter for `client` that has not been started."""
         return self.polls.wait(self, client)
 
     def close(self) -> None:
@@ -132,7 +133,7 @@ class WaitingPoll(NamedTuple):
 
 
 class Waiter:
-    """Long-poll clients that wait together.  They are answered, or found disconnected, once."""
+    """Long-poll clients that wait together for one answer.  They are answered, or found disconnected, once."""
 
     __slots__ = (
         "_answer_key",
@@ -156,21 +157,21 @@ class Waiter:
         self._waiting = waiting
         self._client = client
         self._answer_key = (read.start, read.accepted, client.shape) if read.if_none_match is None else None
-        """The values that determine its answer, except the cursor; None if the answer cannot be shared."""
+        """The parts of the request that affect the answer, except the cursor; None if the answer cannot be shared."""
         self._cursor = parse_cursor(read.cursor) or -1
         self._was_confirmed = waiting.topic.is_confirmed
-        """Whether the follower has confirmed the stream since the client arrived."""
+        """Whether the follower has confirmed the stream since the first client arrived."""
         self._is_over = False
-        """Whether the clients have their answer, or will get none here."""
+        """Whether the clients have been answered, or will not be answered here."""
         self._has_left = False
-        """Whether the topic has stopped counting the clients."""
+        """Whether the clients have been removed from the topic's count."""
         self._is_asking = False
         self._has_missed = False
-        """Whether the topic changed while the origin was being asked."""
+        """Whether the topic has changed while the origin was being asked."""
         self._has_timed_out = False
         self.began = polls.clock.now()
         self.clients = 1
-        """How many clients wait here for the same answer."""
+        """The number of clients that wait for the answer."""
         self._version = waiting.stream.version
         """The stream's version when the first client arrived."""
         self._tick = polls.wheel.add(self, patience_s)
@@ -180,11 +181,11 @@ class Waiter:
 
     @property
     def at(self) -> str:
-        """The offset before which the client has everything."""
+        """The offset of the client: it has all bytes before."""
         return self._waiting.read.start
 
     def join(self, now: float) -> bool:
-        """Add one more client with the same request, if it may wait with the others; return whether it does."""
+        """Add a client with the same request; return False if it must wait by itself."""
         stream = self._waiting.stream
         if (
             self._is_over
@@ -203,19 +204,19 @@ class Waiter:
         return True
 
     def leave_one(self) -> None:
-        """One of several clients has disconnected."""
+        """Remove one of several clients, which has disconnected."""
         topic = self._waiting.topic
         self.clients -= 1
         topic.readers -= 1
         topic.extra_clients -= 1
 
     def start(self) -> None:
-        """Join the topic."""
+        """Join the topic, and answer immediately if possible."""
         self._waiting.topic.readers_now.add(self)
         self._look(Outcome.HIT)
 
     def pump(self) -> None:
-        """The topic has changed: answer if that is possible now."""
+        """Answer if possible, because the topic has changed."""
         self._look(Outcome.FOLLOWED)
 
     def _look(self, outcome: Outcome) -> None:
@@ -233,7 +234,8 @@ class Waiter:
         answers = topic.shared_answers() if self._answer_key is not None and waiting.stream.ended is None else None
         answer_key: Hashable = self._answer_key
         if self._cursor >= topic.answers_cursor:
-            # A client whose cursor is not below the shared one needs its own, unless it is among the far-ahead clients.
+            # Cursors must not go back, so a client with a higher cursor than the shared one needs an answer of its own.
+            # Cursors far ahead share one.
             answer_key = (answer_key, "far" if topic.cursors.is_far(self._cursor) else self._cursor)
         if answers is not None and isinstance(shared := answers.get(answer_key), Rendered) and self._suits(shared):
             self._is_over = True
@@ -253,28 +255,28 @@ class Waiter:
         if isinstance(found, Answer):
             rendered = self._finish(found)
             if answers is not None and topic.is_confirmed and (topic.is_pumping or not rendered.body):
-                # Without a confirmed follower the tail may be valid for less than a second: do not share it.  A large
-                # body would be kept from here after the tape has dropped it.
+                # Do not share it otherwise: without a confirmed follower the tail may be out of date within a second,
+                # and a large body would stay in memory after the tape has dropped it.
                 answers[answer_key] = rendered
         elif found is Poll.ASK:
             self._ask(waiting.polls.poll_asking(waiting.read, waiting.stream, topic, outcome))
 
     def _suits(self, shared: Rendered) -> bool:
-        """Whether an answer made for others suits this client: its cursor must not go back (section 8.1)."""
+        """Return whether a shared answer suits this client: its cursor must not go back (section 8.1)."""
         return self._cursor < 0 or (cursor := shared.cursor) is None or cursor > self._cursor
 
     def account(self, sent: object) -> None:
-        """Leave, after the answer was sent."""
+        """Leave the topic after the answer has been sent, and count the answer."""
         assert isinstance(sent, Rendered)
         self._leave()
         self._count(sent)
         self._client.account(sent)
 
     def beat(self) -> None:
-        """Do nothing: a long-poll has no body yet that could carry a heartbeat."""
+        """Do nothing: a long-poll has no body yet, so heartbeats are not possible."""
 
     def split(self) -> list[Waiter]:
-        """Itself and the clients that waited here, each with a waiter of its own from now on."""
+        """Give each client a waiter of its own; return all waiters, including this one."""
         if self.clients == 1 or self._is_over or self._is_asking or self._has_timed_out:
             return [self]
         found, topic = [self], self._waiting.topic
@@ -290,7 +292,7 @@ class Waiter:
         return found
 
     def drain_within(self, delay_s: float, within_s: float) -> None:
-        """End the wait after `delay_s`, if not before; an empty answer is harmless."""
+        """End the wait after `delay_s` seconds at the latest.  An early 204 is harmless."""
         if self._is_over or self._has_timed_out:
             return
         wheel = self._waiting.polls.wheel
@@ -299,10 +301,10 @@ class Waiter:
         self._tick = wheel.add(self, max(0.0, min(delay_s, within_s, left_s)))
 
     def stay(self, lifetime_s: float) -> None:
-        """Do nothing: an early end of a wait is harmless, a late one is not."""
+        """Do nothing: a wait may end early, but must not last longer than the client expects."""
 
     def due(self) -> None:
-        """The wait has timed out."""
+        """Handle the timeout of the wait."""
         try:
             self._time_out()
         except Exception:
@@ -371,9 +373,12 @@ class Waiter:
             self.pump()
 
     async def _restart(self) -> Answer | Poll:
-        """The stream's record has ended.  If the stream was replaced, a client that waited for more of the old one is
-        told that it has ended.  A client that arrived while the follower was unconfirmed starts again with the stream
-        that the origin has now, and so does every client if it is not known whether the stream was replaced."""
+        """Handle the end of the stream's record.
+
+        If the stream was re-created, clients that waited for more of the old stream get an error.  A client that
+        arrived before the follower was confirmed starts again with the new stream.  So does every client if the cause
+        was a purge, because the stream may still be the same.
+        """
         waiting = self._waiting
         if self._was_confirmed and waiting.stream.ended not in (None, End.PURGED):
             return self._replaced()
@@ -381,7 +386,7 @@ class Waiter:
             found = await waiting.polls.answer(waiting.read)
         except Uncacheable as error:
             if error.why is BEYOND_TAIL:
-                # The old stream had named the offset.
+                # The old stream had stated this offset, and the new stream is shorter.
                 return self._replaced()
             raise
         if isinstance(found, Answer):
@@ -401,17 +406,17 @@ class Waiter:
         return origin_error_answer(self._waiting.read.route, OriginError.of_ended(404), Outcome.FOLLOWED)
 
     async def _past_tape(self) -> Answer:
-        """Fetch for this client alone what is not on the tape, because it was too large or evicted at once."""
+        """Fetch bytes for these clients alone that are not on the tape: they were too large or evicted at once."""
         waiting = self._waiting
         return await waiting.polls.answer_past_tape(waiting.read, waiting.stream)
 
     def _relay(self) -> None:
-        """Leave the clients to the origin: its answers may not be shared."""
+        """Relay the clients' requests, because the origin's answers may not be shared."""
         self._leave()
         self._client.relay(self.at)
 
     def gone(self) -> None:
-        """The client has disconnected, or its answer has failed: drop the clients that still wait."""
+        """Drop the clients that still wait: the last one has disconnected, or the answer has failed."""
         if not self._has_left:
             self._leave()
         self._client.has_gone()
@@ -440,7 +445,7 @@ class Waiter:
     def _detach(self, waiting: WaitingPoll) -> None:
         topic = waiting.topic
         topic.readers_now.discard(self)
-        # The last of them leaves by `WaitingPoll.close`.
+        # `WaitingPoll.close` counts the last of them.
         topic.readers -= self.clients - 1
         topic.extra_clients -= self.clients - 1
         waiting.close()

@@ -1,7 +1,8 @@
-"""The manner of a reply: its head without the fields that differ from reply to reply, such as offset, tag and date.
+"""A reply's manner: the header fields of a reply that are the same in most replies of a route.
 
-An origin answers most reads of a route in one manner.  Three decisions are therefore made once for each manner and
-remembered: whether a reply may be shared, for how long it may be reused, and which of its headers hits repeat.
+Fields that differ from reply to reply, such as offset, tag and date, are left out.  Most replies of a route therefore
+have one of a few manners, and the decisions that depend on these fields are made once for each manner: whether a reply
+may be shared, how long it may be reused, and which of its headers a hit repeats.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gateway.protocol.sharing import Ground, SharingRules
 
 _MOST_MANNERS: Final = 64
 _MOST_CHARACTERS: Final = 2_048
-"""Manners with more characters in their fields are not remembered."""
+"""The limit on the total length of a manner's fields.  Longer manners are not cached."""
 _OWN: Final = frozenset(
     spelling
     for name in (
@@ -39,32 +40,32 @@ _OWN: Final = frozenset(
     )
     for spelling in (name, name.lower(), name.title())
 )
-"""Fields that differ from reply to reply.  No decision here depends on them."""
+"""Fields that differ from reply to reply.  No decision in this module depends on them."""
 
 
 class Manner(NamedTuple):
-    """The common part of replies with equal fields."""
+    """The decisions for all replies with the same fields."""
 
     ground: Ground | None
-    """Why a reply that is to be stored is for its requester alone; None if it may be shared."""
+    """The reason why a stored reply may not be shared; None if it may."""
     ground_unstored: Ground | None
-    """Why a reply that is not to be stored is for its requester alone; None if it may be shared."""
+    """The reason why a reply that is not stored may not be shared; None if it may."""
     is_coded: bool
     """Whether the body has a content coding."""
     is_up_to_date: bool
     is_closed: bool
     content_type: str | None
     headers: CIMultiDict[str]
-    """The fields that hits repeat.  Never changed."""
+    """The fields that hits repeat.  Treat as immutable."""
     varies_by_origin: bool
-    """Whether the reply is no answer to requests with an Origin header."""
+    """Whether the reply may not be used for requests with an Origin header."""
     surrogate_keys: frozenset[str]
     cache_control: str | None
     reuse: Reuse
 
 
 class Manners:
-    """The manners of the replies to one route's reads, by their fields."""
+    """A cache of the manners of one route's replies, keyed by header fields."""
 
     def __init__(self, rules: SharingRules) -> None:
         self._rules = rules
@@ -74,7 +75,10 @@ class Manners:
         return f"<Manners {len(self._known)}>"
 
     def manner_of(self, headers: Headers, shape: ReplyShape | None = None, own: Sequence[FieldLine] = ()) -> Manner:
-        """The manner of a reply with these headers.  If `shape` is known, they are its lines and the lines `own`."""
+        """Return the manner of a reply with these headers.
+
+        `shape`, if given, is a parsed head that other replies share.  `headers` then are its lines and the lines `own`.
+        """
         if shape is None:
             return self._of(headers)
         for line in own:

@@ -1,15 +1,16 @@
-"""Negative caching: remembers what the origin reported missing, and bounds the rate of requests for missing streams.
+"""Negative caching: remembers which streams the origin reported missing, and limits requests for missing streams.
 
-A 404 or 410 is repeated, until `absent_s` after it was requested, to readers whose requests would have been identical:
-for the stream as a whole, or for one offset, which is how an origin refuses a trimmed one.  A 400 is not remembered,
-because the next append may make its offset valid.  Before a write to the path is sent through this gateway, what is
-remembered is cleared; until the write is answered, nothing new is remembered.  A stream is therefore visible to all
-readers as soon as its PUT is acknowledged.
+A 404 or 410 is repeated until `absent_s` after it was requested.  It is only repeated to requests with the same
+upstream headers.  It stands for the stream as a whole, or for one offset if the origin has trimmed that offset.  A 400
+is not remembered, because the next append may make its offset valid.
 
-Requests for ever new names would find nothing remembered.  Each 404 therefore takes a token from its origin's bucket,
-which refills at `absent_per_s`; while the bucket is empty, streams that are not in memory are not requested.  The lower
-half of the bucket is for client nets that have been given few 404s: nets that ask for invented names leave it to the
-others, however many they are.
+Before a write to a path is sent through this gateway, all entries for the path are dropped, and until the write is
+answered no new ones are made.  A stream is therefore visible to all readers as soon as its PUT is acknowledged.
+
+Clients that ask for ever new names would never hit this cache.  Each 404 therefore takes a token from a bucket of its
+origin, which refills at `absent_per_s` tokens a second.  While the bucket is empty, streams that are not in memory are
+not requested.  The lower half of the bucket is reserved for client networks that have caused few 404s, so that networks
+that scan for names cannot use up the tokens of the others.
 """
 
 from __future__ import annotations
@@ -30,33 +31,33 @@ from gateway.tape.costs import headers_cost, key_cost, texts_cost
 from gateway.upstream.flight import METADATA, OriginError
 
 _MOST_BYTES: Final = 1 << 24
-"""The most bytes charged for remembered refusals: names, queries and replies are as long as others make them."""
+"""The size limit of the cache.  Names, queries and replies can have any length."""
 _LEAST_PRUNED: Final = 1_000
-"""Entries below this number are not worth a search for expired ones."""
+"""With fewer entries than this, expired ones are not searched for."""
 _MOST_BODY_BYTES: Final = 1_024
-"""An origin error with a longer body is not remembered."""
+"""An error with a longer body is not remembered."""
 _BURST_S: Final = 5.0
-"""The bucket holds this many seconds' worth of 404s."""
+"""The size of the bucket, as a number of seconds at the full rate."""
 _FEW_SHARE: Final = 1 / 50
-"""A net that is given this share of the rate at most has few 404s."""
+"""A client network has caused few 404s if it has caused at most this share of the rate."""
 _ABSENT: Final = frozenset({404, 410})
 
 _Entry = tuple[StreamKey, str | None]
-"""A stream and the requested offset; None for the stream as a whole."""
+"""A stream and the requested offset; None stands for the stream as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Remembered:
     error: OriginError
     request_headers: CIMultiDict[str]
-    """The request's headers: with shared credentials an answer to one reader is not valid for another."""
+    """The request's headers.  They include the credentials, because one reader's error may not be valid for another."""
     until: float
     cost: int
-    """Bytes charged for it and its entry."""
+    """Size charged for the entry, in bytes."""
 
 
 class _Bucket:
-    """One origin's bucket, and the rate of 404s at which a client net has few."""
+    """One origin's token bucket, and the allowance of 404s of each client network."""
 
     __slots__ = ("_all", "_few", "_own")
 
@@ -78,7 +79,7 @@ class _Bucket:
 
 
 class NegativeCache:
-    """Remembered origin errors, and a token bucket per origin.  `now` gives monotonic seconds."""
+    """The remembered errors, and the token bucket of each origin.  `now` gives monotonic seconds."""
 
     def __init__(self, now: Callable[[], float], pending: PendingWrites, accounts: Accounts) -> None:
         self._now = now
@@ -91,10 +92,10 @@ class NegativeCache:
             getsizeof=lambda remembered: remembered.cost,
         )
         self.groups: dict[Group, dict[StreamKey, set[str | None]]] = {}
-        """The streams and offsets of which something may be remembered, by the group that a write affects.
-        Always the same dictionary: hits look whether it is empty."""
+        """The offsets with entries, by path and stream; entries may have expired.  The dictionary is never replaced,
+        because hits keep a reference to it and check whether it is empty."""
         self._entry_count = 0
-        """The number of these entries, including entries whose memory has expired."""
+        """The number of offsets in `groups`, including those of expired entries."""
         self._buckets: dict[tuple[str, float], _Bucket] = {}
 
     def __len__(self) -> int:
@@ -105,7 +106,7 @@ class NegativeCache:
 
     @property
     def entry_count(self) -> int:
-        """Places of which something is remembered, or was until lately."""
+        """The number of entries, including some that have expired."""
         return self._entry_count
 
     def remember(
@@ -118,9 +119,11 @@ class NegativeCache:
         asked_at: float,
         client: str = UNKNOWN,
     ) -> None:
-        """Remember that the origin refused the stream, or only what lies after `offset`, to a request with the headers
-        `request_headers` sent at `asked_at` for the net `client`.  The lifetime counts from that time, not from the
-        reply."""
+        """Remember that the origin has refused the stream, or only the bytes after `offset`.
+
+        The request had the headers `request_headers`, was sent at `asked_at`, and was caused by a client in the network
+        `client`.  The entry's lifetime counts from the request, not from the reply.
+        """
         if error.status == 404:
             self.count(route, client)
         if not route.absent_s or error.status not in _ABSENT or len(error.body) > _MOST_BODY_BYTES:
@@ -139,7 +142,7 @@ class NegativeCache:
         offsets.add(offset)
 
     def count(self, route: Route, client: str = UNKNOWN) -> None:
-        """The origin has answered 404 to a request for the net `client`."""
+        """Take a token for a 404 that the origin has given to a client in the network `client`."""
         if (bucket := self._bucket(route)) is not None:
             bucket.take_token(self._accounts.open_account(client), self._now())
 
@@ -153,14 +156,19 @@ class NegativeCache:
         write_epoch: int,
         client: str = UNKNOWN,
     ) -> None:
-        """Remember the status of a relayed HEAD of the stream.  Such an answer has no body to repeat, so it answers
-        only reads that begin with a HEAD.  Does nothing if `write_epoch` has changed since the request."""
+        """Remember the status of a relayed HEAD of the stream.
+
+        The answer to a HEAD has no body to repeat, so the entry answers only reads that begin with a HEAD.  Does
+        nothing if a write has started or ended since the request, that is, if `write_epoch` has changed.
+        """
         if write_epoch == self._pending.epoch:
             self.remember(key, METADATA, OriginError.of_ended(status), request_headers, route, asked_at, client)
 
     def find(self, key: StreamKey, offset: str | None, request_headers: CIMultiDict[str]) -> OriginError | None:
-        """The remembered error for a read of the stream from `offset` with the headers `request_headers`, or None;
-        offset None asks for the stream as a whole."""
+        """Return the remembered error for a read from `offset` with these upstream headers, or None.
+
+        `offset` None stands for the stream as a whole.
+        """
         if not self.groups:
             return None
         for entry in ((key, None),) if offset is None else ((key, None), (key, offset)):
@@ -170,7 +178,7 @@ class NegativeCache:
         return None
 
     def has_any(self, key: StreamKey) -> bool:
-        """Whether any reader's error for the stream is remembered."""
+        """Return whether an error of the stream is remembered for any reader.  Removes expired entries."""
         if not self.groups:
             return False
         by_key = self.groups.get(key.group)
@@ -188,13 +196,13 @@ class NegativeCache:
         return False
 
     def may_ask(self, route: Route, client: str = UNKNOWN) -> bool:
-        """Whether the route's origin may be asked for a stream that is not in memory, for the net `client`."""
-        # Without a bucket, the origin has had no stream refused lately.
+        """Return whether the origin may be asked for a stream that is not in memory, for a client in this network."""
+        # A bucket exists only after the origin has refused a stream.
         bucket = self._buckets.get((route.authority, route.absent_per_s))
         return bucket is None or bucket.may_ask(self._accounts.find(client), self._now())
 
     def forget_path(self, group: Group) -> None:
-        """A write to the group's path is about to be sent, and pending."""
+        """Drop all entries for a path, because a write to the path is about to be sent."""
         if not self.groups or (forgotten := self.groups.pop(group, None)) is None:
             return
         for key, offsets in forgotten.items():
@@ -213,7 +221,7 @@ class NegativeCache:
         return bucket
 
     def _prune(self) -> None:
-        """Drop the streams and offsets whose memory has expired."""
+        """Remove the expired entries."""
         self._remembered.expire()
         self.groups.clear()
         self._entry_count = 0

@@ -1,15 +1,16 @@
-"""The changes that a write makes to all streams of its path, at once or later.
+"""Changes to all streams at one path, made by writes, and the purge of single streams by the operator.
 
-Each is a `gateway.tape.paths.PathEvent`, made when the write is answered, and records the facts of that time.  A stream
-that may have expired by then is dropped, because the write may be the first to reach its successor.
+One path may have several streams in memory, for instance one for each set of credentials.  `PathChange` and
+`Acknowledged` are `gateway.tape.paths.PathEvent`s: the store applies each event to each stream of the path, at once or
+when the stream is next used.  An event records the time at which the write was answered.  A stream that may have
+expired by then is dropped, because the write may already concern its successor.
 
-`Purge` drops or invalidates a stream at an operator's request.  No connection of a Durable Stream's client ends.  A
-stream without a topic is dropped as a whole, and reads under way on it start again.  A stream with a topic keeps its
-record, as in an eviction: its bytes go, and with them the facts that would let it answer alone.  Its live request is
-restarted, which finds out whether the stream is still the same.  Its readers notice nothing if it is, and are ended if
-it is not.
+`Purge` drops or invalidates a stream at the operator's request, without ending connections of Durable Streams clients.
+A stream without live readers is dropped, and reads under way on it start again.  A stream with live readers keeps its
+record and loses its bytes.  Its live request to the origin is restarted, to check that the stream is still the same.
+Its readers end only if it is not.
 
-An S2 stream is dropped as a whole, and its live readers are given an error with which they come again.
+An S2 stream is always dropped.  Its live readers get an error after which clients reconnect.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from gateway.tape.stream import End, Stream
 
 
 class PathChange:
-    """Any change.  Of two changes of one `kind` in a row, the later one is enough; a change with None stays apart."""
+    """A change that a write makes.
+
+    `kind` names changes that replace each other: of two in a row, only the later is applied.  None means no such kind.
+    """
 
     __slots__ = ("_apply", "_kind", "_live", "_now", "_wall")
 
@@ -47,21 +51,24 @@ class PathChange:
             self._apply(stream)
 
     def with_earlier(self, earlier: PathEvent, /) -> PathEvent | None:
-        """This change, if `earlier` is one of the same kind."""
+        """Return this change if it replaces `earlier`, else None."""
         is_like = self._kind is not None and isinstance(earlier, PathChange) and earlier._kind == self._kind
         return self if is_like else None
 
 
 class Acknowledged:
-    """A write that was acknowledged, and neither made nor may have ended a stream."""
+    """An acknowledged append to a stream that existed before it and still exists."""
 
     __slots__ = ("_asked_at", "_is_closed", "_live", "_now", "_query", "_tail", "_wall")
 
     def __init__(
         self, live: LiveTopics, tail: str, query: str, now: float, wall: float, asked_at: float, *, is_closed: bool
     ) -> None:
-        """`tail` is where the write ended, `query` that of its target.  It was sent at `asked_at`, and answered at
-        `now` (monotonic seconds) and `wall` (Unix time)."""
+        """`tail` is the offset after the write, and `query` the query of its target.
+
+        The request was sent at `asked_at` (monotonic seconds) and answered at `now` (monotonic seconds) and `wall`
+        (Unix seconds).
+        """
         self._live = live
         self._tail = tail
         self._query = query
@@ -79,11 +86,11 @@ class Acknowledged:
             return
         stream.acknowledged(self._tail, is_closed=self._is_closed, query=self._query)
         self._live.expect(stream)
-        # A sliding TTL runs from when the origin did the write, which may be long before it answers.
+        # A sliding TTL restarts when the origin executes the write, possibly long before it answers.
         stream.contacted(self._asked_at)
 
     def with_earlier(self, earlier: PathEvent, /) -> PathEvent | None:
-        """The further one of the two, if both have the same query."""
+        """Return one event for both writes, with the later of their tails, if they have the same query; else None."""
         if not isinstance(earlier, Acknowledged) or earlier._query != self._query:
             return None
         return Acknowledged(
@@ -98,14 +105,14 @@ class Acknowledged:
 
 
 class Purge:
-    """Purges streams of one tape store.  Keeps no state of its own."""
+    """Purges streams of one store.  Keeps no state of its own."""
 
     def __init__(self, store: TapeStore, live: LiveTopics) -> None:
         self._store = store
         self._live = live
 
     def drop_stream(self, stream: Stream) -> bool:
-        """Drop the stream's bytes now; return False if it had ended before."""
+        """Drop the stream's bytes; return False if the stream had already ended."""
         if stream.ended is not None:
             return False
         if self._live.find_topic(stream) is not None:
@@ -114,7 +121,7 @@ class Purge:
         return self._store.drop_stream(stream, End.PURGED)
 
     def revalidate(self, stream: Stream) -> bool:
-        """Soft purge: keep the bytes, but ask the origin before the next hit; return False if it had ended before."""
+        """Keep the bytes, but ask the origin before the next hit (soft purge); return False if the stream had ended."""
         if stream.ended is not None:
             return False
         stream.mark_stale(may_have_ended=False)
@@ -122,8 +129,11 @@ class Purge:
         return True
 
     def drop_others(self, partitions: Collection[Partition]) -> None:
-        """Drop streams that no route leads to any more: those outside these public partitions (`Route.public`).  A
-        stream with a topic stays until the topic ends."""
+        """Drop the streams that no route can reach any more.
+
+        These are the streams outside the public partitions `partitions` (`Route.public`).  A stream with live readers
+        stays until they have gone.
+        """
         for stream in list(self._store):
             if stream.key.partition.public not in partitions and self._live.find_topic(stream) is None:
                 self._store.drop_stream(stream, End.PURGED)

@@ -1,4 +1,4 @@
-"""A read as the engine sees it, without sockets or an HTTP library, and the ways it can fail."""
+"""The engine's view of a read, independent of sockets and HTTP messages, and the errors that end a read."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gateway.upstream.call import Source
 from gateway.upstream.flight import NotShareable, OriginError
 
 MOST_CHANGES: Final = 8
-"""How often a stream may become another, or its bytes be forgotten, while it is read; then the read is relayed."""
+"""How many times a stream may be re-created or lose its bytes during one read.  After that the read is relayed."""
 
 
 class Read(NamedTuple):
-    """One client's read.  `start` is an offset token or a sentinel; `cursor` matters only for live reads."""
+    """One client's read.  `start` is an offset or a sentinel such as `now`; only live reads use `cursor`."""
 
     route: Route
     key: StreamKey
@@ -28,33 +28,33 @@ class Read(NamedTuple):
     cursor: str | None = None
     if_none_match: str | None = None
     is_private: bool = False
-    """Whether the request carried credentials, so that downstream caches must keep the answer private."""
+    """Whether the request carried credentials.  The answer must then forbid shared caches downstream to store it."""
     accepted: AcceptedCodings = PLAIN
-    """The content codings that the reader accepts."""
+    """The content codings that the client accepts."""
     is_live: bool = False
     web_origin: str | None = None
-    """The request's Origin header, if the gateway does not answer for it: the request shares only replies that are the
-    same for that web origin."""
+    """The request's Origin header if the origin, rather than the gateway, answers for CORS.  The request then shares
+    only replies that hold for this web origin."""
     max_age_s: float | None = None
-    """The age up to which the client accepts bytes in memory, in seconds; None if it states none."""
+    """The greatest age in seconds of cached bytes that the client accepts; None if it states none."""
 
     @property
     def shape(self) -> Shape:
-        """The parts of the request, besides the stream, that determine the origin's answer."""
+        """The parts of the request, other than the stream, on which the origin's answer depends."""
         return Shape(self.is_live, self.start)
 
     def is_kept_from(self, stream: Stream) -> bool:
-        """Whether shared answers from the stream do not suit the request's Origin header."""
+        """Whether the request's Origin header rules out shared answers from the stream."""
         return self.web_origin is not None and (stream.varies_by_origin or not self.is_origin_met(stream.headers))
 
     def is_origin_met(self, headers: Headers) -> bool:
-        """Whether a shared reply with these headers is what the origin would answer to the request's Origin header."""
+        """Whether the origin would answer the request's Origin header with these headers of a shared reply."""
         origin = self.web_origin
         return origin is None or allows(headers, origin) or self.route.denied_origins.has(self.key.group, origin)
 
 
 class Uncacheable(Exception):
-    """The origin's answer may not be shared: relay the request alone."""
+    """The origin's answer may not be shared, so the request must be relayed."""
 
     def __init__(self, why: NotShareable) -> None:
         super().__init__(why.reason)
@@ -70,7 +70,7 @@ class StreamEnded(Exception):
 
 
 class Poll(Enum):
-    """Why a long-poll cannot be answered at once."""
+    """The reason why a long-poll cannot be answered immediately."""
 
     WAIT = "nothing there"
     ASK = "the origin has to be asked"

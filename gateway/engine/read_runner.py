@@ -1,4 +1,4 @@
-"""The run of a read on one incarnation of its stream: it starts again if the stream proves to be another."""
+"""Runs a read on the stream in memory, and starts it again if the origin proves to have another stream by now."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HIT = Outcome.HIT
 
 
 class Closing(Protocol):
-    """A result that holds something until it is closed."""
+    """A result that keeps resources until it is closed."""
 
     def close(self) -> None: ...
 
@@ -33,10 +33,10 @@ T = TypeVar("T", bound=Closing)
 
 
 def is_known_kept(read: Read, stream: Stream) -> bool:
-    """Whether the stream is known not to suit a read's Origin header, so that the read is relayed without a try.
+    """Return whether the stream's shared answers are already known not to suit the read's Origin header.
 
-    An origin that says `Vary: Origin` has made that clear for as long as anything of its reply may be held.  One that
-    allowed no web origin may allow any by now, which another shared reply would show.
+    If the origin sends `Vary: Origin`, that holds while the stream stays in memory.  If the shared reply merely lacks
+    permission for this web origin, the origin may have changed its mind, so that fact counts only for a while.
     """
     if not read.is_kept_from(stream):
         return False
@@ -44,15 +44,15 @@ def is_known_kept(read: Read, stream: Stream) -> bool:
 
 
 def is_kept(read: Read, stream: Stream, found: object) -> bool:
-    """Whether a shared answer, or a place among live readers, does not suit the read's Origin header."""
+    """Return whether a shared answer, or a live subscription, does not suit the read's Origin header."""
     if stream.varies_by_origin or not isinstance(found, Answer) or found.status < 400:
         return read.is_kept_from(stream)
-    # A failure of the origin concerns all readers.
+    # Failures of the origin are the same for all readers.
     return found.status < 500 and found.status != 429 and not read.is_origin_met(found.headers)
 
 
 class ReadRunner:
-    """Opens a read's stream and runs the read on it.  Keeps no state of its own."""
+    """Opens the stream of a read and runs the read on it.  Keeps no state of its own."""
 
     def __init__(
         self,
@@ -69,8 +69,10 @@ class ReadRunner:
         self._clock = clock
 
     def start_first_read(self, read: Read, work: Callable[[Read, Stream], FirstRead]) -> FirstRead | None:
-        """Begin `work` on the read's stream if nothing of it is in memory, and nothing else is known that could decide
-        the answer; else None.  Raises TooManyAbsent or TooManyRequests."""
+        """Call `work` on a new stream record if nothing in memory could affect the read's answer; else return None.
+
+        Raises TooManyAbsent or TooManyRequests.
+        """
         if read.start == NOW or read.web_origin is not None or self._store.find(read.key) is not None:
             return None
         unshared = read.route.unshared
@@ -86,7 +88,7 @@ class ReadRunner:
             raise
 
     def landed(self, first: FirstRead) -> Answer | None:
-        """The answer to a read whose fetch has brought all of it; None if `run` is needed."""
+        """Return the answer to a read whose fetch has received the whole body; None if the caller must use `run`."""
         answer = first.at_hand()
         if answer is not None:
             first.stream.reads += 1
@@ -96,13 +98,15 @@ class ReadRunner:
     async def run(
         self, read: Read, work: Callable[[Read, Stream], Awaitable[T]], first: FirstRead | None = None
     ) -> T | Answer:
-        """The result of `work` on the read's stream, or the remembered error of an absent stream.  A read that has
-        begun as `first` goes on with that.  Raises Uncacheable or a GatewayError."""
+        """Return the result of `work` on the read's stream, or the remembered error of an absent stream.
+
+        If the read has begun as `first`, that is continued instead of `work`.  Raises Uncacheable or a GatewayError.
+        """
         if first is None and (absence := self._absence(read)) is not None:
             if read.web_origin is not None and (absence.varies_by_origin or not read.is_origin_met(absence.headers)):
                 raise Uncacheable(VARIES_BY_ORIGIN)
             return origin_error_answer(read.route, absence, Outcome.HIT)
-        # Clients that create and delete the stream in turns cause as many incarnations as they like.
+        # Limit the attempts: clients can create and delete a stream over and over.
         left = MOST_CHANGES
         while left:
             if first is None:
@@ -120,7 +124,7 @@ class ReadRunner:
                     going, first = first, None
                     found = await going.answer()
                 if read.web_origin is not None and is_kept(read, stream, found):
-                    # A reply that came meanwhile has shown it.
+                    # A reply that arrived during the read has shown this.
                     found.close()
                     raise Uncacheable(VARIES_BY_ORIGIN)
                 stream.reads += 1
@@ -128,13 +132,13 @@ class ReadRunner:
                     stream.hits += 1
                 return found
             except TailMovedBack:
-                # A purge says nothing about the stream, and operators may purge as often as they like.
+                # A purge does not mean that the stream has changed, and operators may purge at any rate.
                 if stream.ended is not End.PURGED:
                     left -= 1
             except Uncacheable as error:
                 if error.why.is_lasting:
                     read.route.unshared.remember(read.key, read.shape, error.why.reason)
-                    # Remembered answers are consulted before the route is, so withdraw them as well.
+                    # Remembered answers are looked up before the route, so drop them too.
                     self._store.withdraw(stream)
                 raise
             finally:
@@ -142,21 +146,23 @@ class ReadRunner:
         raise Uncacheable(CHANGES_TOO_FAST)
 
     def _absence(self, read: Read) -> OriginError | None:
-        """The remembered error that answers this read."""
+        """Return the remembered error that answers this read, or None."""
         found = self._negative_cache.find(read.key, read.start, read.source.headers)
         if found is None and read.is_live and read.start != START:
-            # Such a read begins with a HEAD, so the error of an earlier HEAD is what it would be given.
+            # Such a read begins with a HEAD, so an error remembered from a HEAD answers it.
             found = self._negative_cache.find(read.key, METADATA, read.source.headers)
         return found
 
     def open(self, read: Read) -> Stream:
-        """The read's stream; a new record if the known one may have expired, because only the origin knows what exists
-        now.  Raises TooManyAbsent or TooManyRequests."""
+        """Return the read's stream, with a new record if the known stream may have expired.
+
+        Raises TooManyAbsent or TooManyRequests.
+        """
         now = self._clock.now()
         existing = self._store.find(read.key)
         if existing is not None and existing.has_expired(now, self._clock.wall()):
-            # An expired stream may have been replaced.  A sliding TTL may have been renewed elsewhere: live readers ask
-            # the origin too.
+            # Only the origin can tell whether the stream was re-created or its sliding TTL renewed elsewhere.  So live
+            # readers must ask it, too.
             is_over = existing.expiry.has_passed(self._clock.wall())
             self._live.drop_stream(existing, End.EXPIRED if is_over else End.PURGED)
         elif existing is None:

@@ -1,7 +1,7 @@
-"""Relaying: requests that are no reads, or whose answers may not be shared.
+"""Relaying: forwards requests that are not reads, and reads whose answers may not be shared.
 
-Bodies stream both ways; nothing is stored and nothing is retried.  What a write changes is recorded by
-`gateway.engine.writes` before any byte of its answer reaches the client.
+Bodies are streamed in both directions.  Nothing is stored and nothing is retried.  `gateway.engine.writes` records the
+effects of a write before any byte of its answer reaches the client.
 """
 
 from __future__ import annotations
@@ -29,56 +29,56 @@ _HEAD, _OTHER, _SSE = Mode.HEAD, Mode.OTHER, Mode.SSE
 
 
 class RelayedCall(SentRequest):
-    """One relayed request under way: the requester of its reply, and the base of the party that passes that on.
+    """One relayed request under way.  A subclass, the party, forwards the answer to its client.
 
-    Its effects are recorded before the party takes the answer (`take_answer`) or the failure (`take_failure`).
+    The effects of a write are recorded before the party gets the answer (`take_answer`) or the failure
+    (`take_failure`).
     """
 
     __slots__ = ("_has_left", "_is_decided", "_pending", "_relay", "is_write")
 
     def __init__(self, relay: Relay, request: RelayedRequest, body: Body = None) -> None:
         key = request.tape_key
-        # Not by `super()`, which costs as much as the call.
+        # Called directly: `super()` would cost another call.
         SentRequest.__init__(self, request, relay.find(key) if key is not None else None, relay.now(), body)
         self._relay = relay
         self.is_write = request.mode in WRITES
         self._pending: PendingRequest | None = None
         self._is_decided = False
-        """Whether its outcome is known."""
+        """Whether the answer or the failure has arrived."""
         self._has_left = False
 
     def send(self) -> None:
-        """Send the request; what becomes of it may be known before this returns."""
+        """Send the request.  The answer or the failure may arrive before this returns."""
         pending = self._relay.send(self)
         if not self._is_decided:
-            # Else the two would refer to each other for ever.
+            # Otherwise the two objects would keep each other alive.
             self._pending = pending
 
     def client_gone(self) -> None:
-        """The client no longer waits for the answer.  A write is not cancelled by that, so its effects are still
-        recorded."""
+        """Record that the client has gone.  A read is cancelled; a write is not, and its effects are still recorded."""
         self._has_left = True
         if not self.is_write and self._pending is not None:
             pending, self._pending = self._pending, None
             pending.give_up()
 
-    # -- the party
+    # -- for the party to implement
 
     def take_attempt(self) -> None:
         """The request is being sent to an origin."""
 
     def take_interim(self, interim: Interim) -> None:
-        """An interim reply has arrived."""
+        """An interim reply (1xx) has arrived."""
 
     @abstractmethod
     def take_answer(self, reply: Reply) -> None:
-        """The head of the reply has arrived.  `Reply.close` must be called."""
+        """The head of the reply has arrived.  The party must call `Reply.close`."""
 
     @abstractmethod
     def take_failure(self, error: GatewayError) -> None:
-        """There is no answer."""
+        """The request has failed without an answer."""
 
-    # -- from the origin
+    # -- called by the upstream client
 
     def sent(self) -> None:
         request = self.request
@@ -112,20 +112,19 @@ class Relay:
     ) -> None:
         self._upstream = upstream
         self.find: Final = store.find
-        """Finds a stream that is in memory."""
+        """Finds a stream in memory by its key."""
         self._writes = writes
         self.now = clock.now
-        """Monotonic seconds."""
+        """Returns monotonic seconds."""
         self.metrics = metrics
 
     def send(self, relayed: RelayedCall) -> PendingRequest:
-        """Send a request to its origin.  Its effects are recorded before `relayed` takes the answer, possibly before
-        this returns."""
+        """Send a request to its origin.  `relayed` may get the answer before this returns."""
         request = relayed.request
         route, is_live = request.route, request.is_live
         bounds = route.live_bounds if is_live else route.bounds
         if is_live and (request.mode is _SSE or request.is_session):
-            # An origin may be silent on such a connection while nothing is appended.
+            # The origin may be silent on such a connection while nothing is appended.
             bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
         if relayed.is_write:
             self._writes.write_started(relayed)
@@ -136,7 +135,7 @@ class Relay:
         )
 
     def record_reply(self, relayed: RelayedCall, reply: Reply) -> None:
-        """The head of the answer has arrived: record its effects."""
+        """Record the effects of an answer whose head has arrived."""
         request = relayed.request
         request.route.heard()
         self.metrics.upstream_head(request.mode, reply.status, self.now() - relayed.asked_at, request.route.name)
@@ -155,7 +154,7 @@ class Relay:
                 request.route.judge_web_origin(request.group, web_origin, reply, shared)
 
     def record_failure(self, relayed: RelayedCall, error: GatewayError) -> None:
-        """There is no answer."""
+        """Record that a request has failed without an answer."""
         request = relayed.request
         if not relayed.is_cut_short and not isinstance(error, CircuitOpen | UpstreamCongested):
             self.metrics.upstream_failure(request.mode, type(error).__name__, request.route.name)

@@ -1,13 +1,14 @@
-"""A relayed request with the state of its stream when it was sent, and the writes that are pending.
+"""A relayed request, the state of its stream when it was sent, and the list of pending writes.
 
-A pending write is one that the origin may carry out at any moment.  It is pending from when it is sent until it is
-answered.  One that may create or delete the stream and had no answer may have been done, or may still be done: it stays
-pending until a write is acknowledged after which nothing is held that could be of an earlier stream.  Writes belong to
-the path, and not to the records of its streams, so a record that is begun later is in the same doubt.
+A write is *pending* while the origin may still execute it: from when it is sent until it is answered.  A write that may
+create or delete the stream and got no answer stays pending, because the origin may have executed it or may still do so.
+It is removed after an acknowledged write, once no bytes are kept that may belong to an earlier stream.  Pending writes
+are recorded by path rather than by stream record, so that they also count for records that are created later.
 
-While one that deletes and one that creates are pending, the origin may have re-created the stream at any offset, and no
-answer has to show it.  A DELETE alone leaves no stream that could be mistaken for the earlier one, and a PUT alone
-finds the stream there: anyone can send one of them, slowly, and what readers hold stays.
+While a write that deletes and a write that creates are both pending, the origin may have re-created the stream, and no
+reply has to show it.  One kind alone does no harm: after a DELETE there is no stream to mistake for the earlier one,
+and a PUT finds the existing stream.  So a client that sends only one kind, slowly, cannot make readers lose their
+bytes.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ from gateway.upstream.call import Body, RepeatedUrl
 
 WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 Change: TypeAlias = int
-"""Possible effects of writes on the existence of a stream: a sum of bits.  No `enum.Flag`: in Python 3.11 its operators
-take 10 % of the time of a relayed append."""
+"""Possible effects of writes on the existence of a stream, as a bit mask.  Not an `enum.Flag`: its operators would take
+10 % of the time of a relayed append in Python 3.11."""
 NO_CHANGE: Final[Change] = 0
 DELETES: Final[Change] = 1
 CREATES: Final[Change] = 2
 APPENDS: Final[Change] = 4
-"""Appends where that creates a stream that does not exist; such streams have no lifetime."""
+"""An append to a stream that it would create.  Such a stream has no lifetime."""
 _CHANGES: Final = {Mode.DELETE: DELETES, Mode.CREATE: CREATES}
 # An append to an S2 stream may create it (S2's `create_stream_on_append`).
 _BRIDGED_CHANGES: Final = {Mode.DELETE: DELETES, Mode.CREATE: APPENDS, Mode.APPEND: APPENDS}
 
 
 def may_remake(change: Change) -> bool:
-    """Whether writes that do this together may delete the stream and create it again."""
+    """Return whether writes with this combined effect may delete the stream and create it again."""
     return bool(change & DELETES) and change != DELETES
 
 
 def origin_url(route: Route, group: Group, raw_query: str) -> str:
-    """The URL of the path at the origins of its route, with this query."""
+    """Return the URL of a path at the route's origin, with this query."""
     url = route.url + group.path
     return f"{url}?{raw_query}" if raw_query else url
 
@@ -56,12 +57,14 @@ _UNPARTITIONED: Final = Partition("")
 
 @dataclass(slots=True, eq=False)
 class RelayedRequest:
-    """A request to be relayed: what the origin is sent, without the body, and the keys of what is remembered of its
-    stream.  Equal requests of one client may share it, so it is never changed.  A named tuple would be slower to read.
+    """A request to be relayed, without its body, and the keys of its stream in memory.
 
-    `group` is what a write to the path affects, `query` the canonical rest of its target, and `client` the net of the
-    client.  `tape_key` is the key of the tape that the client itself would read, None if its reads would bypass all
-    tapes.
+    Equal requests of a client may share one object, so it is never changed.  It is not a named tuple, because slots are
+    faster to read.
+
+    `group` names the path at the origin: a write affects all streams of the group.  `query` is the canonical query, and
+    `client` the client's network.  `tape_key` is the key of the tape that the client's own reads would use; None if
+    they would bypass all tapes.
     """
 
     route: Route
@@ -75,16 +78,16 @@ class RelayedRequest:
     headers: CIMultiDict[str]
     client: str
     is_session: bool = False
-    """Whether request and answer are streamed at the same time, for as long as both parties like."""
+    """Whether request and answer are streamed at the same time, without a time limit (S2 sessions)."""
     partition: Partition = _UNPARTITIONED
-    """The client's own.  Under another one the same path may name another stream."""
+    """The client's own partition.  In another partition the same path may name another stream."""
     is_live: bool = False
-    """Whether it may last for minutes."""
+    """Whether the answer may take minutes."""
     url: RepeatedUrl | None = None
-    """Its URL, if equal requests share it."""
+    """The URL, if equal requests share it."""
 
     def varied_by(self, varied: Sequence[tuple[str, str]]) -> RelayedRequest:
-        """The request with these headers besides."""
+        """Return a copy of the request with these additional headers."""
         headers = self.headers
         if isinstance(headers, RenderedHeaders):
             headers = headers.varied_by(varied)
@@ -110,7 +113,7 @@ class RelayedRequest:
 
 
 class SentRequest:
-    """A relayed request that has been sent, and what was known of its stream then."""
+    """A relayed request that has been sent, with the state of its stream at that time."""
 
     __slots__ = ("asked_at", "body", "change", "is_overtaken", "request", "stream", "version")
 
@@ -118,23 +121,23 @@ class SentRequest:
         self.request = request
         self.body = body
         self.asked_at = asked_at
-        """When it was sent (monotonic seconds), or a little before."""
+        """When the request was sent (monotonic seconds), or a little earlier."""
         changes = _BRIDGED_CHANGES if request.route.is_bridged else _CHANGES
         self.change = changes.get(request.mode, NO_CHANGE)
         self.stream = stream
-        """The stream of `request.tape_key`: the answer states facts about it alone."""
+        """The stream of `request.tape_key`, the only one whose state the answer shows."""
         self.version = stream.version if stream is not None else None
         self.is_overtaken = False
-        """Whether the stream has, or may have, been deleted or created since."""
+        """Whether another write has, or may have, deleted or created the stream since."""
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether the client failed to send the whole body."""
+        """Whether the client has failed to send the whole body."""
         return False
 
     @property
     def is_outdated(self) -> bool:
-        """Whether a write to its stream was acknowledged, or may have been done, after the request was sent."""
+        """Whether a write to the stream was acknowledged, or may have been executed, after the request was sent."""
         stream, seen = self.stream, self.version
         return stream is not None and seen is not None and not seen.same_writes_as(stream.version)
 
@@ -143,34 +146,35 @@ class SentRequest:
 
 
 _MOST_BYTES: Final = 1 << 20
-"""The most bytes charged for unanswered writes: paths are as long as clients make them."""
+"""The size limit of the unanswered writes.  Clients choose the length of paths."""
 _ENTRY_COST: Final = 300
-"""Bytes charged per path in addition to its texts: a tuple and an entry."""
+"""Size charged for each path, in addition to its strings: a tuple and a dictionary entry."""
 
 
 class PendingWrites:
-    """The writes of each path that the origin may do at any moment."""
+    """The pending writes of each path: those that the origin may execute at any moment."""
 
     def __init__(self) -> None:
         self._under_way: dict[Group, set[SentRequest]] = {}
-        """Writes that have been sent and not answered."""
+        """Writes that have been sent and not answered yet."""
         self._changes: dict[Group, dict[Change, int]] = {}
-        """How many of them may do what; an append that can do neither is not counted."""
+        """The number of writes in `_under_way` with each effect.  Writes without effect are not counted."""
         self._unanswered: dict[Group, Change] = {}
-        """Possible effects of the writes that had no answer, the latest last."""
+        """The combined effects of each path's unanswered writes, latest path last."""
         self._cost = 0
         self.epoch = 0
-        """Counts starts and ends of writes of all paths: an answer that spans one of them may predate the write."""
+        """Counts the starts and ends of writes to all paths.  If it changes during a request, the reply may predate a
+        write."""
 
     def __len__(self) -> int:
-        """How many are under way."""
+        """The number of writes under way."""
         return sum(map(len, self._under_way.values()))
 
     def __repr__(self) -> str:
         return f"<PendingWrites {len(self)} under way, {len(self._unanswered)} paths unanswered>"
 
     def add_write(self, write: SentRequest) -> None:
-        """A write is about to be sent; `remove_write` must follow."""
+        """Record that a write is about to be sent; `remove_write` must follow."""
         self.epoch += 1
         group, change = write.request.group, write.change
         writes = self._under_way.get(group)
@@ -183,7 +187,7 @@ class PendingWrites:
             counts[change] = counts.get(change, 0) + 1
 
     def remove_write(self, write: SentRequest) -> None:
-        """The write was answered, or will never be."""
+        """Record that a write has been answered, or never will be."""
         self.epoch += 1
         group = write.request.group
         writes = self._under_way[group]
@@ -199,14 +203,15 @@ class PendingWrites:
                     del self._changes[group]
 
     def is_under_way(self, group: Group) -> bool:
-        """Whether a write to the path is under way: what the origin refuses, it may take at any moment."""
+        """Return whether a write to the path is under way.  The origin's refusals may then be out of date any
+        moment."""
         return group in self._under_way
 
     def remember(self, write: SentRequest) -> list[Group]:
-        """A write that may create or delete the stream has no answer.
+        """Record that a write that may create or delete the stream got no answer.
 
-        Returns the paths whose unanswered writes are forgotten for it, because too many are remembered: their streams
-        are to be doubted.
+        If the list is full, other paths are removed from it.  Returns the removed paths: the caller must assume that
+        their streams have been re-created.
         """
         group = write.request.group
         change = self._unanswered.get(group, NO_CHANGE) | write.change
@@ -217,27 +222,27 @@ class PendingWrites:
         while self._cost > _MOST_BYTES:
             oldest, change = next(iter(self._unanswered.items()))
             self.settle(oldest)
-            # While an origin fails, appends to many streams do, and hardly ever is one of these deleted meanwhile.
+            # Failing origins leave many appends unanswered.  A path with appends only, and no DELETE, needs no action.
             if change != APPENDS or self.change(oldest) & DELETES:
                 displaced.append(oldest)
         return displaced
 
     def settle(self, group: Group) -> None:
-        """Forget the writes without an answer: nothing is held of the path's earlier streams."""
+        """Remove the path's unanswered writes, because no bytes of its earlier streams are kept."""
         if self._unanswered.pop(group, None) is not None:
             self._cost -= _cost(group)
 
     def overtake(self, group: Group) -> None:
-        """A write may have ended the path's stream: the others may be answered for that one or for the next."""
+        """Mark the path's other writes as overtaken: a write may have ended the stream to which they were sent."""
         for write in self._under_way.get(group, ()):
             write.is_overtaken = True
 
     def change(self, group: Group, *, beside: SentRequest | None = None) -> Change:
-        """The changes that the path's pending writes, except `beside`, may make or have made."""
+        """Return the combined effects of the path's pending writes, except `beside`."""
         change = self._unanswered.get(group, NO_CHANGE)
         if not self._changes:
             return change
-        # Not write by write: as many may be under way as clients send.
+        # Use the counts: clients may have any number of writes under way.
         for other, count in self._changes.get(group, {}).items():
             if count > (beside is not None and beside.change == other):
                 change |= other

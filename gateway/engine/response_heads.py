@@ -1,12 +1,12 @@
-"""Response heads: the headers of every answer to a read, built in one module for all modes.
+"""Response heads: builds the headers of every answer to a read, for all read modes.
 
-`Stream-Up-To-Date` and `Stream-Closed` are arguments here and stored nowhere.  The ETag is the gateway's own,
-`"<incarnation>:<start>:<end>[:c]"`: origins put different things into theirs, and one without an incarnation would
-validate the bytes of another stream.
+`Stream-Up-To-Date` and `Stream-Closed` are arguments here and are never stored.  The ETag is the gateway's own:
+`"<incarnation>:<start>:<end>[:c]"`.  Origins use different formats, and an ETag without an incarnation could validate
+the bytes of another stream with the same name.
 
-An answer becomes a 304 if a condition holds (RFC 9110 sections 13.1.2 and 15.4.5).  A client that sends the answer's
-own tag in If-None-Match has the bytes already and gets none.  `gateway.protocol.etag` makes and compares tags;
-`gateway.server.remembered` repeats a 304 like any other answer.
+If the client's If-None-Match has the answer's ETag, the answer is a 304 without a body (RFC 9110 sections 13.1.2 and
+15.4.5).  `gateway.protocol.etag` makes and compares ETags.  `gateway.server.remembered` repeats a 304 like any other
+answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gateway.protocol.names import (
 from gateway.tape.stream import Stream
 from gateway.upstream.flight import OriginError
 
-# Interned, because multidict converts a plain name to lower case each time.
+# Interned, because multidict otherwise lower-cases a name on each use.
 _CONTENT_TYPE: Final = istr("Content-Type")
 _NEXT_OFFSET: Final = istr(STREAM_NEXT_OFFSET)
 _UP_TO_DATE: Final = istr(STREAM_UP_TO_DATE)
@@ -47,8 +47,11 @@ _STALE_WHILE_REVALIDATE_S = 300
 
 
 def _cache_control(read: Read, stream: Stream, at_tail: bool) -> str:
-    """The Cache-Control of an answer.  Bytes short of the tail get the origin's directives, or else those of section
-    8.1; an answer about the tail must be requested again."""
+    """Return the Cache-Control of an answer.
+
+    Bytes before the tail get the origin's directives, or else those of section 8.1.  An answer that states the tail
+    must be revalidated.
+    """
     scope = "private" if read.is_private else "public"
     if at_tail:
         return f"{scope}, no-cache" if read.is_private else "no-cache"
@@ -60,37 +63,42 @@ def _cache_control(read: Read, stream: Stream, at_tail: bool) -> str:
         return f"{scope}, no-cache" if read.is_private else "no-cache"
     if ttl_s is not None and ttl_s < _IMMUTABLE_S + _STALE_WHILE_REVALIDATE_S:
         return f"{scope}, max-age={min(_IMMUTABLE_S, ttl_s)}"
-    # Bytes are sent for up to `trust_s` after they were confirmed, and downstream caches must be able to use them then.
+    # The gateway sends bytes up to `trust_s` after their confirmation, so downstream caches may do the same.
     fresh_s = max(_IMMUTABLE_S, math.ceil(read.route.trust_s))
     return f"{scope}, max-age={fresh_s}, stale-while-revalidate={_STALE_WHILE_REVALIDATE_S}"
 
 
 def _tagged_start(start: str, stream: Stream, size: int | str) -> str:
-    """A read's start in its entity tag.  Once the start sentinel may have named several positions of an incarnation,
-    the body's size tells them apart, because all of them lead to the same end."""
+    """Return a read's start as its ETag names it.
+
+    The start sentinel may have named several positions of one incarnation, with the same end.  The body's size then
+    distinguishes them.
+    """
     return f"{START}+{size}" if start == START and stream.tape.has_lost_start else start
 
 
 class Said(NamedTuple):
-    """The statements of an answer with a part of a stream, besides its bytes."""
+    """The statements of an answer about the stream, other than its bytes."""
 
     outcome: Outcome
     up_to_date: bool
     is_closed: bool
     age_s: float | None = None
-    """How long ago the origin showed that the answer is true, in seconds."""
+    """Seconds since the origin last confirmed the answer."""
     cursor: str | None = None
     fwd_status: int | None = None
-    """The status of the origin's reply, if it was asked."""
+    """The status of the origin's reply, if the origin was asked."""
     stored: bool = False
     stale_s: float | None = None
-    """For how long the answer's statement of the tail has been stale, in seconds, while the origin is asked again; None
-    if it is not stale."""
+    """How long ago, in seconds, the stated tail became stale, if it is served stale while being revalidated; else
+    None."""
 
 
 def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIMultiDict[str]:
-    """The headers of a 200 with this run of the stream.  `size` is the size of the body, or in its place a text that no
-    other representation has."""
+    """Return the headers of a 200 with this range of the stream.
+
+    `size` is the size of the body, or a string that no other representation has.
+    """
     stream, end, cursor = run.stream, run.end, said.cursor
     headers = stream.headers.copy()
     add = headers.add
@@ -108,7 +116,7 @@ def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIM
         cache_control += ", no-transform"
     add(_CACHE_CONTROL, cache_control)
     if cursor is not None:
-        # Not `no-transform`: the answer is complete, so coding it delays nothing and often makes it shorter.
+        # `no-transform` is not needed: the answer is complete, so a proxy that compresses it delays nothing.
         headers[ACCEL_BUFFERING] = "no"
     if said.age_s is not None:
         headers["Age"] = str(max(0, int(said.age_s)))
@@ -124,7 +132,7 @@ def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIM
 def now_answer(
     read: Read, stream: Stream, tail: str, outcome: Outcome, *, is_closed: bool, fwd_status: int | None = None
 ) -> Answer:
-    """An empty answer that names the tail; it must not be stored (section 6)."""
+    """Return an empty answer that states the tail; caches must not store it (section 6)."""
     headers = CIMultiDict(stream.headers)
     headers["Content-Type"] = stream.content_type or DEFAULT_TYPE
     headers[STREAM_NEXT_OFFSET] = tail
@@ -137,7 +145,7 @@ def now_answer(
 
 
 def head_answer(read: Read, stream: Stream, tail: str) -> Answer:
-    """The answer to a HEAD (section 5.5); it must not be stored."""
+    """Return the answer to a HEAD (section 5.5); caches must not store it."""
     headers = CIMultiDict(stream.headers)
     headers.extend(stream.head_headers or {})
     headers["Content-Type"] = stream.content_type or DEFAULT_TYPE
@@ -154,7 +162,7 @@ def head_answer(read: Read, stream: Stream, tail: str) -> Answer:
 
 
 def timed_out(read: Read, stream: Stream, end: str, is_closed: bool, cursor: str, outcome: Outcome) -> Answer:
-    """The 204 of a long-poll that timed out (section 5.7)."""
+    """Return the 204 of a long-poll that timed out (section 5.7)."""
     headers = CIMultiDict(stream.headers)
     headers[STREAM_NEXT_OFFSET] = end
     headers[STREAM_UP_TO_DATE] = "true"
@@ -169,7 +177,7 @@ def timed_out(read: Read, stream: Stream, end: str, is_closed: bool, cursor: str
 
 
 def origin_error_answer(route: Route, error: OriginError, outcome: Outcome) -> Answer:
-    """The origin's error as a response for each waiting reader; `no-store` unless the origin says otherwise."""
+    """Return the origin's error as a response, with `no-store` unless the origin states a Cache-Control."""
     headers = CIMultiDict(error.headers)
     if "Cache-Control" not in headers:
         headers["Cache-Control"] = "no-store"
@@ -178,7 +186,7 @@ def origin_error_answer(route: Route, error: OriginError, outcome: Outcome) -> A
 
 
 def failure_answer(node: str, error: GatewayError) -> Answer:
-    """An error as a response: a status and one line of text."""
+    """Return an error of the gateway as a response: a status and one line of text."""
     outcome = Outcome.REFUSED if error.fault is Fault.CLIENT else Outcome.FAILED
     headers = CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
     headers["X-Content-Type-Options"] = "nosniff"
@@ -194,12 +202,12 @@ _NOT_MODIFIED_DROPS = ("Content-Type",)
 
 
 def is_not_modified(read: Read, headers: CIMultiDict[str]) -> bool:
-    """Whether the client has what a 200 with these headers would send."""
+    """Return whether the client already has the representation with these headers."""
     return matches(read.if_none_match, headers["ETag"])
 
 
 def not_modified(headers: CIMultiDict[str]) -> CIMultiDict[str]:
-    """The headers of a 304 in place of a 200 with `headers`."""
+    """Turn the headers of a 200 into those of a 304; changes and returns `headers`."""
     for name in _NOT_MODIFIED_DROPS:
         headers.popall(name, None)
     return headers

@@ -1,5 +1,8 @@
-"""A route at run time: where its streams are, which readers share them, its retry budget, and what proved unshareable;
-and the table of routes, which can be replaced while requests are under way."""
+"""A route at run time, and the table of routes, which can be replaced while requests are under way.
+
+A route maps requests to the origin's streams and decides which readers share them.  It also remembers facts about the
+origin: which answers may not be shared, and whether the origin answers at all.
+"""
 
 from __future__ import annotations
 
@@ -35,42 +38,42 @@ from gateway.upstream.reply import Reply
 _log = logging.getLogger("gateway.sharing")
 
 _LEAST_UNSHARED_S: Final = 10.0
-"""The least time for which live answers are not expected to be shareable after one has proved not to be, in seconds."""
+"""The minimum time, in seconds, for which live answers count as unshareable after one has proved to be so."""
 
 
 class HeaderRules(NamedTuple):
     """Which request headers a route's shared answers depend on."""
 
     decisive: frozenset[str] = frozenset()
-    """Headers on which the route's answers depend, although the answers of most routes do not."""
+    """Headers on which the answers depend, in addition to those that matter on every route."""
     personal: frozenset[str] = frozenset()
-    """Credential headers that may differ between readers of one stream."""
+    """Credential headers that may differ between the readers of one stream."""
     web_origins: frozenset[str] | None = None
-    """The web origins, in lower case, whose names the gateway puts into answers; no answer depends on any other Origin
-    header.  None if the gateway does not answer for CORS, or if the header is a credential."""
+    """The web origins, in lower case, for which the gateway adds CORS headers.  Answers do not depend on other values
+    of Origin.  None if the gateway adds no CORS headers, or if Origin is a credential."""
 
 
 class SharingFacts(NamedTuple):
-    """The meaning of a header section to one route."""
+    """What a route derives from the header section of a request."""
 
     has_credentials: bool
     partition: Partition
-    """The partition: requests share tapes with others of the same partition."""
+    """Requests in the same partition share tapes."""
     headers: CIMultiDict[str]
-    """The headers of a shared fetch."""
+    """The request headers of a shared fetch."""
     accepted: AcceptedCodings
     web_origin: str | None
-    """The Origin header; None if the gateway answers for CORS itself, or if the header is a part of the partition."""
+    """The Origin header; None if the gateway answers for CORS itself, or if Origin is a credential."""
     max_age_s: float | None
-    """The age up to which the client accepts bytes in memory, in seconds; None if it states none."""
+    """The greatest age in seconds of cached bytes that the client accepts; None if it states none."""
 
 
 class Route:
-    """One configured route and what it has learned.
+    """One configured route, with the facts remembered about it.
 
-    `retries` is the retry budget of the origin, which all routes to that origin share.  `origin` names the origin in
-    tape keys.  Of several equivalent origins one name stands for all, so that tapes, and the groups that writes affect,
-    do not depend on which origin answers.
+    `retries` is the retry budget of the origin, shared by all routes to that origin.  `origin` is the name of the
+    origin in tape keys.  Equivalent origins share one name, so that tapes, and the streams that a write affects, do not
+    depend on which origin answers.
     """
 
     def __init__(
@@ -85,27 +88,26 @@ class Route:
     ) -> None:
         self.config = config
         self.guard = guard
-        """Judges requests by the route's rules; None if it has none."""
+        """Authorises requests by the route's rules; None if the route has no rules."""
         self.node = node
         self.public = public or Partition(config.name)
-        """The partition of readers without credentials, with which all partitions of the route's tapes start.  Two
-        routes, before and after a change, share it only if they may share tapes."""
+        """The partition of readers without credentials, and the base of the route's other partitions.  The successor of
+        a changed route gets the same one only if it may use the same tapes."""
         self.retries = RouteRetries(retries or RetryBudget(), config.retry_budget)
         self._base_path = URL(config.members[0].url).raw_path.rstrip("/")
         if config.is_bridged and config.bridging.basin:
-            # The bridge finds the basin in the path; so do the keys of tapes.
+            # Tape keys include the basin, because the bridge reads it from the path.
             self._base_path += "/" + config.bridging.basin
         self._authorities = authorities_of(config)
         self.authority = origin or self._authorities[0]
-        """Scheme, host and port of the origin, or of the one that stands for all: the origin in a stream's `Group`."""
+        """Scheme, host and port of the origin.  This names the origin in each stream's `Group`."""
         self.sse_lifetime_s = config.sse_lifetime_s
         self.url = route_url(config.name)
-        """The URL to which a path at the origin is appended.  The upstream client sends the request to one of the
-        route's origins."""
+        """The base URL for paths at the origin.  The upstream client maps it to one of the route's origins."""
         self._prefix = config.prefix.rstrip("/")
         self.is_bridged = config.is_bridged
-        """Whether the route's S2 streams are presented as Durable Streams.  Copied here, because the fields of a
-        pydantic model are slow to reach."""
+        """Whether the route's S2 streams are presented as Durable Streams.  Copied, because reading a field of a
+        pydantic model is slow."""
         self.name = config.name
         self.trust_s = config.trust_s
         self.retry_attempts = config.retry_attempts
@@ -118,22 +120,22 @@ class Route:
         """Whether readers with different credentials share answers."""
         self.is_s2 = config.protocol == "s2" and not config.is_bridged
         self._has_s2_names = config.protocol == "s2"
-        """Whether clients speak S2."""
+        """Whether the origin's streams have S2 names."""
         self.unshared = Unshared(config.hit_for_miss_s, clock.now)
         self.denied_origins = DeniedOrigins(config.hit_for_miss_s, clock.now)
-        """Web origins whose reads may share replies without Access-Control-Allow-Origin."""
+        """Web origins that may not read a path.  Their reads may share replies without Access-Control-Allow-Origin."""
         self._now = clock.now
         self.answers = 0
-        """Requests of the route that an origin has answered."""
+        """How many requests of the route an origin has answered."""
         self.is_silent = False
-        """Whether a read has waited for too long and no request has been answered since then."""
+        """Whether a read has waited too long, and the origin has answered no request of the route since."""
         self._has_shared_live = False
         self._shares_live_from = -math.inf
         is_asked = config.tail == "asked"
         self.heard_s = 0.0 if is_asked else config.tail_heard_s
-        """How long the tail is trusted after the live request was last heard from, in seconds; 0 means never."""
+        """How long the tail is trusted after the last sign of life on the live request, in seconds; 0 means never."""
         self.absent_s = 0.0 if is_asked else config.absent_s
-        """How long a 404 or 410 of the origin is repeated, in seconds."""
+        """How long a 404 or 410 is cached, in seconds."""
         relayed = "|".join(re.escape(pattern).replace(r"\*", ".*") for pattern in config.relayed_offsets)
         self._relayed_offset = re.compile(relayed) if relayed else None
         self.bounds = Bounds(
@@ -143,7 +145,7 @@ class Route:
             config.connect_timeout_s, config.live_first_byte_timeout_s, config.idle_timeout_s, config.total_timeout_s
         )
         self.codings = tuple(Coding(name) for name in config.compression)
-        """The codings offered to clients, in order of preference."""
+        """The codings offered to clients, most preferred first."""
         self.levels = {
             Coding.ZSTD: config.zstd_level,
             Coding.BR: config.brotli_level,
@@ -151,17 +153,17 @@ class Route:
         }
         self.credential_names = tuple(name.lower() for name in config.credential_headers)
         self.heeds_origin = config.cors is None and "origin" not in self.credential_names
-        """Whether requests that share a tape may have different Origin headers that the gateway does not answer for."""
+        """Whether answers can depend on the Origin header: the origin answers for CORS, and Origin is not a
+        credential."""
         self.sharing = rules_of(config)
-        """Which of the origin's replies may be shared."""
+        """Decides which of the origin's replies may be shared."""
         self.manners = Manners(self.sharing)
         self._noticed: set[str] = set()
-        """The grounds that have been logged for the operator."""
+        """The grounds that have been logged."""
         is_shared = config.credentials == "shared" and not self.is_s2
         personal = frozenset(filter(_is_personal, self.credential_names) if is_shared else ())
         decisive = (*self.credential_names, "accept") if self.is_s2 else self.credential_names
         self.header_rules = HeaderRules(frozenset(decisive) - personal, personal, self._web_origins())
-        """Which request headers the route's shared answers depend on."""
         self._host = config.host.lower()
         self._is_path_kept = not (config.strip_prefix and self._prefix)
 
@@ -177,11 +179,11 @@ class Route:
             self._has_shared_live = True
         else:
             self.unshared.remember(key, ANY_LIVE, why.reason)
-            # The next reader must be relayed, so do not expect shareable answers before it comes.
+            # The next reader is relayed, so it cannot show whether live answers have become shareable.
             self._shares_live_from = self._now() + max(self.config.hit_for_miss_s, _LEAST_UNSHARED_S)
 
     def why_alone(self, headers: Headers, *, is_stored: bool) -> NotShareable | None:
-        """Why a reply with these headers is for its requester alone; None if it may be shared (`SharingRules`)."""
+        """Return why a reply with these headers may not be shared, by the route's `SharingRules`; None if it may."""
         ground = self.sharing.why_alone(headers, is_stored=is_stored)
         if ground is None:
             return None
@@ -189,27 +191,27 @@ class Route:
         return NotShareable(ground, is_personal=True)
 
     def why_refusal_alone(self, status: int, headers: Headers) -> NotShareable | None:
-        """Why a reply with an error status is for its requester alone; None if it may be shared.  Changes nothing.
+        """Return why a reply with this error status may not be shared; None if it may.  Changes nothing.
 
-        Only Vary counts: readers that share have equal credentials, cookies are not repeated, and a failure of the
-        origin concerns all readers.
+        Of the headers only Vary matters: readers that share have equal credentials, and cookies are not repeated.
+        Failures of the origin (5xx, 429) are always shared.
         """
         if status >= 500 or status == 429 or not self.sharing.varies(headers):
             return None
         return NotShareable(Ground.VARY, is_personal=True)
 
     def varies_by_origin(self, headers: Headers) -> bool:
-        """Whether a shared reply is no answer to requests with an Origin header."""
+        """Return whether the reply may not be used for requests with an Origin header, and log that once."""
         varies = self.sharing.varies_by_origin(headers)
         if varies:
             self.notice(Ground.ORIGIN, headers)
         return varies
 
     def judge_web_origin(self, group: Group, web_origin: str, reply: Reply, shared: Headers | None) -> None:
-        """Record the reply to a relayed read of a path with this Origin header.  `shared` are the headers of the
-        stream's latest shared reply; None if there was none.
+        """Record whether the origin allows `web_origin` to read a path, from the reply to a relayed read.
 
-        Only a success can show that a web origin is not allowed, because servers leave CORS out of errors.
+        `shared` are the headers of the stream's latest shared reply; None if there is none.  Only a successful reply
+        can prove a denial, because servers leave CORS headers out of errors.
         """
         if allows(reply.headers, web_origin):
             self.denied_origins.discard(group, web_origin)
@@ -219,19 +221,18 @@ class Route:
             self.denied_origins.remember(group, web_origin)
 
     def is_denial_recent(self, seen_at: float) -> bool:
-        """Whether shared answers did not suit a web origin so recently that they need not be checked again yet.
-        `seen_at` is the time at which they did not (monotonic seconds)."""
+        """Return whether `seen_at` (monotonic seconds), when a web origin was denied, is too recent for a new check."""
         return self._now() < seen_at + self.config.hit_for_miss_s
 
     def notice(self, ground: Ground, headers: Headers) -> None:
-        """Log, once for each ground, why replies of this route are not shared, and what to do about it."""
+        """Log why replies of this route are not shared, and what to do about it, once for each ground."""
         if ground not in self._noticed:
             self._noticed.add(ground)
             _log.warning("route %s: the origin %s", self.config.name, cure(ground, headers, self.sharing))
 
     @property
     def shares_live(self) -> bool:
-        """Whether some live answer of the origin has proved to be shareable, and none has recently proved not to be."""
+        """Whether a live answer of the origin has proved shareable, and none has recently proved unshareable."""
         return self._has_shared_live and self._now() >= self._shares_live_from
 
     def heard(self) -> None:
@@ -240,7 +241,7 @@ class Route:
         self.is_silent = False
 
     def serves(self, host: str, path: str) -> bool:
-        """Whether this route serves the host (lower case, no port) and canonical path."""
+        """Return whether this route serves the host (lower case, no port) and canonical path."""
         wanted, prefix = self._host, self._prefix
         if wanted != "*":
             if wanted.startswith("*."):
@@ -248,36 +249,35 @@ class Route:
                     return False
             elif wanted != host:
                 return False
-        # The same test as in `covers`, without the call, which every request would make for each route.
+        # `covers`, inlined: every request makes this check for each route.
         return not prefix or path == prefix or path.startswith(prefix + "/")
 
     def label(self, host: str) -> str | None:
-        """The part of a host, which this route serves, that stands for the `*` of `*.example.org`; None if the route's
-        host does not begin with `*.`."""
+        """Return the part of `host` that `*` stands for in the route's `*.example.org`; None for other routes."""
         return host[: 1 - len(self._host)] if self._host.startswith("*.") else None
 
     def covers(self, path: str) -> bool:
-        """Whether a canonical path is below the route's prefix."""
+        """Return whether a canonical path is under the route's prefix."""
         return not self._prefix or path == self._prefix or path.startswith(self._prefix + "/")
 
     @property
     def precedence(self) -> tuple[int, int]:
-        """Exact hosts before wildcards before any host; among equals the longest prefix wins."""
+        """The sort key of routes: exact hosts, then wildcards, then any host; longer prefixes first."""
         host = self.config.host
         rank = 0 if host == "*" else 1 if host.startswith("*.") else 2
         return rank, len(self._prefix)
 
     def relays(self, offset: str) -> bool:
-        """Whether reads from this offset are relayed, because it names no position of a stream."""
+        """Return whether reads from this offset must be relayed, by the route's `relayed_offsets`."""
         return self._relayed_offset is not None and self._relayed_offset.fullmatch(offset) is not None
 
     def upstream_path(self, path: str) -> str:
-        """The path at the origin for a canonical request path.
+        """Return the path at the origin for a canonical request path.
 
-        S2 decodes the name of a stream, and each of its SDKs escapes the name in its own way.  So all spellings get one
-        path: otherwise a write in one spelling would not be noticed by readers that use another.
+        S2 stream names are normalised: each S2 SDK escapes names in its own way, and all spellings must lead to one
+        tape.  Otherwise readers that use one spelling would miss writes that use another.
 
-        Raises BadTarget if the path at the origin would begin with two slashes, because the route strips its prefix.
+        Raises BadTarget if the result would begin with two slashes, which can happen when the prefix is stripped.
         """
         below = path if self._is_path_kept else path[len(self._prefix) :] or "/"
         asked = self._base_path + (unescaped_delimiters(below) if self._has_s2_names else below)
@@ -286,9 +286,10 @@ class Route:
         return asked
 
     def public_location(self, location: str, public: str) -> str:
-        """The origin's Location as clients reach it; `public` is scheme and authority as the client named them.
+        """Translate the origin's Location to the URL that clients use.  `public` is the scheme and authority by which
+        the client reached the gateway.
 
-        A Location elsewhere is left alone (compare nginx's `proxy_redirect default`).
+        A Location that is not below the route's URL is returned unchanged (compare nginx's `proxy_redirect default`).
         """
         for authority in self._authorities:
             own = authority + self._base_path
@@ -300,7 +301,7 @@ class Route:
         return public + (self._prefix + path if self.config.strip_prefix else path)
 
     def sharing_of(self, headers: CIMultiDict[str], nodes: Sequence[str]) -> SharingFacts:
-        """The meaning of a header section to this route; `nodes` are the gateways that the request has passed."""
+        """Derive the facts about a header section; `nodes` are the gateways that the request has already passed."""
         credentials, cache_control = self.credentials(headers), joined(headers, "Cache-Control")
         return SharingFacts(
             bool(credentials),
@@ -312,7 +313,7 @@ class Route:
         )
 
     def credentials(self, headers: Mapping[str, str]) -> CIMultiDict[str]:
-        """The request's credential headers, with all values of each."""
+        """Return the request's credential headers, with all values of each."""
         found: CIMultiDict[str] = CIMultiDict()
         for name in self.credential_names:
             if name in headers:
@@ -322,7 +323,7 @@ class Route:
         return found
 
     def partition(self, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> Partition:
-        """The partition of a request with these credentials; `passed_nodes` as in `source_headers`."""
+        """Return the partition of a request with these credentials; for `passed_nodes` see `source_headers`."""
         parts = []
         if credentials and self.config.credentials == "partition":
             parts = [f"{name.lower()}:{value}" for name, value in credentials.items()]
@@ -334,15 +335,15 @@ class Route:
         return self.public._replace(readers=digest)
 
     def key(self, target: Target, partition: Partition) -> StreamKey:
-        """The key of the tape that the readers of a partition share."""
+        """Return the key of the tape that the readers of a partition share."""
         return StreamKey(Group(self.authority, self.upstream_path(target.path)), target.query, partition)
 
     def source_headers(self, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> CIMultiDict[str]:
-        """The headers of a shared fetch.
+        """Return the request headers of a shared fetch.
 
-        `passed_nodes` are the gateways that the request has passed.  A loop over several gateways is detected only if
-        each of them forwards the names of the earlier ones (RFC 8586 §2).  The names are a part of the key, because
-        otherwise those in one reader's request could make the origin refuse the fetch for all other readers.
+        `passed_nodes` are the gateways that the request has passed.  Each gateway must forward the names of the earlier
+        ones, or a loop over several gateways is not detected (RFC 8586 section 2).  The names are part of the tape's
+        key.  Otherwise the names in one reader's request could make the origin refuse a fetch that other readers share.
         """
         headers = CIMultiDict(credentials if self.guard is None or not self.guard.drops_credentials else ())
         headers["Accept-Encoding"] = "identity"
@@ -351,42 +352,41 @@ class Route:
         return RenderedHeaders.of(headers)
 
     def source(self, target: Target, headers: CIMultiDict[str], client: str = "", group: Group | None = None) -> Source:
-        """Where the target's bytes come from, for readers whose fetches carry these headers.
+        """Return the upstream source of the target's bytes, for fetches with these headers.
 
-        `client` is the net of the reader that causes a fetch; `group` is the target's, if it is known already.
+        `client` is the network of the reader that causes the fetch.  `group` is the target's, if already computed.
         """
         path = group.path if group is not None else self.upstream_path(target.path)
         return Source(self.url + path, target, headers, self.bounds, self.live_bounds, client)
 
 
 def _is_personal(name: str) -> bool:
-    """Whether the gateway itself reads a header of this name only as a credential."""
+    """Return whether the gateway uses a header of this name only as a credential."""
     return name in ("authorization", "cookie") or (name.startswith("x-") and not name.startswith("x-forwarded-"))
 
 
 def _sharing(config: RouteConfig, origin: str) -> tuple[object, ...]:
-    """The settings that determine which origin's bytes a tape holds and which readers may use it."""
+    """Return the settings on which a tape depends: the origin of its bytes, and the readers that may use it."""
     path = URL(config.members[0].url).raw_path
     whose: tuple[object, ...] = (origin, path, config.strip_prefix, config.cache, config.protocol, config.present)
     if config.is_bridged:
         whose += (config.bridging.basin, config.bridging.records, config.bridging.content_type)
-    # Unless the route sets CORS headers itself, the origin's answer to one web origin is not valid for another.
+    # Unless the gateway sets the CORS headers, the origin's answer to one web origin may not be given to another.
     whose += (bool(config.auth), config.client_credentials, config.store_private)
     return (*whose, config.credentials, config.credential_headers, config.ignore_set_cookie, config.cors is None)
 
 
 class RouteTable:
-    """The routes in effect.  Owner of the set; `replace` changes it between two requests.
+    """The routes in effect.  `replace` changes the set between two requests.
 
-    An unchanged route keeps its object and what it has learned.  A route that changes which readers may share gets new
-    tapes.  Its readers cannot reach the tapes started under the old rule, which end with the readers that still use
-    them.
+    An unchanged route keeps its object and its state.  A route whose change affects who may read which bytes starts
+    with empty tapes.  New readers cannot reach its old tapes, and these disappear with the readers that still use them.
     """
 
     def __init__(
         self, configs: Sequence[RouteConfig], node: str, clock: Clock, rules: Mapping[str, Rules] | None = None
     ) -> None:
-        """`rules` has the authorisation rules by the names of the routes with `[[route.auth]]`."""
+        """`rules` are the authorisation rules of the routes with `[[route.auth]]`, by route name."""
         self._node = node
         self._clock = clock
         self.verdicts = Verdicts(clock.wall, clock.now)
@@ -400,11 +400,11 @@ class RouteTable:
         )
 
     def _guard(self, config: RouteConfig) -> Guard | None:
-        # A route whose rules were not loaded must not be open.
+        # Fail closed: a route whose rules were not loaded must not be open.
         return Guard(config, self._rules[config.name], self.verdicts) if config.auth else None
 
     def _named(self, configs: Sequence[RouteConfig]) -> dict[str, str]:
-        """The origin names of the routes; gives each origin its retry budget."""
+        """Return the origin's name for each route, and give each origin a retry budget."""
         names = origin_names(configs)
         self._budgets = {name: self._budgets.get(name) or RetryBudget() for name in names.values()}
         return names
@@ -414,7 +414,7 @@ class RouteTable:
 
     @property
     def public_partitions(self) -> frozenset[Partition]:
-        """The partitions whose tapes requests may still reach, without readers' digests."""
+        """The partitions that requests can still reach, without the digests of credentials."""
         return frozenset(route.public for route in self.routes)
 
     def replace(self, configs: Sequence[RouteConfig], rules: Mapping[str, Rules] | None = None) -> bool:
@@ -422,7 +422,7 @@ class RouteTable:
         self._rules = rules or {}
         for route in self.routes:
             if route.guard is not None and (anew := self._rules.get(route.name)) is not None:
-                # A file may hold other keys while the configuration stays the same.
+                # A key file may have changed although the configuration has not.
                 route.guard.replace(anew)
         if [route.config for route in self.routes] == list(configs):
             return False

@@ -1,15 +1,15 @@
 """SSE (section 5.8): opening a subscription, including everything that can fail before the first byte.
 
-The beginning of an answer is kept for the next reader that joins a followed stream at the same offset.  Readers come
-together: a page that everybody opens, a network that comes back.  The next reader is sent the same head and
-first event until the stream, its tail or its live request changes, and within the second that the head names.
+`gateway.live.frames` encodes the events and `gateway.live.subscriber` writes them.
 
-Events are encoded in `gateway.live.frames` and written by `gateway.live.subscriber`.
+The first reader of a stream is answered when its own fetch has returned the tail, while the follower is still
+connecting.  This takes one round trip to the origin instead of three.  But a live answer that may not be shared must be
+relayed from its first byte.  So the reader waits for the follower until some live answer on its route has proved
+shareable, and after one has recently proved unshareable.
 
-The first reader of a stream is answered as soon as its own fetch has named the tail, while the follower is still
-connecting: one round trip to the origin instead of three.  It waits for the follower until a live answer on its route
-has proved to be shareable, and while one has lately proved not to be: such an answer has to be relayed from its first
-byte.
+Many readers often join at the same offset within a second, for instance after a network outage.  The head and first
+event sent to one of them are therefore kept (`SseOpening`) and sent to the next.  They are valid within the second that
+the head states, until the stream, its tail or its live request changes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gateway.tape.origin_statements import FirstTail
 from gateway.tape.stream import Stream
 
 MOST_BYTES: Final = 512
-"""A first piece that is larger is not kept: most readers join at the tail, and are sent a control event."""
+"""The largest first piece that is kept.  Most readers join at the tail, and their first piece is one control event."""
 
 
 class SseOpening:
@@ -43,9 +43,9 @@ class SseOpening:
     __slots__ = ("_headers", "_second", "_tail", "_topic", "_version", "step")
 
     def __init__(self, topic: Topic, step: LiveStep, wall: float) -> None:
-        """`wall` is the time that the head names, in Unix seconds."""
+        """`wall` is the time stated in the head, in Unix seconds."""
         stream = topic.stream
-        # Requests are remembered for longer than the topics that they have joined.
+        # The server may keep this object longer than the topic exists.
         self._topic = ref(topic)
         self.step = step
         self._headers = stream.headers
@@ -57,10 +57,10 @@ class SseOpening:
         return f"<SseOpening {self.step.end}, {self.step.size} bytes>"
 
     def topic_at(self, wall: float) -> Topic | None:
-        """The topic whose next reader may be sent the same at `wall` (Unix seconds); None if it may not.
+        """Return the topic if its next reader may be sent the same bytes at `wall` (Unix seconds), else None.
 
-        The stream's version changes with the live request, with what that reports, with each acknowledged write and
-        with the end of the stream.
+        The stream's version changes with its live request, with new data from the origin, with each acknowledged write
+        and with the end of the stream.
         """
         topic = self._topic()
         if topic is None or int(wall) != self._second:
@@ -79,13 +79,13 @@ class SseOpening:
 
 
 _LEAST_LIFETIME = 0.8
-"""The shortest lifetime of an SSE response, as a share of its route's `sse_lifetime_s`."""
+"""The minimum lifetime of an SSE response, as a share of the route's `sse_lifetime_s`."""
 _SPREAD_LIFETIME = 1 - _LEAST_LIFETIME
 _CONNECTING_S = 1.0
 
 
 class Sse:
-    """Opens SSE reads.  Keeps no state of its own; also the `LiveContext` of all subscribers of the process."""
+    """Opens SSE reads.  Keeps no state of its own.  All subscribers of the process share it as their `LiveContext`."""
 
     def __init__(self, reads: LiveReads, runner: ReadRunner, tasks: Tasks, wheel: Wheel) -> None:
         self.clock = reads.clock
@@ -97,8 +97,10 @@ class Sse:
         self._tasks = tasks
 
     async def open(self, read: Read) -> Subscription | Answer:
-        """A subscription, whose `close` the caller must call, or an answer that refuses one.  Raises Uncacheable or a
-        GatewayError."""
+        """Subscribe an SSE read, or return the answer that refuses it.
+
+        The caller must call `close` on a subscription.  Raises Uncacheable or a GatewayError.
+        """
         if self._is_too_late():
             raise Stopping
 
@@ -115,18 +117,18 @@ class Sse:
         return await self._runner.run(read, subscribe)
 
     def subscribe_now(self, read: Read, stream: Stream) -> Subscription | None:
-        """A subscription if it needs no answer from the origin, else None; `start` or `close` must be called."""
+        """Return a subscription if the origin need not be asked, else None; `start` or `close` must be called."""
         if self._is_too_late():
             return None
         topic = self._reads.join(read, stream)
         return Subscription(self, read, stream, topic, stream.tape.resolve(read.start)) if topic is not None else None
 
     def _is_too_late(self) -> bool:
-        """Whether a reader that begins now would have to end so soon that clients take SSE to be broken."""
+        """Return whether a new reader would be drained so soon that its client would assume that SSE does not work."""
         return self.drain.is_set and self.drain.within_s(self.clock.now()) < SHORTEST_S
 
     def _held(self, read: Read, stream: Stream) -> Subscription | None:
-        """A subscription that begins with held bytes, if it may begin without the origin's answer."""
+        """Return a subscription that begins with bytes in memory, if it may begin without the origin's answer."""
         at = stream.tape.resolve(read.start)
         if not stream.tape.knows_after(at) or not self._reads.may_give_held(read, stream):
             return None
@@ -138,9 +140,10 @@ class Sse:
         return Subscription(self, read, stream, topic, at)
 
     async def _on(self, read: Read, stream: Stream) -> Subscription:
-        """Do everything that can fail before the first byte of an SSE response; `Subscription.close` must be called.
+        """Do everything that can fail before the first byte of an SSE response.
 
-        Raises StreamEnded, Uncacheable, TailMovedBack or another GatewayError.
+        The caller must call `Subscription.close`.  Raises StreamEnded, Uncacheable, TailMovedBack or another
+        GatewayError.
         """
         version = stream.version
         start, _, tail = await self._reads.settle_start(read, stream)
@@ -151,7 +154,7 @@ class Sse:
             self._reads.live.follow(topic)
             if not stream.tape.knows_after(at) and not stream.tape.is_closed_at(at):
                 await self._reads.fill_for(read, topic, at)
-                # The stream may have been closed before, and be another now.
+                # A closed stream is not followed, and the fetch may have found a new one in its place.
                 self._reads.live.follow(topic)
             if first is None or not read.route.shares_live:
                 await self._await_follower(stream, topic)
@@ -164,8 +167,11 @@ class Sse:
         return Subscription(self, read, stream, topic, at, first)
 
     async def _await_follower(self, stream: Stream, topic: Topic) -> None:
-        """Wait briefly for a follower that is connecting: then the first control event can state the tail, and a live
-        answer that may not be shared is known before the first byte."""
+        """Wait briefly for a follower that is connecting.
+
+        Once it is connected, the first control event can state the tail, and an unshareable live answer is known before
+        the first byte.
+        """
         deadline = self.clock.now() + _CONNECTING_S
         while not topic.is_confirmed and topic.failure is None and stream.ended is None and not stream.tape.closed_at:
             left = deadline - self.clock.now()
@@ -173,10 +179,10 @@ class Sse:
                 return
 
     def subscribe(self, subscription: Subscription, wire: Wire) -> Subscriber:
-        """A subscriber, not yet started."""
+        """Return a subscriber that has not been started."""
         read, topic = subscription.read, subscription.topic
         lifetime_s, now = self._lifetime_s(read), self.clock.now()
-        # Jittered only above the client's own cursor.  Drawn once, because a cursor must not go back.
+        # Draw the cursor only once, because it must not go back: it is jittered if the client's own is not below it.
         cursor = int(topic.cursors.next_for(read.cursor, self.clock.wall(), self._reads.rng))
         subscriber = Subscriber(topic, subscription.at, cursor, wire, self, now, lifetime_s)
         subscriber.first = subscription.first
@@ -185,8 +191,11 @@ class Sse:
         return subscriber
 
     def opening(self, subscriber: Subscriber, start: str, wall: float) -> SseOpening | None:
-        """What the next reader that begins at `start` may be sent as this one was; None if that differs from reader to
-        reader, or if more may follow at once.  `wall` is the time that its head names (Unix seconds)."""
+        """Return the first piece for the next reader that begins at `start`, if it may get the same as this subscriber.
+
+        Returns None if the piece differs from reader to reader, or if more bytes follow at once.  `wall` is the time
+        that the head states (Unix seconds).
+        """
         topic = subscriber.topic
         step = topic.step(start, said_up_to_date=False, least_cursor=0)
         if subscriber.at != step.end or subscriber.least_cursor > step.cursor or not step.is_all:
@@ -194,10 +203,11 @@ class Sse:
         return SseOpening(topic, step, wall) if 0 < len(step.data) <= MOST_BYTES else None
 
     def reopen(self, read: Read, opening: SseOpening, wire: Wire, now: float) -> Subscriber | None:
-        """A reader that begins as another has: the caller writes head and step of `opening`.  None, without side
-        effects, if it has to begin by itself.
+        """Subscribe a reader that can be sent the head and first piece of `opening`, which the caller writes.
 
-        The caller has asked `negative_cache.has_any`; `now` is the time by the streams' clock (monotonic seconds)."""
+        Returns None, without side effects, if the reader needs an opening of its own.  The caller must have checked
+        `negative_cache.has_any`.  `now` is monotonic seconds, by the streams' clock.
+        """
         unshared = read.route.unshared
         if unshared.may_have_any and unshared.reason(read.key, read.shape) is not None:
             return None
@@ -206,18 +216,19 @@ class Sse:
         if topic is None or reads.drain.is_set:
             return None
         stream = topic.stream
-        # The first condition is the rule in `has_expired` for most streams, without the call.
+        # The first condition is a part of `has_expired`, inlined, that decides for most streams.
         if (stream.expiry.is_limited and stream.has_expired(now, wall)) or not reads.live.table.attach_followed(topic):
             return None
         lifetime_s = read.route.sse_lifetime_s * (_LEAST_LIFETIME + _SPREAD_LIFETIME * reads.rng.random())
         return Subscriber(topic, step.end, step.cursor, wire, self, now, lifetime_s)
 
     def _lifetime_s(self, read: Read) -> float:
-        """How long an SSE response may last: readers that come together do not return together."""
+        """Return the lifetime of an SSE response, jittered so that readers that join together do not all return
+        together."""
         return read.route.sse_lifetime_s * (_LEAST_LIFETIME + _SPREAD_LIFETIME * self._reads.rng.random())
 
     def fill(self, subscriber: Subscriber) -> None:
-        """Fetch the bytes after the subscriber's offset; calls `Subscriber.filled` when done."""
+        """Fetch the bytes after the subscriber's offset, then call `Subscriber.filled`."""
         self._tasks.start(self._fill_for(subscriber), f"fill {subscriber.at}")
 
     async def _fill_for(self, subscriber: Subscriber) -> None:
@@ -225,18 +236,18 @@ class Sse:
         try:
             filled = await topic.access.fill(topic, subscriber.at)
             if topic.not_shareable is None:
-                # The stream may have been closed before, and be another now: then it needs a live request again.
+                # A closed stream is not followed, and the fetch may have found a new one in its place.
                 self._reads.live.follow(topic)
             has_changed = filled
         except (StreamEnded, Uncacheable, GatewayError):
-            # The client resumes from its last control event and receives the error as a status then.
+            # The connection ends.  The client resumes from its last control event, and then gets the error as a status.
             pass
         finally:
             subscriber.filled(has_changed)
 
 
 class Subscription(NamedTuple):
-    """One SSE client's place in the stream before anything is written; `start` or `close` must be called."""
+    """An SSE read that is about to begin; `start` or `close` must be called."""
 
     sse: Sse
     read: Read
@@ -244,15 +255,15 @@ class Subscription(NamedTuple):
     topic: Topic
     at: str
     first: FirstTail | None = None
-    """The tail, if the origin has named it to this read."""
+    """The tail, if the origin has stated it in answer to this read."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """The response header that states the events' data encoding."""
+        """The response header that states the encoding of the events' data, if there is one."""
         return {} if is_sse_text(self.stream.content_type) else {SSE_DATA_ENCODING.lower(): "base64"}
 
     def start(self, wire: Wire) -> Subscriber:
-        """A subscriber on `wire`, not yet started."""
+        """Return a subscriber on `wire` that has not been started."""
         return self.sse.subscribe(self, wire)
 
     def close(self) -> None:

@@ -1,14 +1,16 @@
-"""Writes: the changes that an append, PUT or DELETE through the gateway makes to the streams in memory.
+"""Writes: the effects of appends, PUTs and DELETEs through the gateway on the streams in memory.
 
-A write's effects are recorded before any byte of its answer reaches the client, so a read that starts after the
-acknowledgement cannot be answered from an earlier state.  From then on the tape may not state the tail without the
-origin, and a read that needs the tail sends a request of its own.
+A write's effects are recorded before any byte of its answer reaches the client.  A read that starts after the
+acknowledgement therefore cannot be answered from an earlier state.  After a write the gateway does not know the tail,
+so the next read that needs the tail asks the origin.
 
-Several writes to one path may be under way, and the origin may do them in another order than it answers them.  A write
-is *overtaken* if another one has, or may have, ended or created the stream before it is answered.  Its answer may
-concern the earlier stream or the present one.  While other pending writes may have re-created the stream
-(`gateway.engine.relayed_request`), an acknowledgement may concern a stream that no answer has shown yet.  The held
-bytes are then forgotten.
+Several writes to one path may be under way, and the origin may execute them in another order than it answers them.  A
+write is *overtaken* if another write has, or may have, deleted or created the stream before the first is answered.  Its
+answer may then concern the earlier stream or the present one.
+
+A write is *pending* while the origin may still execute it (`gateway.engine.relayed_request`).  While pending writes may
+re-create the stream, an acknowledgement may concern a stream that no reply has shown yet, so the bytes in memory are
+dropped.
 """
 
 from __future__ import annotations
@@ -70,8 +72,8 @@ class Writes:
         clock: Clock,
         s2_written: Callable[[RelayedRequest, int | None, Body], object],
     ) -> None:
-        """`s2_written` is called with a write to an S2 origin and its body: with the status once the origin has
-        answered, and without one if the origin may have done the write."""
+        """`s2_written` is called with each write to an S2 origin and its body.  Its second argument is the status of
+        the origin's answer, or None if the origin has not answered but may have executed the write."""
         self._store = store
         self._live = live
         self._pending = pending
@@ -80,16 +82,16 @@ class Writes:
         self._s2_written = s2_written
 
     def write_started(self, write: SentRequest) -> None:
-        """A write is about to be sent; `write_answered` or `write_failed` must follow."""
+        """Record that a write is about to be sent; `write_answered` or `write_failed` must follow."""
         group = write.request.group
         self._pending.add_write(write)
         self._negative_cache.forget_path(group)
         for stream in self._store.awake(group):
-            # The origin may move its tail past them at any moment.
+            # These offsets lay beyond the tail.  The write may move the tail past them at any moment.
             stream.forget_beyond()
 
     def write_answered(self, write: SentRequest, reply: Reply) -> None:
-        """The head of the answer has arrived."""
+        """Record the effects of a write from the head of its answer."""
         try:
             if write.stream is not None:
                 self._look_up(write.stream)
@@ -105,46 +107,53 @@ class Writes:
         try:
             if write.stream is not None:
                 self._look_up(write.stream)
-            # The origin changes nothing for a request that it never received, or whose body the client did not finish.
+            # The origin changes nothing if it never got the request, or if the client did not finish the body.
             if not error.is_unsent and not write.is_cut_short:
                 self._mark_stale(write)
         finally:
             self._pending.remove_write(write)
 
     def missing(self, sent: SentRequest, reply: Reply) -> None:
-        """Record that the origin reported the stream missing to this client; others may still see it."""
+        """Record that the origin has answered 404 or 410 to this client; others may still see the stream."""
         status, route = reply.status, sent.request.route
         if sent.stream is None or status not in _ABSENT:
             return
         is_alone = sent.request.mode in _GETS or route.is_shared
         if is_alone or route.sharing.varies(reply.headers) or sent.is_outdated:
-            # The stream may be hidden from this client alone, a GET's answer may concern its offset alone, or a write
-            # acknowledged since then found the stream.  The next request shows which is true.
+            # The stream may be hidden from this client only, the GET's offset alone may be gone, or a write
+            # acknowledged after the request found the stream.  The next request shows the truth.
             sent.stream.mark_stale()
             self._live.revalidate(sent.stream)
         else:
             self._live.drop_stream(sent.stream, End.GONE if status == 410 else End.DELETED)
 
     def is_under_way(self, group: Group) -> bool:
-        """Whether a write to the path is under way, so that its tail may move at any moment."""
+        """Return whether a write to the path is under way, so that the tail may move at any moment."""
         return self._pending.is_under_way(group)
 
     def tail_is_short(self, stream: Stream) -> None:
-        """The origin has named a tail before the acknowledged one.  Pending writes may have re-created the stream; if
-        not, the write went to another stream at the path."""
+        """Handle a reply from the origin with a tail before the acknowledged one.
+
+        If pending writes may have re-created the stream, the bytes in memory are dropped.  Otherwise the acknowledged
+        write went to another stream at the path.
+        """
         if self._may_be_remade(stream, self._pending.change(stream.key.group), self._clock.now()):
             self._doubt(stream)
 
     def _look_up(self, stream: Stream) -> None:
-        """Apply to the writer's own stream the events that it has missed, and drop it if it may have expired: the write
-        may be the first to reach its successor."""
+        """Bring the writer's own stream up to date with earlier writes, and drop it if it may have expired.
+
+        In that case this write may be the first to reach the stream's successor.
+        """
         self._store.wake(stream)
         if stream.ended is None and stream.has_expired(self._clock.now(), self._clock.wall()):
             self._live.drop_stream(stream, End.PURGED)
 
     def _tell(self, group: Group, change: Callable[[Stream], object], kind: str | None = None) -> None:
-        """Change all streams of the path that have not expired.  Of two changes of one kind in a row, the later one is
-        enough."""
+        """Apply a change to all streams of the path that have not expired.
+
+        Of two changes in a row with the same `kind`, only the later one is applied.
+        """
         self._store.tell(group, PathChange(change, self._live, self._clock.now(), self._clock.wall(), kind))
 
     def _record(self, write: SentRequest, reply: Reply) -> None:
@@ -170,10 +179,10 @@ class Writes:
     def _end_group(self, write: SentRequest, why: End) -> None:
         """Drop every stream at the path of a write that has ended the earlier stream there.
 
-        The write certainly concerns only the writer's own stream, as it was when the write was sent.  Under other
-        credentials or another query the path may name another stream.  A record that was begun or written to since then
-        may belong to the stream that the write itself created.  The live readers of such streams notice nothing and
-        resume at the origin.
+        The write certainly ended only the writer's own stream, as it was when the write was sent.  With other
+        credentials, or another query, the path may name another stream.  A record that is newer, or was written to
+        since, may belong to the stream that this write created.  Live readers of such streams do not end; they resume
+        at the origin.
         """
         self._pending.overtake(write.request.group)
         own = write.stream
@@ -183,23 +192,23 @@ class Writes:
         )
 
     def _record_created(self, write: SentRequest, reply: Reply) -> None:
-        """Record a stream created by this write, because the answer to a PUT has the facts of a HEAD's."""
+        """Record the stream that a PUT has created: the answer has the same headers as the answer to a HEAD."""
         request = write.request
         if request.tape_key is None or STREAM_FORKED_FROM in request.headers or "Content-Type" not in reply.headers:
             return
         if request.route.sharing.varies(reply.headers):
-            # A header of the writer makes the path name another stream than for shared reads.
+            # The stream may depend on one of the writer's own headers, which shared reads do not have.
             return
         stream = self._store.open(request.tape_key, self._clock.now())
         wall, took_s = self._clock.wall(), self._clock.now() - write.asked_at
         stream.expiry.know(lifetime_here(lifetime_from_headers(request.headers), reply.headers, wall - took_s, wall))
         if request.route.is_shared:
-            # Which readers may see the stream is found out when they ask.
+            # It is not known yet which readers may see the stream.
             stream.found_by = SEVERAL
         stream.learn_type(reply.headers["Content-Type"])
         headers = CIMultiDict(reply.headers)
         if headers.get(ALLOW_ORIGIN, "*").strip() != "*":
-            # The answer allows the writer's web origin, and says nothing about those of readers.
+            # The answer allows the writer's web origin.  It does not show whether other origins are allowed.
             del headers[ALLOW_ORIGIN]
         if request.route.varies_by_origin(reply.headers):
             self._store.vary_by_origin(stream)
@@ -222,7 +231,7 @@ class Writes:
             self._store.tell(request.group, self._acknowledged(write, tail, is_closed=is_closed))
         else:
             is_doubted = self._acknowledge_in_doubt(write, change, tail, is_closed=is_closed)
-        # Other partitions may name another stream by this path, so only the client's own takes the facts.
+        # In other partitions the path may name another stream, so only the client's own stream gets these facts.
         if own is not None and own.ended is None and not is_doubted and not request.route.sharing.varies(headers):
             self._reached(own, tail, is_closed=is_closed)
 
@@ -231,10 +240,12 @@ class Writes:
         return Acknowledged(self._live, tail, write.request.query, now, wall, write.asked_at, is_closed=is_closed)
 
     def _acknowledge_in_doubt(self, write: SentRequest, change: Change, tail: str | None, *, is_closed: bool) -> bool:
-        """Record a write to a stream that other writes may have re-created, or whose new tail is not known.  Returns
-        whether the writer's own stream is in such doubt."""
+        """Record a write to a stream that other writes may have re-created, or whose new tail is unknown.
+
+        Returns whether the writer's own stream may have been re-created.
+        """
         is_doubted, now = False, self._clock.now()
-        # The change may be kept for long, and must not keep the write with its body.
+        # `reached` may be stored for a long time, so it must not refer to `write`, which has the body.
         own, asked_at, group = write.stream, write.asked_at, write.request.group
         acknowledged = None if tail is None else self._acknowledged(write, tail, is_closed=is_closed)
 
@@ -255,8 +266,10 @@ class Writes:
         return is_doubted
 
     def _record_overtaken(self, write: SentRequest, reply: Reply) -> None:
-        """Record a write whose answer may concern the earlier stream or the present one, which may have equal
-        offsets."""
+        """Record a write whose answer may concern the earlier stream or the present one.
+
+        The two streams may have equal offsets.
+        """
         request, status = write.request, reply.status
         is_made = request.mode is _CREATE and status == 201
         is_ended = request.mode is _DELETE and status < 300
@@ -266,7 +279,7 @@ class Writes:
             self._revalidate_all(request.group)
             return
         elif status >= 300 and not is_true(reply.headers.get(_CLOSED)):
-            # The write was refused and has changed nothing.
+            # The origin has refused the write, so nothing has changed.
             return
         change, now = self._change(write), self._clock.now()
 
@@ -274,38 +287,45 @@ class Writes:
             if is_made or is_ended or self._may_be_remade(stream, change, now):
                 self._doubt(stream)
             else:
-                # The write may have gone to the present stream, whose tail may have been read before.
+                # The write may have gone to the present stream.  Its known tail may predate the write.
                 stream.acknowledged_without_offset()
                 self._live.restart(stream)
 
         self._tell(request.group, overtaken)
 
     def _change(self, write: SentRequest) -> Change:
-        """The possible changes, not shown by any answer yet, to the stream that acknowledged this write.  A
-        PUT that was acknowledged has found the stream there; an append may itself have created it."""
+        """Return the changes to the path's stream that writes may have made without any reply showing them yet.
+
+        An acknowledged PUT has found the stream in place, whereas an append may itself have created it.
+        """
         request = write.request
         change = self._pending.change(request.group, beside=write)
         return change if request.mode is _CREATE else change | write.change
 
     @staticmethod
     def _may_be_remade(stream: Stream, change: Change, now: float) -> bool:
-        """Whether writes that may have made this change by `now` may have re-created the stream, after a deletion or an
-        expiry."""
+        """Return whether writes with this combined `change` may have re-created the stream by `now`.
+
+        The earlier stream must have been deleted, or must have expired.
+        """
         return may_remake(change) or (bool(change & CREATES) and stream.may_have_expired(now))
 
     def _revalidate_all(self, group: Group) -> None:
-        """A DELETE found no stream.  An earlier attempt of its client may have deleted it and the answer was lost, or
-        the stream is hidden from this client alone."""
+        """Handle a DELETE that found no stream.
+
+        Either an earlier attempt has deleted the stream and its answer was lost, or the stream is hidden from this
+        client only.
+        """
 
         def revalidate(stream: Stream) -> None:
             stream.may_be_another()
-            # A stalled live request may hide that the origin has ended the stream.
+            # The present live request may be stalled, and not notice that the stream has ended.
             self._live.revalidate(stream)
 
         self._tell(group, revalidate, "revalidate")
 
     def _doubt(self, stream: Stream) -> None:
-        """Forget the held bytes: they may belong to another stream than the one of the acknowledged write."""
+        """Drop the bytes in memory, because they may belong to an earlier stream than the acknowledged write."""
         self._store.forget_bytes(stream)
         stream.forget_acknowledged()
         stream.may_be_another()
@@ -313,9 +333,9 @@ class Writes:
         self._live.restart(stream)
 
     def _remember(self, write: SentRequest) -> None:
-        """Remember a write without an answer that may create or delete the stream."""
+        """Keep an unanswered write that may create or delete the stream on the list of pending writes."""
         for group in self._pending.remember(write):
-            # There was no room to remember that the streams of this path may be others.
+            # The list is full, and this path was removed from it.  Its streams may have been re-created unnoticed.
             self._tell(group, self._doubt, "doubt")
 
     def _reached(self, stream: Stream, tail: str | None, *, is_closed: bool) -> None:
@@ -329,7 +349,8 @@ class Writes:
         stream.tape.reached(tail, is_closed=is_closed)
 
     def _mark_stale(self, write: SentRequest) -> None:
-        """The write may have been done: keep the held bytes, and ask the origin before the next hit."""
+        """Keep the bytes in memory, but ask the origin before the next hit, because the write may have been
+        executed."""
         request = write.request
         if request.route.is_s2:
             self._s2_written(request, None, write.body)
@@ -337,7 +358,7 @@ class Writes:
             change = write.change | self._pending.change(request.group, beside=write)
             if request.mode is _APPEND and not (write.change and may_remake(change)):
                 if write.change != NO_CHANGE:
-                    # A DELETE may be done before this write.
+                    # The append may create a stream if a later DELETE is executed before it.
                     self._remember(write)
                 self._tell(request.group, lambda stream: stream.mark_stale(may_have_ended=False), "stale")
                 return
@@ -348,7 +369,7 @@ class Writes:
             def may_be_done(stream: Stream) -> None:
                 is_remade = self._may_be_remade(stream, change, now)
                 if is_remade or (is_creation and stream.version.may_have_ended):
-                    # The present stream may have equal offsets.
+                    # The bytes in memory may belong to the earlier stream, and the present one may have equal offsets.
                     self._store.forget_bytes(stream)
                 self._live.revalidate(stream)
                 stream.may_be_another()
@@ -357,6 +378,6 @@ class Writes:
 
 
 def _offset(headers: Headers) -> str | None:
-    # Several lines count as one list, which is no valid offset.
+    # Repeated header lines count as one list, which is not a valid offset.
     lines = headers.getall(_NEXT_OFFSET, ())
     return lines[0] if len(lines) == 1 and is_well_formed(lines[0]) and lines[0] not in SENTINELS else None
