@@ -1,11 +1,11 @@
-"""Asks the origin of S2 streams for records from one start on, and about the stream as a whole.  Readers of a stream
-that need the same share one request.
+"""Shared requests to S2 origins: readers of a stream that need the same records, or the tail, share one request.
 
-`S2Origin` sends the requests, counted and with the credentials of the readers that share them.
+`S2Origin` sends the requests, with the credentials of the readers that share them, and counts them.  `S2Fetches` tracks
+the requests of one stream.  `gateway.upstream.collapse` defines which readers may share a request.
 
-`gateway.upstream.collapse` has the rule by which readers share.  A reader with a question waits until the question in
-progress is answered, and then for the next one, which all waiting readers share.  A reader of records takes the records
-of a fetch in progress, and asks for those that it still needs.
+Questions about the stream as a whole (`S2Question`) are shared differently from reads of records.  A reader with a
+question waits until the present question has been answered.  Then it shares the next one with all readers that wait.  A
+reader of records uses the records of a fetch under way, and asks for the rest.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from gateway.upstream.s2_client import AtTail, S2Client, S2Outcome, S2Refused
 
 @dataclass(frozen=True, slots=True)
 class S2Source:
-    """One S2 stream at its origin, as the readers that share it ask for it."""
+    """The upstream source of a stream for the readers that share it."""
 
     configured: Route
     stream: RecordedStream
     url: str
-    """The URL of the stream."""
+    """The stream's URL."""
     headers: CIMultiDict[str]
-    """Credentials and basin."""
+    """The request headers for credentials and basin."""
     bounds: Bounds
     live_bounds: Bounds
 
@@ -56,14 +56,16 @@ class S2Source:
         return self.configured.config.name
 
     def may_be_told(self, refused: S2Refused) -> bool:
-        """Whether every reader of this source may see the error.  If not, it may be due to the credentials of one
-        reader, which alone may see it."""
+        """Return whether every reader of this source may see the error.
+
+        If not, the error may concern the credentials of one reader, and only that reader may see it.
+        """
         asked_with = refused.asked_with
         return refused.status not in PERSONAL or asked_with is None or asked_with == self.headers
 
 
 class S2Origin:
-    """Sends reads and checks of the tail.  All methods raise GatewayErrors."""
+    """Sends reads and tail checks.  All methods raise GatewayErrors."""
 
     def __init__(
         self,
@@ -80,20 +82,22 @@ class S2Origin:
         self._negative_cache = negative_cache
 
     async def read(self, source: S2Source, start: Start, limits: Limits, askers: Askers) -> S2Outcome:
-        """The records from `start` on, without waiting; `limits.until` is left out."""
+        """Read the records from `start` on, without waiting; `limits.until` is ignored."""
         return await self._client(source, Mode.CATCHUP, askers).read(ReadQuery(start, limits.count, limits.bytes))
 
     async def tail(self, source: S2Source, askers: Askers) -> AtTail | S2Refused:
-        """The tail."""
+        """Return the tail, found by a read."""
         return await self._client(source, Mode.HEAD, askers).tail()
 
     async def checked_tail(self, source: S2Source, askers: Askers) -> AtTail | S2Refused:
-        """The tail as S2's own check of the tail states it, which may need another permission."""
+        """Return the tail from S2's tail check, which may need another permission than a read."""
         return await self._client(source, Mode.HEAD, askers).checked_tail()
 
     async def session(self, source: S2Source, seq_num: int, client: str) -> Reply | AtTail | S2Refused:
-        """A read session from `seq_num` on, which waits for ever, for a client of this net.  The caller must close the
-        reply, and count its bytes and its failure."""
+        """Open a read session from `seq_num` on, without a time limit, for a client in the network `client`.
+
+        The caller must close the reply, and count its bytes and its failure.
+        """
         return await self._client(source, Mode.SSE, client).session(seq_num, None)
 
     def _client(self, source: S2Source, mode: Mode, client: str | Askers) -> S2Client:
@@ -118,7 +122,7 @@ class S2Origin:
             raise
         self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, source.route)
         if reply.status == 404:
-            # The 404 is counted but not remembered, because every read asks whether the stream exists.
+            # Count the 404 without remembering it: S2 reads are linearizable, so each read must ask.
             client = call.client.first if isinstance(call.client, Askers) else call.client
             self._negative_cache.count(source.configured, client)
         return reply
@@ -149,13 +153,13 @@ class S2Fetched(NamedTuple):
 
     outcome: S2Outcome
     is_fresh: bool
-    """Whether the fetch was sent after the reader's request had arrived."""
+    """Whether the fetch was sent after the reader's request arrived."""
     is_all: bool
-    """Whether the origin had nothing more within the reader's limits."""
+    """Whether the origin had no more records within the reader's limits."""
 
 
 class S2Fetch(SharedFetch):
-    """One fetch of records, or one question."""
+    """A fetch of records, or a question."""
 
     __slots__ = ("is_overlapping", "later", "limits", "outcome", "start", "waiting")
 
@@ -165,30 +169,30 @@ class S2Fetch(SharedFetch):
         """The position from which records are fetched; None for a question."""
         self.limits = limits
         self.outcome: S2Outcome | None = None
-        """The origin's answer; None if a confirmation has confirmed the records held."""
+        """The origin's answer; None if a confirmation has succeeded."""
         self.is_overlapping = False
-        """Whether the fetch began with a record that was held, which has used a part of its limits."""
+        """Whether the fetch began with a record in memory, which has used up a part of its limits."""
         self.waiting = 0
-        """Readers that wait for the fetch."""
+        """The number of readers that wait for the fetch."""
         self.later = 0
-        """Readers that wait until the fetch is over, and then ask again."""
+        """The number of readers that wait for the fetch to end before they ask their own question."""
 
     def spans(self, seq_num: int) -> bool:
-        """Whether the fetch may bring the record at `seq_num`, after others."""
+        """Return whether the fetch may bring the record `seq_num` after other records."""
         if self.start is None or self.is_over:
             return False
         first = self.start.seq_num if isinstance(self.start, FromSeqNum) else seq_num
         return first < seq_num < first + (self.limits.count or 0)
 
     def widen(self, wanted: Limits) -> None:
-        """Widen the limits of the fetch to those of another reader."""
+        """Extend the fetch's limits to include those of another reader."""
         if not self.limits.covers(wanted):
             self.limits = Limits(
                 max(self.limits.count or 0, wanted.count or 0), max(self.limits.bytes or 0, wanted.bytes or 0)
             )
 
     async def result(self) -> S2Outcome | None:
-        """Wait for the outcome, and return it.  Raises the GatewayError that the fetch failed with."""
+        """Wait for the outcome and return it.  Raises a GatewayError if the fetch failed."""
         self.waiting += 1
         try:
             await self.until_over()
@@ -200,11 +204,11 @@ class S2Fetch(SharedFetch):
 
 
 Send = Callable[[S2Fetch], Awaitable[S2Outcome | None]]
-"""Asks the origin; raises GatewayErrors and is bounded in time."""
+"""Asks the origin, within a time limit; raises GatewayErrors."""
 
 
 class S2Fetches:
-    """The fetches and questions of one stream.  Owner: the `S2Stream`."""
+    """The fetches and questions of one stream, owned by its `S2Stream`."""
 
     def __init__(self, tasks: Tasks, path: str) -> None:
         self._fetches: Collapse[Start | S2Question, S2Fetch] = Collapse()
@@ -217,15 +221,15 @@ class S2Fetches:
         return f"<S2Fetches {waiting} wait for {len(self._fetches)}, {later} for the next>"
 
     def is_asking(self, question: S2Question) -> bool:
-        """Whether this question is in progress, or about to be sent."""
+        """Return whether this question is under way or about to be sent."""
         return self._fetches.pending(question) is not None
 
     async def ask_question(
         self, question: S2Question, send: Callable[[Askers], Awaitable[S2Outcome | None]], client: str
     ) -> S2Outcome | None:
-        """The answer to a question that is sent after this call, for a client of this net.
+        """Return the answer to a question that is sent after this call, for a client in the network `client`.
 
-        Raises the GatewayError that the question failed with.
+        Raises a GatewayError if the question fails.
         """
         earlier = self._fetches.pending(question)
         if earlier is not None and earlier.is_sent:
@@ -236,7 +240,7 @@ class S2Fetches:
             finally:
                 earlier.later -= 1
             if earlier.end is FetchEnd.GIVEN_UP:
-                # The gateway is about to stop, or the question failed with an unexpected error.
+                # The gateway is shutting down, or the question failed unexpectedly.
                 return await earlier.result()
         joined = self._fetches.join_fetch(question, client, lambda: S2Fetch(client))
         if isinstance(joined, Lead):
@@ -244,14 +248,14 @@ class S2Fetches:
         return await joined.fetch.result()
 
     def bringing(self, start: Start) -> S2Fetch | None:
-        """The fetch from `start` on, or one that may bring the record there after others."""
+        """Return a fetch that starts at `start`, or one that may bring the record there after others."""
         fetch = self._fetches.pending(start)
         if fetch is None and isinstance(start, FromSeqNum):
             fetch = next((one for _, one in self._fetches if one.spans(start.seq_num)), None)
         return fetch
 
     def join_fetch(self, start: Start, wanted: Limits, send: Send, client: str) -> S2Fetch:
-        """The fetch from `start` on that has not been sent yet, for a client of this net."""
+        """Join the unsent fetch from `start`, or start one; `client` is the client's network."""
         joined = self._fetches.join_fetch(start, client, lambda: S2Fetch(client, wanted, start))
         if isinstance(joined, Lead):
             self._run(start, joined.fetch, send, "fetch")
@@ -260,9 +264,9 @@ class S2Fetches:
         return joined.fetch
 
     def _run(self, key: Start | S2Question, fetch: S2Fetch, send: Send, name: str) -> None:
-        # The task begins in the next turn of the loop, so all readers that come in this turn share the fetch.
+        # The task starts in the next turn of the loop, so all readers of this turn share the fetch.
         task = self._tasks.start(_sent(fetch, send), f"{name} {self._path}")
-        # A callback, because a task that is cancelled before its first step never reaches its `finally`.
+        # A callback, because a task that is cancelled before its first step never reaches a `finally`.
         task.add_done_callback(lambda _: self._fetches.work_ended(key, fetch))
 
 

@@ -1,13 +1,13 @@
-"""A session with one client: SSE or S2S, without a task and without a queue.
+"""A session with one client, over SSE or S2's session protocol (S2S), without a task or a queue.
 
-A session holds the position of its client and the rest of its limits.  It writes from the tape whenever there are
-records to write and room for them.  At first it catches up: it fetches the records that the tape lacks, until the
-origin says that the client is at the tail.  From then on it follows the stream's topic.  A client that does not read
-stays behind, and goes on from the tape once it reads.
+A session keeps its client's position and the rest of its limits.  It writes records from memory whenever there are some
+and the connection has room.  While it catches up, missing records are fetched, until the origin states that the client
+is at the tail.  From then on the session follows the stream's topic.  A client that does not read stays behind, and
+continues from memory when it reads again.
 
-A heartbeat states the client's position as the tail and never a later one, because clients resume from it.  A complete
-session ends in order.  A session that cannot go on ends with an error, because an end in order tells clients that no
-more records will come.
+A heartbeat states the client's position as the tail, never a later position, because clients resume from it.  A
+complete session ends in order.  A session that cannot continue ends with an error, because clients take an end in order
+to mean that no more records will come.
 """
 
 from __future__ import annotations
@@ -36,50 +36,52 @@ from gateway.upstream.s2_client import FoundRecords, S2Refused
 DRAINING: Final = refusal(S2ErrorCode.SERVER_DRAINING, "the gateway is shutting down")
 
 LOOK_S: Final = 1.0
-"""Seconds between two checks whether a session is at the tail, if its wait has passed while the tail was not known."""
-
+"""Seconds until a session checks again for new records, if its wait ends while the tail is unknown."""
 REPLAY_BYTES: Final = 1 << 18
-"""The most metered bytes of a replay in one batch, unless one record is larger.  A session whose client does not read
-holds no more than this."""
+"""The most metered bytes in one batch from memory, unless one record is larger.  This also limits the memory that a
+client that does not read can occupy."""
 
 _QUIET_BEATS: Final = 2
-"""If a client receives nothing for this many beats of the topic, it is sent a heartbeat."""
+"""A client that receives nothing for this many beats of the topic gets a heartbeat."""
 
 
 class S2ReaderContext(Protocol):
-    """The state that all sessions of a process share."""
+    """State that all sessions of a process share."""
 
     @property
     def clock(self) -> Clock:
-        """Times of heartbeats."""
+        """The clock for heartbeats."""
 
     @property
     def wheel(self) -> Wheel:
-        """Deadlines of sessions."""
+        """The timers for deadlines."""
 
     def fetch(self, reader: S2SessionReader) -> None:
-        """Fetch the records at the reader's position; call `fetched` or `failed` when done."""
+        """Fetch the records at the reader's position, then call `fetched` or `failed`."""
 
     def follow(self, reader: S2SessionReader, tail: StreamPosition) -> S2Topic | None:
-        """The topic of the reader's stream, whose tail was `tail` a moment ago; None if it cannot be followed."""
+        """Return the topic of the reader's stream; None if it cannot be followed.
+
+        `tail` was the stream's tail a moment ago.
+        """
 
     def session_ended(self, reader: S2SessionReader) -> None:
-        """The session has ended."""
+        """Release the resources of a session that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class S2Session:
-    """The request of a session."""
+    """The parameters of a session."""
 
     stream: S2Stream
     form: S2Form
     read: RecordProgress
     longest_wait_s: float | None
-    """Seconds that the session waits at the tail; None means for ever, 0 not at all."""
+    """How long the session waits at the tail, in seconds; None means forever, 0 not at all."""
 
 
 class S2SessionReader:
-    """One session.  The subscriber of a channel (`gateway.server.request.LiveAnswer`)."""
+    """One session, the subscriber of a channel (`gateway.server.request.LiveAnswer`)."""
 
     __slots__ = (
         "_context",
@@ -106,9 +108,9 @@ class S2SessionReader:
     def __init__(self, session: S2Session, wire: Wire, context: S2ReaderContext) -> None:
         self.stream = session.stream
         self.read = session.read
-        """The position of its client, and the rest of its limits."""
+        """The client's position and the rest of its limits."""
         self.topic: S2Topic | None = None
-        """The topic, once the client has been at the tail."""
+        """The stream's topic, once the client has reached the tail."""
         self._form = session.form
         self.is_sse = session.form.reply is S2ReplyKind.SSE
         self._is_limited = session.read.left != Limits()
@@ -117,16 +119,16 @@ class S2SessionReader:
         self._context = context
         self._count = 0
         self._size = 0
-        """Metered bytes that the client was sent; `_count` is the number of records."""
+        """Metered bytes sent to the client; `_count` is the number of records sent."""
         self._large: S2LargePiece | None = None
-        """Records of which the first `_large_sent` bytes have been written."""
+        """The latest large batch, of which `_large_sent` bytes have been written."""
         self._large_sent = 0
         self._ends_by: S2Refused | None = None
-        """The error that ends the session once the large records are written."""
+        """The error with which the session ends when the large batch has been written."""
         self._is_fetching = False
         self._is_over = False
         self._owes_beat = False
-        """Whether the client still has to learn, by a heartbeat, that it is at the tail."""
+        """Whether a heartbeat must still inform the client that it is at the tail."""
         self._quiet_beats = 0
         self._tick = NEVER
 
@@ -136,7 +138,7 @@ class S2SessionReader:
 
     @property
     def at(self) -> int:
-        """The sequence number that the client is sent next."""
+        """The sequence number of the next record for the client."""
         return self.read.at
 
     @property
@@ -146,17 +148,17 @@ class S2SessionReader:
 
     @property
     def _latest_tail(self) -> StreamPosition | None:
-        """A tail that may be stated to the client, because the stream has had it since the client's request.
+        """The tail that may be stated to the client: one that the stream has had since the client's request.
 
-        The latest statement of the session at the origin may be older than the request, until the client has once
-        reached a tail that is not.
+        The live session's latest statement may be older than the request.  It is used once the client has reached a
+        tail that is newer than the request.
         """
         return self.read.tail if self.topic is None else self.topic.tail
 
-    # -- what the client has room for
+    # -- sending records
 
     def pump(self) -> None:
-        """Write from the client's position on, as far as the tape and the connection allow."""
+        """Write records from the client's position on, as far as memory and the connection allow."""
         while not (self._is_over or self._is_fetching or self._wire.is_full):
             if self._large is not None:
                 self._send_parts()
@@ -170,7 +172,7 @@ class S2SessionReader:
                 case RecordAnswer.RECORDS:
                     self._finish(CloseReason.CLOSED)
                 case RecordAnswer.UNWRITTEN:
-                    # The client has more records than the stream.
+                    # The client is beyond the end of the stream.
                     self.lost(LOST)
                 case RecordAnswer.GONE:
                     self.lost(REPLACED)
@@ -180,11 +182,11 @@ class S2SessionReader:
                         self._context.fetch(self)
 
     def _take(self) -> bool:
-        """Send the next records that memory holds; return False if it holds none at the client's position."""
+        """Send the next records in memory; return False if there are none at the client's position."""
         read, wanted = self.read, self.wanted
         batch, is_closed = self.stream.batch(read.at, wanted.within(UNARY.count or 0, REPLAY_BYTES), self._latest_tail)
         if is_closed and not batch.count:
-            # One record may be larger.
+            # A single record may be larger than `REPLAY_BYTES`.
             batch, is_closed = self.stream.batch(read.at, wanted, self._latest_tail)
         if batch.count:
             self._send(batch)
@@ -201,8 +203,8 @@ class S2SessionReader:
         elif not self._is_limited:
             self._send(batch)
         else:
-            # Cut the batch and not the tape, because a trim command in the batch may have removed records of the batch
-            # from the tape.
+            # Cut the batch instead of reading from memory: a trim command in the batch may already have removed its
+            # records from memory.
             part = cut(batch.batch.records, self.at, batch.end, self.wanted)
             if part.records:
                 self._send(S2Batch.of(self.at, part, self._latest_tail))
@@ -235,7 +237,7 @@ class S2SessionReader:
         self._batch_is_out()
 
     def _batch_is_out(self) -> None:
-        """Record that a batch has been written completely."""
+        """Handle the end of a batch: all of it has been written."""
         if self.read.left.is_exhausted:
             self._finish(CloseReason.CLOSED)
         elif self._ends_by is not None:
@@ -244,17 +246,17 @@ class S2SessionReader:
             self._wait()
 
     def _send_large(self, large: S2LargePiece) -> None:
-        """Write large records in parts: the first now, the others as the client takes them."""
+        """Write a large batch in parts: the first now, the others when the client has taken the earlier ones."""
         self._large, self._large_sent = large, 0
         self._send_parts()
 
     def _send_parts(self) -> None:
-        """Write as many parts of the large records as there is room for."""
+        """Write parts of the large batch while the connection has room."""
         large = self._large
         while large is not None and not self._is_over:
             part = memoryview(large.data)[self._large_sent : self._large_sent + PART_BYTES]
             if not part:
-                # The client has taken nearly all of the data.  Until now the connection referred to the whole of it.
+                # The client has taken nearly all of it.  Only now may the data be freed: the connection has used it.
                 self._large = None
                 return
             self._large_sent += len(part)
@@ -267,17 +269,17 @@ class S2SessionReader:
 
     @property
     def _is_midway(self) -> bool:
-        """Whether large records are only partly written, so that nothing else may be written."""
+        """Whether a large batch has been written only in part, so that nothing else may be written."""
         return self._large is not None and self._large_sent < len(self._large.data)
 
     def _write(self, data: bytes) -> None:
         self.stream.stream.sent_bytes += len(data)
         self._wire.send_chunk(chunk(data), len(data))
 
-    # -- what the tape lacks
+    # -- fetching records
 
     def fetched(self, fetched: S2Fetched) -> None:
-        """Take the result of the fetch that the session asked for."""
+        """Handle the result of the fetch that the session has requested."""
         self._is_fetching = False
         if self._is_over:
             return
@@ -286,7 +288,7 @@ class S2SessionReader:
             self.lost(outcome)
             return
         if isinstance(outcome, FoundRecords):
-            # The records are sent from the reply, because the tape may have had no room for them.
+            # Send the records of the reply itself, because there may have been no memory to store them.
             end = outcome.records[-1].seq_num + 1 if outcome.records else self.at
             part = cut(outcome.records, self.at, end, self.wanted)
             if part.records:
@@ -294,13 +296,13 @@ class S2SessionReader:
             else:
                 self.read.is_complete = part.is_closed or (fetched.is_all and not outcome.records)
         elif fetched.is_fresh:
-            # The records before this tail have been removed.
+            # The origin has trimmed all records before this tail.
             self.read.found_tail(outcome.tail)
             self._owes_beat = True
         self.pump()
 
     def _follow(self) -> None:
-        """The client is at the tail: follow the stream from now on."""
+        """Follow the stream from now on, because the client is at the tail."""
         tail = self.read.tail
         assert tail is not None
         topic = self.read.topic = self.topic = self._context.follow(self, tail)
@@ -312,14 +314,14 @@ class S2SessionReader:
         self._heartbeat(tail)
 
     def failed(self, error: S2Refused = LOST) -> None:
-        """The fetch that was asked for has failed."""
+        """Handle a fetch that has failed."""
         self._is_fetching = False
         self.lost(error)
 
     # -- heartbeats and deadlines
 
     def beat(self, *, is_due: bool) -> None:
-        """Send a heartbeat if one is owed, or if the client was sent nothing for some time."""
+        """Send a heartbeat if one is missing, or if the client has received nothing for a while."""
         if is_due:
             self._quiet_beats += 1
         topic = self.topic
@@ -340,20 +342,20 @@ class S2SessionReader:
             self._write(encode_message(protobuf.encode_read_batch(ReadBatch((), tail))))
 
     def _wait(self) -> None:
-        """Begin to wait at the tail, from now on."""
+        """Start, or restart, the wait at the tail."""
         if self._longest_wait_s is not None and not self._is_over:
             self._context.wheel.unlink(self, self._tick)
             self._tick = self._context.wheel.add(self, self._longest_wait_s)
 
     def due(self) -> None:
-        """The longest wait has passed without a record."""
+        """Handle the end of the wait without a record."""
         self._tick = NEVER
         topic = self.topic
         if self._is_midway or (topic is not None and self.at < topic.position):
-            # The client has not read the records that have arrived in the meantime.
+            # Records have arrived, and the client has not read them yet.
             self._wait()
         elif topic is not None and topic.tail is None:
-            # Whether records have arrived is not known until the origin answers again or is given up.
+            # Records may have arrived.  This is known only when the origin answers again or is given up.
             self._tick = self._context.wheel.add(self, LOOK_S)
         else:
             self._finish(CloseReason.TIMED_OUT)
@@ -361,14 +363,14 @@ class S2SessionReader:
     # -- the end
 
     def lost(self, error: S2Refused) -> None:
-        """The session cannot go on: end it with this error, even if the connection is full."""
+        """End the session with this error, because it cannot continue.  The connection may be full."""
         if self._is_over:
             return
         if self._is_midway:
             if error is DRAINING:
                 self._ends_by = error
             else:
-                # A whole frame or event cannot follow half of one.
+                # Nothing can follow half a frame or event.
                 self._end(CloseReason.FAILED, in_order=False)
             return
         if self.is_sse:
@@ -378,7 +380,7 @@ class S2SessionReader:
         self._end(CloseReason.DRAINED if error is DRAINING else CloseReason.FAILED, in_order=True)
 
     def _finish(self, reason: CloseReason) -> None:
-        """The session is complete."""
+        """End a session that is complete."""
         if self._is_over:
             return
         if self.is_sse:
@@ -386,17 +388,17 @@ class S2SessionReader:
         self._end(reason, in_order=True)
 
     def holdings(self) -> tuple[Holding, ...]:
-        """The bytes that the session keeps in memory for its client, except for written ones."""
+        """Return the memory that the session keeps for its client, except written bytes."""
         large = self._large
         return (Holding(large.shared, len(large.data)),) if large is not None else NOTHING
 
     def client_left(self, _: object) -> None:
-        """The client has disconnected."""
+        """Handle the client's disconnection."""
         if not self._is_over:
             self._end(CloseReason.LEFT, in_order=False)
 
     def gone(self) -> None:
-        """Drop the session after an error here."""
+        """Drop the session after an internal error."""
         self.client_left(None)
 
     def _end(self, reason: CloseReason, *, in_order: bool) -> None:

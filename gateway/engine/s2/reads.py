@@ -1,7 +1,7 @@
 """Reads of S2 streams, from the request to the answer or the session.
 
-`unary_read.py` answers unary reads, and `reader.py` runs sessions.  If a read finds that the stream was created again
-in the meantime, it begins again, because records of two streams must not be joined.
+`unary_read.py` answers unary reads, and `reader.py` runs sessions.  If a stream is re-created during a read, the read
+starts again, so that no answer mixes records of two streams.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ from gateway.upstream.asking import Upstream
 from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
 
 _MOST_BEGINNINGS: Final = 3
-"""How often a read begins again because the stream was created again."""
+"""How many times a read is started before it fails because its stream is re-created each time."""
 
 
 async def start_read(stream: S2Stream, query: ReadQuery, read: S2Read) -> tuple[RecordProgress, Outcome] | S2Refused:
-    """The progress of a read at the start of its query, and the outcome of finding it.  Raises a GatewayError."""
+    """Resolve the start of a read's query; return the read's progress and the outcome so far.  Raises a
+    GatewayError."""
     if (refused := await stream.confirmed(read.client)) is not None:
         return refused
     outcome = Outcome.HIT
@@ -71,7 +72,7 @@ async def start_read(stream: S2Stream, query: ReadQuery, read: S2Read) -> tuple[
                 return start
             progress.at, progress.tail, outcome = start
             if progress.tail is None:
-                # Do not use the earlier tail, because the record that was found may have been appended since.
+                # The earlier tail may be out of date: the record may have been appended since.
                 progress.trust(stream.trusted_tail(read.trust_s))
     return progress, outcome
 
@@ -92,8 +93,8 @@ async def _start_at(
             case FoundRecords(records) if records:
                 return records[0].seq_num, None, outcome
             case AtTail(tail) if fetched.is_fresh:
-                # A timestamp after that of the tail is treated like a sequence number after the tail.  Otherwise no
-                # record that late is left.
+                # A timestamp after the tail's counts as a sequence number after the tail.  Otherwise the records from
+                # that time on have been trimmed.
                 beyond = timestamp > tail.timestamp and not query.is_clamped
                 return tail.seq_num + 1 if beyond else tail.seq_num, tail, Outcome.REVALIDATED
             case FoundRecords() if fetched.is_fresh:
@@ -103,7 +104,7 @@ async def _start_at(
 
 
 class S2Reads:
-    """Answers reads.  Owner of the streams in use and of the sessions with clients."""
+    """Answers reads.  Owns the streams in use and the sessions with clients."""
 
     def __init__(
         self,
@@ -125,14 +126,14 @@ class S2Reads:
         self.streams = S2Streams(origin, store, surroundings, table)
         self._sessions: dict[S2SessionReader, S2Read] = {}
         self._drained_at: float | None = None
-        """When the last session is to end, if the gateway is draining (monotonic seconds)."""
+        """When the last session must end if the gateway is draining (monotonic seconds); else None."""
 
     def __repr__(self) -> str:
         return f"<S2Reads {self.streams!r}>"
 
     @property
     def sessions(self) -> int:
-        """Sessions with clients."""
+        """The number of sessions with clients."""
         return len(self._sessions)
 
     @property
@@ -148,7 +149,7 @@ class S2Reads:
     # -- whole answers
 
     async def check_tail(self, read: S2Read) -> S2Answer:
-        """Answer a check of the tail.  Raises a GatewayError, or RefusedToAnother."""
+        """Answer a tail check.  Raises a GatewayError or S2RefusedToAnother."""
         self._admit(read)
         for _ in range(_MOST_BEGINNINGS):
             with self.streams.using(read.key, read.source) as stream:
@@ -166,8 +167,7 @@ class S2Reads:
         raise TailMovedBack
 
     def held(self, read: S2Read, asked: S2ReadRecords) -> S2Answer | None:
-        """The answer to a unary read if memory alone gives it and it does not depend on the tail; None for any other
-        read."""
+        """Return the answer to a unary read if memory alone gives it and appends cannot change it; else None."""
         record = self._store.find(read.key) if asked.form.is_unary else None
         answer = held_answer(record, asked) if record is not None else None
         if record is not None and answer is not None:
@@ -177,7 +177,7 @@ class S2Reads:
         return answer
 
     async def unary(self, read: S2Read, asked: S2ReadRecords) -> S2Answer:
-        """Answer a unary read.  Raises a GatewayError, or RefusedToAnother."""
+        """Answer a unary read.  Raises a GatewayError or S2RefusedToAnother."""
         self._admit(read)
         for _ in range(_MOST_BEGINNINGS):
             with self.streams.using(read.key, read.source) as stream:
@@ -197,10 +197,10 @@ class S2Reads:
     # -- sessions
 
     async def open(self, read: S2Read, asked: S2ReadRecords) -> S2Session | S2Answer:
-        """A session, or the answer that refuses it.  The caller must pass a session to `start_session` or
-        `discard_session`.
+        """Open a session, or return the answer that refuses it.
 
-        Raises a GatewayError, or RefusedToAnother.
+        The caller must pass a session to `start_session` or `discard_session`.  Raises a GatewayError or
+        S2RefusedToAnother.
         """
         self._admit(read)
         for _ in range(_MOST_BEGINNINGS):
@@ -243,12 +243,12 @@ class S2Reads:
                     raise TailMovedBack
                 case _:
                     break
-        # A session that has begun may end at the tail.
+        # The session's head is sent from here on, so reaching the tail is no longer an error.
         progress.may_be_empty = True
         return S2Session(stream, asked.form, progress, query.longest_wait_s)
 
     def start_session(self, read: S2Read, session: S2Session, wire: Wire) -> S2SessionReader:
-        """Begin a session over `wire`, whose head has been written; `S2SessionReader.pump` must be called."""
+        """Start a session over `wire`, whose head has been written; the caller must call `S2SessionReader.pump`."""
         reader = S2SessionReader(session, wire, self)
         self._sessions[reader] = read
         if self._drained_at is not None:
@@ -256,13 +256,13 @@ class S2Reads:
         return reader
 
     def discard_session(self, session: S2Session) -> None:
-        """Discard an opened session that will not be started."""
+        """Release an opened session that will not be started."""
         self.streams.release(session.stream)
 
     # -- called by sessions
 
     def fetch(self, reader: S2SessionReader) -> None:
-        """Fetch the records at the reader's position."""
+        """Fetch the records at the reader's position, then call `fetched` or `failed`."""
         self._tasks.start(self._fetch(reader, self._sessions[reader]), "fetch for a session")
 
     async def _fetch(self, reader: S2SessionReader, read: S2Read) -> None:
@@ -273,13 +273,14 @@ class S2Reads:
             reader.failed()
         else:
             if isinstance(fetched.outcome, S2Refused) and not read.source.may_be_told(fetched.outcome):
-                # The client will reconnect, and is then served by a request with its own credentials.
+                # The error may concern another client's credentials.  After it reconnects, this client is relayed with
+                # its own.
                 reader.failed()
             else:
                 reader.fetched(fetched)
 
     def follow(self, reader: S2SessionReader, tail: StreamPosition) -> S2Topic | None:
-        """The topic of the reader's stream; None if it cannot be followed."""
+        """Return the topic of the reader's stream; None if it cannot be followed."""
         read = self._sessions[reader]
         try:
             return self.streams.attach(reader.stream, tail, read.client)
@@ -287,7 +288,7 @@ class S2Reads:
             return None
 
     def session_ended(self, reader: S2SessionReader) -> None:
-        """The session has ended."""
+        """Release the resources of a session that has ended."""
         read = self._sessions.pop(reader)
         if reader.topic is not None:
             reader.topic.detach(reader)
@@ -297,11 +298,11 @@ class S2Reads:
     # -- the whole
 
     def forget_stream(self, stream: Stream) -> None:
-        """Bytes or records of the stream were dropped."""
+        """Handle dropped records: if the stream has ended, its live readers end."""
         self.streams.forget_stream(stream)
 
     def drain_readers(self, spread_s: float, within_s: float) -> None:
-        """End every session, spread over `spread_s` seconds, the last of them within `within_s`; end waiting reads."""
+        """End every session, spread over `spread_s` seconds, the last within `within_s`; end waiting reads now."""
         within_s = min(spread_s, within_s)
         self._drained_at = self.clock.now() + within_s
         for reader in tuple(self._sessions):
@@ -311,24 +312,24 @@ class S2Reads:
                 stream.topic.changed.fire()
 
     def stay(self) -> None:
-        """Undo the drain: sessions that have not ended yet go on."""
+        """Stop the drain: sessions that have not ended yet stay."""
         self._drained_at = None
 
     @property
     def is_draining(self) -> bool:
-        """Whether live reads are to end."""
+        """Whether live reads are being ended."""
         return self._drained_at is not None
 
     def _drain(self, reader: S2SessionReader, delay_s: float) -> None:
         drained_at = self._drained_at
 
         def end() -> None:
-            # Do nothing if the drain was undone, or if another drain has begun since.
+            # Skip this if the drain was undone, or another one has begun.
             if self._drained_at == drained_at:
                 reader.lost(DRAINING)
 
         self.clock.call_later(delay_s, end)
 
     def shut_down(self) -> None:
-        """End everything; called at shutdown, after the clients have gone."""
+        """End everything at shutdown, after the clients have gone."""
         self.streams.close()

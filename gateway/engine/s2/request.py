@@ -1,9 +1,11 @@
 """Requests to S2 origins: the stream that a request names, the read that it asks for, and the format of the answer.
 
-Only reads of records and of the tail are parsed here.  All other requests are left to the origin, whose answer is
-relayed.  Three kinds of reads are relayed, too: reads that S2 would refuse (unknown formats, malformed queries, limits
-of zero); reads with an S2 header that this module does not know, because it may change the answer; and reads with an
-encryption key, because only their sender may see the answer.
+Only reads of records and of the tail are parsed here.  All other requests are relayed.  Three kinds of reads are
+relayed as well:
+
+- reads that S2 would refuse (unknown formats, malformed queries, limits of zero),
+- reads with an unknown S2 header, which may affect the answer,
+- reads with an encryption key, because only their sender may see the answer.
 """
 
 from __future__ import annotations
@@ -45,14 +47,14 @@ _IN_BASIN_PATH: Final = re.compile(r".*/v1/streams(?:/.*)?", re.DOTALL)
 _BASIN: Final = re.compile(r"[a-z0-9-]+")
 _STREAMS_PATH: Final = re.compile(r"(.*/v1/streams)")
 _MOST_CREATED_BYTES: Final = 1 << 16
-"""The largest request to create a basin or a stream: a name has at most 512 bytes, a configuration a few hundred."""
+"""The largest request that creates a basin or a stream.  Names have up to 512 bytes, configurations a few hundred."""
 
 _COMPRESSIONS: Final = {"identity": Compression.NONE, "gzip": Compression.GZIP, "zstd": Compression.ZSTD}
-"""The codings of bodies: S2's SDK for Python compresses every body if compression is on."""
+"""Content codings of request bodies.  S2's Python SDK compresses every body if compression is enabled."""
 
 
 class S2ReplyKind(Enum):
-    """How an answer is given."""
+    """The kinds of answers to a read of records."""
 
     JSON = "JSON"
     PROTOBUF = "protobuf"
@@ -62,7 +64,7 @@ class S2ReplyKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class S2Form:
-    """The encoding of an answer.  `format_` matters for JSON and SSE, `compression` for sessions."""
+    """The encoding of an answer.  `format_` applies to JSON and SSE, `compression` to sessions."""
 
     reply: S2ReplyKind
     format_: Format = Format.RAW
@@ -89,7 +91,7 @@ class S2CheckTail:
 
 @dataclass(frozen=True, slots=True)
 class S2StreamPath:
-    """A path of one stream.  `stream` is the path of the stream itself, as the origin sees it."""
+    """The path of a stream or of its records or tail.  `stream` is the stream's own path at the origin."""
 
     stream: str
     is_records: bool
@@ -97,7 +99,7 @@ class S2StreamPath:
 
 
 def parse_path(path: str) -> S2StreamPath | None:
-    """The stream that a path at the origin names, percent-encoded; None if it names no single stream."""
+    """Parse a path at the origin, with its percent-encoding; return None if it names no single stream."""
     found = _PATH.fullmatch(path)
     if found is None:
         return None
@@ -106,20 +108,20 @@ def parse_path(path: str) -> S2StreamPath | None:
 
 
 def parse_basin(path: str) -> str | None:
-    """The basin that a path at the origin names; None if the path belongs to no single basin."""
+    """Return the basin that a path at the origin names; None if it names no single basin."""
     found = _BASIN_PATH.fullmatch(path)
     return found[1] if found is not None else None
 
 
 class BadS2Basin(ValueError):
-    """The basin that a request names is not clear; the message is one line for the client."""
+    """The request does not name its basin clearly.  The message is one line for the client."""
 
 
 def basin_in_host(label: str, path: str, headers: CIMultiDict[str]) -> str | None:
-    """The basin that a request names by its host, whose part `label` is the basin; None for a path of the account.
-    Raises BadS2Basin if the host names no basin, or a header names another one.
+    """Return the basin that a request names by its host; None for paths that belong to the account.
 
-    S2's SDKs have `{basin}.zone` as their default endpoint, and then send no header.
+    `label` is the part of the host that names the basin.  S2's SDKs use `{basin}.zone` as default endpoint and then
+    send no header.  Raises BadS2Basin if the host names no basin, or if a header names another one.
     """
     if _IN_BASIN_PATH.fullmatch(path) is None:
         return None
@@ -132,13 +134,13 @@ def basin_in_host(label: str, path: str, headers: CIMultiDict[str]) -> str | Non
 
 @dataclass(frozen=True, slots=True)
 class S2Unnamed:
-    """Something is created whose name is not known."""
+    """The request creates a stream or basin whose name is not known."""
 
 
 def created_basin(path: str, body: bytes | None, coding: str | None) -> str | S2Unnamed | None:
-    """The basin that a POST to this path creates, with its body in this coding; None if it creates no basin.
+    """Return the basin that a POST to this path creates; None if it creates none.
 
-    A body that was not kept is None.
+    `body` is the request's body in the content coding `coding`; None if the body was not kept.
     """
     if _BASINS_PATH.fullmatch(path) is None:
         return None
@@ -146,7 +148,7 @@ def created_basin(path: str, body: bytes | None, coding: str | None) -> str | S2
 
 
 def created_stream(path: str, body: bytes | None, coding: str | None) -> str | S2Unnamed | None:
-    """The path of the stream that a POST to this path creates; None if it creates none."""
+    """Return the path of the stream that a POST to this path creates; None if it creates none."""
     found = _STREAMS_PATH.fullmatch(path)
     if found is None:
         return None
@@ -155,7 +157,7 @@ def created_stream(path: str, body: bytes | None, coding: str | None) -> str | S
 
 
 def _named(body: bytes | None, coding: str | None, field: str) -> str | None:
-    """The name that a request to create something has in this field."""
+    """Return the name in this field of a request that creates something."""
     if body is None or len(body) > _MOST_CREATED_BYTES:
         return None
     try:
@@ -168,7 +170,7 @@ def _named(body: bytes | None, coding: str | None, field: str) -> str | None:
 
 
 def plain(body: bytes, coding: str | None) -> bytes:
-    """A body without its Content-Encoding.  Raises BadFrame."""
+    """Decode a body with this Content-Encoding.  Raises BadFrame."""
     compression = _COMPRESSIONS.get((coding or "identity").strip().lower())
     if compression is None:
         raise session.BadFrame(f"{coding} is no coding of S2's")
@@ -176,12 +178,12 @@ def plain(body: bytes, coding: str | None) -> bytes:
 
 
 def key_query(basin: str | None) -> str:
-    """The query in the keys of a basin's streams."""
+    """Return the query that stands for a basin in stream keys."""
     return "" if basin is None else f"{BASIN_HEADER}={basin}"
 
 
 def parse_read(path: S2StreamPath, query: str, headers: CIMultiDict[str]) -> S2ReadRecords | S2CheckTail | None:
-    """The read that a GET asks for; None if it has to be relayed."""
+    """Parse the read that a GET asks for; return None if the request must be relayed."""
     if any(name not in _HEADERS for name in _own_headers(headers)) or len(headers.getall(BASIN_HEADER, ())) > 1:
         return None
     if path.is_tail:
@@ -198,12 +200,12 @@ def parse_read(path: S2StreamPath, query: str, headers: CIMultiDict[str]) -> S2R
         return None
     if form.is_unary:
         read = read.unary()
-    # S2's answer to a limit of zero depends on more than the records.
+    # With a limit of zero, S2's answer depends on more than the records.
     return S2ReadRecords(read, form) if read.count != 0 and read.bytes != 0 else None
 
 
 def may_wait(query: str) -> bool:
-    """Whether the query of a read lets it wait at the tail."""
+    """Return whether a read with this query may wait at the tail."""
     try:
         return bool(parse_read_query(query).wait_s)
     except BadQuery:
@@ -211,7 +213,7 @@ def may_wait(query: str) -> bool:
 
 
 def is_session(headers: CIMultiDict[str]) -> bool:
-    """Whether a request opens a session."""
+    """Return whether a request opens a session."""
     return _media_type(headers.get("Content-Type", "")) == session.CONTENT_TYPE
 
 
@@ -220,7 +222,7 @@ def _own_headers(headers: CIMultiDict[str]) -> Iterator[str]:
 
 
 def _form(headers: CIMultiDict[str]) -> S2Form:
-    """The encoding that the request asks for.  Raises BadFormat."""
+    """Return the encoding that the request asks for.  Raises BadFormat."""
     if is_session(headers):
         return S2Form(S2ReplyKind.SESSION, compression=choose_compression(headers.get("Accept-Encoding")))
     format_ = parse_format(headers.get(FORMAT_HEADER))
@@ -240,21 +242,21 @@ def _media_type(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class S2Read:
-    """One client's read, or check of the tail, of one stream."""
+    """A client's read, or tail check, of one stream."""
 
     key: StreamKey
     source: S2Source
     client: str
-    """The net of the client."""
+    """The client's network."""
     linger_s: float
-    """How long the stream is followed after its last live reader."""
+    """How long the stream is followed after its last live reader has gone, in seconds."""
     trust_s: float = 0.0
-    """Seconds for which the tail is trusted after the live session has stated it; 0 if every answer must be
+    """How long the tail is trusted after the live session has stated it, in seconds; 0 if every answer must be
     linearizable."""
 
 
 class S2Request(NamedTuple):
-    """A read of an S2 stream that the engine answers."""
+    """A read of an S2 stream that the engine answers itself."""
 
     read: S2Read
     asked: S2ReadRecords | S2CheckTail
@@ -263,12 +265,12 @@ class S2Request(NamedTuple):
 def s2_mode(
     method: str, headers: CIMultiDict[str], query: str, asked: S2ReadRecords | S2CheckTail | None
 ) -> Mode | None:
-    """The mode of a request; None if its method alone determines it."""
+    """Return the mode of a request; None if its method alone determines it."""
     match asked:
         case None:
             if method != "GET":
                 return None
-            # A session and server-sent events last for as long as the client likes.
+            # Sessions and SSE have no time limit.
             if is_session(headers) or sse.CONTENT_TYPE in headers.get("Accept", ""):
                 return Mode.SSE
             return Mode.LONGPOLL if may_wait(query) else Mode.OTHER
@@ -281,10 +283,9 @@ def s2_mode(
 
 
 def named_basin(headers: CIMultiDict[str], target: Target, route: Route, host: str) -> tuple[str | None, bool]:
-    """The basin that a request names, and whether only its host names it.  If so, the gateway has to name the basin to
-    the origin in a header.
+    """Return the basin that a request names, and whether only its host names it.
 
-    Raises BadRequest.
+    In that case the gateway must name the basin to the origin in a header.  Raises BadRequest.
     """
     label, named = route.label(host), headers.get(BASIN_HEADER)
     if label is None:
@@ -297,7 +298,7 @@ def named_basin(headers: CIMultiDict[str], target: Target, route: Route, host: s
 
 
 def recorded_stream(target: Target, route: Route, sharing: SharingFacts, basin: str | None) -> RecordedStream:
-    """The stream that a request names, as access records show it, for every kind of request."""
+    """Return the stream that a request names, as the access log shows it; works for every kind of request."""
     config, path = route.config, parse_path(unescaped_delimiters(target.path))
     if path is None:
         return RecordedStream.named(config.name, target.path, target.query, sharing.partition, is_s2=True)
@@ -305,7 +306,7 @@ def recorded_stream(target: Target, route: Route, sharing: SharingFacts, basin: 
 
 
 def recorded_start(asked: S2ReadRecords | S2CheckTail) -> str | None:
-    """The start of a read, as access records show it; None if its answer has the sequence number."""
+    """Return a read's start as the access log shows it; None if only the answer states the sequence number."""
     if isinstance(asked, S2CheckTail):
         return None
     match asked.query.start:
@@ -326,7 +327,7 @@ def parse_s2(
     named: RecordedStream,
     basin: str | None,
 ) -> S2Request | None:
-    """The read that a GET without a body asks for; None if the request is to be relayed."""
+    """Return the read that a GET without a body asks for; None if the request must be relayed."""
     config = route.config
     may_share = config.cache and not (sharing.has_credentials and config.credentials == "bypass")
     if not may_share:

@@ -1,17 +1,18 @@
-"""The work in progress for one S2 stream: fetches and questions that its readers share, and its live topic.
+"""One S2 stream in use: the requests to the origin that its readers share, and its live topic.
 
-A *fetch* brings the records from one start on.  A reader joins a fetch that has not been sent: the reply's statement of
-the tail is then fresh for this reader too.  A later reader uses only the records of the fetch, and asks again for those
-that it still needs.
+A *fetch* reads records from one start.  A reader may join a fetch that has not been sent yet, because the tail in the
+reply will be fresh for this reader too.  A later reader uses only the records of the fetch, and sends another request
+if it needs more.
 
-The records held may come from a stream that has been deleted.  Before new records are joined to them, the records at
-the joint are requested again, either by the same read, which then begins one record earlier, or by another read after
-it.  So no run of records mixes two streams.  Other new records may lie apart from the records held.  Before they are
-stored, the last record held is requested again, unless the origin has recently confirmed the stream (`verify`).
+A stream can be deleted and re-created under its name.  The records in memory may then belong to the earlier stream, and
+must not be mixed with new ones.  Two checks prevent that.  If new records adjoin records in memory, the adjoining
+record is read again: by the same request, which then begins one record earlier, or by another request afterwards.  If
+new records are apart from those in memory, the last record in memory is read again first, unless the origin has
+recently confirmed the stream (`verify`).
 
-Everything the origin says is compared with the records held: a tail that has moved back, or another record at the same
-number, means that the stream was deleted and created again.  Then the record of the stream ends, and its readers begin
-again with the new stream (`TailMovedBack`).
+In addition, each reply is compared with the records in memory.  A tail that has moved back, or a different record with
+the same number, shows that the stream was re-created.  The stream's record then ends, and its readers start again with
+the new stream (`TailMovedBack`).
 """
 
 from __future__ import annotations
@@ -38,46 +39,48 @@ T = TypeVar("T")
 
 
 def _is_nothing(outcome: S2Outcome) -> bool:
-    """Whether the outcome has no records: none is left before the tail, or a limit is too small for the first
-    record."""
+    """Return whether the outcome is a reply without records.
+
+    Either no record is left before the tail, or the first one exceeds a limit.
+    """
     return isinstance(outcome, FoundRecords) and not outcome.records
 
 
 VERIFIED_S: Final = 10.0
-"""How long further records of a stream are stored without verification after the origin has confirmed the stream."""
+"""How long after a confirmation further records are stored without another one, in seconds."""
 
 
 _MOST_BATCHES: Final = 16
-"""Bound on the batches that one turn of the event loop keeps."""
+"""The most batches kept in one turn of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class S2Shared:
-    """The parts that all streams share."""
+    """Objects that all streams share."""
 
     origin: S2Origin
     store: TapeStore
     clock: Clock
     tasks: Tasks
     soon: Callable[[Callable[[], object]], object]
-    """Calls a function at the end of the event loop's turn."""
+    """Schedules a function for the end of the event loop's turn."""
 
 
 class S2Stream:
-    """One stream in use.  Owner: the `S2Streams` table."""
+    """One stream in use, owned by the `S2Streams` table."""
 
     def __init__(self, shared: S2Shared, stream: RecordStream, source: S2Source) -> None:
         self._shared = shared
         self.stream = stream
         self.tape = stream.records
         self.source = source
-        """The source by which the stream is requested for all its readers."""
+        """The upstream source used for all readers of the stream."""
         self.is_source_refused = False
-        """Whether the origin has refused its credentials."""
+        """Whether the origin has refused the credentials of `source`."""
         self.users = 0
         self.topic: S2Topic | None = None
         self._batches: dict[tuple[int, Limits, StreamPosition | None], tuple[S2Batch, bool]] = {}
-        """The batches that readers were given in this turn of the event loop."""
+        """The batches made in this turn of the event loop, with whether a limit was reached."""
         self._fetches = S2Fetches(shared.tasks, stream.key.group.path)
 
     def __repr__(self) -> str:
@@ -85,32 +88,34 @@ class S2Stream:
 
     @property
     def end_seq_num(self) -> int:
-        """The sequence number after the last record that is known to exist."""
+        """The sequence number after the last known record."""
         return max(self.tape.end_seq_num, self.topic.position if self.topic is not None else 0)
 
     @property
     def is_confirming(self) -> bool:
-        """Whether the origin is being asked to confirm the records held."""
+        """Whether the origin is being asked to confirm the records in memory."""
         return self._fetches.is_asking(S2Question.CONFIRMATION)
 
     def check(self) -> None:
-        """Raise TailMovedBack if the stream has ended.  Records read from it must not be joined with later ones."""
+        """Raise TailMovedBack if the stream has ended.  Its records must not be joined with later ones."""
         if self.stream.ended is not None:
             raise TailMovedBack
 
     def _checked(self, found: T) -> T:
-        """Check the stream before the origin's reply is used.  An error is returned unchecked, because it may itself
-        have ended the stream."""
+        """Return a reply after checking that the stream has not ended.
+
+        An error is returned unchecked, because it may itself have ended the stream.
+        """
         if not isinstance(found, S2Refused):
             self.check()
         return found
 
     def batch(self, at: int, limits: Limits, tail: StreamPosition | None) -> tuple[S2Batch, bool]:
-        """The records held from `at` on within the limits, and whether a limit was reached.  `tail` is the tail that
-        may be stated to the reader.
+        """Return the records in memory from `at` on within the limits, and whether a limit was reached.
 
-        Readers that ask for the same records in one turn of the event loop share the batch, and so its encodings.  This
-        is common, because all sessions on a connection go on at once when it has room again.
+        `tail` is the tail that may be stated to the reader.  Readers that ask for the same records in one turn of the
+        event loop share the batch and its encodings.  This is common: all sessions of an HTTP/2 connection continue
+        together when the connection has room again.
         """
         key = at, limits, tail
         found = self._batches.get(key)
@@ -126,21 +131,21 @@ class S2Stream:
     # -- the tail
 
     def trusted_tail(self, trust_s: float) -> StreamPosition | None:
-        """The tail, if the live session has stated it in the last `trust_s` seconds; else None."""
+        """Return the tail if the live session has stated it in the last `trust_s` seconds, else None."""
         topic = self.topic
         if not trust_s or topic is None or self._shared.clock.now() - topic.heard_at > trust_s:
             return None
         return topic.tail
 
     async def tail(self, client: str) -> StreamPosition | S2Refused:
-        """The tail, as the origin states it in reply to a question sent after this call, for a client of this net.
+        """Ask the origin for the tail, in a request sent after this call, for a client in the network `client`.
 
         Raises a GatewayError.
         """
         return await self._ask_tail(S2Question.TAIL, self._shared.origin.tail, client)
 
     async def checked_tail(self, client: str) -> StreamPosition | S2Refused:
-        """Like `tail`, by S2's own check of the tail."""
+        """Like `tail`, by S2's own request for the tail, which may need another permission."""
         return await self._ask_tail(S2Question.CHECKED_TAIL, self._shared.origin.checked_tail, client)
 
     async def _ask_tail(
@@ -167,10 +172,9 @@ class S2Stream:
     # -- records
 
     async def fetch(self, start: Start, limits: Limits, client: str) -> S2Fetched:
-        """Records from `start` on, where none are held, for a client of this net.
+        """Fetch records from `start` on that are not in memory, for a client in the network `client`.
 
-        Raises a GatewayError: ShortOfMemory if nothing may be fetched, TailMovedBack if the stream has been created
-        again.
+        Raises a GatewayError: ShortOfMemory if nothing may be fetched, TailMovedBack if the stream was re-created.
         """
         wanted = Limits(limits.count, limits.bytes).within(UNARY.count or 0, UNARY.bytes or 0)
         fetch, is_fresh = self._join(start, wanted, client)
@@ -179,36 +183,39 @@ class S2Stream:
         if is_fresh:
             self._checked(outcome)
         else:
-            # The fetch may have been answered before this reader came.  If it found no stream, or an earlier stream of
-            # this name, its outcome is not valid for this reader.
+            # The fetch may have been answered before this reader arrived.  If it found no stream, or an earlier stream
+            # with this name, its outcome does not hold for this reader.
             self.check()
             outcome = await self.confirmed(client) or outcome
-        # A first record that is too large for the fetch is also too large for this reader, whose limits are no larger.
+        # If the first record exceeds the fetch's limits, it exceeds this reader's limits, which are no larger.
         covers = fetch.limits.covers(wanted) and not fetch.is_overlapping
         is_all = is_fresh and (covers or _is_nothing(outcome))
         return S2Fetched(outcome, is_fresh, is_all)
 
     async def fetch_or_tail(self, start: Start, limits: Limits, client: str) -> S2Fetched:
-        """Like `fetch`, for a reader that may wait: `AtTail` also if no record is left between the start and the
-        tail."""
+        """Like `fetch`, for a reader that may wait.
+
+        The outcome is `AtTail` even if the records between the start and the tail have been trimmed.
+        """
         fetched = await self.fetch(start, limits, client)
         if not fetched.is_all or not _is_nothing(fetched.outcome):
             return fetched
         while True:
-            # Ask for the tail first, so that a record appended afterwards is not missed.
+            # Ask for the tail first: a record appended after that is then found by the fetch.
             tail = await self.tail(client)
             if isinstance(tail, S2Refused):
                 return S2Fetched(tail, is_fresh=True, is_all=True)
             fetched = await self.fetch(start, Limits(1), client)
             if fetched.is_fresh:
                 if not _is_nothing(fetched.outcome):
-                    # A record is new, or is too large for the reader's limits.  The reader finds out which.
+                    # There is a new record, or one that exceeds the reader's limits.  The reader's next fetch shows
+                    # which.
                     return fetched._replace(is_all=False)
                 self._learn(start, AtTail(tail), 0)
                 return S2Fetched(AtTail(tail), is_fresh=True, is_all=False)
 
     def _join(self, start: Start, wanted: Limits, client: str) -> tuple[S2Fetch, bool]:
-        """The fetch that a reader waits for, and whether it is still to be sent."""
+        """Return the fetch for a reader to wait for, and whether it is still to be sent."""
         earlier = self._fetches.bringing(start)
         if earlier is not None and (earlier.is_sent or earlier.start != start):
             earlier.askers.add_client(client)
@@ -221,7 +228,7 @@ class S2Stream:
         start = fetch.start
         assert start is not None
         if isinstance(start, FromSeqNum):
-            # Records held already are not fetched again.
+            # Stop where the records in memory continue.
             gap = self.tape.covered_from(start.seq_num) - start.seq_num
             fetch.limits = fetch.limits.within(max(1, gap), UNARY.bytes or 0)
         end = self.end_seq_num
@@ -231,19 +238,18 @@ class S2Stream:
                 return refused
         outcome = await self._read(fetch, start, end)
         if _is_nothing(outcome) and isinstance(start, FromSeqNum) and fetch.limits.bytes == UNARY.bytes:
-            # No record exceeds these limits, so none is left between the start and the tail.
+            # No record exceeds these limits, so all records between the start and the tail have been trimmed.
             self._shared.store.trim_records(self.stream, max(start.seq_num + 1, end))
         return outcome
 
     def _is_joining(self, start: Start) -> bool:
-        """Whether records read from `start` touch held ones before it."""
+        """Return whether records read from `start` adjoin records in memory before it."""
         return isinstance(start, FromSeqNum) and start.seq_num > 0 and self.tape.covers(start.seq_num - 1)
 
     async def _read(self, fetch: S2Fetch, start: Start, end: int) -> S2Outcome:
-        """Ask for records, and store them if they belong to the stream whose records are held; `end` is as for
-        `verify`.
+        """Request records, and store them if they belong to the stream in memory.
 
-        Raises a GatewayError; TailMovedBack if they belong to another stream.
+        `end` is as for `verify`.  Raises a GatewayError; TailMovedBack if the records belong to another stream.
         """
         limits = fetch.limits
         if (held := self._overlap(start, limits)) is not None:
@@ -264,9 +270,10 @@ class S2Stream:
         return await self._read_joined(start, limits, end, fetch)
 
     def _overlap(self, start: Start, limits: Limits) -> Record | None:
-        """The record held before `start`, if the read is to begin with that one.  This is so if the last answer was as
-        long as its limits allowed, because more records are then likely to follow.  If none follow, the reply would
-        bring this record alone and not the tail.
+        """Return the record before `start` if the read should begin with that record, to save a second request.
+
+        This is worthwhile if the last reply was as long as its limits allowed, so that more records are likely.  If
+        there were none, the reply would contain only this record and not the tail.
         """
         if not isinstance(start, FromSeqNum) or start.seq_num != self.stream.full_to:
             return None
@@ -289,13 +296,13 @@ class S2Stream:
     async def _confirm_joints(
         self, start: int, records: tuple[Record, ...], earlier: tuple[Record, ...], askers: Askers
     ) -> S2Refused | None:
-        """Request again the records where `records` join those held; `earlier` were held before `records` were
-        requested.
+        """Read again the records in memory that adjoin `records`.
 
-        A deleted stream never comes back.  A record that is there both before and after the read therefore shows that
-        `records` are from its stream.  If a neighbour was stored only during the read, the records on both sides of the
-        joint are requested.  Returns the origin's error if it refuses.  Raises a GatewayError; TailMovedBack if a
-        record is another one.
+        `earlier` are the neighbours that were in memory before `records` were requested.  A deleted stream never comes
+        back.  So a record that is found both before and after the read proves that `records` belong to its stream.  If
+        a neighbour was stored only during the read, the records on both sides are read again.
+
+        Returns the origin's error if it refuses.  Raises a GatewayError; TailMovedBack if a record has changed.
         """
         confirmed: set[int] = set()
         while joint := next(
@@ -318,10 +325,11 @@ class S2Stream:
         return None
 
     async def verify(self, end: int, askers: Askers) -> S2Refused | None:
-        """Request the last record held again, unless the stream was confirmed lately and is not in doubt.  `end` is an
-        earlier value of `end_seq_num`.
+        """Read the last record in memory again, unless the stream was confirmed recently and no write casts doubt on
+        it.
 
-        Returns the origin's error if it refuses.  Raises a GatewayError; TailMovedBack if it is another record.
+        `end` is an earlier value of `end_seq_num`.  Returns the origin's error if it refuses.  Raises a GatewayError;
+        TailMovedBack if the record has changed.
         """
         held, doubts = self.tape.last, self.stream.doubts
         is_sure = not self.stream.is_doubted and self._shared.clock.now() - self.stream.verified_at <= VERIFIED_S
@@ -331,14 +339,15 @@ class S2Stream:
         outcome = self._learn(start, await self._shared.origin.read(self.source, start, Limits(1), askers), end)
         if isinstance(outcome, S2Refused):
             return outcome
-        # If the last record has been trimmed, all records held have been trimmed.
+        # If the last record has been trimmed, all records in memory have been trimmed.
         self.stream.verified(self._shared.clock.now(), doubts)
         return None
 
     async def confirmed(self, client: str) -> S2Refused | None:
-        """Have the origin confirm the records held, for a client of this net, if they are in doubt.
+        """Have the origin confirm the records in memory if a write has cast doubt on them.
 
-        Returns its error if it refuses.  Raises a GatewayError; TailMovedBack if they are of another stream.
+        `client` is the client's network.  Returns the origin's error if it refuses.  Raises a GatewayError;
+        TailMovedBack if the records belong to another stream.
         """
         if not self.stream.is_doubted:
             return None
@@ -349,7 +358,7 @@ class S2Stream:
         return self._checked(refused)
 
     def _learn(self, start: Start, outcome: S2Outcome, end: int) -> S2Outcome:
-        """Store the origin's reply; `end` is the value of `end_seq_num` when the request was sent."""
+        """Apply the origin's reply; `end` is the value of `end_seq_num` when the request was sent."""
         self.stream.contacted(self._shared.clock.now())
         if isinstance(outcome, S2Refused):
             self.refused(outcome)
@@ -362,7 +371,7 @@ class S2Stream:
         return outcome
 
     def store(self, start: int, records: tuple[Record, ...]) -> None:
-        """Store the records of a read from `start`.  Raises TailMovedBack if they are from another stream."""
+        """Store the records of a read from `start`.  Raises TailMovedBack if they belong to another stream."""
         now = self._shared.clock.now()
         if not self.tape.block_count:
             self.stream.verified(now)
@@ -372,39 +381,43 @@ class S2Stream:
             self.replaced()
 
     def store_batch(self, batch: ReadBatch) -> None:
-        """Store a batch of the topic's session.  Raises TailMovedBack if it is from another stream.
+        """Store a batch of the live session.  Raises TailMovedBack if it belongs to another stream.
 
         The topic ends with the stream, so the stream has not ended.
         """
         assert self.topic is not None
         self.store(self.topic.position, batch.records)
-        # A session reads one stream only, from its beginning to its end.
+        # A session reads one stream only.
         self.stream.verified(self._shared.clock.now())
 
     def compare(self, record: Record, position: StreamPosition) -> None:
-        """Compare a record that the origin has sent again with the one held; it must be the last before `position`.
-        Raises TailMovedBack if it is from another stream."""
+        """Compare a record that was read again, the last before `position`, with the one in memory.
+
+        Raises TailMovedBack if it belongs to another stream.
+        """
         held = self.tape.record(record.seq_num)
         is_it = record.seq_num == position.seq_num - 1 and record.timestamp == position.timestamp
         if not is_it or (held is not None and held != record):
             self.replaced()
 
     def sees(self, tail: StreamPosition, end: int) -> None:
-        """Use the tail that the origin has stated; `end` is the value of `end_seq_num` when the request was sent.
-        Raises TailMovedBack if the tail is from another stream."""
+        """Check the tail that the origin has stated; `end` is the value of `end_seq_num` when the request was sent.
+
+        Raises TailMovedBack if the tail belongs to another stream.
+        """
         if tail.seq_num < end or self.tape.contradicts(tail, end):
             self.replaced()
         if self.tape.record(tail.seq_num - 1) is not None:
             self.stream.verified(self._shared.clock.now())
 
     def refused(self, error: S2Refused) -> None:
-        """The origin has answered with an error."""
+        """Apply an error that the origin has answered with."""
         if error.status in (401, 403):
             self.is_source_refused = True
         elif error.is_absent:
             self._shared.store.drop_stream(self.stream, End.DELETED)
 
     def replaced(self) -> None:
-        """The stream has been created again.  Raises TailMovedBack."""
+        """Drop the stream's record, because the stream was re-created.  Raises TailMovedBack."""
         self._shared.store.drop_stream(self.stream, End.RECREATED)
         raise TailMovedBack

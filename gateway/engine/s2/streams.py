@@ -1,18 +1,20 @@
-"""The S2 streams in use, their topics, and the sessions at origins that move the topics.
+"""The S2 streams in use, and the sessions at their origins that keep live readers up to date.
 
-A stream is in use from a reader's request to its answer, and while it is followed.  It is followed from the first
-reader that waits at its tail until the live table (`gateway.live.table`) removes its topic.
+A stream is in use while a request needs it, and while it is followed.  It is followed from when the first reader waits
+at its tail until the live table (`gateway.live.table`) removes its topic, the record of its live readers.
 
-A followed stream has one session at its origin (`S2Follower`).  After a short failure a new session goes on at the same
-position, with growing pauses.  If the origin stays lost, or refuses, the topic's readers are sent an error.  Their
-sessions do not end in order then, because S2's clients would take the read as finished and not reconnect.
+A followed stream has one session at its origin (`S2Follower`).  After a failure, a new session continues at the same
+position; repeated failures lead to growing pauses.  If the origin stays unreachable or refuses, the live readers get an
+error.  Their sessions must not end in order, because S2 clients would take that as the end of the read and not
+reconnect.
 
-Before a session begins the stream may have been deleted and created again.  So each session also asks for the last
-record before the topic's position, which shows whether it is the same stream.
+The stream may be deleted and re-created between two sessions.  So each session also reads the last record before the
+topic's position, to check that the stream is still the same.
 
-One refused write may bring thousands of followed streams into doubt, because a path has a stream for each token.  So
-the streams are confirmed one by one, at most one in `EVERY_S`, and the paths take turns: a path with many streams does
-not delay the others.  While a stream waits, its live readers go on, and any other read of it asks the origin first.
+After some writes the gateway must ask the origin whether records in memory still belong to the present stream.  One
+refused write can affect thousands of followed streams, because a path has one stream for each set of credentials.  The
+streams are therefore confirmed one at a time, one every `EVERY_S`.  The paths take turns, so a path with many streams
+does not delay the others.  Meanwhile live readers continue, and other reads of the stream ask the origin first.
 """
 
 from __future__ import annotations
@@ -54,22 +56,24 @@ from gateway.upstream.reply import Reply
 from gateway.upstream.s2_client import AtTail, S2Refused, ended_with
 
 PAUSES_S: Final = (0.0, 0.25, 0.5, 1.0, 2.0)
-"""Pauses before the attempts to go on after a failure, without their jitter.  After the last attempt the stream is
-lost.  Together the pauses are shorter than the 20 s after which S2's clients give up a silent session."""
+"""Pauses before the attempts to reconnect, in seconds, without jitter.  After the last attempt the stream is lost.
+They add up to less than the 20 s after which S2 clients give up a silent session."""
 
 LEAST_S: Final = 1.0
-"""A session that ends before this time is short.  After the first short session the next one begins at once, after
-further ones with a pause: an origin may end each session as soon as it has answered, or advise to go on in another."""
+"""Sessions that end before this time, in seconds, are short.  After a first short session the next one starts at once,
+after further ones with a pause.  Origins may end each session right after the reply, or advise to use another one."""
 
 
 LEAVING_S: Final = 15.0
-"""Seconds for which an origin may only advise to go on in another session, or be about to leave, before this counts as
-a failure."""
+"""How long an origin may keep announcing that it is leaving, or advise to use another session, before this counts as a
+failure, in seconds."""
 
 
 class S2Follower:
-    """Follows one stream, for a client of the net `client`, until it is cancelled, or until the topic is lost.  The
-    stream judges what the origin sends."""
+    """Follows one stream for a client network until the task is cancelled or the topic is lost.
+
+    The `S2Stream` checks the replies and stores the records.
+    """
 
     def __init__(
         self,
@@ -89,18 +93,18 @@ class S2Follower:
         self._metrics = surroundings.metrics
         self._rng = surroundings.rng
         self._failures = 0
-        """Consecutive attempts that have brought nothing."""
+        """The number of consecutive attempts that received nothing."""
         self._short = 0
-        """Consecutive short attempts."""
+        """The number of consecutive short attempts."""
         self._heard_at = clock.now()
-        """When the origin last sent something."""
+        """When the origin last sent something (monotonic seconds)."""
         self._goes_on = False
-        """Whether a session was asked for before this attempt."""
+        """Whether an earlier attempt has asked for a session."""
         self._overlap: int | None = None
-        """The number of the record that is requested again, until it has arrived."""
+        """The sequence number of the record that is read again, until it has arrived."""
 
     async def run(self) -> None:
-        """Follow the stream.  Returns once the topic is lost."""
+        """Follow the stream.  Returns when the topic is lost."""
         topic = self._topic
         while topic.error is None:
             is_planned, failure, began_at = False, None, self._clock.now()
@@ -113,7 +117,7 @@ class S2Follower:
                 failure = bare(error)
                 if not isinstance(error, UpstreamUnavailable | UpstreamCongested):
                     self._metrics.upstream_failure(Mode.SSE, type(error).__name__, self._source.route)
-            # A server that announces its end is soon gone or replaced.
+            # A server that announces its end should be replaced soon.
             is_planned = is_planned and self._clock.now() - self._heard_at < LEAVING_S
             topic.disconnected()
             if self._failures == len(PAUSES_S):
@@ -130,16 +134,16 @@ class S2Follower:
                 self._failures = 0
 
     async def _session(self) -> bool:
-        """Read one session to its end.  Returns whether the origin has advised to go on in another session, or is about
-        to leave; the next session then uses another connection.
+        """Read one session to its end.
 
-        Raises a GatewayError if the session is lost.
+        Returns whether the origin has announced its end, or has advised to use another session.  The next session then
+        uses another connection.  Raises a GatewayError if the session fails.
         """
         topic = self._topic
         self._overlap = topic.position - 1 if topic.position else None
         start = topic.position if self._overlap is None else self._overlap
         if not self._goes_on:
-            # Verify that it is still the stream whose records are held.
+            # Check that the stream in memory is still the origin's.
             refused = await self._stream.verify(topic.position, Askers(self._client))
             if refused is not None:
                 self._refuse(refused)
@@ -176,7 +180,7 @@ class S2Follower:
                         return True
             except (BadFrame, protobuf.BadProtobuf) as error:
                 raise UpstreamBroken from error
-        # A session that waits for ever never ends in order.
+        # A session without a time limit never ends in order.
         raise UpstreamUnreachable
 
     def _take(self, frame: Message) -> None:
@@ -194,54 +198,56 @@ class S2Follower:
         self._heard_at = self._clock.now()
 
     def _without_overlap(self, batch: ReadBatch, overlap: int) -> ReadBatch:
-        """The batch without the record that was requested again.  Raises TailMovedBack if that record is from another
-        stream."""
+        """Return the batch without the record that was read again.
+
+        Raises TailMovedBack if that record belongs to another stream.
+        """
         first = batch.records[0]
         if first.seq_num > overlap:
-            # The record has been trimmed.
+            # The origin has trimmed the record.
             return batch
         self._stream.compare(first, StreamPosition(overlap + 1, self._topic.last_timestamp))
         return replace(batch, records=batch.records[1:])
 
     def _refuse(self, error: S2Refused) -> None:
-        """The origin has ended the session with an error.  An error of its own may pass."""
+        """Handle an error that ends the session.  Raises a GatewayError if a retry may help."""
         if error.status >= 500 or error.status in (408, 429):
             raise UpstreamUnreachable
         if error.status < 400:
             raise UpstreamBroken("Origin ended a session with a status that is no error")
         self._stream.refused(error)
-        # The credentials may be those of another reader, so let each client reconnect with its own.
+        # The error may concern the credentials of one reader.  Let each client reconnect with its own.
         self._topic.lost(error if error.status not in PERSONAL else REFUSED)
 
 
 EVERY_S: Final = 0.02
-"""Seconds between two confirmations that no reader waits for."""
+"""Seconds between two confirmations, other than those that a reader waits for."""
 
 
 class S2Confirmations:
-    """The streams that wait for their confirmation, each once.  Decides only; `confirm` asks the origin.
+    """A queue of streams that wait to be confirmed.
 
-    `confirm` is called with a stream and the net of the client that the origin is asked for.
+    `confirm` asks the origin.  It is called with a stream and the network of the client for which the origin is asked.
     """
 
     def __init__(self, clock: Clock, confirm: Callable[[S2Stream, str], object]) -> None:
         self._clock = clock
         self._confirm = confirm
         self._waiting: OrderedDict[Group, dict[S2Stream, str]] = OrderedDict()
-        """The streams of each path and their clients' nets; the path whose turn is next is the first."""
+        """The streams of each path with their client networks.  The first path is next."""
         self._timer: Timer | None = None
 
     def __repr__(self) -> str:
         return f"<S2Confirmations of {sum(map(len, self._waiting.values()))} streams>"
 
     def queue_stream(self, stream: S2Stream, client: str) -> None:
-        """Have the stream confirmed in its turn."""
+        """Add the stream to the queue, unless it is already there."""
         self._waiting.setdefault(stream.stream.key.group, {}).setdefault(stream, client)
         if self._timer is None:
             self._turn()
 
     def remove(self, stream: S2Stream) -> None:
-        """Record that the stream is not followed any more."""
+        """Remove a stream that is no longer followed."""
         group = stream.stream.key.group
         if (streams := self._waiting.get(group)) is not None:
             streams.pop(stream, None)
@@ -261,7 +267,7 @@ class S2Confirmations:
         self._confirm(stream, client)
 
     def close(self) -> None:
-        """Confirm nothing more."""
+        """Empty the queue and stop."""
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -269,8 +275,8 @@ class S2Confirmations:
 
 
 BEAT_S: Final = 5.0
-"""Seconds between two beats.  A reader that has received nothing for two beats is sent a heartbeat, which is within the
-5 to 15 s of S2's own heartbeats.  At a beat a stream in doubt is confirmed."""
+"""Seconds between two beats of a topic.  A reader that has received nothing for two beats gets a heartbeat.  S2 itself
+sends one every 5 to 15 s.  Each beat also queues the stream for confirmation if it needs one."""
 
 
 def _soon(call: Callable[[], object]) -> None:
@@ -278,7 +284,7 @@ def _soon(call: Callable[[], object]) -> None:
 
 
 class S2Streams:
-    """The streams in use.  Owner of their topics and of the sessions that move them."""
+    """The streams in use.  Owns their topics and the sessions at origins."""
 
     def __init__(
         self,
@@ -300,7 +306,7 @@ class S2Streams:
 
     @property
     def followed(self) -> int:
-        """Streams with a session at the origin."""
+        """The number of streams with a session at the origin."""
         return len(self._topics)
 
     @property
@@ -308,12 +314,12 @@ class S2Streams:
         return [stream.topic for stream in self._streams.values() if stream.topic is not None]
 
     def readers_of(self, record: Stream) -> int:
-        """Live readers of a stream, waiting unary reads included."""
+        """Return the number of live readers of a stream, including waiting unary reads."""
         topic = self.topic_of(record)
         return topic.readers if topic is not None else 0
 
     def topic_of(self, record: Stream) -> S2Topic | None:
-        """The topic of a stream; None if it is not followed."""
+        """Return the topic of a stream; None if the stream is not followed."""
         stream = self._streams.get(record)
         return stream.topic if stream is not None else None
 
@@ -324,7 +330,7 @@ class S2Streams:
 
     @contextmanager
     def using(self, key: StreamKey, source: S2Source) -> Iterator[S2Stream]:
-        """The stream of `key`, in use meanwhile."""
+        """Open the stream of `key`, and release it at the end of the `with` block."""
         stream = self.open(key, source)
         try:
             yield stream
@@ -332,11 +338,11 @@ class S2Streams:
             self.release(stream)
 
     def open(self, key: StreamKey, source: S2Source) -> S2Stream:
-        """The stream of `key`; `release` must be called."""
+        """Return the stream of `key`; the caller must call `release`."""
         store, now = self._shared.store, self._shared.clock.now()
         record = store.open_as(RecordStream, key, now)
         if record.needs_revalidation:
-            # A write whose outcome is not known may have deleted the stream, and records cannot be revalidated.
+            # A write of unknown outcome may have deleted the stream.  Records in memory cannot be revalidated.
             store.drop_stream(record, End.PURGED)
             record = store.open_as(RecordStream, key, now)
         stream = self._streams.get(record)
@@ -344,20 +350,20 @@ class S2Streams:
             stream = self._streams[record] = S2Stream(self._shared, record, source)
             record.hold()
         if stream.is_source_refused:
-            # If readers share credentials, the origin may have revoked those of the first reader.
+            # The first reader's credentials were refused, perhaps because they were revoked.  Use this reader's.
             stream.source, stream.is_source_refused = source, False
         stream.users += 1
         return stream
 
     def release(self, stream: S2Stream) -> None:
-        """Give up one use of the stream."""
+        """End one use of the stream."""
         stream.users -= 1
         if not stream.users and self._streams.get(stream.stream) is stream:
             del self._streams[stream.stream]
             self._shared.store.release(stream.stream)
 
     def forget_stream(self, record: Stream) -> None:
-        """Records of the stream were dropped.  If the stream has ended, end its live readers."""
+        """Handle dropped records: if the stream has ended, end its live readers."""
         stream = self._streams.get(record)
         if stream is not None and record.ended is not None and stream.topic is not None:
             self._table.remove(stream.topic)
@@ -365,9 +371,10 @@ class S2Streams:
     # -- live
 
     def attach(self, stream: S2Stream, tail: StreamPosition, client: str) -> S2Topic:
-        """Follow the stream, whose tail was `tail` a moment ago, for a client of this net; `detach` must be called.
+        """Join the stream's topic, and follow the stream if it has none yet; the caller must call `detach`.
 
-        Raises TooManyFollowed, ShortOfMemory or TooManyRequests.
+        `tail` was the stream's tail a moment ago, and `client` is the client's network.  Raises TooManyFollowed,
+        ShortOfMemory or TooManyRequests.
         """
         topic = stream.topic
         if topic is None:
@@ -383,7 +390,7 @@ class S2Streams:
         return topic
 
     def detach(self, topic: S2Topic, linger_s: float) -> None:
-        """A reader has left the topic."""
+        """Record that a reader has left the topic."""
         self._table.detach(topic, linger_s)
 
     async def _follow(self, topic: S2Topic, follower: S2Follower) -> None:
@@ -393,7 +400,7 @@ class S2Streams:
             self._table.remove(topic)
 
     def _removed(self, stream: S2Stream, topic: S2Topic) -> None:
-        """The topic has left the table."""
+        """Clean up after a topic that has been removed from the table."""
         stream.topic = None
         topic.lost(REPLACED)
         self._confirmations.remove(stream)
@@ -405,10 +412,10 @@ class S2Streams:
             self._confirmations.queue_stream(stream, client)
 
     def _confirm(self, stream: S2Stream, client: str) -> None:
-        """Have the origin confirm a stream in doubt, so that its live readers end if it is gone."""
+        """Have the origin confirm a stream, so that its live readers end if it is gone."""
 
         async def confirm() -> None:
-            # If the origin does not answer, the doubt stays until a later beat.
+            # If the origin does not answer, a later beat tries again.
             with suppress(GatewayError):
                 await stream.confirmed(client)
 
@@ -416,5 +423,5 @@ class S2Streams:
             self._shared.tasks.start(confirm(), f"confirm {stream.stream.key.group.path}")
 
     def close(self) -> None:
-        """Confirm nothing more; called at shutdown, after the topics have ended."""
+        """Stop confirming, at shutdown, after the topics have ended."""
         self._confirmations.close()

@@ -1,17 +1,17 @@
-"""The live readers of one S2 stream, and the records that the stream's one session at the origin brings them.
+"""The live readers of one S2 stream, and the encoding of the records that they share.
 
-A topic is at a *position*: the sequence number that the session brings next.  All records before it have been stored.
-So a reader that is behind goes on from the tape, and a reader whose connection is full simply stays behind.  `tail` is
-known once the session has stated that its position is the stream's tail.
+A topic has a *position*: the sequence number that the stream's session at the origin will bring next.  All records
+before the position have been stored.  A reader that is behind therefore reads from memory, and a reader whose
+connection is full stays behind.  `tail` is known while the session's latest statement shows that the position is the
+tail.
 
-Records that arrive in one turn of the event loop are one batch for the readers: encoded once for each form, and sent by
-one write to each connection.
+Records that arrive in one turn of the event loop form one batch.  A batch is encoded once for each format, and written
+to each connection at once.
 
-The topic ends in one of two ways, both final: `lost`, with the error that all readers are given, or without readers.
+A topic ends when it has no readers, or by `lost`, with an error for all readers.  Both are final.
 
-Records are encoded once for all readers of one format.  The id of a server-sent event counts the records and bytes that
-its response has delivered.  So an event is shared only by readers that have received equally much, such as readers that
-have joined between the same two batches.
+The id of a server-sent event counts the records and bytes delivered by its response.  An event can therefore be shared
+only by readers that have received equally much, such as readers that joined between the same two batches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gateway.upstream.s2_client import S2Refused, ended_with
 
 
 def refusal(code: S2ErrorCode, message: str) -> S2Refused:
-    """An error of the gateway's own in S2's form."""
+    """Return an error of the gateway in S2's format."""
     return ended_with(code.status, error_body(code, message))
 
 
@@ -44,19 +44,18 @@ REPLACED: Final = refusal(S2ErrorCode.UNAVAILABLE, "the stream has been deleted 
 
 
 _SHARED_BYTES: Final = 1 << 16
-"""A batch of this size is written from one copy that all readers share.  In JSON it is not copied into each reader's
-event, and it is not copied to be framed as a chunk."""
+"""A batch of at least this size is not copied for each reader: all readers write from one shared copy."""
 
 
 class S2LargePiece:
-    """Encoded records that sessions are sent in parts, as they take them."""
+    """Encoded records that are too large for one write.  Sessions send them in parts."""
 
     __slots__ = ("data", "shared")
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.shared = SharedBytes(len(data))
-        """The account of the data, for the sessions that receive it."""
+        """The memory account of the data, for the sessions that send it."""
 
     def __repr__(self) -> str:
         return f"<S2LargePiece {len(self.data)} bytes>"
@@ -86,14 +85,14 @@ class S2Batch:
         self.end = end
         self.count = len(records)
         self.size = size
-        """Metered bytes."""
+        """The records' metered bytes."""
         self.batch = ReadBatch(records, tail)
         self._jsons: dict[Format, bytes] = {}
         self._rests: dict[Format, S2LargePiece] = {}
         self._frames: list[bytes | S2LargePiece | None] = [None] * len(Compression)
         self._chunks: list[tuple[bytes, int] | None] = [None] * len(Compression)
         self._event: tuple[bytes, int] = b"", 0
-        """The latest event that was rendered."""
+        """The latest rendered event."""
         self._event_of: tuple[int, int, Format] | None = None
 
     def __repr__(self) -> str:
@@ -101,32 +100,36 @@ class S2Batch:
 
     @staticmethod
     def of(start: int, part: Part, tail: StreamPosition | None) -> S2Batch:
-        """The batch of a part of the tape.  A tail beyond the end of the part is left out, because a client resumes
-        from the stated tail and would miss the records between."""
+        """Return the batch for a part of the tape.
+
+        A tail beyond the part's end is left out: a client that resumes from it would miss the records in between.
+        """
         return S2Batch(
             start, part.end, part.records, part.size, tail if tail is not None and tail.seq_num == part.end else None
         )
 
     def json(self, format_: Format) -> bytes:
-        """The batch as JSON."""
+        """Return the batch as JSON."""
         found = self._jsons.get(format_)
         if found is None:
             found = self._jsons[format_] = encode_read_batch(self.batch, format_)
         return found
 
     def is_large(self, format_: Format) -> bool:
-        """Whether each reader is sent its own head of the event, and then the rest, which all readers share."""
+        """Return whether the event is sent as an own head for each reader and a shared rest."""
         return len(self.json(format_)) >= _SHARED_BYTES
 
     def head_of_event(self, count: int, size: int) -> bytes:
-        """The beginning of the event.  `count` and `size` are the records and metered bytes that the response has
-        delivered, this event included."""
+        """Return the beginning of the event.
+
+        `count` and `size` are the records and metered bytes that the response has delivered, including this event.
+        """
         return b"event: batch\nid: %d,%d,%d\ndata: " % (self.batch.records[-1].seq_num, count, size)
 
     def rest_of_event(self, format_: Format) -> S2LargePiece:
-        """The rest of the batch's event, behind `data: `.
+        """Return the rest of the event, after `data: `.
 
-        It is the same for all readers, so that a large batch is in memory once, for any number of them.
+        It is the same for all readers, so a large batch is in memory only once.
         """
         found = self._rests.get(format_)
         if found is None:
@@ -134,7 +137,7 @@ class S2Batch:
         return found
 
     def frame(self, compression: Compression) -> S2LargePiece | None:
-        """The batch as one frame of a session, if that is large; None if the batch is to be sent as a `chunk`."""
+        """Return the batch as one session frame if that is large; None if the batch must be sent by `chunk`."""
         found = self._frames[compression]
         if found is None:
             frame = encode_message(protobuf.encode_read_batch(self.batch), compression)
@@ -142,8 +145,7 @@ class S2Batch:
         return found if isinstance(found, S2LargePiece) else None
 
     def chunk(self, compression: Compression) -> tuple[bytes, int]:
-        """A small batch as one frame of a session, framed as a chunk (RFC 9112 section 7.1); and its size without the
-        framing."""
+        """Return a small batch as a session frame in chunked coding (RFC 9112 section 7.1), and the frame's size."""
         found = self._chunks[compression]
         if found is None:
             assert self.frame(compression) is None, "a large one is sent in parts"
@@ -153,8 +155,10 @@ class S2Batch:
         return found
 
     def event(self, count: int, size: int, format_: Format) -> tuple[bytes, int]:
-        """The batch as an event, framed as a chunk; and its size without the framing.  `count` and `size` are as in
-        `head_of_event`."""
+        """Return the batch as an event in chunked coding, and the event's size.
+
+        `count` and `size` are as in `head_of_event`.
+        """
         of = count, size, format_
         if self._event_of != of:
             data = b"%b%b\n\n" % (self.head_of_event(count, size), self.json(format_))
@@ -163,31 +167,33 @@ class S2Batch:
 
 
 _MERGED_BYTES: Final = 1 << 18
-"""The most metered bytes of a batch that is merged from several.  S2 allows more, but if records consist almost only of
-headers, their encoding takes twice their metered size, and the size of a frame is bounded."""
+"""The most metered bytes of a batch merged from several.  S2 allows more.  But records that are mostly headers take
+twice their metered size when encoded, and the size of a frame is limited."""
 
 
 class S2LiveReader(Protocol):
-    """A session with a client that follows the stream."""
+    """A client's session that follows the stream."""
 
     def deliver(self, batch: S2Batch) -> None:
         """Send records that have just arrived."""
 
     def beat(self, *, is_due: bool) -> None:
-        """Send a heartbeat.  If `is_due`, send it unless other bytes were sent lately; otherwise only if the first one
-        has not been sent."""
+        """Send a heartbeat if one is needed.
+
+        If `is_due`, a beat of the topic has passed.  Otherwise only a first heartbeat that is still missing is sent.
+        """
 
     def lost(self, error: S2Refused) -> None:
         """End the session with this error, because no more records will come."""
 
     def gone(self) -> None:
-        """Drop the session after an error here."""
+        """Drop the session after an internal error."""
 
 
 class S2Topic:
-    """The live state of one stream.  Owner: `S2Streams`; the session's task moves it.
+    """The live state of one stream, owned by `S2Streams` and updated by the follower's task.
 
-    `soon` calls a function at the end of the event loop's turn.  `on_beat` is called at each beat.
+    `soon` schedules a function for the end of the event loop's turn.  `on_beat` is called at each beat.
     """
 
     __slots__ = (
@@ -225,34 +231,33 @@ class S2Topic:
         self.heard_at = -inf
         """When the session last stated the tail (monotonic seconds)."""
         self.readers_now: dict[S2LiveReader, None] = {}
-        """The sessions; other readers wait for `changed`."""
+        """The sessions.  Other readers wait for `changed`."""
         self.readers = 0
-        """Readers of all kinds, waiting unary reads included."""
+        """The number of readers, including waiting unary reads."""
         self.changed = Signal()
-        """Fires when records have come, and at the end."""
+        """Fires when records arrive, and when the topic ends."""
         self.error: S2Refused | None = None
-        """Why no more records will come."""
+        """The reason why no more records will come."""
         self._come: list[Record] = []
-        """Records that have come in this turn of the loop, for the readers."""
+        """Records that arrived in this turn of the event loop and have not been delivered yet."""
         self._come_from = 0
         """The position before these records."""
         self._come_size = 0
-        """Their metered bytes."""
+        """The metered bytes of these records."""
 
     def __repr__(self) -> str:
         state = "lost" if self.error is not None else "at the tail" if self.tail is not None else "catching up"
         return f"<S2Topic at {self.position}, {state}, {len(self.readers_now)} readers>"
 
     def join(self, reader: S2LiveReader) -> None:
-        """Add a reader, which is sent all records from now on."""
+        """Add a reader, which gets all records from now on."""
         self.readers_now[reader] = None
 
     def detach(self, reader: S2LiveReader) -> None:
-        """Remove a reader."""
         self.readers_now.pop(reader, None)
 
     def publish(self, records: Sequence[Record], tail: StreamPosition | None, now: float) -> None:
-        """Publish stored records that follow the position; `tail` is the origin's statement with them."""
+        """Publish stored records that begin at the position; `tail` is the tail that the origin stated with them."""
         size = total_metered_bytes(records)
         if self._come and (
             self._come_size + size > _MERGED_BYTES or len(self._come) + len(records) > MAX_BATCH_RECORDS
@@ -287,19 +292,21 @@ class S2Topic:
                 drop_failed(reader)
 
     def heard(self, tail: StreamPosition, now: float) -> None:
-        """Record a statement of the tail that came without records."""
+        """Record a tail that the origin stated without records."""
         if tail.seq_num == self.position:
             self.tail = tail
             self.heard_at = now
             self._each(tuple(self.readers_now), lambda reader: reader.beat(is_due=False))
 
     def disconnected(self) -> None:
-        """The session is interrupted: the tail is not known until it goes on."""
+        """Record that the session is interrupted: the tail is unknown until it continues."""
         self.tail = None
 
     def beat(self) -> None:
-        """Send a heartbeat to readers that have received nothing for long.  None is sent while the tail is not known,
-        so that clients can tell a lost stream from a quiet one."""
+        """Send a heartbeat to readers that have received nothing for a while.
+
+        None is sent while the tail is unknown, so that clients can tell a lost stream from a quiet one.
+        """
         if self.tail is not None:
             self._each(tuple(self.readers_now), lambda reader: reader.beat(is_due=True))
         self._on_beat()

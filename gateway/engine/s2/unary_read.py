@@ -1,8 +1,8 @@
-"""One unary read: it walks the tape, then asks the origin, and waits at the tail.
+"""One unary read: answered from memory, then from the origin, then by waiting at the tail.
 
-A read whose limit is reached on the tape is answered from memory, without waiting (`held_answer`).  Where the tape
-ends, the origin is asked for the records that follow.  If the fetch was sent after the request's arrival, its records
-are all that there are.  A read that finds no record, and may wait, waits at the stream's topic.
+A read whose limit is reached within the records in memory is answered at once (`held_answer`).  Otherwise the origin is
+asked for the records after those in memory.  If that fetch was sent after the request arrived, its reply is complete.
+A read without any record waits on the stream's topic, if the request allows it.
 """
 
 from __future__ import annotations
@@ -34,35 +34,34 @@ from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
 
 @dataclass(frozen=True, slots=True)
 class S2Answer:
-    """A whole answer."""
+    """A complete response."""
 
     status: int
     headers: CIMultiDict[str]
     body: bytes
     outcome: Outcome
     span: tuple[int, int] | None = None
-    """The first sequence number of the batch, and the one after its last; None if the answer is no batch."""
+    """The batch's first sequence number and the one after its last; None if the answer is not a batch."""
     run: BodyRun | None = None
-    """The records in the answer, if it may be repeated for as long as they are held."""
+    """The records in the answer, if the answer may be repeated while they are in memory."""
 
 
 def json_answer(status: int, body: bytes, outcome: Outcome, span: tuple[int, int] | None = None) -> S2Answer:
-    """An answer in JSON."""
+    """Return a JSON answer."""
     return S2Answer(status, CIMultiDict({"Content-Type": json_format.CONTENT_TYPE}), body, outcome, span)
 
 
 def unwritten_answer(tail: StreamPosition) -> S2Answer:
-    """The answer if there is no record at the start or after it."""
+    """Return the 416 for a read whose start is at or after the tail."""
     return json_answer(416, unwritten_body(tail), Outcome.REVALIDATED)
 
 
 class S2RefusedToAnother(Exception):
-    """The origin has refused a shared request, perhaps because of the credentials of another reader.  The read is to be
-    relayed."""
+    """The origin has refused a shared request, perhaps because of another reader's credentials: relay this read."""
 
 
 def refused_answer(refused: S2Refused, read: S2Read) -> S2Answer:
-    """The answer with the origin's error, or with one in its form.  Raises S2RefusedToAnother."""
+    """Return the origin's error as an answer.  Raises S2RefusedToAnother if this reader must not see it."""
     if not read.source.may_be_told(refused):
         raise S2RefusedToAnother
     outcome = Outcome.FAILED if refused.status >= 500 else Outcome.MISS
@@ -70,7 +69,7 @@ def refused_answer(refused: S2Refused, read: S2Read) -> S2Answer:
 
 
 def batch_answer(batch: S2Batch, form: S2Form, outcome: Outcome) -> S2Answer:
-    """The answer with this batch."""
+    """Return the answer with this batch."""
     span = batch.start, batch.end
     if form.reply is S2ReplyKind.PROTOBUF:
         headers = CIMultiDict({"Content-Type": protobuf.CONTENT_TYPE})
@@ -79,8 +78,9 @@ def batch_answer(batch: S2Batch, form: S2Form, outcome: Outcome) -> S2Answer:
 
 
 def held_answer(stream: Stream, asked: S2ReadRecords) -> S2Answer | None:
-    """The answer to a read whose limit is reached within the records held; None for any other read.  The answer does
-    not depend on the tail, so it is valid for as long as the stream is the same.
+    """Return the answer to a read whose limit is reached within the records in memory; None for other reads.
+
+    Such an answer does not depend on the tail, so it stays valid while the stream is the same.
     """
     start = asked.query.start
     if not isinstance(stream, RecordStream) or not isinstance(start, FromSeqNum):
@@ -95,11 +95,11 @@ def held_answer(stream: Stream, asked: S2ReadRecords) -> S2Answer | None:
 
 
 class S2UnaryContext(Protocol):
-    """The parts that all reads of a process share."""
+    """Objects that all unary reads of a process share."""
 
     @property
     def clock(self) -> Clock:
-        """Times of waits."""
+        """The clock for waits."""
 
     @property
     def streams(self) -> S2Streams:
@@ -107,7 +107,7 @@ class S2UnaryContext(Protocol):
 
     @property
     def is_draining(self) -> bool:
-        """Whether live reads are to end."""
+        """Whether live reads are being ended."""
 
 
 class S2UnaryRead:
@@ -122,7 +122,7 @@ class S2UnaryRead:
         progress: RecordProgress,
         outcome: Outcome,
     ) -> None:
-        """`progress` is where its query starts, and `outcome` how that was found."""
+        """`progress` is the start of the read, and `outcome` shows how the start was found."""
         self._reads = reads
         self._stream = stream
         self._read = read
@@ -164,7 +164,7 @@ class S2UnaryRead:
         return refused_answer(refused, self._read)
 
     def _take(self, part: Part) -> None:
-        """Add these records to the answer."""
+        """Add records to the answer."""
         progress = self._progress
         if not self._found:
             self._start = progress.at
@@ -176,7 +176,7 @@ class S2UnaryRead:
         progress.is_complete |= part.is_closed
 
     async def _ask(self, question: Question, progress: RecordProgress) -> S2Refused | None:
-        """Ask the origin for the records that follow, and take them; returns its error if it refuses."""
+        """Ask the origin for more records and add them; return the origin's error if it refuses."""
         fetch = self._stream.fetch_or_tail if question is Question.TAIL else self._stream.fetch
         fetched = await fetch(FromSeqNum(progress.at), progress.left, self._read.client)
         if progress.topic is None:
@@ -194,7 +194,7 @@ class S2UnaryRead:
         return None
 
     async def _wait(self, progress: RecordProgress) -> S2Refused | None:
-        """Wait at the tail for records; returns an error if none can come."""
+        """Wait at the tail for records; return an error if none can come."""
         clock, topic = self._reads.clock, self._topic
         if topic is None:
             assert progress.tail is not None

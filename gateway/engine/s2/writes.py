@@ -1,24 +1,21 @@
-"""Effects of writes through the gateway on the held records of S2 streams.
+"""Effects of writes through the gateway on the records in memory of S2 streams.
 
-`S2Acknowledgements` reads the acknowledgements of appends on their way to the client.  If a stream was deleted and
-created again without the gateway, its records are numbered from 0 again.  The acknowledgement of an append may be the
-first sign of that: in the same stream, appended records come after all records that were held when the append was sent.
-The gateway notices this before the client has the acknowledgement, because the client's next read must show its append.
+Creating or deleting a stream, or a basin, makes the records in memory invalid, so they are dropped.  This is certain
+only for streams of the writer's own partition: with other credentials the same name may belong to another stream.
 
-If a path has a crowd of streams (`gateway.tape.paths`), each append looks only at the awake ones.  Sleeping streams do
-not change.  They are looked at when an acknowledgement lies before the end of the records that one of them may hold,
-which shows that the stream is another one.
+Appends drop nothing, because readers that need the tail ask the origin.  But an acknowledgement can show that the
+stream was re-created elsewhere (`S2Acknowledgements`): the new stream's records are numbered from 0, whereas an append
+to the same stream is numbered after all records in memory.  The gateway detects this before the client gets the
+acknowledgement, because the client's next read must include its append.
 
-When a stream, or a whole basin, is deleted or created, it is another one from then on, so its held records are dropped.
-This is certain only for the writer's own partition, because under another token the same name may be another stream.
-Appends drop nothing: the records that they add are found when a reader asks for the tail.  But their acknowledgements
-may show that the stream is another one (`S2Acknowledgements`).
+Some answers do not show whether a stream was deleted or created.  A 404 may be due to the writer's credentials, and the
+body with the name of a created stream may not have been kept.  Any client can cause such answers, so nothing is
+dropped.  Instead the records are *doubted*: the origin must confirm them before they are read again.  A stream with
+live readers is confirmed within a few seconds (`streams.py`), and the readers continue meanwhile.
 
-Some answers do not show whether a stream was deleted or created.  A 404, also to an append, may be due to the writer's
-credentials.  For readers with other credentials any write may be to another stream.  The name of a created stream may
-be in a body that was not kept.  Any client can cause such answers, so the held records are only doubted: the origin has
-to confirm them before they are read again.  A stream with live readers is confirmed within some seconds (`streams.py`),
-and the readers go on meanwhile.
+A path may have a crowd of streams in memory, most of them asleep (`gateway.tape.paths`).  An append checks only the
+awake ones.  The sleeping ones are doubted together, if the acknowledgement comes before the end of any of their
+records.
 """
 
 from __future__ import annotations
@@ -52,21 +49,21 @@ from gateway.tape.stream import End, Stream
 from gateway.upstream.call import Body
 
 _MOST_BYTES: Final = 4_096
-"""Bound on the bytes of an acknowledgement, which consists of three positions and is always shorter."""
+"""The most bytes read of an acknowledgement.  It holds three positions and is always shorter."""
 
 
 class S2HeldBefore(NamedTuple):
-    """The records held of a stream when an append was sent."""
+    """A stream with records in memory when an append was sent."""
 
     stream: Stream
     end: int
-    """The number after the last record held."""
+    """The sequence number after its last record in memory."""
     is_own: bool
-    """Whether the stream is in the appender's own partition.  In others the name may belong to another stream."""
+    """Whether the stream is in the writer's own partition.  In others the name may belong to another stream."""
 
 
 class S2Acknowledgements:
-    """Looks at the answer to one append or to one session.  The first acknowledgement of a session suffices."""
+    """Reads the acknowledgement in the answer to one append, or the first one of an append session."""
 
     __slots__ = (
         "_before",
@@ -84,16 +81,18 @@ class S2Acknowledgements:
     def __init__(
         self, store: TapeStore, before: Sequence[S2HeldBefore], group: Group, queries: Collection[str] | None
     ) -> None:
-        """`before` are the streams that were awake when the append was sent, of those at this path with these queries;
-        None is for all."""
+        """`before` are the streams of `group` that were awake when the append was sent.
+
+        `queries` names their basins; None stands for any basin.
+        """
         self._store = store
         self._before = before
         self._group = group
         self._queries = queries
         self._is_over = False
-        """Whether the rest of the answer need not be looked at."""
+        """Whether the rest of the answer can be ignored."""
         self._bytes = b""
-        """The bytes that have arrived; of a session until its first frame is complete."""
+        """The bytes received so far."""
         self._length = _MOST_BYTES
         self._coding: str | None = None
         self._is_protobuf = False
@@ -103,20 +102,20 @@ class S2Acknowledgements:
         return f"<S2Acknowledgements to {len(self._before)} streams>"
 
     def read_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """Look at the head of the answer."""
+        """Read the head of the answer."""
         type_ = headers.get("Content-Type", "").partition(";")[0].strip().lower()
         self._frames = FrameReader() if type_ == session.CONTENT_TYPE else None
         self._is_protobuf = type_ in protobuf.CONTENT_TYPES
         self._coding = headers.get("Content-Encoding")
         if status != 200 or (self._frames is not None and self._coding is not None):
-            # Each frame of a session is compressed by itself, so the body as a whole has no coding.
+            # A session compresses each frame, so the body as a whole has no coding.
             self._stop()
             return
         length = headers.get("Content-Length", "")
         self._length = int(length) if length.isdigit() and len(length) < 10 else _MOST_BYTES
 
     def see(self, chunk: bytes) -> None:
-        """Look at a part of the body."""
+        """Read a part of the body."""
         if self._is_over:
             return
         self._bytes += chunk
@@ -136,7 +135,7 @@ class S2Acknowledgements:
             self._stop()
 
     def finish(self) -> None:
-        """The body has ended."""
+        """Handle the end of the body."""
         if self._is_over or self._frames is not None:
             return
         try:
@@ -149,7 +148,7 @@ class S2Acknowledgements:
         before = self._before
         self._stop()
         if ack.end.seq_num <= ack.start.seq_num:
-            # Other bytes than S2's may decode too: an empty body is a message of zeros.
+            # Not an acknowledgement: an empty body, for instance, decodes to zeros.
             return
         for stream, end, is_own in before:
             if ack.start.seq_num < end:
@@ -161,20 +160,20 @@ class S2Acknowledgements:
         self._store.doubt_replaced(self._group, self._queries, ack.start.seq_num, seen)
 
     def _stop(self) -> None:
-        """Stop looking at the answer."""
+        """Ignore the rest of the answer."""
         self._is_over = True
         self._before, self._bytes, self._frames = (), b"", None
 
 
 _GONE: Final = frozenset({404, 409, 410})
-"""The codes for a stream that is gone, or about to be (409)."""
+"""Statuses for a stream that is gone or being deleted (409)."""
 
 _MOST_QUERIES: Final = 8
-"""The most queries that one event of a crowd names.  An event with more stands for all queries."""
+"""The most queries in one event.  An event with more stands for all queries."""
 
 
 class S2Doubted:
-    """A `gateway.tape.paths.PathEvent`: the streams of a path with these queries are in doubt; None is for all."""
+    """A `gateway.tape.paths.PathEvent` that doubts the streams of a path with these queries; None stands for all."""
 
     __slots__ = ("_queries", "_store")
 
@@ -190,7 +189,7 @@ class S2Doubted:
             self._store.doubt_records(stream)
 
     def with_earlier(self, earlier: PathEvent, /) -> PathEvent | None:
-        """Both: doubts may be raised again."""
+        """Return one event for both: doubting a stream twice does no harm."""
         if not isinstance(earlier, S2Doubted):
             return None
         if self._queries is None or earlier._queries is None:
@@ -200,7 +199,7 @@ class S2Doubted:
 
 
 class S2Writes:
-    """Records the effects of writes.  Owns no state: the store does."""
+    """Records the effects of writes.  Keeps no state of its own."""
 
     def __init__(self, store: TapeStore) -> None:
         self._store = store
@@ -209,15 +208,17 @@ class S2Writes:
         return f"<S2Writes to {self._store!r}>"
 
     def appends(self, request: RelayedRequest) -> S2Acknowledgements | None:
-        """The judge of the answer to this request, which is about to be sent; None unless it appends to a stream with
-        held records."""
+        """Return the observer for the answer to this request, which is about to be sent.
+
+        Returns None unless the request appends to a stream with records in memory.
+        """
         if request.mode is not Mode.APPEND:
             return None
         group = _appended_to(request)
         if group is None:
             return None
         queries = _queries(request.headers)
-        # The writer's own streams are awake, because they are looked up.
+        # The lookup wakes the writer's own streams.
         own = self._own(request, group, queries)
         streams = dict.fromkeys([*own, *self._store.awake(group)])
         if not streams and not self._store.group(group):
@@ -230,8 +231,10 @@ class S2Writes:
         return S2Acknowledgements(self._store, before, group, queries)
 
     def written(self, request: RelayedRequest, status: int | None, body: Body = None) -> None:
-        """Record the effect of a request with this body, by the status of the origin's answer.  Without an answer the
-        request may have had its effect."""
+        """Record the effects of a request, given the status of the origin's answer.
+
+        `status` is None if there was no answer; the request may then have been executed.
+        """
         match request.mode:
             case Mode.APPEND:
                 if status in (None, 201):
@@ -248,12 +251,14 @@ class S2Writes:
                 if basin is not None and (is_done or status is None):
                     self._drop(request, self._of_basins(request.group.origin, {key_query(basin)}))
                 if request.mode is Mode.DELETE and status in _GONE:
-                    # Not for a basin: a search for its streams takes long, and any client could cause it in this way.
+                    # Do not do this for a basin: any client could make the gateway search all streams.
                     self._doubt_at(request, request.group)
 
     def _created(self, request: RelayedRequest, body: bytes | None) -> None:
-        """Record that a POST has, or may have, created the stream or basin named by its body; None stands for a body
-        that was streamed."""
+        """Record that a POST has created, or may have created, the stream or basin named in its body.
+
+        `body` is None if the body was streamed.
+        """
         group, headers = request.group, request.headers
         coding = headers.get("Content-Encoding")
         match created_basin(group.path, body, coding):
@@ -268,8 +273,10 @@ class S2Writes:
                 self._doubt(self._of_basins(group.origin, _queries(headers)))
 
     def _own(self, request: RelayedRequest, group: Group, queries: set[str] | None) -> list[Stream]:
-        """The held streams of a path that belong to the writer's own partition.  If the request names no single basin,
-        its streams in basins that others name by a header are left out while they sleep: they are doubted as they wake.
+        """Return the streams in memory at a path that belong to the writer's own partition.
+
+        If the request names no single basin, sleeping streams whose basin is named by a header are left out.  They are
+        doubted when they wake.
         """
         partition = request.partition
         found = [self._store.find(StreamKey(group, query, partition)) for query in sorted(queries or {""})]
@@ -280,18 +287,18 @@ class S2Writes:
     def _change_at(self, request: RelayedRequest, group: Group, change: Callable[[Stream], object]) -> None:
         """Change the writer's own streams of a path, and doubt the others.
 
-        Only the origin knows whether the path names the same stream for all credentials.
+        For other credentials the path may name the same stream or another; only the origin can tell.
         """
         for stream in self._own(request, group, _queries(request.headers)):
             change(stream)
         self._doubt_at(request, group)
 
     def _doubt_at(self, request: RelayedRequest, group: Group) -> None:
-        """Doubt the streams of a path: at once, or as they wake."""
+        """Doubt the streams of a path: at once, or when they wake."""
         self._store.tell(group, S2Doubted(self._store, _queries(request.headers)))
 
     def _of_basins(self, origin: str, queries: set[str] | None) -> Iterator[Stream]:
-        """The held streams of these basins; None is for all."""
+        """Yield the streams in memory of these basins; None stands for all."""
         for stream in tuple(self._store):
             if stream.key.group.origin == origin and _is_of(stream, queries):
                 yield stream
@@ -313,18 +320,18 @@ class S2Writes:
 
 
 def _appended_to(request: RelayedRequest) -> Group | None:
-    """The path of the stream that a POST appends to; None if it is no append."""
+    """Return the path of the stream to which a POST appends; None if it is not an append."""
     path = parse_path(request.group.path)
     return Group(request.group.origin, path.stream) if path is not None and path.is_records else None
 
 
 def _is_of(stream: Stream, queries: set[str] | None) -> bool:
-    """Whether this is an S2 stream with one of these queries; None stands for any query."""
+    """Return whether this is an S2 stream with one of these queries; None stands for any query."""
     return isinstance(stream, RecordStream) and (queries is None or stream.key.query in queries)
 
 
 def _queries(headers: CIMultiDict[str]) -> set[str] | None:
-    """The queries that name the basin in the keys of the streams that a request may mean; None stands for any."""
+    """Return the queries that name the request's basin in stream keys; None stands for any."""
     basins = headers.getall(BASIN_HEADER, ())
-    # If no header names the basin, the origin's host does, and the query in the stream's key is empty.
+    # Without this header the origin's host names the basin, and the query in the stream's key is empty.
     return {"", key_query(basins[0])} if len(basins) == 1 else None
