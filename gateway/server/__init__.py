@@ -1,1 +1,1 @@
-"""The client side: listeners, connections, the request handler, and answers remembered by a request's bytes."""
+"""The client side: listeners, connections, the request handler, and remembered answers."""

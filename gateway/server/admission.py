@@ -1,8 +1,8 @@
-"""Admission of requests: the bound on live reads of one net, the configured rate limits, and bans.
+"""Admission of requests: the bound on the live reads of one client network, the configured rate limits, and bans.
 
-A live read counts from its admission until its channel is free again, however it ends.  The handler admits requests and
-is the one place that refuses them.  Requests that are answered from their bytes ask for admission as well; one that is
-not admitted falls through to the handler.
+A live read counts from its admission until its channel is free again, whatever ends it.  The request handler admits
+requests, and only the handler refuses them.  A request that could be answered without being parsed is admitted here
+too.  If it is not admitted, it goes to the handler.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger("gateway.server")
 
 
 class Admission:
-    """Decides which requests are answered.  The clients' counts and allowances belong to `accounts`."""
+    """Decides which requests are answered.  `accounts` owns the clients' counts and allowances."""
 
     def __init__(
         self,
@@ -40,14 +40,13 @@ class Admission:
         self._rng = rng
         self.now = now
         self.on_ban: Callable[[Account, float], None] = lambda account, until: None
-        """Called for each net that is banned, with its account and the end of the ban."""
+        """Called for each banned network, with its account and the end of the ban."""
         self.use_limits(limits)
 
     def __repr__(self) -> str:
         return f"<Admission {self.accounts!r} {self.rates!r} {self._bans!r}>"
 
     def use_limits(self, limits: LimitsConfig) -> None:
-        """Use these limits from now on."""
         self.most_live_reads = limits.most_client_live_reads
         self._bans.set_rate(limits.client_refusals_per_s, self.accounts)
         self.accounts.forget_full()
@@ -55,9 +54,9 @@ class Admission:
     def admit_request(
         self, channel: Channel, account: Account | None, route: str, parties: Parties = NO_PARTIES, *, is_live: bool
     ) -> RateLimitFields | None:
-        """Count the request, and the live read until the channel's `live_use` ends.
+        """Count a request.  Count a live read until the channel's `live_use` ends.
 
-        Returns the fields for its answer.  Raises TooManyRequests, with nothing counted.
+        Returns the RateLimit fields for the answer.  Raises TooManyRequests, and then counts nothing.
         """
         if is_live and account is not None and account.live_reads >= self.most_live_reads:
             self._metrics.client_limited("client_live_reads")
@@ -77,13 +76,13 @@ class Admission:
         return fields
 
     def refused(self, account: Account | None) -> bool:
-        """Record that a request was refused through its client's fault; `account` is the connection's.  True if the net
+        """Record a refusal that the client caused.  `account` is that of the connection.  Returns whether its network
         is banned now."""
         if account is None:
             return False
         now = self.now()
         if ban_s := self._bans.refused(account, now):
-            # Otherwise the allowance saved up during the ban would be used at once when the ban ends.
+            # Suspend the allowances as well.  Otherwise those saved up during the ban could be used at once after it.
             self.rates.suspend(account, now, now + ban_s)
             self.on_ban(account, now + ban_s)
             self._metrics.client_limited("client_refusals_per_s")
@@ -95,18 +94,21 @@ class Admission:
     def admit_remembered(
         self, account: Account | None, route: str, sent_bytes: int, parties: Parties = NO_PARTIES
     ) -> bool:
-        """Count a request that a remembered answer of `sent_bytes` body bytes answers; False, with nothing counted, if
+        """Count a request for a remembered answer with `sent_bytes` body bytes.  Returns False, and counts nothing, if
         the handler has to refuse it."""
         return self.rates.take_if_admitted(account, route, self.now(), sent_bytes, parties)
 
     def begin_join(self, channel: Channel, account: Account | None, route: str, parties: Parties = NO_PARTIES) -> bool:
-        """Count a live read that is not parsed, for as long as the channel's `live_use` lasts.  False, with nothing
-        counted, if the handler has to refuse it.  If the read begins, `joined` must be called."""
+        """Count a live read that was not parsed, until the channel's `live_use` ends.  The caller calls `joined` once
+        the read has begun.
+
+        Returns False, and counts nothing, if the handler has to refuse the read.
+        """
         rates = self.rates
         if account is not None and account.live_reads >= self.most_live_reads:
             return False
         if not rates.limits and account is not None:
-            # The usual case, without another call.
+            # The usual case, which needs no further call.
             channel.live_use = account
             account.live_reads += 1
             return True
@@ -116,15 +118,15 @@ class Admission:
         return True
 
     def joined(self, account: Account | None, route: str, parties: Parties = NO_PARTIES) -> None:
-        """Count the request of a live read that has joined."""
+        """Charge the request of a live read that has joined."""
         if self.rates.limits:
-            # The read may have ended already, and its account may have been forgotten.  Tokens taken from a forgotten
-            # account would have no effect, so look it up again.
+            # The read may have ended, and its account may have been forgotten.  Open the account again, because a
+            # charge to a forgotten account has no effect.
             current = self.accounts.open_account(account.net) if account is not None else None
             self.rates.take(current, route, self.now(), parties)
 
     def charge(self, net: str, route: str, sent_bytes: int, parties: Parties = NO_PARTIES) -> None:
-        """Count the body bytes of an answer that is not live."""
+        """Charge the body bytes of an answer that is not live."""
         if self.rates.limits:
             self.rates.charge(self.accounts.open_account(net), route, sent_bytes, self.now(), parties)
 

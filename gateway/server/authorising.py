@@ -1,12 +1,13 @@
-"""Authorisation as a step of each request on a route with rules (`[[route.auth]]`).
+"""Authorisation of each request on a route with rules (`[[route.auth]]`).
 
-The parser takes the credentials out of the query, so that they reach neither the keys of tapes, nor the log, nor the
-origin.  The handler then has the route's guard judge the request.  A verdict on a read is kept with the request's
-header section, which holds the credential, under the stream: from then on reads of the stream are recognised by their
-bytes, and only the verdict is looked up.  It is kept under the request line instead if that line has a credential or a
-host, which the section does not show.
+The request parser takes the credentials out of the query, so that tape keys, the log and the origin do not see them.
+The request handler then has the route's guard decide.  The decision is called a verdict.
 
-A live read is registered for as long as it lasts.  It ends when its credential expires or is revoked.
+A verdict on a read is kept with the request's header section, which holds the credential, under the read's stream.
+Later reads of the stream with the same section need only a look-up.  If the request line holds a credential or a host,
+which the section does not show, the verdict is kept under the request line instead.
+
+A live read is registered while it lasts.  It ends when its credential expires or is revoked.
 """
 
 from __future__ import annotations
@@ -50,19 +51,20 @@ from gateway.upstream.auth_services import AuthServices
 
 _BAD_PER_S: Final = 5.0
 BAD_AT_ONCE: Final = 50
-"""Bounds on the bad credentials of one client network: the burst, and the rate in a second."""
+"""Bad credentials that one client network may present: a burst of `BAD_AT_ONCE`, then `_BAD_PER_S` a second."""
 _MOST_EARLY: Final = 0.1
 _MOST_EARLY_S: Final = 5.0
-"""A live read ends before its credential expires, by a part of the time left, so that readers return one by one."""
+"""Bounds on how long before its credential's expiry a live read ends, as a fraction of the time left and in seconds.
+The moment is random, so that readers do not all return at once."""
 _RESERVED: Final = "/__ds/"
 _OF_THE_ORIGIN: Final = {
     "GET": re.compile(r"jwks\.json"),
     "POST": re.compile(r"subscriptions/[^/%\\]+/(?:callback|ack|release)"),
 }
-"""Calls below the reserved path that the origin alone judges, by their methods: the calls of subscriptions, whose
-Authorization is a token that the origin has issued, and the call for the origin's public keys."""
+"""Calls below the reserved path that only the origin authorises, by method.  They belong to subscriptions, whose
+Authorization is a token of the origin, or fetch the origin's public keys."""
 _OVERRIDES: Final = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
-"""Headers that make some frameworks treat a request as if it had another method."""
+"""Headers that make some frameworks treat a request as one with another method."""
 _FIELD_SAFE: Final = "!#$&'()*+,/:;=?@[]|^`{}~ "
 _ACTIONS: Final = {
     Mode.CATCHUP: Action.READ,
@@ -77,13 +79,13 @@ _CHANGES: Final = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 
 
 def without_credentials(raw_query: str, parameters: Mapping[str, str]) -> str:
-    """A query as it was sent, without these parameters."""
+    """The query as sent, without these parameters."""
     pairs = raw_query.split("&")
     return "&".join(pair for pair in pairs if unquote_plus(pair.partition("=")[0]) not in parameters)
 
 
 class Authoriser:
-    """Has requests judged, and remembers verdicts.  Owns the register of guarded live reads through `verdicts`."""
+    """Authorises requests, and remembers verdicts.  It owns the register of guarded live reads through `verdicts`."""
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class Authoriser:
         self.verdicts = verdicts
         self.services = services
         self._masked = masked
-        """Gives a client's address as logs may show it."""
+        """Returns a client's address in the form that logs may show."""
         self._refusals = RefusalLines(AUDIT, admission.now)
         self._sections = sections
         self._remembered = remembered
@@ -114,16 +116,18 @@ class Authoriser:
         answerer: Answerer,
         waited: UndecidedRequest | None = None,
     ) -> bool:
-        """Judge the request.  Returns False if the request has to wait; `answerer` resumes it then.  Raises a
-        GatewayError unless it is allowed.  `waited` is the same request if it has waited already, so that it is decided
-        now.
+        """Authorise the request.  Returns False if the verdict has to wait for a key set or a service; `answerer`
+        resumes the request then.
+
+        `waited` is the same request after such a wait, and does not wait again.  Raises a GatewayError if the request
+        is refused.
         """
         request = context.request
         if is_of_the_origin(request.method, parsed.target.path):
             return True
         if is_preflight(request, guard):
-            # Browsers send a preflight without credentials (Fetch standard, section 4.8), and here the origin answers
-            # it.
+            # Browsers send a preflight without credentials (Fetch standard, section 4.8).  On this route the origin
+            # answers it.
             context.allowed = self.verdicts.allow(PUBLIC)
             return True
         asked = self._asked(request, parsed, with_headers=guard.asks_services)
@@ -151,7 +155,7 @@ class Authoriser:
                 error.challenge += f', resource_metadata="{metadata_url(request, asked.path)}"'
             raise
         alias, allowed, context.stream = request.channel.alias, context.allowed, _named_stream(parsed)
-        # The verdict may depend on the client's network and on the scheme, which the bytes do not show.
+        # The verdict may depend on the client's network or on the scheme, which the request's bytes do not show.
         if allowed.renewal is not None:
             allowed.scheme = request.channel.scheme
         if alias is not None and not _depends_on_client(allowed) and self.verdicts.holds(allowed):
@@ -159,23 +163,26 @@ class Authoriser:
         return True
 
     def _wait_for_answer(self, waiting: UndecidedRequest, question: Question, refused: Callable[[], None]) -> None:
-        """Have the request wait for the answer to a question."""
+        """Let the request wait for the answer to a question."""
         waiting.waiting = self.services.await_answer(question, waiting.parsed.client, waiting.ready, refused)
         waiting.context.request.channel.hand_over(waiting)
 
     def _remember(self, alias: bytes, stream: NamedStream | None, allowed: Allowed) -> None:
-        """Keep the verdict for reads of the stream with this header section; without one, for the same bytes."""
+        """Remember the verdict for reads of the stream with this header section.  Without a stream, remember it for the
+        same request line."""
         if self._remembered is not None and (exact := self._remembered.exact.get(alias)) is not None:
-            # The answer is found with this section by these bytes, even if `Sections` has forgotten the section.
+            # An answer remembered for these bytes keeps its section, even if `Sections` has evicted it.
             self._sections.allow(exact[1], stream or alias[: alias.find(b"\r\n")], allowed)
         if (split := self._sections.split(alias)) is not None:
             self._sections.allow(split[1], stream or split[0], allowed)
 
     def allowed_for(self, section: Section, key: VerdictKey | None, scheme: str, most_s: float) -> Allowed | None:
-        """The verdict on a live read that was not parsed, on a connection with this scheme; None if the handler has to
-        judge the read.  The verdict is valid for longer than `most_s`, the longest that the read may last, or is
-        renewed."""
-        # As `holds` and `ends_in_s`, without three calls: every authorised live read passes here.
+        """The verdict on a live read that was not parsed, on a connection with this scheme.  Returns None if the
+        handler has to decide.
+
+        The verdict outlasts the longest possible read, `most_s` seconds, or is renewed during the read.
+        """
+        # Equal to `holds` and `ends_in_s`, but without three calls: every authorised live read passes here.
         allowed, verdicts = section.allowed.get(key) if key is not None else None, self.verdicts
         if allowed is None or allowed.edition != verdicts.edition or allowed.scheme not in (None, scheme):
             return None
@@ -183,8 +190,8 @@ class Authoriser:
         return allowed if left_s > (most_s + _MOST_EARLY_S if allowed.renewal is None else 0) else None
 
     def ends_in_s(self, allowed: Allowed, most_s: float) -> float | None:
-        """Seconds after which a live read ends because its credential expires; None if it ends earlier anyway, after
-        `most_s`."""
+        """Seconds until a live read has to end because its credential expires.  None if the read ends earlier in any
+        case, after `most_s`."""
         if allowed.renewal is not None:
             return None
         left_s = allowed.until - self.verdicts.wall()
@@ -193,7 +200,7 @@ class Authoriser:
         return max(0.0, left_s - self._rng.uniform(0, min(_MOST_EARLY * left_s, _MOST_EARLY_S)))
 
     def register(self, channel: Channel, allowed: Allowed, net: str) -> None:
-        """Register a live read of this client network that was allowed and admitted."""
+        """Register an admitted live read of this client network."""
         channel.live_bytes = 0
         use = GuardedUse(channel, channel.live_use, allowed, self.verdicts, self._admission.now)
         channel.live_use = use
@@ -202,20 +209,20 @@ class Authoriser:
 
     @staticmethod
     def withdraw(channel: Channel) -> None:
-        """The live read that was registered has not begun: its request is judged and counted like any other."""
+        """Undo `register` for a live read that has not begun.  Its request is then handled like any other."""
         if isinstance(channel.live_use, GuardedUse):
             channel.live_use.has_begun = False
         channel.end_live_use()
 
     def end_at_expiry(self, clock: Clock) -> None:
-        """Set the end of every guarded live read to its credential's again, after an undone drain has given it a new
+        """Set each guarded live read to end at its credential's expiry again, after an undone drain has changed its
         lifetime."""
         for one in self.verdicts.live:
             if isinstance(one, GuardedUse):
                 one.end_at_expiry(clock)
 
     def _note_refusal(self, request: Request, parsed: ParsedRequest, error: AuthRefused) -> None:
-        """Write an audit line about a refused request, if there is room for one."""
+        """Write an audit line about a refused request, at a bounded rate."""
         if not self._refusals.has_room():
             return
         principal, status = error.principal, error.status
@@ -265,7 +272,8 @@ class Authoriser:
 
 
 def _named_stream(parsed: ParsedRequest) -> NamedStream | None:
-    """The stream that a GET reads, if the header section shows everything else that the verdict depends on."""
+    """The stream of a GET whose verdict depends on nothing but the stream and the header section.  None for other
+    requests."""
     target = parsed.target
     if parsed.read is None or parsed.mode is Mode.HEAD or parsed.parameters or target.authority is not None:
         return None
@@ -273,7 +281,7 @@ def _named_stream(parsed: ParsedRequest) -> NamedStream | None:
 
 
 def _depends_on_client(allowed: Allowed) -> bool:
-    """Whether the client's address has decided, even if it is not known."""
+    """Whether the verdict depends on the client's address."""
     renewal = allowed.renewal
     return bool(allowed.principal.network) or (renewal is not None and renewal.inquiry.rule.sends_client)
 
@@ -281,10 +289,12 @@ def _depends_on_client(allowed: Allowed) -> bool:
 def headers_for_origin(
     headers: CIMultiDict[str], config: RouteConfig, guard: Guard, allowed: Allowed | None
 ) -> CIMultiDict[str]:
-    """A relayed request's headers, without the credentials that were judged, and with the names of its principal.
-    `allowed` is None for a request that the origin judges, which keeps its credentials."""
+    """A relayed request's headers without the checked credentials, and with the principal's names.
+
+    `allowed` is None for a request that only the origin authorises, which keeps its credentials.
+    """
     headers = headers.copy()
-    # The origin must carry out exactly the request that was judged.
+    # The origin must carry out exactly the request that was authorised.
     _remove(headers, _OVERRIDES)
     if guard.drops_credentials and allowed is not None:
         for name in (*config.credential_headers, *guard.vary):
@@ -298,22 +308,23 @@ def headers_for_origin(
         if name:
             _remove(headers, {name.lower().replace("_", "-")})
             if value:
-                # Names from tokens may have any characters, but header fields only ASCII.
+                # Names in tokens may have any characters, but header values only ASCII.
                 headers[name] = quote(value, safe=_FIELD_SAFE)
     return headers
 
 
 def _remove(headers: CIMultiDict[str], names: Collection[str]) -> None:
-    """Remove the headers with these names, in lower case and with hyphens: CGI and its heirs read an underscore as a
-    hyphen (RFC 3875 section 4.1.18)."""
+    """Remove the headers with these names, given in lower case and with hyphens.  CGI and similar interfaces do not
+    distinguish underscores from hyphens (RFC 3875 section 4.1.18)."""
     for name in [one for one in headers if one.lower().replace("_", "-") in names]:
         headers.popall(name, None)
 
 
 def is_preflight(request: Request, guard: Guard) -> bool:
-    """Whether the request is a CORS preflight for the origin, on a route where the gateway does not answer for CORS.
+    """Whether the request is a CORS preflight that the origin answers, because the gateway does not answer for CORS on
+    the route.
 
-    A route that conceals streams passes none: the answer might reveal whether the stream exists.
+    A route that conceals streams passes no preflight on, because the answer might show whether the stream exists.
     """
     if request.method != "OPTIONS" or request.body is not None or guard.concealment is not None:
         return False
@@ -322,7 +333,7 @@ def is_preflight(request: Request, guard: Guard) -> bool:
 
 
 def is_of_the_origin(method: str, path: str) -> bool:
-    """Whether the origin alone judges the request: it carries a token that the origin has issued, or asks for the
+    """Whether only the origin authorises the request.  Such a request carries a token of the origin, or fetches the
     origin's public keys."""
     calls = _OF_THE_ORIGIN.get(method)
     before, _, below = path.partition(_RESERVED)
@@ -330,7 +341,7 @@ def is_of_the_origin(method: str, path: str) -> bool:
 
 
 def action_of(mode: Mode, path: str) -> Action:
-    """The first action of a request of this mode for this canonical path."""
+    """The main action of a request with this mode and canonical path."""
     return _ACTIONS.get(mode) or (Action.SUBSCRIBE if _RESERVED in path else Action.OTHER)
 
 
@@ -338,7 +349,7 @@ def _actions(request: Request, parsed: ParsedRequest, *, is_fork: bool) -> tuple
     action = action_of(parsed.mode, parsed.target.path)
     if parsed.mode not in _CHANGES:
         return (action,)
-    # An origin may use any one of several values.
+    # An origin may use any of several values, so one of them is enough.
     lines = request.headers.getall(STREAM_CLOSED, ())
     closes = any(is_true(value) for line in lines for value in line.split(","))
     if action is Action.APPEND and closes and request.body is None:
@@ -352,8 +363,8 @@ def _actions(request: Request, parsed: ParsedRequest, *, is_fork: bool) -> tuple
 
 
 def _forked(lines: list[str], route: Route) -> str:
-    """The canonical path of the stream that is forked, as clients name it.  Raises Forbidden if the origin might find
-    another stream by the path."""
+    """The canonical path of the stream to fork, as clients name it.  Raises Forbidden if the origin might take the path
+    for another stream."""
     try:
         target = parse_target(lines[0].strip()) if len(lines) == 1 and lines[0].lstrip().startswith("/") else None
     except BadTarget:
@@ -364,14 +375,14 @@ def _forked(lines: list[str], route: Route) -> str:
 
 
 def _is_from_site(request: Request, config: RouteConfig) -> bool:
-    """Whether a web origin that the route allows sends the request."""
+    """Whether the request comes from a web origin that the route allows."""
     allowed = config.cors.allow_origins if config.cors is not None else ()
     origins = request.headers.getall("Origin", ())
     return len(origins) == 1 and origins[0].lower() in allowed and "*" not in allowed
 
 
 class GuardedUse:
-    """A live read that a verdict allowed: counted as any other, and registered until it ends."""
+    """A live read with a verdict.  It is counted like any other live read, and registered until it ends."""
 
     __slots__ = ("_began", "_channel", "_now", "_timer", "_use", "_verdicts", "allowed", "has_begun", "renewing")
 
@@ -391,14 +402,13 @@ class GuardedUse:
         self.allowed = allowed
         self._timer: Timer | None = None
         self.renewing: VerdictRenewal | None = None
-        """Renews the verdict of a service."""
+        """Renews a verdict that an authorisation service has given."""
         self.has_begun = True
-        """Whether it counts in the usage of its tenant."""
+        """Whether the read counts in its tenant's usage."""
         verdicts.live[self] = None
 
     def end_at_expiry(self, clock: Clock) -> None:
-        """Set the end of the read to the credential's expiry.  A relayed read would otherwise last as long as the
-        origin likes."""
+        """End the read at its credential's expiry.  Only the origin would end a relayed read otherwise."""
         if self._timer is None and self.renewing is None and math.isfinite(self.allowed.until):
             self._timer = clock.call_later(max(0.0, self.allowed.until - clock.wall()), self._channel.end_early)
 
@@ -414,5 +424,5 @@ class GuardedUse:
             usage.add(sent_bytes, self._now() - self._began)
 
     def revoke(self) -> None:
-        """End the read at once: an SSE answer in order, any other by dropping its connection."""
+        """End the read at once: an SSE answer in order, any other by dropping the connection."""
         self._channel.end_early()

@@ -1,19 +1,19 @@
-"""The certificates of a listener, chosen by the server name that the client asks for (SNI, RFC 6066).
+"""The certificates of a listener, chosen by the server name that the client sends (SNI, RFC 6066).
 
-Several certificates may have the same name.  If two of them have the same kind of key, the one that is valid longer is
-used.  One `ssl.SSLContext` presents one certificate of each kind of key, and the client chooses one that it can verify.
-The contexts differ in nothing else.  The first certificate also serves clients that send no server name or an unknown
-one; a better certificate with all its names takes its place.  A context never changes once it is in use: a reload makes
-new contexts for later handshakes, and open connections keep theirs.
+Several certificates may have the same name.  Of those with the same kind of key, the one that expires last is used.  An
+`ssl.SSLContext` presents one certificate for each kind of key, and the client chooses one that it can verify.  The
+contexts differ in nothing else.  Clients that send no server name, or an unknown one, get the first certificate, or a
+better one with all its names.  A context in use never changes.  A reload makes new contexts for later handshakes, and
+open connections keep theirs.
 
-A TLS session can be resumed only under the server name that it began with (RFC 6066 section 3).  The keys of sessions
-belong to the context that the handshake begins with.  So each name has such a context, without certificates, and the
-handshake then replaces it by the context with the certificates.  Clients can invent names, so the number of contexts is
-bounded.  The contexts of names in the certificates are never evicted.  The names that a wildcard matches evict only one
-another, and so do the names that no certificate has.
+A TLS session can be resumed only under the server name that it began with (RFC 6066 section 3).  Session keys belong to
+the context that the handshake begins with.  Each name therefore has a first context of its own, without certificates,
+and the handshake then switches to the context with the certificates.  Clients can invent names, so the number of first
+contexts is bounded.  Those of names in the certificates are never evicted.  Names that match a wildcard evict only one
+another, and so do names in no certificate.
 
-If a pair of files can no longer be used, its last usable version stays in effect, but with the current client
-authorities: a broken certificate must not admit clients of an authority that has been removed.
+If a pair of files becomes unusable, its last usable version stays in use, but with the current client authorities.  A
+broken certificate must not admit clients of an authority that has been removed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from gateway.limits.memory import evict_oldest
 
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""For TLS 1.2: forward secrecy and authenticated encryption only (RFC 9325).  All ciphers of TLS 1.3 qualify."""
+"""For TLS 1.2: only ciphers with forward secrecy and authenticated encryption (RFC 9325).  All ciphers of TLS 1.3 have
+both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,30 +53,30 @@ class LoadedCertificates:
     config: ListenerTlsConfig
     served: tuple[ServedCertificate, ...]
     kept: tuple[str, ...] = ()
-    """One line for each pair that could not be read, and whose older version stays in effect."""
+    """A line for each pair of files that could not be read, and stays in use in an older version."""
     shadowed: tuple[str, ...] = ()
-    """One line for each certificate that no handshake uses."""
+    """A line for each certificate that no handshake uses."""
     alpn: Sequence[str] = ()
     by_name: Mapping[str, ssl.SSLContext] = field(default_factory=dict)
     """Context by server name."""
     default: ssl.SSLContext | None = None
-    """The context for clients that send no server name or an unknown one; None: that of the first certificate."""
+    """The context for clients that send no server name or an unknown one; None for the first certificate's context."""
     _sessions: dict[str | None, ssl.SSLContext] = field(default_factory=dict, compare=False, repr=False)
-    """Contexts that handshakes begin with, for names in the certificates and for clients that send no name."""
+    """First contexts of handshakes with a name in the certificates, or without a name."""
     _wildcard_sessions: OrderedDict[str, ssl.SSLContext] = field(default_factory=OrderedDict, compare=False, repr=False)
-    """Contexts that handshakes begin with, for names that a wildcard matches; the most recently used one is last."""
+    """First contexts of handshakes with a name that matches a wildcard; the most recently used one is last."""
     _unknown_sessions: OrderedDict[str, ssl.SSLContext] = field(default_factory=OrderedDict, compare=False, repr=False)
-    """Contexts that handshakes begin with, for names that no certificate has; the most recently used one is last."""
+    """First contexts of handshakes with a name in no certificate; the most recently used one is last."""
 
     def context(self, server_name: str | None) -> ssl.SSLContext:
-        """The context for a server name in lower case without a trailing dot; the default one for None."""
+        """The context for a server name, given in lower case without a trailing dot.  None stands for no name."""
         default = self.default or self.served[0].context
         if server_name is None:
             return default
         return self.by_name.get(server_name) or self.by_name.get(_wildcard_of(server_name)) or default
 
     def session_context(self, server_name: str | None) -> ssl.SSLContext:
-        """The context that a handshake for this name begins with.  A session of one name cannot be resumed under
+        """The first context of a handshake with this server name.  A session of one name cannot be resumed under
         another."""
         if server_name is None or server_name in self.by_name:
             found = self._sessions.get(server_name)
@@ -91,19 +92,19 @@ class LoadedCertificates:
 
 
 MOST_SESSION_NAMES: Final = 1_024
-"""Bound on the names that match a listener's wildcards and whose sessions can be resumed.  When there are more, the
-sessions of the least recently used name end."""
+"""The most names that match a listener's wildcards and have sessions to resume.  Beyond it, the sessions of the least
+recently used name end."""
 MOST_UNKNOWN_NAMES: Final = 64
-"""Bound on the names that no certificate has and whose sessions can be resumed."""
+"""The most names in no certificate that have sessions to resume."""
 
 
 def _wildcard_of(server_name: str) -> str:
-    """The wildcard that matches a name: it stands for one label (RFC 9525 section 6.3)."""
+    """The wildcard that matches a name.  It stands for one label (RFC 9525 section 6.3)."""
     return f"*.{server_name.partition('.')[2]}"
 
 
 def _chosen(served: Sequence[ServedCertificate], candidates: Iterable[int], now: float) -> tuple[int, ...]:
-    """The best candidate for each kind of key: a certificate that is valid now, and the longest.  All candidates serve
+    """The best candidate for each kind of key: preferably valid now, then the latest to expire.  All candidates serve
     one name."""
 
     def rank(index: int) -> tuple[bool, float, int]:
@@ -118,7 +119,7 @@ def _chosen(served: Sequence[ServedCertificate], candidates: Iterable[int], now:
 
 
 def _with_choices(loaded: LoadedCertificates, where: str) -> LoadedCertificates:
-    """Copy `loaded`, and add its contexts by name and its shadowed certificates."""
+    """Copy `loaded`, with its contexts by name and its shadowed certificates."""
     served, now = loaded.served, SystemClock().wall()
     by_name: dict[str, list[int]] = {}
     for index, one in enumerate(served):
@@ -144,7 +145,7 @@ def _with_choices(loaded: LoadedCertificates, where: str) -> LoadedCertificates:
 
 
 def _why(loaded: LoadedCertificates, index: int, chosen: Mapping[str, tuple[int, ...]]) -> str:
-    """Why no handshake uses a certificate."""
+    """The reason why no handshake uses a certificate."""
     one = loaded.served[index].certificate
     if not one.names:
         return "it has no DNS name"
@@ -172,10 +173,10 @@ def _context_of(loaded: LoadedCertificates, choice: tuple[int, ...], where: str)
 def load(
     listener: ListenerConfig, where: str, alpn: Sequence[str], old: LoadedCertificates | None = None
 ) -> LoadedCertificates | None:
-    """Read the certificates of a listener; None if it has no TLS.
+    """Read a listener's certificates.  Blocks.  Returns None without TLS.
 
-    If a pair of files cannot be used, its version in `old` is kept; if the client authorities cannot be used, all pairs
-    are kept.  Blocks.  Raises ConfigError, whose text begins with `where`, if `old` has no version to keep.
+    An unusable pair of files keeps its version in `old`; unusable client authorities keep all pairs.  Raises
+    ConfigError if `old` has no such version; its text begins with `where`.
     """
     config = listener.tls
     if config is None:
@@ -205,7 +206,7 @@ def load(
 def _with_current_authorities(
     old: ServedCertificate, config: ListenerTlsConfig, where: str, alpn: Sequence[str]
 ) -> ServedCertificate:
-    """The old pair with the current client authorities; unchanged if those cannot be used."""
+    """The old pair with the current client authorities.  Unchanged if these are unusable."""
     try:
         context = _context(config, where, alpn)
     except ConfigError:
@@ -213,7 +214,7 @@ def _with_current_authorities(
     try:
         old.pem.load_into(context)
     except OSError:
-        # Usually an SSLError: the files changed between OpenSSL's read and this program's.
+        # Usually an SSLError, because the files changed between OpenSSL's read and the gateway's.
         raise ConfigError(
             f"{where}: {old.config.certificate}: cannot be combined with the new client authorities"
         ) from None
@@ -238,7 +239,7 @@ def _bare_context(config: ListenerTlsConfig, alpn: Sequence[str]) -> ssl.SSLCont
     context.minimum_version = _VERSIONS[config.minimum_version]
     context.set_ciphers(_CIPHERS)
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_SINGLE_ECDH_USE
-    # Let clients choose the cipher that is fastest for them, because every cipher on the list is strong.
+    # All ciphers on the list are strong, so the client may choose its fastest.
     context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     context.set_alpn_protocols(list(alpn))
     if config.client_ca:

@@ -1,11 +1,11 @@
-"""The client connections of the process: the registry of open ones, the state they share, and their drain.
+"""The client connections of the process: the registry, the state that connections share, and their drain.
 
-`Clients` owns the set of open connections, the wheel with their deadlines, the spare parsers, and the count of refused
-connections.  A connection asks to be admitted when it begins, and is unregistered when it has ended.
+`Clients` owns the set of open connections, the timer wheel with their deadlines, the spare parsers, and the counts of
+refused connections.  A connection asks for admission when it begins, and is unregistered when it has ended.
 
-Each client net may have at most its share of the connections.  While `max_connections` are open, a new connection can
-displace an idle one.  The idle one is taken from a net with the most connections, and only if the net of the new
-connection has fewer.  A trusted proxy stands for many clients, so its connections belong to no net.
+Each client network may have at most its share of the connections.  While `max_connections` are open, a new connection
+may displace an idle one.  The idle connection is taken from a network with the most connections, and only if the new
+connection's network has fewer.  A trusted proxy stands for many clients, so its connections belong to no network.
 """
 
 from __future__ import annotations
@@ -43,34 +43,37 @@ _log = logging.getLogger("gateway.server")
 
 _ABORT_S: Final = 1.0
 LATE_BODY_S: Final = 0.002
-"""Seconds from the failure of one late body to that of the next.  A failure takes about a millisecond of work: the
-answer, the end of the connection to the origin, and the beginning of the upload that waits for the slot."""
+"""Seconds between the failures of two late bodies.  Each failure takes about a millisecond: for the answer, for the end
+of the origin's connection, and for the next upload that takes the free place."""
 LATE_BODIES_S: Final = 2.0
 """Seconds within which all bodies fail that became late at the same time."""
 _SPARE_PARSERS: Final = 16
 _FLOOD_LINES_S: Final = 10.0
-"""Seconds between two log lines about floods."""
+"""The least seconds between two log lines about floods."""
 _MOST_LOOKED_AT: Final = 1_000
-"""Bound on the connections that one search for an idle connection to displace looks at."""
+"""The most connections that one search for an idle connection examines."""
 
 Work = Coroutine[Any, Any, Answered | None]
-"""The remaining work of answering a request.  Its result is None if the channel is free already, or will be freed
-without a task.  Raises ConnectionError if the connection was dropped in the middle of the answer."""
+"""The work that is left of an answer, for a task.
+
+Its result is the answer's head, or None if the channel is freed in another way.  Raises ConnectionError if the
+connection was dropped within the answer.
+"""
 Handler = Callable[[Request], Work | None]
-"""Answers a request as far as possible without waiting; returns the remaining work, or None if there is none."""
+"""Answers a request as far as possible without waiting.  Returns the work that is left, or None."""
 
 
 class ConnectionRefusal(StrEnum):
-    """Why an accepted connection is closed: before anything is read, without an answer, or between two answers."""
+    """The reason why the gateway closes a connection without an answer, on arrival or between two requests."""
 
     LIMIT = "limit"
     """`max_connections` connections are open."""
     CLIENT = "client"
-    """The client's network has as many connections as one network may have."""
+    """The client's network has its share of the connections already."""
     BANNED = "banned"
-    """The client's network has had too many requests refused (`client_refusals_per_s`)."""
+    """The gateway has refused too many requests of the client's network (`client_refusals_per_s`)."""
     DISPLACED = "displaced"
-    """The connection was idle, its network had the most connections, and a network with fewer needed its place."""
+    """The connection was idle and gave its place to a network with fewer connections."""
     LEAVING = "leaving"
     """The gateway is stopping, and the deadline of its drain has passed."""
     MEMORY = "memory"
@@ -80,79 +83,76 @@ class ConnectionRefusal(StrEnum):
 
 
 class ClientConnection(Protocol):
-    """One open connection."""
+    """One open connection, as the registry uses it."""
 
     use: Account | None
-    """The account in which the connection is counted, set by `Clients`; None if it belongs to no net."""
+    """The account of the client's network, set by `Clients`; None if the connection belongs to no network."""
 
     @property
     def client(self) -> str | None:
-        """The client's address without its port; None if the connection has none, as at a Unix socket."""
+        """The client's address without its port; None if the peer has none, as at a Unix socket."""
 
     @property
     def proxies(self) -> Proxies | None:
-        """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
+        """The proxies whose forwarding headers are trusted; None without trusted proxies."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being answered and nothing is left to be sent."""
+        """Whether no request is being answered and no bytes are left to send."""
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the client has not read yet, as far as this process holds them."""
+        """Bytes that this process holds because the client has not read them."""
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that this client alone makes the process hold: unread answers, unfinished heads, and waiting bodies."""
+        """Bytes of memory that this client alone costs: unread answers, unfinished heads, and waiting bodies."""
 
     def holdings(self) -> Iterable[Holding]:
-        """The bytes that the process holds for the client, and perhaps for others as well."""
+        """Buffers held for the client that others may share."""
 
     def shed(self) -> None:
-        """Close the connection at once, because too much memory is held."""
+        """Cut the connection because the process is short of memory."""
 
     def begin_leaving(self) -> None:
-        """The drain begins: ask the client to move to another connection, if the protocol can do so without an answer.
-        Requests that arrive meanwhile are answered."""
+        """Called when a drain begins: ask the client to use another connection, if the protocol can ask without an
+        answer.  Requests that arrive meanwhile are answered."""
 
     def close_if_idle(self) -> None:
-        """The drain's deadline has come: close the connection in order, unless it is being used."""
+        """Called at the deadline of a drain: close the connection in order, unless it is in use."""
 
     def drop(self) -> None:
-        """Close the connection at once."""
+        """Cut the connection at once."""
 
 
 class Flushing(Protocol):
-    """A connection that gathers its output."""
+    """A connection that collects its output."""
 
     def flush(self) -> None:
-        """Write the output."""
+        """Write the collected output."""
 
 
 class Peer(Protocol):
     """The remote end of a connection."""
 
     use: Account | None
-    """The account in which the connection is counted; None if it belongs to no net."""
+    """The account of the client's network; None if the connection belongs to no network."""
 
     @property
     def client(self) -> str | None:
-        """The client's address without its port, as the socket or the PROXY header gives it; None if there is none."""
+        """The client's address without its port, from the socket or the PROXY header; None without an address."""
 
     @property
     def scheme(self) -> str:
-        """The scheme of the connection, as in a URL."""
+        """The scheme of the connection's URLs, http or https."""
 
     @property
     def proxies(self) -> Proxies | None:
-        """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
+        """The proxies whose forwarding headers are trusted; None without trusted proxies."""
 
 
 class Clients:
-    """The registry of open connections, and what they share.
-
-    `remembered` is None if the fast path is off.
-    """
+    """The registry of open connections, and the state that they share."""
 
     def __init__(
         self,
@@ -164,7 +164,8 @@ class Clients:
         joins: Joins | None = None,
         accounts: Accounts | None = None,
     ) -> None:
-        """`accounts` are the accounts in which connections are counted; None for own ones that nothing else shares."""
+        """`remembered` is None without the fast path.  `accounts` counts connections by network; with None, these
+        clients have accounts of their own."""
         nets = client_nets(limits.client_v4_bits, limits.client_v6_bits)
         self.accounts = Accounts(nets, clock.now) if accounts is None else accounts
         self.handler = handler
@@ -172,73 +173,72 @@ class Clients:
         self.remembered = remembered
         self.metrics = metrics
         self.on_bad_request: Callable[[int, int, ClientConnection], None] = lambda status, sent_bytes, connection: None
-        """Called for each request that could not be parsed, with the status and the body's size in bytes."""
+        """Called for each request that cannot be parsed, with the status and the body's size in bytes."""
         self.speaks_s2 = False
-        """Whether all routes are S2 routes.  If so, a request that names no route is refused in the form of S2."""
+        """Whether all routes are S2 routes, so that a request without a route is refused in S2's format."""
         self.joins = Joins(Sections([])) if joins is None else joins
         self.exact: Mapping[bytes, tuple[RememberedAnswer, Section]] = (
             remembered.exact if remembered is not None else {}
         )
-        """The results of `find` for requests that are repeated byte for byte."""
+        """The results of `find` by the exact bytes of a request."""
         self.find: Callable[[bytes], tuple[Known, Section] | None] | None = None
-        """Finds the remembered answer or join of a request, and its header section; None if all requests go to the
-        handler."""
+        """Finds the remembered answer or the join for a request, and the request's header section.  None if every
+        request goes to the handler."""
         self.refusals: Sized = ()
-        """Streams whose origin has recently refused some reader; mostly empty."""
+        """Streams of which the origin has recently refused a reader; mostly empty."""
         self.limits_hits = False
-        """Whether there are rate limits, so that `admits` must be called for each remembered answer."""
+        """Whether rate limits apply, so that every remembered answer needs a call of `admits`."""
         self.admits: Callable[[RememberedAnswer, Peer, Section], bool] = admit_any
-        """Whether a remembered answer may be sent for this header section.  Called if the answer is guarded, or
+        """Returns whether a remembered answer may be sent to this peer.  Called if the answer needs authorisation or if
         `limits_hits` is set."""
         self.join: Callable[[Channel, Join, Section], bool] = refuse_join
-        """Begins a live answer to a known request, without parsing it; False if that is impossible."""
+        """Begins a live answer without parsing the request.  Returns False if the request has to be parsed."""
         self.is_current: Callable[[RememberedAnswer, bytes], bool] = (
             remembered.is_current if remembered is not None else lambda answer, request: False
         )
-        """Whether an answer that was found by the meaning of a request is still valid for it."""
+        """Returns whether a remembered answer is valid for a request now."""
         self.now = clock.now
         self.wall = clock.wall
         self.loop = asyncio.get_running_loop()
-        # Deadlines of connections use the machine's clock, whichever clock the streams use.
+        # Deadlines use the machine's clock, even if streams use another clock, as in tests.
         self.wheel = Wheel(SystemClock())
         self.sent_bytes = 0
-        """Body bytes of live answers that have not been counted in the metrics yet."""
+        """Body bytes of live answers that the metrics do not include yet."""
         self.on_hit: Callable[[RememberedAnswer, Peer, bytes, Section, float], None] | None = None
-        """Called for each remembered answer that was sent, if hits are logged or traced one by one.  The arguments are
-        the answer, its connection, its request and header section, and the time at which the request was read
-        (monotonic seconds)."""
+        """Called after each remembered answer if hits are logged or traced one by one.  The arguments are the answer,
+        its connection, the request, its header section, and the time of the request in monotonic seconds."""
         self.proxies: Proxies | None = None
-        """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
+        """The proxies whose forwarding headers are trusted; None without trusted proxies."""
         self.repeats = True
-        """Whether the latest hit that was found by its header section also equalled the remembered request byte for
-        byte.  New connections expect the same of their requests."""
+        """Whether the latest hit was found by the exact bytes of its request.  New connections begin with this look-up
+        if so."""
         self.is_draining = False
-        """Whether each answer over HTTP/1.1 says that its connection closes, and HTTP/2 connections get a GOAWAY."""
+        """Whether HTTP/1.1 answers announce the end of their connection, and HTTP/2 connections get a GOAWAY."""
         self._is_closing = False
-        """Whether no connection is admitted any more."""
+        """Whether new connections are refused because the drain's deadline has passed."""
         self.is_short_of_memory = False
         """Whether new connections are refused because the process is close to its memory limit."""
         self.unadmitted = 0
-        """Connections that have been accepted and not admitted yet.  Each adds itself and calls `admit_connection`."""
+        """Connections between acceptance and `admit_connection`.  Each connection adds itself."""
         self.latest_peer: str | None = None
-        """The address of the latest connection.  Connections of one proxy share this string, which saves memory."""
+        """The address of the latest connection.  Connections of one proxy share this string, to save memory."""
         self._arrivals = 0
         self.on_arrivals: Callable[[], None] = lambda: None
         """Called after each `ARRIVALS_PER_LOOK` admitted connections."""
         self._open: OrderedDict[ClientConnection, None] = OrderedDict()
         self.refused: Counter[ConnectionRefusal] = Counter()
-        """Refused connections by reason."""
+        """The numbers of refused connections."""
         self.http2 = SessionCounts()
-        """Counters of the HTTP/2 sessions among the connections."""
+        """Counters of the HTTP/2 connections."""
         self.turns = Turns(partial(self.loop.call_soon, context=DETACHED))
-        """Decides when parsed requests are begun."""
+        """Spreads the beginnings of requests over turns of the event loop."""
         self.late_bodies = Pace(SystemClock(), LATE_BODY_S, LATE_BODIES_S)
-        """Decides when bodies that have not arrived in time fail."""
+        """Spreads the failures of bodies that have not arrived in time."""
         self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []
-        """Parsers that are between two messages, kept for reuse."""
+        """Parsers for reuse, each between two messages."""
         self._unflushed: list[Flushing] = []
-        """Connections with output to be written at the end of the loop's turn."""
+        """Connections with output to write at the end of the loop's turn."""
         self._emptied = Signal()
         self._flood_logged_at = -_FLOOD_LINES_S
 
@@ -252,20 +252,20 @@ class Clients:
         return iter(self._open)
 
     def use_limits(self, limits: LimitsConfig) -> None:
-        """Use these limits from now on."""
         self.limits = limits
-        # Copied to attributes, because the fields of a pydantic model are slow to reach.
+        # Copy the fields, because those of a pydantic model are slow to reach.
         self.high_water = limits.send_buffer_bytes // 2
-        """Half of the bound on unsent bytes; the listener gives the other half to the kernel's send buffer."""
+        """Half of the bound on unsent bytes.  The kernel's send buffer has the other half."""
         self.header_timeout_s = limits.client_header_timeout_s
         self._most_connections = limits.max_connections
         self._most_connections_of_one = limits.most_client_connections
 
     def admit_connection(self, client: ClientConnection) -> bool:
-        """Register a new connection; False if there are too many or the gateway is about to stop."""
+        """Register a new connection.  Returns False if it must close, because there are too many connections or the
+        gateway refuses new ones."""
         self.unadmitted -= 1
         address, proxies = client.client, client.proxies
-        # A trusted proxy's connection belongs to no net, because its requests come from other clients.
+        # A trusted proxy's connection belongs to no network, because its requests come from many clients.
         is_proxy = proxies is not None and proxies.trusts(address)
         account = self.accounts.open_account(self.accounts.net_of(address)) if not is_proxy else None
         refusal = self._refusal(account)
@@ -285,8 +285,8 @@ class Clients:
         return True
 
     def _refusal(self, account: Account | None) -> ConnectionRefusal | None:
-        """Why a new connection of the net is refused; None if it is accepted.  May displace another connection to make
-        room."""
+        """The reason to refuse a new connection of this network; None to accept it.  May displace another connection to
+        make room."""
         if self._is_closing:
             return ConnectionRefusal.LEAVING
         if self.is_short_of_memory:
@@ -298,24 +298,25 @@ class Clients:
         has_share = connections < self._most_connections_of_one
         if accounts.open_connections < self._most_connections:
             return None if has_share else ConnectionRefusal.CLIENT
-        # A net with as many connections as the largest displaces none: the two would displace each other for ever.
+        # The two networks must differ by two or more.  Otherwise they would displace each other's connections for ever.
         may_displace = has_share and connections + 1 < accounts.most_connections
         return None if may_displace and self._displace() else ConnectionRefusal.LIMIT
 
     def is_banned(self, account: Account) -> bool:
-        """Whether an open connection's net is banned.  If so, its next request is not answered, and it is closed."""
+        """Return whether the network of an open connection is banned.  The caller then closes the connection without an
+        answer."""
         if not account.is_banned(self.now()):
             return False
         self.refused[ConnectionRefusal.BANNED] += 1
         return True
 
     def _displace(self) -> bool:
-        """Close an idle connection of a net that has the most connections; False if the search finds none within its
-        bound."""
+        """Close an idle connection of a network that has the most connections.  Returns False if a bounded search finds
+        none."""
         most = self.accounts.most_connections
         for _ in range(min(len(self._open), _MOST_LOOKED_AT)):
             client = next(iter(self._open))
-            # Begin with another connection next time.
+            # Begin the next search with another connection.
             self._open.move_to_end(client)
             if client.use is not None and client.use.connections == most and client.is_idle:
                 self._uncount(client)
@@ -325,13 +326,13 @@ class Clients:
         return False
 
     def replace(self, client: ClientConnection, successor: ClientConnection) -> None:
-        """Put `successor` in the place of `client`: the connection changes its protocol."""
+        """Register `successor` in place of `client`, because the connection changes its protocol."""
         self._open.pop(client, None)
         self._open[successor] = None
         successor.use, client.use = client.use, None
 
     def unregister(self, client: ClientConnection) -> None:
-        """Unregister a connection that has ended, and whose answers have ended."""
+        """Unregister a connection that has ended, along with its answers."""
         if client in self._open:
             del self._open[client]
             self.accounts.open_connections -= 1
@@ -347,7 +348,7 @@ class Clients:
 
     async def emptied(self, timeout_s: float) -> None:
         """Wait until no connection is left, for at most `timeout_s` seconds."""
-        # A connection that the loop has accepted gets its protocol in the loop's next turn.
+        # The loop makes the protocol of an accepted connection in its next turn.
         await asyncio.sleep(0)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -355,9 +356,9 @@ class Clients:
                     await self._emptied.wait()
 
     def note_flood(self, use: Account | None, kind: str) -> None:
-        """Log that an HTTP/2 connection ends because of too many frames of a kind; at most one line in 10 s.
+        """Log that an HTTP/2 connection ends because of too many frames of this kind, at most every 10 s.
 
-        `use` is the account in which the connection is counted.
+        `use` is the account of the connection's network.
         """
         now = self.now()
         if now - self._flood_logged_at >= _FLOOD_LINES_S:
@@ -366,7 +367,7 @@ class Clients:
             _log.warning("an HTTP/2 connection of %s ends: too many frames of the kind %s", net, kind)
 
     def flush_soon(self, connection: Flushing) -> None:
-        """Flush the connection at the end of the loop's turn; one call of the loop serves all connections."""
+        """Flush the connection at the end of the loop's turn.  All connections share one scheduled call."""
         if not self._unflushed:
             self.loop.call_soon(self._flush)
         self._unflushed.append(connection)
@@ -380,24 +381,24 @@ class Clients:
                 _log.exception("unhandled error")
 
     def parser(self) -> RequestParser:
-        """A parser that has read nothing yet; give it back with `spare` between two messages."""
+        """Take a parser that has read nothing.  Return it with `spare` between two messages."""
         return self._parsers.pop() if self._parsers else RequestParser()
 
     def spare(self, parser: RequestParser) -> None:
-        """Take a parser back.  Most connections wait for a request, and need no parser meanwhile."""
+        """Take a parser back for reuse.  Most connections wait for a request and need no parser."""
         if len(self._parsers) < _SPARE_PARSERS:
             self._parsers.append(parser)
         else:
             parser.close()
 
     def unsent(self) -> tuple[int, int]:
-        """Bytes that clients have not read yet: the sum over all connections, and the largest of one."""
+        """Bytes that clients have not read: the sum over all connections, and the largest of one."""
         sizes = [client.unsent_bytes for client in self._open]
         return sum(sizes), max(sizes, default=0)
 
     def keeps_up(self, taken_bytes: int) -> bool:
-        """Whether a client keeps up if it has taken `taken_bytes` of its unread bytes within the write timeout.  If
-        not, it is counted as slow, and the caller drops it."""
+        """Return whether a client that has read `taken_bytes` within the write timeout is fast enough.  Counts the
+        client as slow otherwise, and the caller drops it."""
         limits = self.limits
         if keeps_up(taken_bytes, limits.client_write_timeout_s, limits.client_min_rate):
             return True
@@ -414,40 +415,40 @@ class Clients:
             self.remembered.count()
 
     def begin_drain(self) -> None:
-        """Move clients to other processes without failing a request.
+        """Make clients move to other processes without a failed request.
 
-        An idle connection stays open: closing it would race with the client's next request, and a client may not repeat
-        a POST that fails (RFC 9112 section 9.3.1).  The next answer says that the connection closes.
+        Idle connections stay open.  A close would race with the client's next request, and a client may not repeat a
+        failed POST (RFC 9112 section 9.3.1).  The next answer announces the end of its connection instead.
         """
         self.is_draining = True
         for client in list(self._open):
             client.begin_leaving()
 
     def undo_drain(self) -> None:
-        """Keep connections again, except the connections that were asked to leave already."""
+        """End the drain.  Connections that have been asked to leave still leave."""
         self.is_draining = False
 
     def close_idle(self) -> None:
-        """Admit no more connections, and close the idle ones; the others close after their answers."""
+        """Admit no more connections, and close the idle ones.  The others close after their answers."""
         self._is_closing = True
         for client in list(self._open):
             client.begin_leaving()
             client.close_if_idle()
 
     async def abort(self) -> None:
-        """Drop every remaining connection and wait for it to close."""
+        """Cut every remaining connection, and wait until all are closed."""
         for client in list(self._open):
             client.drop()
         await self.emptied(_ABORT_S)
 
 
 def admit_any(answer: RememberedAnswer, peer: Peer, section: Section) -> bool:
-    """Admit the request, because there are neither rate limits nor rules."""
+    """Admit the request, because there are no rate limits and no rules of authorisation."""
     return True
 
 
 def refuse_join(channel: Channel, join: Join, section: Section) -> bool:
-    """Join nothing: live requests go to the handler."""
+    """Refuse every join, so that live requests go to the handler."""
     return False
 
 

@@ -1,8 +1,8 @@
-"""Concealing routes (`route.conceal`): refusals and the 404s of absent streams are one answer of the gateway's own.
+"""Concealing routes (`route.conceal`): a refusal looks exactly like the 404 for an absent stream.
 
-A client that may not read a stream must not learn whether there is one, nor one that may read it that others may not.
-So a refusal passes everything that a read of an absent stream passes: the rate limits, the bound on reads of unknown
-streams, the body of a write, and the time that the origin would take (`gateway.auth.concealment`).
+A client without permission must not learn whether a stream exists.  A client with permission must not learn whether
+others are refused.  A refusal therefore passes all steps of a read of an absent stream: the rate limits, the bound on
+reads of unknown streams, the body of a write, and the origin's usual delay (`gateway.auth.concealment`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from gateway.server.request import Answered, ask_for_body, is_expecting
 
 _STREAM: Final = "stream"
 _METADATA: Final = "metadata"
-"""A 404 to a HEAD answers only reads that begin with one."""
+"""A HEAD's 404 answers only reads that begin with a HEAD, so the two kinds are remembered separately."""
 
 
 def concealment_of(context: RequestContext) -> Concealment | None:
-    """How the request's route conceals streams; None if it does not, if everybody may read the stream, or if the origin
-    alone judges the request."""
+    """The concealment of the request's route.  None if the route conceals nothing, the stream is public, or only the
+    origin authorises the request."""
     route = context.route
     if route is None or route.guard is None or context.allowed is None or context.is_public:
         return None
@@ -40,13 +40,13 @@ def concealment_of(context: RequestContext) -> Concealment | None:
 def conceal_absence(
     recorder: ResponseRecorder, context: RequestContext, concealment: Concealment, *, is_from_origin: bool
 ) -> Answered:
-    """Answer a request for an absent stream as a refusal is answered."""
+    """Answer a request for an absent stream with the same answer as a refusal."""
     if is_from_origin and context.mode not in LIVE:
-        # A live read may have waited for long before its stream was deleted.
+        # The time of a live read is no measure, because it may have waited long before its stream was deleted.
         concealment.note(context.mode, recorder.now() - context.began - context.undecided_s, is_absent=True)
     outcome = context.outcome
     answered = recorder.refuse(context, Concealed())
-    # The log and the metrics say how it was answered.
+    # The log and the metrics keep the real outcome.
     context.outcome = outcome
     return answered
 
@@ -54,8 +54,9 @@ def conceal_absence(
 async def refuse_concealed(
     engine: Engine, limits: LimitsConfig, concealment: Concealment, context: RequestContext, parsed: ParsedRequest
 ) -> Answered | None:
-    """Refuse the request when an absent stream's 404 would come.  Raises a GatewayError."""
-    # The wait for a verdict is the same for all streams, and comes before the time that the origin would take.
+    """Refuse the request at the time when an absent stream's 404 would be sent.  Raises Concealed, or the GatewayError
+    of an earlier step."""
+    # The wait for a verdict is the same for all streams, and precedes the origin's usual delay.
     began = context.began + context.undecided_s
     if context.request.body is not None:
         await _read_body(context, limits)
@@ -76,7 +77,7 @@ async def refuse_concealed(
 
 
 async def _read_body(context: RequestContext, limits: LimitsConfig) -> None:
-    """Read the request's body to its end, as a relay does.  Raises a GatewayError where that would refuse it."""
+    """Read the request's body to its end, as a relay does.  Raises the relay's GatewayErrors."""
     request, is_delete = context.request, context.mode is Mode.DELETE
     body = request.body
     assert body is not None
@@ -93,7 +94,7 @@ async def _read_body(context: RequestContext, limits: LimitsConfig) -> None:
 
 
 def _kinds(mode: Mode, read: Read) -> tuple[tuple[Hashable, ...], Hashable]:
-    """Which earlier 404s would answer the read, and which reads its own 404 would."""
+    """The kinds of earlier 404s that would answer the read, and the kind of its own 404."""
     if mode is Mode.HEAD or (read.is_live and read.start != START):
         return (_STREAM, _METADATA), _METADATA
     return (_STREAM,), _METADATA if read.start == NOW else _STREAM

@@ -1,22 +1,24 @@
 """One client's HTTP/1.1 connection, which answers its requests in order.
 
-A request that is known is answered at once without being parsed.  Any other request goes to the handler.  A live answer
-has no task: a reader of the stream writes to the connection (`gateway.server.live`).
+A request whose answer is remembered is answered without being parsed (`recognising.py`).  Every other request is parsed
+and goes to the request handler.  A live answer has no task: the stream's reader writes it to the connection
+(`gateway.server.live`).
 
-A connection is one object, because each further object would cost every idle SSE reader some 40 bytes, and every answer
-a look-up.  It is written in parts.  Each owns the attributes in its `__slots__`, and uses the parts above it:
+The connection is a single object: each further object would cost every idle SSE reader some 40 bytes and every answer a
+look-up.  Its class is split over several files.  Each class owns the attributes in its `__slots__` and uses the classes
+above it in this table:
 
-| part                   | file             | owns                                                                     |
+| class                  | file             | owns                                                                     |
 |------------------------|------------------|--------------------------------------------------------------------------|
 | PhasedChannel          | `phase.py`       | The phase, the request, its task or live answer, the live read's account |
-| Handling               | `handling.py`    | Nothing: it runs the handler, and ends an answer that fails              |
+| Handling               | `handling.py`    | No attributes: it runs the handler, and ends an answer that fails        |
 | TimedConnection        | `timeouts.py`    | The transport, the deadline, and how fast the client reads               |
 | WritingConnection      | `writing.py`     | The framing of the answer                                                |
 | ReadingConnection      | `reading.py`     | The input: unparsed, parsed and pending, and the body being received     |
-| RecognisingConnection  | `recognising.py` | The client's address: it answers requests that are known by their bytes  |
-| Connection             | `connection.py`  | Nothing: it begins requests in order, and ends the connection            |
+| RecognisingConnection  | `recognising.py` | The client's address: it answers requests whose answers are remembered   |
+| Connection             | `connection.py`  | No attributes: it begins requests in order, and ends the connection      |
 
-The first two are parts of an HTTP/2 stream's channel, too (`gateway.server.http2.channel`).
+An HTTP/2 stream's channel is built on the first two classes as well (`gateway.server.http2.channel`).
 """
 
 from __future__ import annotations
@@ -54,13 +56,13 @@ _HEAD: Final = State.HEAD
 
 
 class Connection(RecognisingConnection):
-    """One client's HTTP/1.1 connection.  Owner of its transport."""
+    """One client's HTTP/1.1 connection.  It owns its transport."""
 
     __slots__ = ()
 
     def __init__(self, clients: Clients, client: str | None = None, *, is_local: bool = False) -> None:
-        """`client` is the client's address if a PROXY header gave one.  `is_local` says that the peer is the client
-        itself even if its address is a trusted proxy's."""
+        """`client` is the client's address from a PROXY header, or None without such a header.  `is_local` means that
+        the peer is the client itself, even if its address is a trusted proxy's."""
         super().__init__(clients)
         clients.unadmitted += 1
         self._repeats = clients.repeats
@@ -68,7 +70,7 @@ class Connection(RecognisingConnection):
         self.proxies = None if is_local else clients.proxies
 
     def __repr__(self) -> str:
-        """The phase, and what is held for a request."""
+        """The phase, and the objects that the connection holds."""
         held = {
             "parser": self._parser is not None,
             "task": self._task is not None,
@@ -86,7 +88,7 @@ class Connection(RecognisingConnection):
         return bool(self._pending)
 
     def holdings(self) -> Iterator[Holding]:
-        """The bytes that the connection refers to and that others may refer to as well."""
+        """The buffers that the connection shares with other connections or with the cache."""
         if self.transport is None or self.cut_reason is not None:
             return
         if self._shared is not None:
@@ -134,7 +136,7 @@ class Connection(RecognisingConnection):
             self._begin()
 
     def take_turn(self) -> None:
-        """Begin the request that had to wait for its turn, or read such input."""
+        """Begin the request that waited for its turn, or read the input that waited."""
         is_waiting, self._is_waiting = self._is_waiting, False
         if self.transport is None or self.transport.is_closing():
             return
@@ -148,10 +150,10 @@ class Connection(RecognisingConnection):
             self._end_input()
 
     def _begin_late(self) -> None:
-        """Take the input, which begins with a request that has waited for its turn.  While it waited, an equal request
-        of another client may have been answered, so that its answer is known now."""
+        """Take input that begins with a request that waited for its turn.  Look for a remembered answer again: another
+        client may have been given one in the meantime."""
         data, self._unparsed = self._unparsed, b""
-        # Set before the request is answered, because the end of the answer may take more input.
+        # Clear the flag before answering, because the end of the answer may take more input.
         self._is_busy = False
         if not self._answers_known(data):
             self._unparsed, self._is_busy = data, True
@@ -160,7 +162,7 @@ class Connection(RecognisingConnection):
             self._end_pause()
 
     def _begin(self) -> None:
-        """Take the input, which begins with a request that no other one precedes."""
+        """Take input whose first request does not wait for an earlier one."""
         data = self._unparsed
         if (events := self._clients.header_cache.lookup(data)) is None:
             self._read(is_first=True)
@@ -172,7 +174,7 @@ class Connection(RecognisingConnection):
             self._take_known(events, data)
 
     def _take_known(self, events: list[Event], data: bytes) -> None:
-        """Answer a request that arrived whole and alone, and whose header section has been parsed before."""
+        """Answer a request that arrived in one piece, and whose header section has been parsed before."""
         self._is_active = True
         head: RequestHead = events[0]  # type: ignore[assignment]  # `lookup` begins with a head.
         if len(events) == 2:
@@ -187,7 +189,8 @@ class Connection(RecognisingConnection):
         self._update_deadline()
 
     def _is_http2(self) -> bool:
-        """Whether the connection's first bytes are those of HTTP/2 so far (RFC 9113 section 3.3)."""
+        """Return whether the first bytes are HTTP/2's preface, or the beginning of it (RFC 9113 section 3.3).  Hand the
+        connection over to HTTP/2 once the preface is whole."""
         data, transport = self._unparsed, self.transport
         assert transport is not None
         if len(data) < len(_PREFACE) and _PREFACE.startswith(data):
@@ -204,7 +207,8 @@ class Connection(RecognisingConnection):
         return True
 
     def eof_received(self) -> bool:
-        """The client has half-closed: answer its requests, then close.  False if none is unanswered."""
+        """Called when the client has half-closed: answer its requests, then close.  Return False, which closes the
+        transport, if no request is unanswered."""
         is_asking = self.phase not in (_IDLE, _LINGERING)
         if self.transport is None or self.transport.is_closing() or not (is_asking or self._pending or self._unparsed):
             return False
@@ -220,7 +224,7 @@ class Connection(RecognisingConnection):
     def pause_writing(self) -> None:
         self.is_full = self._is_busy = True
         if self.phase is _LIVE:
-            # A slow reader is not closed here: it goes back to reading the tape once its client has read.
+            # Do not close a slow reader here.  It reads the tape again once its client has read.
             self._clients.metrics.slow_consumer(is_closed=False)
         self._begin_window()
 
@@ -239,7 +243,7 @@ class Connection(RecognisingConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_deadline()
         self.transport = None
-        # resume_writing will not be called any more: let the rest of the answer be written, and dropped.
+        # resume_writing will not be called any more.  Let the rest of the answer be written into nothing.
         self.is_full = False
         self._pending = NO_EVENTS
         self._unparsed = b""
@@ -258,7 +262,7 @@ class Connection(RecognisingConnection):
     # -- requests in order
 
     def _take_pending(self) -> None:
-        """Take as many parsed events as the connection's phase allows."""
+        """Take parsed events until the connection's phase makes the rest wait."""
         pending, turns, has_begun = self._pending, self._clients.turns, False
         self._is_taking = True
         while pending and self.transport is not None and not self.transport.is_closing():
@@ -267,7 +271,7 @@ class Connection(RecognisingConnection):
                 continue
             event = pending[0]
             if not isinstance(event, RequestHead) and event not in REFUSALS:
-                # The rest of a body that is no longer read.
+                # The event belongs to a body that is no longer read.
                 pending.popleft()
             elif self.phase is not _IDLE or self.is_full or (has_begun and turns.must_wait(self)):
                 break
@@ -282,7 +286,7 @@ class Connection(RecognisingConnection):
         self._update_deadline()
 
     def _update_deadline(self) -> None:
-        """Set `_is_busy` and the deadline for what the connection waits for next."""
+        """Set `_is_busy`, and the deadline for the client's next action."""
         transport, parser = self.transport, self._parser
         if transport is None or transport.is_closing():
             return
@@ -325,8 +329,8 @@ class Connection(RecognisingConnection):
             self._drop_request()
 
     def _drop_request(self) -> None:
-        """Drop the parts of the request that a live answer does not need, because an idle reader would hold them as
-        long as it stays."""
+        """Drop the parts of the request that a live answer does not need.  An idle reader would otherwise hold them
+        until it leaves."""
         self._candidate = None
         if self.sse_route is not None:
             self._request = None
@@ -344,7 +348,7 @@ class Connection(RecognisingConnection):
         return Request(self, cast("RequestHead", events[0]), None)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """The request's task has ended, or was cancelled before it began."""
+        """Called when the request's task has ended, or was cancelled before it began."""
         # The request's live answer may have ended already, and the next request may have begun.
         if self._task is task:
             self._task = None
@@ -359,7 +363,7 @@ class Connection(RecognisingConnection):
             self._clients.unregister(self)
 
     def response_written(self, request: Request) -> None:
-        """The answer is written: take the next request, or close the connection."""
+        """Called when the answer is written: take the next request, or close the connection."""
         self.enter_phase(_IDLE)
         self._request = None
         if self.live_use is not None:
@@ -379,7 +383,7 @@ class Connection(RecognisingConnection):
             self._resume()
 
     def _resume(self) -> None:
-        """Go on to the next request."""
+        """Begin the next request, if its bytes have arrived."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return
@@ -388,11 +392,10 @@ class Connection(RecognisingConnection):
         if not self.is_full and self._tick < 0:
             self._set_idle_deadline()
         if self._is_taking or self._is_waiting:
-            # Either the caller that began this request is on the stack and takes the input parsed after it, or
-            # `take_turn` will take that input.
+            # The caller that began this request is on the stack and takes the input after it, or `take_turn` will.
             return
         if not self._pending and self._parser is None and not self._unparsed:
-            # The usual case: the client has sent nothing since.
+            # The usual case: the client has sent nothing more.
             self._is_busy = self.is_full
             if self._has_ended:
                 self._close()
@@ -401,7 +404,7 @@ class Connection(RecognisingConnection):
         self._read()
 
     def _refuse(self, status: int, body: bytes) -> None:
-        """Answer bytes that are not an acceptable request, and close the connection."""
+        """Refuse bytes that are not an acceptable request, and close the connection."""
         headers, body = refusal(status, body, is_s2=self._clients.speaks_s2)
         self._clients.on_bad_request(status, len(body), self)
         assert self.transport is not None
@@ -409,8 +412,8 @@ class Connection(RecognisingConnection):
         self._linger()
 
     def _linger(self) -> None:
-        """Half-close, and wait for the client to read the answer.  If the connection were closed with unread input, the
-        kernel would send a reset, and the client could lose the answer."""
+        """Half-close, and give the client time to read the answer.  Closing a connection with unread input makes the
+        kernel send a reset, which can destroy the answer."""
         transport = self.transport
         self._pending = NO_EVENTS
         self._unparsed = b""
@@ -434,8 +437,8 @@ class SecureConnection(Connection):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that this client alone makes the process hold.  Encrypted bytes belong to this client alone, even if
-        others get the same answer."""
+        """The bytes of memory that this client alone costs.  Encrypted bytes count in full: each client has its own,
+        even if others get the same answer."""
         if self.cut_reason is not None:
             return 0
         held = super().held_bytes

@@ -1,6 +1,6 @@
-"""The state of one request in the request handler, and the records that its end leaves.
+"""The state of one request in the request handler, and the records made at its end.
 
-`learn_hit` remembers an answer from memory, so that the next request with the same bytes skips the handler.
+`learn_hit` remembers an answer from memory, so that the next equal request skips the handler.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _SERVER: Final = istr("Server")
 _VIA: Final = istr("Via")
 _LIVE_MODES: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 _BY_CLIENT: Final = frozenset({400, 408, 414, 429, 431})
-"""The statuses of refusals that the client itself has caused, by the content or the rate of its requests."""
+"""The statuses of refusals that the client has caused, by the content or the rate of its requests."""
 
 
 class Stage(Enum):
-    """Who answers a request, and ends it by `ResponseRecorder.record_end`."""
+    """The part of the gateway that answers a request now, and records its end."""
 
     HANDLED = "the request handler, at once or in a task"
     RELAYED = "a relay, without a task"
@@ -56,43 +56,43 @@ class Stage(Enum):
 
 @dataclass(slots=True)
 class RequestContext:
-    """One request in progress: the facts for its answer and its record."""
+    """One request in progress: the facts for its answer and its records."""
 
     request: Request
     delivery: Delivery
     began: float
     observed: Observed | None
-    """The request's record and span; None if there is neither a log nor a tracer."""
+    """The request's log record and span; None without a log and a tracer."""
     stage: Stage = Stage.HANDLED
     mode: Mode = Mode.OTHER
     outcome: Outcome = Outcome.REFUSED
     route: Route | None = None
     saved_bytes: int = 0
-    """Bytes that content coding saved on an answer sent whole."""
+    """Bytes that content coding saved in an answer sent whole."""
     is_replay: bool = False
-    """Whether a live read is relayed only until the reader has caught up to the tail."""
+    """Whether a live read is relayed only until its reader has caught up with the tail."""
     why_alone: str | None = None
-    """Why a read is relayed although its route shares answers; None if it is shared."""
+    """The reason why a read is relayed although its route shares answers; None if it is shared."""
     client: str = UNKNOWN
-    """The net of the client, if rate limits count the request."""
+    """The client's network, which rate limits count requests by."""
     fields: tuple[str, str] | None = None
     """The answer's RateLimit-Policy and RateLimit fields; None if no rate limit applies."""
     is_session: bool = False
-    """Whether request and answer are streamed at the same time, for as long as both parties like."""
+    """Whether request and answer are streams that both stay open, as in an S2 append session."""
     allowed: Allowed | None = None
-    """The verdict on the request; None on a route without rules."""
+    """The verdict of authorisation; None on a route without rules."""
     stream: NamedStream | None = None
-    """The stream for which the verdict is kept; None if it is kept for the request line, or not at all."""
+    """The stream that the verdict is remembered for; None if it is remembered for the request line, or not at all."""
     parties: Parties = NO_PARTIES
-    """The request's principal and tenant, as limits count them."""
+    """The principal and the tenant that limits count the request for."""
     undecided_s: float = 0.0
-    """For how long it has waited to be judged, in seconds."""
+    """How long the request waited for its authorisation, in seconds."""
     usage: Usage | None = None
-    """The usage of the tenant; None without one, and for a request that a limit refuses."""
+    """The tenant's usage; None without a tenant, and for a request that a limit refuses."""
     is_public: bool = False
     """Whether the request reads a public stream."""
     speaks_s2: bool = False
-    """Whether a refusal is in S2's form although no route is known yet."""
+    """Whether refusals use S2's error format while the route is unknown."""
 
     @property
     def route_name(self) -> str:
@@ -105,7 +105,7 @@ _ENDED, _LIVE, _RELAYED = Stage.ENDED, Stage.LIVE, Stage.RELAYED
 
 
 class ResponseRecorder:
-    """Adds the headers that all responses have in common, and records how each request ended."""
+    """Adds the headers that all responses have in common, and records the end of each request."""
 
     def __init__(
         self,
@@ -124,11 +124,10 @@ class ResponseRecorder:
         self.now = now
 
     def record_end(self, context: RequestContext, answered: Answered | None) -> None:
-        """Record how the request has ended, in the metrics, the log and the trace; free the channel if the answer has
-        been sent, or was broken off by a relay.  Do nothing for a request that has ended already, or that is answered
-        live.
+        """Record the end of a request in the metrics, the log and the trace, and free its channel.
 
-        `answered` is the head of the answer; None if the answer was not given in full.
+        Does nothing for a request that has ended before, or has a live answer.  `answered` is the answer's head; None
+        if the answer was not sent in full.  In that case the channel is freed only if a relay broke the answer off.
         """
         stage, observed = context.stage, context.observed
         if stage is _ENDED or stage is _LIVE:
@@ -155,16 +154,17 @@ class ResponseRecorder:
             if mode not in _LIVE_MODES:
                 usage.add(sent.body_bytes)
             else:
-                # The request and its time are counted where live reads are registered, with the bytes of live answers.
+                # Live answers add their bytes where live reads are registered, which also counts the request and its
+                # time.
                 usage.sent_bytes += sent.body_bytes
         if observed is not None:
             self._observers.request_ended(observed, answered, mode, outcome, route, began, sent)
         if answered is not None or stage is _RELAYED:
-            # A connection may have closed long ago, and may have been kept only for this answer.
+            # Free the channel even if the client has left: its connection may have been kept only for this answer.
             request.channel.response_written(request)
 
     def refuse(self, context: RequestContext, error: GatewayError) -> Answered:
-        """Turn an error into a response: its status, and one line of text or S2's JSON."""
+        """Send an error as a response, with a line of text or S2's JSON as its body."""
         if error.limit is not None:
             self.metrics.client_limited(error.limit)
         answer = failure_answer(self.node, error)
@@ -186,15 +186,17 @@ class ResponseRecorder:
     def state_limits(context: RequestContext, headers: Fields) -> None:
         """Add the RateLimit fields."""
         if (fields := context.fields) is not None:
-            # Added as further members, because an origin may have stated limits of its own.
+            # Add members rather than replace the fields, because the origin may have stated limits of its own.
             headers.add("RateLimit-Policy", fields[0])
             headers.add("RateLimit", fields[1])
 
     def dress(
         self, route: Route | None, origin: str | None, headers: CIMultiDict[str], *, is_public: bool = False
     ) -> None:
-        """Add the headers that every response carries, for a route and the request's Origin header; `is_public` says
-        that the answer is from a public stream."""
+        """Add the headers that every response carries.
+
+        `origin` is the request's Origin header.  `is_public` means that the answer is from a public stream.
+        """
         config = None
         if route is not None:
             config = route.cors
@@ -209,7 +211,7 @@ class ResponseRecorder:
 
 
 def s2_error_body(error: GatewayError) -> bytes:
-    """An error of the gateway's own in the form that S2's clients read."""
+    """The body of an error of the gateway's own in S2's format."""
     if error.status == S2ErrorCode.RATE_LIMITED.status:
         code = S2ErrorCode.RATE_LIMITED
     else:
@@ -223,14 +225,14 @@ def learn_hit(
 ) -> None:
     """Remember the answer to the context's request.
 
-    The answer is repeated for `trust_s` seconds after the last question about the stream to the origin, as long as its
-    bytes are confirmed.  If it names a `tail`, it is repeated only while that is the tail.
+    The answer may be repeated until `trust_s` seconds have passed since the origin last confirmed the stream.  An
+    answer that names a `tail` is repeated only until the tail moves.
     """
     if not context.request.channel.learns:
         return
     size, headers = sum(map(len, answer.body)), answer.headers.copy()
     if context.fields is not None:
-        # The RateLimit field states the allowance that is left, which changes with each request.
+        # Leave the RateLimit fields out, because the allowance left differs with each request.
         for name in ("RateLimit-Policy", "RateLimit"):
             headers.popall(name, None)
     if answer.status == 200:

@@ -1,11 +1,11 @@
-"""CORS answered at the edge, for routes that configure it (Fetch standard, section 3.2).
+"""CORS answered by the gateway, on routes that configure it (Fetch standard, section 3.2).
 
-If a route has a `CorsConfig`, the gateway answers preflights itself and replaces the origin's own Access-Control
-fields, because two sets of them in one response confuse browsers.  The lists of headers are explicit: a `*` would not
-cover Authorization, and has no meaning with credentials.
+On a route with a `CorsConfig`, the gateway answers preflights and replaces the origin's Access-Control headers, because
+two sets of them in one response confuse browsers.  The lists of headers are explicit: `*` would not cover
+Authorization, and has no meaning with credentials.
 
-A reply that depends on the web origin has `Vary: Origin`, even if that origin is refused.  A wildcard is never combined
-with credentials: reflecting any origin would let every site read as the user.
+A reply that depends on the web origin has `Vary: Origin`, even if that web origin is refused.  A wildcard is never
+combined with credentials.  Otherwise every site could read with the user's credentials.
 """
 
 from __future__ import annotations
@@ -88,17 +88,17 @@ EXPOSED_HEADERS: Final = (
 
 
 ANY_ORIGIN: Final = f"https://{secrets.token_hex(16)}.invalid"
-"""Stands for an allowed web origin in a head that many readers are sent, each with the name of its own."""
+"""Stands for an allowed web origin in a head that is made once for many readers."""
 _ANY_ORIGIN: Final = ANY_ORIGIN.encode()
 
 
 def with_origin(head: bytes, web_origin: bytes) -> bytes:
-    """A head that was made for `ANY_ORIGIN`, for an allowed web origin."""
+    """The head with this allowed web origin in place of `ANY_ORIGIN`."""
     return head.replace(_ANY_ORIGIN, web_origin, 1)
 
 
 def split_at_origin(text: bytes) -> tuple[bytes, bytes]:
-    """The bytes before and behind `ANY_ORIGIN` in the beginning of an answer."""
+    """The bytes before and after `ANY_ORIGIN`.  All bytes are in the first part if it does not occur."""
     before, _, behind = text.partition(_ANY_ORIGIN)
     return before, behind
 
@@ -122,9 +122,10 @@ def preflight_headers(
     *,
     is_s2: bool = False,
 ) -> dict[str, str] | None:
-    """The headers of a preflight's 204; None if the origin is not allowed, or the request is not a preflight.
+    """The headers of a preflight's 204.  None if the web origin is not allowed, or the request is no preflight.
 
-    The lists do not depend on `request_method` and `request_headers`: the browser compares, and can cache the answer.
+    The lists do not depend on `request_method` and `request_headers`, so that the browser can cache the answer.  The
+    browser compares.
     """
     if origin is None or request_method is None:
         return None
@@ -145,7 +146,8 @@ def preflight_headers(
 
 
 def apply(cors: CorsConfig, origin: str | None, headers: CIMultiDict[str]) -> None:
-    """Replace the Access-Control fields of a reply by this route's, in place; `origin` is the request's Origin."""
+    """Replace a reply's Access-Control headers by those of this route, in place.  `origin` is the request's Origin
+    header."""
     for name in {name for name in headers if name.lower().startswith("access-control-")}:
         del headers[name]
     if "*" not in cors.allow_origins:
@@ -160,13 +162,13 @@ def apply(cors: CorsConfig, origin: str | None, headers: CIMultiDict[str]) -> No
 
 
 def named_origin(cors: CorsConfig | None, origin: str | None) -> bytes | None:
-    """The request's Origin as answers name it; None if they name none, or are the same for all origins."""
+    """The web origin that the answer names.  None if the answer names none, or is the same for all web origins."""
     allowed = _allowed(cors, origin) if cors is not None else None
     return allowed.encode() if allowed is not None and allowed != "*" else None
 
 
 def _allowed(cors: CorsConfig, origin: str | None) -> str | None:
-    """The value of Access-Control-Allow-Origin for the request's Origin; None if it is not allowed."""
+    """The value of Access-Control-Allow-Origin; None if the request's Origin is not allowed."""
     if "*" in cors.allow_origins:
         return "*"
     if origin is ANY_ORIGIN:

@@ -1,7 +1,7 @@
-"""Requests that wait without a task.  Until a request is answered, its `DeferredRequest` is the channel's `LiveAnswer`.
+"""Requests that wait without a task.
 
-A first read waits for its fetch.  A request that cannot be judged yet waits for a key set or for an authorisation
-service.
+A first read waits for its fetch.  A request without a verdict yet waits for a key set or for an authorisation service.
+Until the answer begins, the `DeferredRequest` is the channel's `LiveAnswer`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from gateway.upstream.auth_services import WaitingRequest
 
 
 class Answerer(Protocol):
-    """Answers requests that have waited."""
+    """The request handler, as it resumes requests that have waited."""
 
     def go_on(self, waiting: DeferredRequest) -> Work | None:
-        """Answer the request as far as possible; returns the remaining work."""
+        """Answer the request as far as possible without waiting.  Returns the work that is left."""
 
     def abandon(self, context: RequestContext) -> None:
-        """The request's client has left."""
+        """Called when the request's client has left."""
 
 
 class DeferredRequest(ABC):
-    """A request whose answer has not begun."""
+    """A request that waits, and whose answer has not begun."""
 
     __slots__ = ("_answerer", "context", "parsed")
 
@@ -41,32 +41,32 @@ class DeferredRequest(ABC):
         self._answerer = answerer
 
     def holdings(self) -> tuple[Holding, ...]:
-        """Nothing: the answer has not begun."""
+        """Empty, because the answer has not begun."""
         return NOTHING
 
     def pump(self) -> None:  # noqa: B027
-        """Do nothing: the answer has not begun."""
+        """Do nothing, because the answer has not begun."""
 
     def client_left(self, channel: Channel) -> None:
-        """The client has left."""
+        """Stop the wait, and record the request as aborted."""
         self._stop_waiting()
         self._answerer.abandon(self.context)
 
     def ready(self) -> None:
-        """The wait is over: answer the request."""
+        """Called when the wait is over: answer the request."""
         request = self.context.request
         request.channel.go_on(request, self._resume)
 
     @abstractmethod
     def _stop_waiting(self) -> None:
-        """Stop the wait, because the client has left."""
+        """Cancel the wait, because the client has left."""
 
     def _resume(self, request: Request) -> Work | None:
         return self._answerer.go_on(self)
 
 
 class WaitingRead(DeferredRequest):
-    """A first read, of a stream in `store`."""
+    """A first read, which waits for the fetch of its stream in `store`."""
 
     __slots__ = ("_store", "first", "read")
 
@@ -89,14 +89,14 @@ class WaitingRead(DeferredRequest):
 
 
 class UndecidedRequest(DeferredRequest):
-    """A request that cannot be judged yet."""
+    """A request that waits for the verdict of authorisation."""
 
     __slots__ = ("waiting",)
 
     def __init__(self, context: RequestContext, parsed: ParsedRequest, answerer: Answerer) -> None:
         super().__init__(context, parsed, answerer)
         self.waiting: WaitingRequest | None = None
-        """Its place in the queue."""
+        """The request's place in the queue."""
 
     def _stop_waiting(self) -> None:
         if self.waiting is not None:

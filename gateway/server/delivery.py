@@ -1,7 +1,7 @@
-"""Sending an answer to its client.
+"""Sends an answer to its client.
 
-Every wait is bounded.  An answer that cannot be completed is never ended in order: its connection is dropped, so that a
-truncated body does not look whole.
+Every wait is bounded.  An answer that cannot be completed is never ended in order.  Its connection is dropped instead,
+so that a truncated body does not look complete.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from gateway.server.request import Answered, Request
 from gateway.telemetry.metrics import MetricsRecorder
 
 PART_BYTES: Final = 1 << 16
-"""The most bytes written at a time; a client has the write timeout to take them."""
+"""The most bytes written at a time.  The client has the write timeout to read them."""
 _JOINED_BYTES: Final = 1 << 18
-"""A body up to this size is joined and sent with its head in one write."""
+"""The largest body that is sent in one write with its head."""
 
 
 class Aborted(ConnectionError):
-    """The connection was dropped in the middle of a body; no response can be sent any more."""
+    """The connection was dropped within a body, so no response can be sent any more."""
 
 
 class WholeBody:
-    """A large body that is written in parts; a `gateway.server.request.Holder`."""
+    """A large body in memory that is written in parts, as a `gateway.server.request.Holder`."""
 
     __slots__ = ("_body",)
 
@@ -37,17 +37,15 @@ class WholeBody:
         self._body = body
 
     def holdings(self) -> tuple[Holding]:
-        """The body."""
         size = len(self._body)
         return (Holding(SharedBytes(size), size),)
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """The body, as one piece."""
         yield self._body
 
 
 class Delivery:
-    """Writes the answer to one request.  `now` gives monotonic seconds."""
+    """Writes the answer to one request.  `now` returns monotonic seconds."""
 
     __slots__ = ("_metrics", "_now", "_request", "first_byte_at", "sent_bytes")
 
@@ -56,12 +54,12 @@ class Delivery:
         self._metrics = metrics
         self._now = now
         self.first_byte_at: float | None = None
-        """When the head of the answer was written; None if it was not."""
+        """When the answer's head was written; None before."""
         self.sent_bytes = 0
         """Body bytes handed to the connection."""
 
     def whole_answer(self, answer: Answer) -> Answered | None:
-        """Send an answer whose body is small, and all here; None if it is not."""
+        """Send an answer whose body is small and in memory.  Returns None, and sends nothing, for any other answer."""
         parts = answer.parts
         if parts is None:
             return self.text(answer.status, answer.headers, answer.body)
@@ -76,12 +74,12 @@ class Delivery:
         return self.text(answer.status, answer.headers, body)
 
     async def send_answer(self, answer: Answer) -> Answered:
-        """Send an answer that `whole_answer` does not.  Raises Aborted if the client or the origin goes away in the
-        middle."""
+        """Send an answer that `whole_answer` has refused.  Raises Aborted if the client or the origin fails within the
+        body."""
         assert answer.parts is not None
         length = answer.parts.length(answer.is_json)
         if length is not None and length <= _JOINED_BYTES and self._request.method == "GET":
-            # Nothing has been written yet, so a failure here can still become an error response.
+            # Nothing has been written, so a failure here can still become an error response.
             return self._joined(answer, b"".join([piece async for piece in answer.parts.stream(answer.is_json)]))
         self._request.held = answer
         body_parts = answer.parts.stream(answer.is_json)
@@ -94,11 +92,11 @@ class Delivery:
         return self.passed_on(status, None, headers, body)
 
     def passed_on(self, status: int, reason: str | None, headers: Fields, body: bytes) -> Answered:
-        """Send a short body with the fields as they are."""
+        """Send a short body, and leave the headers as they are."""
         request = self._request
         request.channel.respond(request, status, headers, body, reason)
         self.first_byte_at = self._now()
-        # The channel leaves the body out of these (RFC 9110 section 6.4.1).
+        # The channel omits the body in these cases (RFC 9110 section 6.4.1).
         if body and request.method != "HEAD" and status not in (204, 304):
             self.count_sent(len(body))
         return Answered(status, headers)
@@ -109,7 +107,7 @@ class Delivery:
         self._metrics.downstream_bytes(size)
 
     async def whole(self, status: int, headers: CIMultiDict[str], body: bytes) -> Answered:
-        """Send a large body that is in memory, in parts.  Raises Aborted if the client goes away in the middle."""
+        """Send a large body in parts.  Raises Aborted if the client leaves within the body."""
         held = self._request.held = WholeBody(body)
         return await self.stream(status, None, headers, len(body), held.parts())
 
@@ -122,14 +120,15 @@ class Delivery:
         body: AsyncIterator[bytes],
         run: BodyRun | None = None,
     ) -> Answered:
-        """Send a body as it becomes available; `run` names the stream that it belongs to, if any."""
+        """Send a body as it becomes available.  `run` is the part of the stream that it consists of, if any.  Raises
+        Aborted if the body fails."""
         channel = self._request.channel
         self.start_response(status, reason, headers, length)
         try:
             async for chunk in body:
                 if run is not None:
                     run.stream.sent_bytes += len(chunk)
-                # In parts, because the write timeout bounds progress, whatever the size of a chunk.
+                # Write in parts, because the write timeout bounds the time for each part.
                 for begin in range(0, len(chunk), PART_BYTES):
                     self.part(chunk[begin : begin + PART_BYTES])
                     if channel.is_full:
@@ -140,12 +139,12 @@ class Delivery:
         return Answered(status, headers)
 
     def start_response(self, status: int, reason: str | None, headers: Fields, length: int | None) -> None:
-        """Send the head of a body of `length` bytes; None if the length is not known yet."""
+        """Send the head of a body with `length` bytes; None if the length is unknown."""
         self._request.channel.start_response(self._request, status, reason, headers, length)
         self.first_byte_at = self._now()
 
     def part(self, piece: bytes) -> None:
-        """Send a part of the body, at most `PART_BYTES` long."""
+        """Send a part of the body, of at most `PART_BYTES`."""
         self.count_sent(len(piece))
         self._request.channel.send_part(piece)
 
@@ -154,6 +153,7 @@ class Delivery:
         self._request.channel.end_response()
 
     def abort(self) -> Aborted:
-        """Drop the connection at once: after an orderly end a truncated body would look complete."""
+        """Drop the connection at once, because an orderly end would make a truncated body look complete.  Returns the
+        error to raise."""
         self._request.channel.abort()
         return Aborted("connection dropped")

@@ -1,9 +1,9 @@
-"""The frontend: the client side as one piece, which a new configuration replaces between two requests.
+"""The frontend: the whole client side, which adopts a new configuration between two requests.
 
-It makes the request handler, the connections and the store of remembered answers.  `reconfigure` puts all later
-requests under another configuration, `use_certificates` all later handshakes; requests in progress end under the old
-one, and no connection is closed.  Remembered answers are dropped when the routes change, because the routes decide what
-a request means and which of its header lines matter.
+It makes the request handler, the connections and the store of remembered answers.  `reconfigure` applies a new
+configuration to all later requests, and `use_certificates` new certificates to all later handshakes.  Requests in
+progress end under the old configuration, and no connection is closed.  When the routes change, remembered answers are
+dropped, because the routes decide which header lines matter.
 
 `redirect` makes the handler of a listener that only redirects to https.
 """
@@ -52,7 +52,8 @@ _TARGET: Final = re.compile(r"/[!-~]*")
 def redirect(port: int) -> Handler:
     """A handler that redirects every request to the same URL with https, at `port`.
 
-    308 keeps the method (RFC 9110 section 15.4.9).  A host or a target that cannot be part of a URL gets a 400.
+    The status 308 keeps the method (RFC 9110 section 15.4.9).  A host or a target that cannot be part of a URL gets a
+    400.
     """
     suffix = "" if port == 443 else f":{port}"
 
@@ -79,13 +80,14 @@ _log = logging.getLogger("gateway.listeners")
 
 
 def _proxies(config: GatewayConfig) -> Proxies | None:
-    """The trusted proxies; None if there are none."""
+    """The trusted proxies; None if none are configured."""
     trusted = config.server.trusted_proxies
     return Proxies(trusted, config.server.forwarded_by) if trusted else None
 
 
 def _shown_address(form: Literal["full", "masked", "none"]) -> Callable[[str | None], str]:
-    """Gives an address as `log.client_address` allows it; empty for none."""
+    """A function that writes an address in the form of `log.client_address`.  The result is empty without an
+    address."""
     match form:
         case "full":
             return lambda address: address or ""
@@ -96,7 +98,7 @@ def _shown_address(form: Literal["full", "masked", "none"]) -> Callable[[str | N
 
 
 class Frontend:
-    """The client side of one engine.  Owner of the route table and of the clients' connections."""
+    """The client side of one engine.  It owns the route table and the client connections."""
 
     def __init__(
         self,
@@ -105,7 +107,7 @@ class Frontend:
         listener_metrics: ListenerRecorder,
         rules: Mapping[str, Rules] | None = None,
     ) -> None:
-        """`rules` holds the rules of the routes with `[[route.auth]]`, by the routes' names."""
+        """`rules` maps the names of routes with `[[route.auth]]` to their rules."""
         self._config = config
         self._engine = engine
         self._now = engine.clock.now
@@ -137,12 +139,12 @@ class Frontend:
         self.clients.speaks_s2 = self._speaks_s2()
         self.clients.refusals = engine.negative_cache.groups
         self.every_clients = [self.clients]
-        """The main clients, and those of listeners that only redirect."""
+        """The main connections first, then those of listeners that only redirect."""
         if self._observers.is_on:
             self.clients.on_hit = self._note_hit
         self._choose_shortcuts()
         self.clients.proxies = proxies = _proxies(config)
-        # By name in ALPN, in the order in which they are offered: the preferred one first.
+        # By ALPN name, in order of preference.
         protocols: dict[str, Connect] = {HTTP_2: self._connect_http2, HTTP_1: self._connect}
         self.listeners = Listeners(config, self.clients, protocols, self._redirect_factory, listener_metrics, proxies)
 
@@ -150,7 +152,7 @@ class Frontend:
         return f"<Frontend {self.connections()} connections, {len(self.listeners)} listeners>"
 
     def connections(self) -> int:
-        """Client connections that are open now, at all listeners."""
+        """Open client connections at all listeners."""
         return self.clients.accounts.open_connections
 
     def refused(self) -> dict[str, int]:
@@ -158,21 +160,21 @@ class Frontend:
         return {why.value: sum(clients.refused[why] for clients in self.every_clients) for why in ConnectionRefusal}
 
     def waited(self) -> int:
-        """Requests that have waited for their turn of the loop, so far."""
+        """Requests that have waited for their turn, since the start."""
         return sum(clients.turns.waited for clients in self.every_clients)
 
     def unsent(self) -> tuple[int, int]:
-        """Bytes that clients have not read yet: the sum over all connections, and the largest of one."""
+        """Bytes that clients have not read: the sum over all connections, and the largest of one."""
         sums, most = zip(*(clients.unsent() for clients in self.every_clients), strict=True)
         return sum(sums), max(most)
 
     def _connect(self, client: str | None, *, is_secure: bool, is_local: bool = False) -> Connection:
-        """Make the protocol of an accepted connection that speaks HTTP/1.1."""
+        """Make the protocol of an accepted HTTP/1.1 connection."""
         kind = SecureConnection if is_secure else Connection
         return kind(self.clients, client, is_local=is_local)
 
     def _connect_http2(self, client: str | None, *, is_secure: bool, is_local: bool = False) -> Http2Connection:
-        """Make the protocol of an accepted connection that speaks HTTP/2."""
+        """Make the protocol of an accepted HTTP/2 connection."""
         return Http2Connection(self.clients, client, is_secure=is_secure, is_local=is_local)
 
     def _redirect_factory(self, port: int) -> Connect:
@@ -189,15 +191,18 @@ class Frontend:
         return connect
 
     def use_certificates(self, certificates: Certificates) -> None:
-        """Put new certificates into effect at the listeners."""
+        """Use new certificates for all later handshakes."""
         for loaded in certificates.values():
             for line in loaded.kept:
                 _log.warning("keeping the previous version of a certificate: %s", line)
         self.listeners.use_certificates(certificates)
 
     def _choose_shortcuts(self) -> None:
-        """Have all remembered answers admitted one by one if there are rate limits, else only the answers of routes
-        with rules.  Take no shortcut during a drain, in which each answer says that its connection closes."""
+        """Choose which requests may skip the request handler.
+
+        During a drain none may, because each answer has to announce the end of its connection.  With rate limits, each
+        remembered answer is admitted one by one.  Otherwise only answers of routes with rules are.
+        """
         clients = self.clients
         clients.limits_hits, clients.admits = bool(self._rates.limits), self._admits
         has_shortcuts = clients.remembered is not None and not clients.is_draining
@@ -205,24 +210,24 @@ class Frontend:
         clients.join = self._join
 
     def begin_drain(self) -> None:
-        """Have every connection leave after its next answer."""
+        """Let every connection end after its next answer."""
         for clients in self.every_clients:
             clients.begin_drain()
         self._joins.clear()
         self._choose_shortcuts()
 
     def undo_drain(self) -> None:
-        """Keep connections again."""
+        """End the drain, and keep connections open again."""
         for clients in self.every_clients:
             clients.undo_drain()
         self._authoriser.end_at_expiry(self._engine.clock)
-        # Answers remembered during the drain say that the connection closes.
+        # Answers remembered during the drain announce the end of their connection.
         self._joins.clear()
         self._choose_shortcuts()
 
     async def close_connections(self, accepts_until: float, idle_at: float, gone_at: float) -> None:
-        """Wait until every connection has left.  Accept none after `accepts_until`, close idle ones at `idle_at`, and
-        drop all others at `gone_at`, in seconds of the event loop's clock."""
+        """Wait until every connection has ended.  Accept no connection after `accepts_until`, close idle ones at
+        `idle_at`, and cut the rest at `gone_at`.  All times are in seconds of the event loop's clock."""
         now = asyncio.get_running_loop().time
         for clients in self.every_clients:
             await clients.emptied(accepts_until - now())
@@ -235,10 +240,10 @@ class Frontend:
             await clients.abort()
 
     def _admits(self, answer: RememberedAnswer, peer: Peer, section: Section) -> bool:
-        """Whether a request for a remembered answer is allowed, and admitted by the rate limits."""
+        """Return whether a remembered answer may be sent to this peer, by authorisation and rate limits."""
         parties, usage = NO_PARTIES, None
         if answer.is_guarded:
-            # As `Authoriser.allowed_for`, without its call: every authorised hit passes here.
+            # Equal to `Authoriser.allowed_for`, but without the call: every authorised hit passes here.
             key, verdicts = answer.verdict_key, self.routes.verdicts
             allowed = section.allowed.get(key) if key is not None else None
             if allowed is None or allowed.edition != verdicts.edition or verdicts.wall() >= allowed.until:
@@ -291,8 +296,7 @@ class Frontend:
         return [route.header_rules for route in self.routes.routes]
 
     def _note_hit(self, answer: RememberedAnswer, peer: Peer, request: bytes, section: Section, began: float) -> None:
-        """Log and trace a remembered answer that was sent, if there is a log or a tracer.  Its request was read at
-        `began`."""
+        """Log and trace a remembered answer.  Its request was read at `began`, in monotonic seconds."""
         if answer.repeated is not None:
             address, proxies = peer.client, peer.proxies
             if proxies is not None:
@@ -306,7 +310,7 @@ class Frontend:
             self._tracer.hit(request, answer.mode, answer.outcome)
 
     def _note_bad_request(self, status: int, sent_bytes: int, connection: ClientConnection) -> None:
-        """Count and log a request that could not be parsed; nothing else is known about it."""
+        """Count and log a request that cannot be parsed.  Its client is all that is known."""
         self._admission.refused(connection.use)
         self._metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0, sent=Sent(body_bytes=sent_bytes))
         if self._access_log.is_kept:
@@ -315,7 +319,7 @@ class Frontend:
             self._access_log.record(Record(status=status, ended_at=ended_at, sent_bytes=sent_bytes, client=client))
 
     def reconfigure(self, config: GatewayConfig, rules: Mapping[str, Rules] | None = None) -> None:
-        """Answer every later request by `config`, and by these rules."""
+        """Apply a new configuration, and these rules of authorisation, to every later request."""
         self._config = config
         for clients in self.every_clients:
             clients.use_limits(config.limits)

@@ -1,7 +1,7 @@
-"""The request handler, which answers every request that is not answered from its bytes.
+"""The request handler, which answers every request that has no remembered answer.
 
-It has the request parsed, calls the engine and delivers the answer.  Requests that are not reads, or must
-not be shared, go to a relay.  A `GatewayError` becomes a response by `ResponseRecorder.refuse`, in relays too.
+It has the request parsed, calls the engine and delivers the answer.  Writes, and reads whose answers must not be
+shared, go to a relay.  `ResponseRecorder.refuse` turns each `GatewayError` into a response, also in relays.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _ABORTED, _FAILED, _HIT, _REFUSED = Outcome.ABORTED, Outcome.FAILED, Outcome.HIT
 
 
 class RequestHandler:
-    """Answers requests.  Owns no state: the engine does."""
+    """Answers requests.  The engine owns the state of streams; the handler has none."""
 
     def __init__(
         self,
@@ -95,12 +95,12 @@ class RequestHandler:
     def handle(self, request: Request) -> Work | None:
         """Answer a request as far as possible without waiting.
 
-        Returns the remaining work; None if the answer has been sent, or needs no task.
+        Returns the work that is left and needs a task.  Returns None if the answer has been sent or needs no task.
         """
         observers, now = self._observers, self._engine.clock.now
         began, observed = now(), observers.request_arrived(request) if observers.is_on else None
         if self._is_guarded and observed is not None and (record := observed.record) is not None:
-            # Until it is parsed, the query may hold a signature or a token.
+            # Drop the query until it is parsed, because it may hold a signature or a token.
             record.stream = (record.stream or "").partition("?")[0]
         context = RequestContext(request, Delivery(request, self._metrics, now), began, observed)
         return self._recorded(context) if observed is None else self._observed(context, observed)
@@ -115,7 +115,8 @@ class RequestHandler:
             observed.exit(tokens)
 
     def _recorded(self, context: RequestContext, waiting: DeferredRequest | None = None) -> Work | None:
-        """Begin to answer a request, or resume one that has waited.  Record the end of an answer sent at once."""
+        """Begin the answer to a request, or resume a request that waited.  Record the end if the whole answer was
+        sent."""
         try:
             found = self._begin(context) if waiting is None else self._resume(context, waiting)
         except Exception:
@@ -127,7 +128,7 @@ class RequestHandler:
         return self._finish_in_task(context, found) if found is not None else None
 
     async def _finish_in_task(self, context: RequestContext, rest: Work) -> None:
-        """Do the remaining work, in a task of its own."""
+        """Do the work that is left, in a task of its own."""
         if context.observed is not None:
             context.observed.enter()
         try:
@@ -145,7 +146,8 @@ class RequestHandler:
             self._recorder.record_end(context, answered)
 
     def _give_up(self, context: RequestContext, outcome: Outcome) -> None:
-        """Record that the handler ends without an answer of its own: the channel answers with a 500, or is aborted."""
+        """Record that the handler ends without an answer of its own.  The channel then answers with a 500, or is
+        aborted."""
         if context.stage is _HANDLED:
             context.outcome, request = outcome, context.request
             if outcome is _FAILED and not request.has_begun and request.method != "HEAD":
@@ -153,8 +155,10 @@ class RequestHandler:
             self._recorder.record_end(context, None)
 
     def _begin(self, context: RequestContext, undecided: UndecidedRequest | None = None) -> Answered | Work | None:
-        """Returns the answer if it has been sent already, the remaining work, or None if the answer needs no task.
-        `undecided` is a request that has waited to be judged."""
+        """Return the answer if it has been sent, the work that is left, or None if the answer needs no task.
+
+        `undecided` is the request's earlier state if it had to wait for its authorisation.
+        """
         try:
             request = context.request
             if undecided is not None:
@@ -211,17 +215,17 @@ class RequestHandler:
             return self._recorder.refuse(context, error)
 
     def _conceal(self, context: RequestContext, parsed: ParsedRequest, guard: Guard) -> Work:
-        """Refuse the request like one for a stream that is not there."""
+        """Answer a request that is not permitted like a request for a missing stream."""
         assert guard.concealment is not None
         if context.mode in LIVE or self._admission.rates.limits:
             self._admit(context, parsed)
         return refuse_concealed(self._engine, self._relays.limits, guard.concealment, context, parsed)
 
     def _admit(self, context: RequestContext, parsed: ParsedRequest) -> None:
-        """Have the request counted.  Raises TooManyRequests."""
+        """Count the request against its client's limits.  Raises TooManyRequests."""
         is_live, admission = context.mode in LIVE, self._admission
         if context.request.is_alone:
-            # A request that was deferred has been counted already.
+            # The request was counted before it waited for a shared answer.
             context.client = parsed.client
             return
         context.client = parsed.client
@@ -264,8 +268,8 @@ class RequestHandler:
     async def _answer_shared(
         self, context: RequestContext, parsed: ParsedRequest, read: Read, first: FirstRead | None = None
     ) -> Answered | None:
-        """Answer a read that may be shared; relay it if it has to go to the origin alone.  `first` is the fetch that
-        the read has begun with, if any."""
+        """Answer a read that may be shared.  Relay the read if the origin has to answer it alone.  `first` is the fetch
+        that the read has begun, if any."""
         if context.mode is _HEAD:
             answer = await self._engine.head(read)
             if answer is not None:
@@ -287,7 +291,7 @@ class RequestHandler:
 
     @staticmethod
     def _why_alone(read: Read) -> str | None:
-        """Why a live read that has waited for a shared answer is relayed."""
+        """The reason why a live read is relayed after it has waited for a shared answer."""
         return read.route.unshared.reason(read.key, read.shape) or (
             Ground.ORIGIN if read.web_origin is not None else None
         )
@@ -297,7 +301,7 @@ class RequestHandler:
         return answered if isinstance(answered, Answered) else self._await_or_relay(context, parsed, answered)
 
     async def _await_or_relay(self, context: RequestContext, parsed: ParsedRequest, work: Work) -> Answered | None:
-        """Do the work; relay the read if another reader's request for the same was refused by the origin."""
+        """Do the work.  Relay the read if the origin refused another reader the same request."""
         try:
             return await work
         except S2RefusedToAnother:
@@ -305,20 +309,21 @@ class RequestHandler:
             return None
 
     def _wait_for_fetch(self, context: RequestContext, parsed: ParsedRequest, read: Read, first: FirstRead) -> None:
-        """Have a first read wait for its fetch, without a task."""
+        """Make a first read wait for its fetch, without a task."""
         waiting = WaitingRead(context, parsed, self, read, first, self._engine.store)
         context.request.channel.hand_over(waiting)
         first.wait(waiting.ready)
 
     def go_on(self, waiting: DeferredRequest) -> Work | None:
-        """Resume a request that has waited, and answer it as far as possible without waiting; returns the remaining
-        work."""
+        """Resume a request that waited, and answer it as far as possible without waiting.  Returns the work that is
+        left."""
         context = waiting.context
         observed = context.observed
         return self._recorded(context, waiting) if observed is None else self._observed(context, observed, waiting)
 
     def _resume(self, context: RequestContext, waiting: DeferredRequest) -> Answered | Work | None:
-        # An abstract class's check of another type is a call in Python, which cold reads do not pay.
+        # isinstance of an abstract class can be a call in Python.  Test for the plain class first, to spare cold reads
+        # that call.
         if not isinstance(waiting, WaitingRead):
             assert isinstance(waiting, UndecidedRequest)
             return self._begin(context, waiting)
@@ -339,7 +344,7 @@ class RequestHandler:
         return await self._deliver(context, read, await answer)
 
     def abandon(self, context: RequestContext) -> None:
-        """Record that the client of a waiting request has left."""
+        """Record that the client left while its request waited."""
         self._give_up(context, _ABORTED)
 
     async def _deliver(self, context: RequestContext, read: Read, answer: Answer) -> Answered | None:
@@ -347,7 +352,7 @@ class RequestHandler:
         return begun if isinstance(begun, Answered) else await begun
 
     def _begin_delivery(self, context: RequestContext, read: Read, answer: Answer) -> Answered | Work:
-        """Send and close the answer if this needs no waiting.  Otherwise return the remaining work, which does both."""
+        """Send and close the answer if neither has to wait.  Otherwise return the work that does both."""
         context.outcome, context.saved_bytes = answer.outcome, answer.saved_bytes
         if read.route.guard is not None and (concealment := concealment_of(context)) is not None:
             is_from_origin = answer.outcome is not _HIT
@@ -378,7 +383,7 @@ class RequestHandler:
             answer.close()
 
     def _remember_hit(self, context: RequestContext, read: Read, answer: Answer, run: BodyRun) -> None:
-        """Have a plain hit remembered."""
+        """Remember the answer if its body is held in memory."""
         parts = answer.parts
         body = parts.held(answer.is_json) if parts is not None else [answer.body] if answer.body else []
         if body is not None:

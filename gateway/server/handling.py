@@ -1,7 +1,7 @@
-"""Runs the request handler for a channel, in the same way for each version of HTTP.
+"""Runs the request handler for a channel, over HTTP/1.1 and HTTP/2.
 
-The handler runs synchronously as far as it can; a task runs the rest if anything has to be waited for.  Every failure
-ends the answer: with a 500 if nothing has been written yet, else by dropping the connection.
+The handler runs synchronously as far as it can, and a task does any work that has to wait.  Every failure ends the
+answer: with a 500 if nothing has been written, otherwise by dropping the connection.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ REFUSALS: Final = {
     Mark.TARGET_TOO_LONG: (414, b"Request target too long\n"),
     Mark.HEAD_TOO_LARGE: (431, b"Request head too large\n"),
 }
-"""Status and body for bytes that are not an acceptable request."""
+"""Status and body of the answers to bytes that are not an acceptable request."""
 
 _ANSWERING: Final = Phase.ANSWERING
 INTERNAL_ERROR: Final = b"Internal error\n"
-"""The body of an answer to a request whose handler fails."""
+"""The body of the 500 for a request whose handler fails."""
 
 
 class Handling(PhasedChannel, ABC):
-    """The part of a `gateway.server.request.Channel` that runs handlers."""
+    """The part of a `gateway.server.request.Channel` that runs the request handler."""
 
     __slots__ = ()
 
@@ -67,19 +67,19 @@ class Handling(PhasedChannel, ABC):
 
     @abstractmethod
     def _begin_handling(self, request: Request) -> None:
-        """Answer the request as far as possible without waiting; a task answers the rest."""
+        """Answer the request as far as possible without waiting, and the rest in a task."""
 
     @abstractmethod
     def _repeated(self, data: bytes | None) -> Request | None:
-        """The request with these bytes, or without bytes the latest request; None if its client has left."""
+        """The request with these bytes, or the latest request if `data` is None.  Returns None if the client has
+        left."""
 
     @abstractmethod
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """The request's task has ended, or was cancelled before it began."""
+        """Called when the request's task has ended, or was cancelled before it began."""
 
     def _handle(self, request: Request, handler: Handler) -> asyncio.Task[None] | None:
-        """Have the handler answer the request as far as possible without waiting; returns the task for the rest, if
-        any."""
+        """Run the handler as far as possible without waiting.  Returns the task that does the rest, if any."""
         try:
             work = handler(request)
         except Exception:
@@ -98,20 +98,20 @@ class Handling(PhasedChannel, ABC):
 
     @property
     def _is_detached(self) -> bool:
-        """Whether the request goes on although its client has left."""
+        """Whether the request continues although its client has left."""
         return self._request is not None and self._request.is_detached
 
     def _client_left(self) -> None:
-        """End the answer in progress: its client has left."""
+        """End the answer in progress, because the client has left."""
         if self._leave_live():
             return
         if not self._is_detached:
-            # End it in the next turn.  By then a new task has begun, so that it can end the answer that it was given.
-            # Now the task may be in its first step, before `_task` refers to it.
+            # End the task in the loop's next turn.  Now it may be in its first step, before `_task` refers to it.  A
+            # task that is cancelled before its first step could not end the answer that it was given.
             self._clients.loop.call_soon(self._end_task)
 
     def _end_task(self) -> None:
-        """Cancel the task, or end the live answer that it may have begun since its client left."""
+        """Cancel the task, or end the live answer that it has begun since the client left."""
         if not self._leave_live() and self._task is not None and not self._is_detached:
             self._task.cancel()
 
@@ -131,14 +131,14 @@ class Handling(PhasedChannel, ABC):
                 self.response_written(request)
 
     def end_early(self) -> None:
-        """End the live answer in progress: in order if it is an SSE answer, else by dropping the connection."""
+        """End the live answer in progress: an SSE answer in order, any other by dropping the connection."""
         if isinstance(self._live, Subscriber):
             self._live.drain_within(0.0, 0.0)
         else:
             self.abort()
 
     def _fail(self, request: Request) -> None:
-        """Answer with a 500 or abort; the error itself is in the log."""
+        """Answer with a 500, or abort if the answer has begun.  The log has the error."""
         if request.has_begun:
             self.abort()
             return
@@ -147,21 +147,21 @@ class Handling(PhasedChannel, ABC):
         self.response_written(request)
 
     def go_on(self, request: Request, handler: Handler) -> None:
-        """Have the handler do the rest of an answer that a `LiveAnswer` has waited for."""
+        """Resume the handler after a `LiveAnswer` has waited on its behalf."""
         self.enter_phase(_ANSWERING)
         self._run(request, handler)
 
     def _run(self, request: Request, handler: Handler) -> None:
-        """Have the handler answer the request; a task answers the rest."""
+        """Run the handler, and start a task for the work that has to wait."""
         if (task := self._handle(request, handler)) is not None:
             self._task = task
 
     def begin_again(self, request: bytes | None, at: str, group: GivenUp) -> None:
-        """Give up a live answer of which nothing is written, and have the request handled again, to be relayed.
+        """Give up a live answer of which nothing is written, and relay its request instead.
 
-        `request` is the request's bytes, or None if the request was handled before.  A read of the tail goes on from
-        the offset `at`.  Many clients may be given up at once, so each waits for its turn.  `group` accounts for the
-        client until then.
+        `request` holds the request's bytes, or is None for the latest request.  A read that began at the tail continues
+        from the offset `at`.  Many clients may be given up at once, so each request waits for its turn.  Until then,
+        `group` counts the client.
         """
         again = _Again(self, request, at, group)
         self.hand_over(again)
@@ -169,7 +169,7 @@ class Handling(PhasedChannel, ABC):
             again.take_turn()
 
     def take_again(self, data: bytes | None, at: str, group: GivenUp) -> None:
-        """The turn of a request that `begin_again` has put off has come."""
+        """Handle the request that `begin_again` has put off."""
         request = self._repeated(data)
         if request is not None:
             group.handed_over(cast("Channel", self))
@@ -179,18 +179,18 @@ class Handling(PhasedChannel, ABC):
 
     @property
     def learns(self) -> bool:
-        """Whether `learn` would remember an answer to the request."""
+        """Whether `learn` can remember an answer to this request."""
         return self._clients.remembered is not None and self.alias is not None
 
     def learn(self, answer: RememberedAnswer, rules: HeaderRules) -> None:
-        """Remember `answer` for the request's bytes, if the request has an alias that is still valid."""
+        """Remember `answer` for later requests with the same bytes, if this request may be remembered."""
         alias, remembered = self.alias, self._clients.remembered
         if alias is not None and remembered is not None:
             remembered.remember(alias, answer, rules)
 
 
 class _Again:
-    """A request that waits for its turn to be handled again; the `LiveAnswer` of its channel until then."""
+    """The channel's `LiveAnswer` while its request waits to be handled again."""
 
     __slots__ = ("_at", "_channel", "_group", "_request", "use")
 
@@ -202,14 +202,13 @@ class _Again:
         self.use = channel.use
 
     def holdings(self) -> tuple[Holding, ...]:
-        """Nothing: the answer has not begun."""
+        """Empty, because the answer has not begun."""
         return NOTHING
 
     def pump(self) -> None:
-        """Do nothing: the answer has not begun."""
+        """Do nothing, because the answer has not begun."""
 
     def client_left(self, channel: Channel) -> None:
-        """The client has left."""
         self._channel = None
         self._group.client_left(channel)
 
@@ -220,7 +219,7 @@ class _Again:
 
 
 def _from_tail(target: str, at: str) -> str:
-    """The target of a read.  If it reads from the tail, in whatever spelling, the result reads from the offset `at`."""
+    """The target of a read, with the offset `at` in place of `now`, in any spelling of the parameter."""
     path, mark, query = target.partition("?")
     parts = query.split("&")
     for number, part in enumerate(parts):
@@ -231,9 +230,10 @@ def _from_tail(target: str, at: str) -> str:
 
 
 def refusal(status: int, text: bytes, *, is_s2: bool) -> tuple[CIMultiDict[str], bytes]:
-    """The headers and the body of an answer to bytes that are not an acceptable request: one line, or S2's JSON.
+    """The headers and the body of an answer to bytes that are not an acceptable request.
 
-    Such bytes name no route, so `is_s2` says whether all routes are S2 routes."""
+    The body is one line of text, or S2's JSON.  Such bytes name no route: `is_s2` means that all routes are S2 routes.
+    """
     headers = plain_text()
     if is_s2:
         code = _S2_CODES.get(status, S2ErrorCode.OTHER)
@@ -246,5 +246,5 @@ _S2_CODES: Final = {400: S2ErrorCode.BAD_HEADER, 414: S2ErrorCode.BAD_PATH, 431:
 
 
 def plain_text() -> CIMultiDict[str]:
-    """The headers of a short plain-text answer by the gateway itself."""
+    """The headers of a short plain-text answer of the gateway's own."""
     return CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})

@@ -1,7 +1,7 @@
-"""A connection before HTTP: the PROXY protocol header, the TLS handshake, and the choice of the protocol.
+"""A connection before HTTP: the PROXY protocol header, the TLS handshake, and the choice of HTTP/1.1 or HTTP/2.
 
-Only listeners with TLS or the PROXY protocol make a `Handshake`.  It makes the protocol that follows, passes its
-findings on to it, and ends.  Until then it is bounded in bytes and in time, and counts as a client connection.
+Only listeners with TLS or the PROXY protocol make a `Handshake`.  It hands the connection over to the HTTP protocol and
+ends.  Until then its bytes and its time are bounded, and it counts as a client connection.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from gateway.server.client_connections import Clients, ConnectionRefusal, peer_o
 from gateway.server.tls import SLICE_BYTES, TlsTransport
 
 HTTP_1: Final = "http/1.1"
-"""ALPN name (RFC 7301) of the protocol that is spoken if none is negotiated."""
+"""The ALPN name (RFC 7301) of the protocol that is used if none is negotiated."""
 HTTP_2: Final = "h2"
 _MOST_HANDSHAKE_BYTES: Final = 1 << 16
-"""Bytes that a client may send in its handshake; client certificates take some kilobytes."""
+"""The most bytes that a client may send in its handshake.  Client certificates take some kilobytes."""
 _HANDSHAKE_RECORD: Final = 0x16
 _ILLEGAL_PARAMETER: Final = bytes([21, 3, 3, 0, 2, 2, 47])
-"""A fatal alert, illegal_parameter, in a record of its own (RFC 8446 section 6)."""
+"""A fatal alert, illegal_parameter, in its own record (RFC 8446 section 6)."""
 _PLAIN_HTTP: Final = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 28\r\n"
     b"Cache-Control: no-store\r\nConnection: close\r\n\r\nThis port speaks TLS: https\n"
@@ -37,10 +37,10 @@ _PLAIN_HTTP: Final = (
 
 
 class HandshakeFailure(StrEnum):
-    """Why a handshake failed."""
+    """The reason why a handshake failed."""
 
     TIMEOUT = "timeout"
-    """It did not complete in time."""
+    """The handshake did not complete in time."""
     LEFT = "left"
     """The client closed the connection."""
     PLAIN_HTTP = "plain_http"
@@ -48,9 +48,9 @@ class HandshakeFailure(StrEnum):
     VERSION = "version"
     """The client supports only TLS versions that are too old."""
     CIPHER = "cipher"
-    """The two sides have no cipher in common."""
+    """Client and listener have no cipher in common."""
     CLIENT_CERTIFICATE = "client_certificate"
-    """The client presented no certificate, or none that is trusted here."""
+    """The client presented no certificate, or one that is not trusted here."""
     REFUSED = "refused"
     """The client rejected the handshake, usually because it does not trust the certificate."""
     MALFORMED = "malformed"
@@ -71,7 +71,7 @@ _REASONS: Final[Mapping[str, HandshakeFailure]] = {
 
 
 def failure_of(error: ssl.SSLError) -> HandshakeFailure:
-    """The failure that OpenSSL's reason stands for."""
+    """The failure for OpenSSL's reason."""
     reason = error.reason or ""
     if "_ALERT_" in reason:
         return HandshakeFailure.REFUSED
@@ -82,31 +82,34 @@ class Connect(Protocol):
     """Makes the protocol of a connection whose handshake is complete."""
 
     def __call__(self, client: str | None, *, is_secure: bool, is_local: bool = False) -> asyncio.Protocol:
-        """`client` is the client's address if a PROXY header gave one.  `is_secure` says that the connection is under
-        TLS.  `is_local` says that a PROXY header gave no address: the peer is then the client itself, and its
-        forwarding headers are not believed."""
+        """Make the protocol.
+
+        `client` is the client's address from a PROXY header, if there is one.  `is_secure` means that the connection is
+        under TLS.  `is_local` means that a PROXY header gave no address.  The peer is then the client itself, and its
+        forwarding headers are not trusted.
+        """
 
 
 @dataclass(slots=True)
 class Acceptor:
-    """The settings and counts that all handshakes of one listener share."""
+    """The settings and counters that all handshakes of one listener share."""
 
     clients: Clients
     protocols: Mapping[str, Connect]
     """Protocol factories by ALPN name."""
     proxies: Proxies | None
-    """The peers whose PROXY headers are believed; None believes every peer."""
+    """The peers whose PROXY headers are trusted; None trusts every peer."""
     expects_proxy: bool
     """Whether every connection begins with a PROXY header."""
     certificates: Callable[[], LoadedCertificates] | None
-    """The certificates now in effect; None without TLS."""
+    """Returns the certificates in use; None without TLS."""
     on_handshake: Callable[[], None]
-    """Called when a handshake has completed."""
+    """Called after each completed handshake."""
     on_failure: Callable[[HandshakeFailure], None]
 
 
 class Handshake(asyncio.Protocol):
-    """One connection before HTTP.  Owner of its transport until the protocol takes over."""
+    """One connection before HTTP.  It owns the transport until the HTTP protocol takes over."""
 
     __slots__ = (
         "_acceptor",
@@ -129,12 +132,12 @@ class Handshake(asyncio.Protocol):
         self.use: Account | None = None
         self._transport: asyncio.Transport | None = None
         self._expects_proxy = acceptor.expects_proxy
-        """Whether the PROXY header is still to come."""
+        """Whether the PROXY header has yet to arrive."""
         self._client: str | None = None
         self._data = b""
         """An incomplete PROXY header, or an incomplete ClientHello."""
         self._hello_bytes = 1
-        """The size that the ClientHello has at least, as far as is known; 0 once it has been read."""
+        """The least size of the ClientHello, as far as known; 0 once it has been read."""
         self._ssl: ssl.SSLObject | None = None
         self._received_bytes = 0
         self._tick = NEVER
@@ -147,7 +150,7 @@ class Handshake(asyncio.Protocol):
 
     @property
     def client(self) -> str | None:
-        # None until a PROXY header has been read, because the peer stands for many clients.
+        # None until the PROXY header is read, because the peer is a proxy for many clients.
         is_known = self._transport is not None and not self._acceptor.expects_proxy
         return peer_of(self._transport) if is_known and self._transport is not None else None
 
@@ -184,11 +187,11 @@ class Handshake(asyncio.Protocol):
             self._transport.abort()
 
     def due(self) -> None:
-        """The handshake has run out of time."""
+        """Called when the handshake has run out of time."""
         self._tick = NEVER
         if self._ssl is not None:
             self._acceptor.on_failure(HandshakeFailure.TIMEOUT)
-            # Counted: connection_lost must not count it again.
+            # connection_lost must not count the failure again.
             self._ssl = None
         elif self._expects_proxy:
             self._acceptor.clients.refused[ConnectionRefusal.PROXY] += 1
@@ -236,7 +239,7 @@ class Handshake(asyncio.Protocol):
         self._advance(transport, data)
 
     def eof_received(self) -> None:
-        """The client has half-closed: return None, so that the transport closes."""
+        """Return None, so that the transport closes."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is None:
@@ -256,7 +259,7 @@ class Handshake(asyncio.Protocol):
     # -- the PROXY protocol
 
     def _read_proxy(self, data: bytes) -> bytes | None:
-        """The bytes behind the header; None while it is incomplete, and if it is malformed."""
+        """Read the header.  Returns the bytes after it, or None while it is incomplete and if it is malformed."""
         assert self._transport is not None
         self._data += data
         try:
@@ -313,7 +316,7 @@ class Handshake(asyncio.Protocol):
         self._hand_over(transport, bytes(view))
 
     def _wrapped(self, server_name: str | None) -> ssl.SSLObject:
-        """A handshake for a server name; None while the name is not known."""
+        """A handshake with a server name; None while the name is unknown."""
         assert self._acceptor.certificates is not None
         certificates = self._acceptor.certificates()
         tls = certificates.session_context(server_name).wrap_bio(self._incoming, self._outgoing, server_side=True)
@@ -321,7 +324,8 @@ class Handshake(asyncio.Protocol):
         return tls
 
     def _read_hello(self, transport: asyncio.Transport, data: bytes) -> bytes | None:
-        """All bytes so far, once the ClientHello is complete and the certificate is chosen by it; else None."""
+        """Read the ClientHello and choose the certificate.  Returns all bytes so far, or None while the ClientHello is
+        incomplete and if it fails."""
         data = self._data + data
         if data[0] != _HANDSHAKE_RECORD:
             is_text = chr(data[0]).isalpha() and data[:1].isascii()
@@ -351,13 +355,14 @@ class Handshake(asyncio.Protocol):
         self._acceptor.on_failure(failure)
         if failure is HandshakeFailure.PLAIN_HTTP:
             transport.write(_PLAIN_HTTP)
-        # The alert is sent first.  A close with unread input could discard it by a reset, but little input has come.
+        # The transport sends the alert before it closes.  Unread input could make the kernel discard the alert, but so
+        # early there is little of it.
         transport.close()
 
     # -- the end of the handshake
 
     def _hand_over(self, transport: asyncio.Transport, rest: bytes) -> None:
-        """Make the negotiated protocol and give it the connection."""
+        """Make the negotiated protocol, and hand the connection over."""
         acceptor, tls, self._ssl, self._transport = self._acceptor, self._ssl, None, None
         agreed = (tls.selected_alpn_protocol() if tls is not None else None) or HTTP_1
         is_local = acceptor.expects_proxy and self._client is None

@@ -1,8 +1,9 @@
-"""Live requests remembered by their meaning, so that the next reader's request need not be parsed.
+"""Joins: live requests that are remembered, so that the next reader's equal request need not be parsed.
 
-When one event wakes a thousand clients, all of them send the same request again.  The first such request is parsed and
-handled.  Its read is kept under the meaning of its header section (`gateway.server.request_keys`), which the requests
-of other clients share.  For each later request the engine decides whether it may wait without a request to the origin.
+When one event wakes a thousand clients, each of them sends its request again.  The first such request is parsed and
+handled.  The resulting read is kept under the request line and the meaning of the header section
+(`gateway.server.request_keys`), which are the same for the other clients.  For each later request, the engine decides
+whether it may wait without a request to the origin.
 """
 
 from __future__ import annotations
@@ -23,59 +24,60 @@ from gateway.telemetry.access_record import CommonFacts
 
 _MOST_BYTES: Final = 1 << 22
 _COST: Final = 6_500
-"""Bytes charged for a request in addition to its line and its meaning: its read, and the beginning of its answer."""
+"""Bytes charged for a join in addition to its line and meaning: its read, and the beginning of its answer."""
 
 
 @dataclass(slots=True)
 class SseHead:
-    """The head of an SSE response and what it was made from; it can be sent again within the same second."""
+    """The head of an SSE response, which further answers repeat within the same second."""
 
     headers: CIMultiDict[str]
-    """The stream's headers that its answers repeat."""
+    """The stream's headers at the time, by identity."""
     content_type: str | None
     second: int
     head: bytes
 
     def is_of(self, stream: Stream, second: int) -> bool:
-        """Whether this is the head of an answer that begins in this second (Unix time)."""
+        """Whether an answer that begins in this second of Unix time has this head."""
         return self.second == second and self.headers is stream.headers and self.content_type == stream.content_type
 
 
 @dataclass(slots=True)
 class Join(Known):
-    """The meaning of a live request."""
+    """A remembered live request."""
 
     read: Read
     mode: Mode
     origin: bytes | None
-    """The web origin that the answer to the first request names; the answer to each other request names that request's
-    own.  None if the answers name none."""
+    """The web origin that the first request's answer names; None if answers name none.  Each other answer names its own
+    client's."""
     facts: CommonFacts | None = None
-    """The facts that the requests' records have in common; None without an access log."""
+    """The facts that all these requests' records have in common; None without an access log."""
     group: PollGroup | None = None
-    """The clients that have sent such a long-poll and wait for its answer."""
+    """The long-polls of this kind that wait now."""
     sse_head: SseHead | None = None
     sse_opening: SseOpening | None = None
-    """The beginning of the latest reader's answer, for the next one."""
+    """The beginning of the latest reader's answer, for the next reader."""
     sse_first: tuple[bytes, bytes] = (b"", b"")
-    """The bytes of that beginning, split at the name of the web origin; without a name, all are in the first part."""
+    """The bytes of that beginning, split at the web origin's name.  All bytes are in the first part if there is no such
+    name."""
     line: bytes | None = None
     """The request line, once the request is remembered."""
     verdict_key: VerdictKey | None = None
-    """The key of verdicts on it in a header section: the stream, or the request line."""
+    """The key of verdicts on the request in a header section: the stream, or the request line."""
 
 
 class Joins:
-    """Joins of live requests; the oldest are evicted first.  Owner of the joins that meanings hold.
+    """The owner of all joins of the process.  The oldest are evicted first.
 
-    `generation` counts calls to `clear`.  A request read in an earlier generation was read under other routes, and must
-    not be remembered.
+    `generation` counts calls to `clear`.  A request read in an earlier generation was read under other routes, so it is
+    not remembered.
     """
 
     def __init__(self, sections: Sections) -> None:
         self._sections = sections
         self._all: dict[tuple[bytes, Meaning], Join] = {}
-        """The remembered joins, by request line and meaning."""
+        """Joins by request line and meaning."""
         self._size = 0
         self.generation = 0
 
@@ -86,9 +88,9 @@ class Joins:
         return len(self._all)
 
     def remember(self, request: bytes, join: Join, rules: HeaderRules) -> Section | None:
-        """Remember `join` for `request`, which arrived whole and alone, and for all requests with the same meaning.
+        """Remember `join` for all requests with the meaning of `request`, whose route has these `rules`.
 
-        `rules` are those of the request's route.  Returns the request's header section; None if it is not remembered.
+        Returns the request's header section, or None if the request cannot be remembered.
         """
         if (split := self._sections.split(request)) is None:
             return None
@@ -111,7 +113,7 @@ class Joins:
             meaning.forget_known(line, join)
 
     def clear(self) -> None:
-        """Forget everything, because the routes have changed."""
+        """Forget all joins, because the routes have changed."""
         self.generation += 1
         while self._all:
             self._forget(*next(iter(self._all)))

@@ -1,13 +1,14 @@
-"""The listeners of the configuration, which are opened together and closed together.
+"""The configured listeners, which open and close together.
 
-A plain listener has the loop make HTTP connections directly; one with TLS or the PROXY protocol has it make
-`Handshake`s.  The certificates in effect can be replaced at any time, for later handshakes: `load_certificates` reads
-the files, `use_certificates` puts the result into effect.
+A plain listener makes HTTP connections directly.  A listener with TLS or the PROXY protocol makes `Handshake`s.
+Certificates can be replaced at any time, for later handshakes: `load_certificates` reads the files, and
+`use_certificates` applies the result.
 
-`CertificateReloader` reloads the listeners' certificates when their files change.  Unusable files change nothing: the
-previous certificates stay in use, and the log has a line with the reason.  Open connections are not affected.
-`gateway.server.certificates` loads, `gateway.config.watched_files` notices changes; a reload of the whole configuration
-loads the certificates as well (`gateway.app`).
+`CertificateReloader` reloads certificates when their files change.  If the new files are unusable, the log states the
+reason and the previous certificates stay in use.  Open connections are not affected.
+
+`gateway.server.certificates` loads one listener's files, and `gateway.config.watched_files` detects changes.  A reload
+of the whole configuration loads the certificates as well (`gateway.app`).
 """
 
 from __future__ import annotations
@@ -46,27 +47,27 @@ from gateway.server.sockets import (
 )
 
 Certificates = Mapping[int, LoadedCertificates]
-"""The certificates by the index of their listener in the configuration."""
+"""Certificates by the index of their listener in the configuration."""
 
 
 class ListenerRecorder(Protocol):
-    """Counts handshakes and kept certificates by listener."""
+    """Counts handshakes, and certificates kept in an older version, by listener."""
 
     def speaks_tls(self, listener: str, reasons: Sequence[str]) -> None:
-        """A listener has TLS, and its handshakes can fail for these reasons."""
+        """Called for a listener with TLS, with the reasons for which its handshakes can fail."""
 
     def handshake(self, listener: str) -> None:
-        """A handshake has completed."""
+        """Count a completed handshake."""
 
     def handshake_failure(self, listener: str, reason: str) -> None:
-        """A handshake has failed."""
+        """Count a failed handshake."""
 
     def certificates_kept(self, listener: str, n: int) -> None:
-        """`n` pairs of files could not be used, and stay in effect in their older versions."""
+        """Count `n` certificates that stay in use because their new files are unusable."""
 
 
 def certificate_files(listeners: Sequence[ListenerConfig]) -> tuple[str, ...]:
-    """The files that the listeners' certificates are read from."""
+    """The files of the listeners' certificates, keys and client CAs."""
     tables = [listener.tls for listener in listeners if listener.tls is not None]
     named = [
         file
@@ -79,8 +80,10 @@ def certificate_files(listeners: Sequence[ListenerConfig]) -> tuple[str, ...]:
 def load_certificates(
     listeners: Sequence[ListenerConfig], alpn: Sequence[str], old: Certificates | None = None
 ) -> dict[int, LoadedCertificates]:
-    """Read the certificates of all listeners.  Blocks.  Raises ConfigError if a file cannot be used and `old` has no
-    version of it."""
+    """Read the certificates of all listeners.  Blocks.
+
+    Raises ConfigError if a file cannot be used and `old` has no version of it.
+    """
     found: dict[int, LoadedCertificates] = {}
     mistakes = Mistakes()
     for index, listener in enumerate(listeners):
@@ -100,7 +103,7 @@ class _OpenListener:
         self.queues: list[AcceptQueue] = []
         self.file: UnixSocket | None = None
         self.port = 0
-        """The port that it is bound to; 0 if it has none."""
+        """The port that the listener is bound to; 0 without one."""
 
     @property
     def servers(self) -> list[asyncio.Server]:
@@ -109,7 +112,8 @@ class _OpenListener:
 
     @property
     def is_unrestricted(self) -> bool:
-        """Whether a client needs only its address: no client certificate, no PROXY header, no redirect."""
+        """Whether a client needs nothing but the address: no client certificate and no PROXY header, and gets no
+        redirect."""
         tls = self.config.tls
         is_restricted = self.config.proxy_protocol == "on" or (
             tls is not None and tls.client_certificates == "required"
@@ -118,7 +122,7 @@ class _OpenListener:
 
     @property
     def url(self) -> str:
-        """Where clients reach it: a URL, or `unix:/path`."""
+        """The address for clients: a URL, or `unix:/path`."""
         address = self.config.bind_address
         scheme = "https" if self.config.tls is not None else "http"
         if isinstance(address, UnixAddress):
@@ -128,9 +132,9 @@ class _OpenListener:
 
 
 class Listeners:
-    """All listeners.  Owner of their sockets, and of the certificates in effect.
+    """All listeners.  It owns their sockets and the certificates in use.
 
-    `protocols` has a factory of connections for each ALPN name; `redirect_factory` makes a factory of connections that
+    `protocols` maps each ALPN name to a factory of connections.  `redirect_factory` makes a factory of connections that
     redirect to https at a port.
     """
 
@@ -151,7 +155,7 @@ class Listeners:
         self._metrics = metrics
         self._proxies = proxies
         self.certificates: Certificates = {}
-        """The certificates in effect."""
+        """The certificates in use."""
         self._open: list[_OpenListener] = []
         self._tasks = Tasks()
         clients.on_arrivals = self._look
@@ -165,29 +169,30 @@ class Listeners:
 
     @property
     def urls(self) -> list[str]:
-        """Where clients reach each listener."""
+        """Each listener's address for clients."""
         return [one.url for one in self._open]
 
     @property
     def inside_url(self) -> str:
-        """A URL at which this process can send itself requests, plain HTTP if possible; empty if there is none."""
+        """A URL at which this process can send requests to itself, with plain HTTP if possible; empty if there is
+        none."""
         candidates = [one for one in self._open if one.port and one.is_unrestricted]
         return min(candidates, key=lambda one: one.config.tls is not None).url if candidates else ""
 
     @property
     def alpn(self) -> tuple[str, ...]:
-        """The ALPN names on offer, the preferred one first."""
+        """The ALPN names in order of preference."""
         return tuple(self._protocols)
 
     def use_certificates(self, certificates: Certificates) -> None:
-        """Put certificates into effect for later handshakes."""
+        """Use these certificates for later handshakes."""
         self.certificates = certificates
         for index, loaded in certificates.items():
             if loaded.kept:
                 self._metrics.certificates_kept(self._configs[index].address, len(loaded.kept))
 
     def expiries(self) -> list[tuple[str, str, float]]:
-        """The listener's address, first name and last Unix second of each certificate in effect."""
+        """The listener's address, the first name and the expiry in Unix seconds of each certificate in use."""
         return [
             (self._configs[index].address, one.certificate.name, one.certificate.expires_at)
             for index, loaded in self.certificates.items()
@@ -195,10 +200,10 @@ class Listeners:
         ]
 
     async def open(self, environ: Mapping[str, str]) -> None:
-        """Accept connections at every listener.
+        """Open every listener.
 
-        Raises OSError if a listener cannot be opened, and ConfigError for sockets that systemd has not passed; nothing
-        stays open then.
+        If one fails, all are closed again.  Raises OSError if a listener cannot be opened, and ConfigError if systemd
+        has not passed its socket.
         """
         try:
             fds = passed_sockets(environ, os.getpid())
@@ -243,19 +248,20 @@ class Listeners:
                     listening.queues.append(await AcceptQueue.on(adopt(fd), factory, config.backlog))
         for server in listening.servers:
             for listener in server.sockets:
-                # Keep the kernel's buffer small, so that unsent bytes are seen here.  Accepted sockets inherit it.
+                # Keep the kernel's buffer small, so that unsent bytes show in this process.  Accepted sockets inherit
+                # the size.
                 size = self._limits.send_buffer_bytes // 2
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
                 if not listening.port and listener.family in (socket.AF_INET, socket.AF_INET6):
                     listening.port = listener.getsockname()[1]
 
     def _look(self) -> None:
-        """Have the listeners' queues looked at, because connections have arrived."""
+        """Start a look at the listeners' queues, because connections have arrived."""
         if not self._tasks:
             self._tasks.start(self._look_at_queues(), "accept queues")
 
     async def _look_at_queues(self) -> None:
-        # Without files to open, connections are accepted one by one.
+        # If no files can be opened, connections are accepted one by one.
         with suppress(OSError):
             queues = [queue for listening in self._open for queue in listening.queues]
             for queue in queues:
@@ -267,7 +273,7 @@ class Listeners:
         if config.https_port is not None:
             protocols = {HTTP_1: self._redirect_factory(config.https_port)}
         if config.tls is None and config.proxy_protocol == "off":
-            # Without a call that chooses the kind of connection.
+            # The usual case spares the call that chooses the kind of connection.
             plain = partial(Connection, self._clients)
             return plain if config.https_port is None else partial(protocols[HTTP_1], None, is_secure=False)
         acceptor = Acceptor(
@@ -285,10 +291,10 @@ class Listeners:
         self._metrics.handshake_failure(address, reason.value)
 
     async def stop_accepting(self, *, only_shared: bool = False) -> None:
-        """Stop accepting, everywhere or only at ports that other processes may share.
+        """Stop accepting at all listeners, or only at ports that other processes may share.
 
-        The kernel resets the connections that it has queued when their socket closes, so they are accepted first.  The
-        sockets of systemd stay open: their queue waits for the next process.
+        The kernel resets queued connections when it closes their socket, so they are accepted first.  Sockets of
+        systemd stay open, and their queue waits for the next process.
         """
         loop = asyncio.get_running_loop()
         for index, listening in enumerate(self._open):
@@ -305,7 +311,7 @@ class Listeners:
                 await loop.connect_accepted_socket(factory, sock)
 
     def close(self) -> None:
-        """Stop accepting everywhere, at once."""
+        """Stop accepting at all listeners, at once."""
         for listening in self._open:
             if listening.file is not None:
                 listening.file.remove()
@@ -327,9 +333,10 @@ _log = logging.getLogger("gateway.server")
 
 
 class CertificateReloader:
-    """Watches the certificate files of the listeners; `configured` returns the configured listeners, as in effect.
+    """Reloads the listeners' certificates when their files change.
 
-    `use` receives the loaded certificates, while `reloading` is held.
+    `configured` returns the configured listeners.  `use` is called with the loaded certificates while `reloading` is
+    held.
     """
 
     def __init__(
@@ -348,15 +355,15 @@ class CertificateReloader:
         self._watch = Watch(lambda: certificate_files(configured()), self._reload, clock)
 
     async def run(self, known: Stamp) -> None:
-        """Watch until cancelled; `known` is the stamp of the files taken before they were read."""
+        """Watch until cancelled.  `known` is the files' stamp from before they were read."""
         await self._watch.run(known)
 
     def _load(self) -> Certificates:
-        """The current listeners' certificates.  Runs in the reader's thread."""
+        """The certificates of the current listeners.  Runs in the reader's thread."""
         return load_certificates(self._configured(), self._listeners.alpn, self._listeners.certificates)
 
     async def _reload(self) -> None:
-        """Load the files again.  Raises ConfigReadTimeout if they are not read in time."""
+        """Load the files again.  Raises ConfigReadTimeout if reading takes too long."""
         async with self._reloading:
             try:
                 self._use(await self._reader.read())

@@ -1,7 +1,7 @@
 """Live answers: SSE responses and waiting long-polls.
 
-A live answer has no task.  Its channel holds the connection, and a subscriber or a waiter holds the position in the
-stream and writes to the channel.
+A live answer has no task.  Its channel holds the connection.  A subscriber (SSE) or a waiter (long-poll) holds the
+position in the stream and writes to the channel.
 """
 
 from __future__ import annotations
@@ -35,18 +35,17 @@ from gateway.telemetry.tracing import NO_REQUEST, RequestSpan
 _log = logging.getLogger("gateway.live")
 
 _MOST_HEAD_BYTES: Final = 2_048
-"""Bound on the size of a head that is kept for the next reader."""
+"""The largest head that is kept for the next reader."""
 
 Client = tuple[str | Caller | None, Section]
-"""The client of a live request that was not parsed: its address, its principal if it was authorised, and its header
+"""The client of a live request that was not parsed: its address, or its principal if it was authorised, and its header
 section."""
 
 
 class LiveRequest(NamedTuple):
-    """One client's live request, as its answer begins.
+    """One client's live request at the beginning of its answer.
 
-    `observed` is the record of the request, if the request handler has made one.  Otherwise the access log gets the
-    `client`.
+    `observed` has the request's record if the request handler has made one.  Otherwise `client` is for the access log.
     """
 
     channel: Channel
@@ -57,14 +56,14 @@ class LiveRequest(NamedTuple):
     keeps: bool = True
     """Whether the connection stays open after the answer."""
     is_chunked: bool = True
-    """Whether the answer may be chunked, which HTTP/1.0 does not support."""
+    """Whether the answer may be chunked.  HTTP/1.0 has no chunks."""
     ends_in_s: float | None = None
-    """Seconds after which the answer ends at the latest, because the client's credential expires; None if the answer
-    ends before that."""
+    """Seconds after which the client's credential expires, which ends the answer.  None if the answer ends earlier in
+    any case."""
 
 
 class LiveAnswers:
-    """Begins live answers.  Owns no state: each answer's channel and reader do."""
+    """Begins live answers.  The state of each answer is in its channel and its reader."""
 
     def __init__(self, rendering: Rendering, access_log: AccessLog) -> None:
         self._rendering = rendering
@@ -72,7 +71,7 @@ class LiveAnswers:
         self._access_log = access_log
 
     def subscribe(self, request: LiveRequest, subscription: Subscription) -> None:
-        """Begin an SSE response.  If a header must not be written, close the subscription and raise UpstreamBroken."""
+        """Begin an SSE response.  If a header must not be sent, close the subscription and raise UpstreamBroken."""
         channel, join, began, observed, client, keeps, is_chunked, ends_in_s = request
         route, stream, second = subscription.read.route, subscription.stream, int(self._clock.wall())
         known = join.sse_head
@@ -99,7 +98,7 @@ class LiveAnswers:
             subscriber.drain_within(ends_in_s, ends_in_s)
             return
         if known is not None and channel.live_bytes <= MOST_BYTES:
-            # This is the second such reader within one second, so others may follow.
+            # Two readers have come within a second, so more may follow: keep the beginning of the answer for them.
             join.sse_opening = kept = subscription.sse.opening(subscriber, subscription.at, second)
             if kept is not None:
                 join.sse_first = split_at_origin(head + kept.step.data)
@@ -113,7 +112,7 @@ class LiveAnswers:
         began: float,
         client: Client | None,
     ) -> None:
-        """Begin an SSE response, for a reader that `Sse.reopen` has accepted."""
+        """Begin an SSE response with the latest reader's first bytes, for a reader that `Sse.reopen` has accepted."""
         note, step = None, opening.step
         if join.facts is not None and client is not None:
             note = self._access_log.join(join.facts, began, subscriber, client)
@@ -127,7 +126,7 @@ class LiveAnswers:
     def _sse_note(
         self, subscriber: Subscriber, join: Join, began: float, observed: Observed | None, client: Client | None
     ) -> Note | None:
-        """The record of an SSE answer."""
+        """The record of an SSE answer; None without an access log."""
         if observed is not None:
             return self.note(observed, Mode.SSE, join.read.route.name, began, partial(_fill, subscriber))
         if client is None or join.facts is None:
@@ -177,7 +176,7 @@ class LiveAnswers:
     def note(
         self, observed: Observed | None, mode: Mode, route: str, began: float, fill: Callable[[Record], None]
     ) -> Note | None:
-        """The record of the answer that begins now, for the access log and its trace; None if there is neither."""
+        """The record of the answer, for the access log and the trace.  None if there is neither."""
         if observed is None:
             return None
         record, span = observed.record, observed.span
@@ -191,7 +190,7 @@ class LiveAnswers:
 
 
 class LiveRecord:
-    """Records the end of a live answer in the access log and in its trace."""
+    """Records the end of a live answer in the access log and in the trace."""
 
     __slots__ = ("_fill", "_mode", "_note", "_route", "_span")
 
@@ -206,7 +205,7 @@ class LiveRecord:
 
     @property
     def trace_id(self) -> str | None:
-        """The id of the trace, for the metrics' exemplars; None if the trace is not sampled."""
+        """The trace's id, for exemplars in the metrics; None if the trace is not sampled."""
         return self._span.trace_id if self._span.is_sampled else None
 
     def record_end(self, outcome: Outcome, reason: CloseReason) -> None:
@@ -226,7 +225,8 @@ class LiveRecord:
 
 
 class _Opening:
-    """The wire of a subscriber that is starting.  It joins the head and the first piece of the body in one write."""
+    """Receives the output of a subscriber that is starting, and writes the head and the first piece of the body
+    together."""
 
     __slots__ = ("_channel", "_head")
 
@@ -270,20 +270,20 @@ class _Opening:
 
 
 def _fill(subscriber: Subscriber, into: Record) -> None:
-    """Add the final counts of an SSE answer to a record."""
+    """Add an SSE answer's final counts to a record."""
     into.status = 200
     into.first_byte_s, into.next_offset, into.sent_bytes, into.subscribers = subscriber.live_counts()
 
 
 def _own(head: bytes, join: Join, client: Client | None) -> bytes:
-    """The head for this client, with the client's own web origin in it."""
+    """The head with this client's own web origin."""
     if join.origin is None:
         return head
     return with_origin(head, (client[1].origin if client is not None else None) or join.origin)
 
 
 def _start(reader: Subscriber | Waiter) -> None:
-    """Start a live reader.  The reader owns the connection already, so an error cannot become a response."""
+    """Start a live reader.  An error ends the connection, because the answer has begun."""
     try:
         reader.start()
     except Exception:

@@ -1,7 +1,7 @@
-"""Live requests: SSE and long-poll reads, whose answers begin here.
+"""Live requests: the beginning of answers to SSE and long-poll reads.
 
-A live request joins readers that wait for the same answer, or begins an answer of its own.  The answer begins at once
-if it needs no request to the origin, else after the engine has found the end of the stream.
+A live request joins readers that wait for the same answer, or gets an answer of its own.  The answer begins at once if
+the origin need not be asked.  Otherwise it begins once the engine has found the stream's tail.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SSE, _LIVE = Mode.SSE, Stage.LIVE
 
 
 class LiveRequests:
-    """Begins the answers to live requests.  Owns no state: the engine and `joins` do."""
+    """Begins the answers to live requests.  The engine and `joins` own the state."""
 
     def __init__(
         self,
@@ -52,11 +52,13 @@ class LiveRequests:
         self._sse = engine.sse
         self._negative_cache = engine.negative_cache
         self._refusals = engine.negative_cache.groups
-        """Streams whose origin has recently refused some reader; mostly empty."""
+        """Streams of which the origin has recently refused a reader; mostly empty."""
 
     async def begin_answer(self, context: RequestContext, read: Read) -> Answer | None:
-        """Begin the live answer to a request, and return None.  If the answer is a whole one, return it instead.
-        Raises Uncacheable or a GatewayError."""
+        """Begin the live answer to a request, and return None.  If the read has a plain answer, return that instead.
+
+        Raises Uncacheable if the read has to be relayed, or another GatewayError.
+        """
         if context.mode is _SSE:
             opened = await self._engine.open_sse(read)
             if not isinstance(opened, Subscription):
@@ -74,13 +76,13 @@ class LiveRequests:
         return None
 
     def begins_at_once(self, context: RequestContext, read: Read) -> bool:
-        """Begin a live answer if that needs no request to the origin; returns whether it began."""
+        """Begin a live answer if the origin need not be asked.  Returns whether the answer has begun."""
         request = self._request(context, read)
         if not self._begins(request):
             return False
         context.stage = _LIVE
         if request.ends_in_s is None:
-            # Otherwise the next reader of the group would end as early as this one.
+            # Others may not join an answer that ends with this client's credential.
             self._remember(request.channel, request.join)
         return True
 
@@ -101,7 +103,7 @@ class LiveRequests:
         )
 
     def _ends_in_s(self, context: RequestContext) -> float | None:
-        """Seconds after which a live read ends because its credential expires; None if the read ends before that."""
+        """Seconds after which the client's credential expires.  None if the read ends earlier in any case."""
         allowed, route = context.allowed, context.route
         if allowed is None or route is None:
             return None
@@ -117,13 +119,13 @@ class LiveRequests:
             join.group.remembered(join.line, section)
 
     def join(self, channel: Channel, join: Join, section: Section) -> bool:
-        """Begin a live answer to an HTTP/1.1 GET that was not parsed and asks for `join`, with the header section
-        `section`.
+        """Begin a live answer to an HTTP/1.1 GET that was not parsed.  `join` is the remembered equal request,
+        `section` the header section.
 
-        False, without any effect, if the request has to be answered like any other.
+        Returns False, without any effect, if the request has to be parsed.
         """
         admission, observers, read = self._admission, self._observers, join.read
-        # The origin has recently refused some reader of the stream, which may be this one.
+        # The origin has recently refused a reader of the stream, and it may be this one.
         if (self._refusals and self._negative_cache.has_any(read.key)) or (
             observers.is_traced and observers.tracer.chooses(section.text)
         ):
@@ -142,7 +144,7 @@ class LiveRequests:
         if account is None:
             account = self._accounts.open_account(self._accounts.net_of(address))
         route = read.route.name
-        # The join is counted first, because the answer may already be sent once the request has joined.
+        # Count the request before it joins, because its answer may be sent within the join.
         if not admission.begin_join(channel, account, route, parties):
             return False
         client: Client = (address, section)
@@ -160,7 +162,7 @@ class LiveRequests:
         return False
 
     def _joins_readers(self, channel: Channel, join: Join, began: float, client: Client) -> bool:
-        """Have a request answered like the latest one with the same read; returns False if that is not possible."""
+        """Answer a request like the latest equal one.  Returns False if the readers cannot be joined any more."""
         if join.mode is not _SSE:
             return join.group is not None and join.group.join(channel, (began, *client))
         if (opening := join.sse_opening) is None:
@@ -173,7 +175,7 @@ class LiveRequests:
         return True
 
     def _begins(self, request: LiveRequest) -> bool:
-        """Begin a live answer if that needs no request to the origin; returns whether it began."""
+        """Begin a live answer if the origin need not be asked.  Returns whether the answer has begun."""
         join = request.join
         if join.mode is not _SSE:
             waiting = self._engine.wait_at_once(join.read)

@@ -1,7 +1,6 @@
-"""The meaning of a request: its target, mode, route and stream, and the read that may be shared.
+"""Interprets a parsed request: its target, mode, route and stream, and the read that may be shared.
 
-The bytes have been parsed already (`gateway.server.reading`); this module finds their meaning to the gateway.  It does
-not decide how the request is answered.
+`gateway.server.reading` has parsed the bytes before.  This module does not decide how the request is answered.
 """
 
 from __future__ import annotations
@@ -46,21 +45,21 @@ from gateway.telemetry.access_record import RecordedStream
 
 _METHODS: Final = {"HEAD": Mode.HEAD, "PUT": Mode.CREATE, "POST": Mode.APPEND, "DELETE": Mode.DELETE}
 _RESERVED: Final = "/__ds"
-"""The protocol's subscriptions live below this path; a path under it is never a stream."""
+"""The path that the protocol reserves for its subscriptions.  No path under it is a stream."""
 LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 
 
 _MOST_SENDERS: Final = 8
-"""Bound on the senders of one section for which the headers to the origin are kept."""
+"""The most senders of one header section for which the headers to the origin are kept."""
 _MOST_PARSED: Final = 1_024
 _MOST_REMEMBERED_CHARS: Final = 256
-"""Bound on the target of a request whose meaning is remembered."""
+"""The longest target of a request that is kept."""
 
 
 class HeaderFacts:
-    """The meaning of one header section to one request handler, computed once for all requests that share the section.
+    """The facts that one request handler needs of a header section, computed once for all requests with that section.
 
-    None of it depends on the request line, so it is kept with the section (`gateway.http.request.Fields.facts`).
+    The facts do not depend on the request line, so the section keeps them (`gateway.http.request.Fields.facts`).
     """
 
     __slots__ = (
@@ -85,7 +84,7 @@ class HeaderFacts:
         self.host_count = len(hosts)
         self.host = hosts[0] if hosts else ""
         self.host_name: str | None = ""
-        """The one spelling of the host; None if the field names no host."""
+        """The host's canonical name; None if the header names no host."""
         if hosts:
             try:
                 self.host_name = host_of(self.host)
@@ -93,7 +92,7 @@ class HeaderFacts:
                 self.host_name = None
         self.nodes: tuple[str, ...] = ()
         self.is_looping = is_looping(headers, node)
-        """Whether the request has passed this node before, or more gateways than a sensible chain has."""
+        """Whether the request has passed this gateway before, or more gateways than a sensible chain has."""
         try:
             self.nodes = passed_nodes(headers)
         except LoopDetected:
@@ -101,14 +100,14 @@ class HeaderFacts:
         self.if_none_match = readable(joined(headers, "If-None-Match"))
 
     def for_route(self, route: Route) -> SharingFacts:
-        """The meaning of the section to a route."""
+        """The facts of the section that depend on the route."""
         sharing = self._by_route.get(route)
         if sharing is None:
             sharing = self._by_route[route] = route.sharing_of(self._headers, self.nodes)
         return sharing
 
     def forwarded(self, request: Request, *, is_plain: bool) -> RenderedHeaders:
-        """The headers that go on to the origin; `is_plain` asks the origin for an answer without content coding."""
+        """The headers for the origin.  `is_plain` asks the origin for an answer without content coding."""
         channel = request.channel
         host = self.host if request.target.startswith("/") else request.host
         if channel.proxies is None:
@@ -137,34 +136,34 @@ class HeaderFacts:
 
 @dataclass(slots=True)
 class ParsedRequest:
-    """A parsed request.  Equal requests of one client share it."""
+    """The interpretation of one request.  Equal requests of one client share it."""
 
     mode: Mode
     route: Route
     target: Target
     key: StreamKey
     shares: bool
-    """Whether requests of other clients may share the answer, and whether a change that this request makes is recorded
-    on the shared tape."""
+    """Whether other clients' requests may share the answer.  A change by this request is recorded on the shared tape
+    only if so."""
     facts: HeaderFacts
     read: Read | None
-    """The read as the engine takes it; None if the request is not a read or must not be shared."""
+    """The read for the engine; None if the request is no read or must not be shared."""
     client: str
-    """The net of the client; empty if it is not known."""
+    """The client's network; empty if it is unknown."""
     s2: S2Request | None = None
-    """The read of an S2 stream; None if the request is no such read, or has to be relayed."""
+    """The read of an S2 stream; None if the request is no such read or has to be relayed."""
     named: RecordedStream | None = None
-    """The stream's name in records, if the target does not give it."""
+    """The stream's name in records, if it differs from the target's."""
     basin: str | None = None
-    """The S2 basin that the host names and no header does."""
+    """The S2 basin, if only the host names it."""
     is_session: bool = False
-    """Whether request and answer are streamed at the same time, for as long as both parties like."""
+    """Whether request and answer are streams that both stay open, as in an S2 append session."""
     why_alone: str | None = None
-    """Why a read is relayed although its route shares answers; None if it is not."""
+    """The reason why a read is relayed although its route shares answers; None otherwise."""
     relayed: RelayedRequest | None = None
-    """The relayed form of the request, once it has been relayed."""
+    """The request as relayed to the origin, once it has been relayed."""
     parameters: Mapping[str, str] | None = None
-    """The credentials taken out of the query, by their names; None if there are none."""
+    """The credentials taken out of the query, by name; None without any."""
 
     @property
     def recorded(self) -> RecordedStream:
@@ -173,29 +172,29 @@ class ParsedRequest:
 
     @property
     def start(self) -> str | None:
-        """The offset asked for, as records show it."""
+        """The offset that the client asked for, as records show it."""
         return self.target.offset if self.s2 is None else recorded_start(self.s2.asked)
 
 
 _Asked = tuple[HeaderFacts, str, str, bool, str | None, Proxies | None, str]
-"""A header section with the method, the target, whether there is a body, the address and the proxies of its connection,
-and the scheme."""
+"""The key of a repeated request: its header section, method and target, whether it has a body, its connection's address
+and proxies, and its scheme."""
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
 _CATCHUP, _HEAD, _LONGPOLL, _OTHER, _SSE = Mode.CATCHUP, Mode.HEAD, Mode.LONGPOLL, Mode.OTHER, Mode.SSE
 
 
 class RequestParser:
-    """Parses requests for these routes, and remembers the meaning of those that clients repeat."""
+    """Parses requests for these routes, and keeps the interpretation of repeated requests."""
 
     def __init__(self, node: str, routes: Sequence[Route], net_of: ClientNet) -> None:
         self._node = node
         self.routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
-        """In order of precedence, highest first."""
+        """In descending order of precedence."""
         self._parsed: OrderedDict[_Asked, ParsedRequest] = OrderedDict()
-        """Requests, other than GETs, whose header section had been seen before; the oldest of many is dropped."""
+        """Repeated requests other than GETs.  The oldest are evicted first."""
         self._has_decisive_numbers = any(not VARIED.isdisjoint(route.credential_names) for route in routes)
-        """Whether a route treats as credentials a field that differs from one append to the next."""
+        """Whether a route treats a header as a credential that differs from one append to the next."""
         self._speaks_s2 = bool(routes) and all(route.is_s2 for route in routes)
         self._net_of = net_of
 
@@ -203,9 +202,9 @@ class RequestParser:
         return f"<RequestParser remembers {len(self._parsed)} requests>"
 
     def parse(self, context: RequestContext) -> ParsedRequest:
-        """The meaning of the request, and its route; the context has the mode and the route as soon as they are known.
+        """Interpret the request.  The context gets the mode and the route, even if an error follows.
 
-        Raises BadTarget and GatewayError.
+        Raises BadTarget or another GatewayError.
         """
         request = context.request
         head, channel = request.head, request.channel
@@ -226,7 +225,7 @@ class RequestParser:
             or request.version != "1.1"
         ):
             return self._parse(context)
-        # The section has been seen before, so the same client repeats its request.
+        # The section has been parsed before, so this client probably repeats its request.
         target, has_body = request.target, request.body is not None
         asked = (facts, request.method, target, has_body, channel.client, channel.proxies, channel.scheme)
         parsed = self._parsed.get(asked)
@@ -272,7 +271,7 @@ class RequestParser:
             s2 = None
             if request.method == "GET" and request.body is None:
                 s2 = parse_s2(request.headers, target, route, sharing, client, named, basin)
-            # S2 reserves no path, and no query makes a read live.
+            # S2 reserves no path, and its query does not select live reads.
             by_method = _METHODS.get(request.method, _OTHER)
             context.mode = (
                 s2_mode(request.method, request.headers, target.query, s2.asked if s2 is not None else None)
@@ -280,7 +279,7 @@ class RequestParser:
             )
             context.is_session = request.body is not None and is_session(request.headers)
             if s2 is not None and sharing.web_origin is not None:
-                # A shared answer has no CORS fields but the gateway's own.
+                # Shared answers carry only the gateway's own CORS headers, so the origin has to answer.
                 context.why_alone, s2 = Ground.ORIGIN, None
                 route.notice(Ground.ORIGIN, request.headers)
             return ParsedRequest(
@@ -309,12 +308,12 @@ class RequestParser:
                 _start(target, mode),
                 target.cursor,
                 facts.if_none_match,
-                # Passed by position, because keyword arguments would be collected in a dictionary first.
+                # Positional, because keyword arguments would be collected in a dictionary first.
                 sharing.has_credentials and not route.is_shared,
                 sharing.accepted,
                 mode in LIVE,
                 sharing.web_origin,
-                # Browsers send `no-cache` with every SSE request.
+                # Browsers send `no-cache` with every SSE request, so it is ignored for live reads.
                 sharing.max_age_s if mode not in LIVE else None,
             )
         parsed = ParsedRequest(mode, route, target, key, shares, facts, read, client)
@@ -323,7 +322,7 @@ class RequestParser:
         return parsed
 
     def _facts(self, request: Request) -> HeaderFacts:
-        """The meaning of the request's header section, computed at most once per section."""
+        """The facts of the request's header section, computed at most once for each section."""
         if request.head.fields.varied and self._has_decisive_numbers:
             return HeaderFacts(request.headers, self._node)
         known = request.head.fields.facts
@@ -334,8 +333,10 @@ class RequestParser:
 
 
 def take_credentials(target: Target, guard: Guard) -> tuple[Target, Mapping[str, str] | None]:
-    """The target without the credentials in its query, and the decoded credentials by name; None if there are none.
-    Raises BadTarget if a credential occurs twice."""
+    """Split the target into the target without its query's credentials, and the decoded credentials by name.
+
+    The credentials are None if there are none.  Raises BadTarget if a credential occurs twice.
+    """
     names = guard.credential_parameters(target.query)
     if not names:
         return target, None

@@ -1,7 +1,7 @@
-"""The phase of a channel: which party answers its request now.  The same for each version of HTTP.
+"""The phase of a channel, over HTTP/1.1 and HTTP/2: which part of the gateway answers its request now.
 
-`PhasedChannel` owns the phase and the `LiveAnswer` in progress, and changes both in one method, whose docstring has the
-states and their transitions.
+`PhasedChannel` owns the phase and the `LiveAnswer` in progress, and changes both in `enter_phase`.  The docstring of
+`enter_phase` lists the states and their transitions.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from gateway.server.request import Channel, LiveAnswer, LiveUse, Note, Request
 
 
 class Phase(Enum):
-    """Which party answers the channel's request."""
+    """The part of the gateway that answers the channel's request."""
 
     IDLE = "idle"
-    """None: no request is being answered.  A part of the next head may have arrived."""
+    """No request is being answered.  A part of the next head may have arrived."""
     ANSWERING = "answering"
-    """A handler, at once or in a task."""
+    """The request handler answers, at once or in a task."""
     RELAYED = "relayed"
-    """A `LiveAnswer`, which has taken over the answer.  It is called when there is room, and when the client leaves."""
+    """A `LiveAnswer` has taken over an answer without a task.  It is called when there is room to write, and when the
+    client leaves."""
     LIVE = "live"
-    """A `LiveAnswer` of a live read."""
+    """A `LiveAnswer` answers a live read."""
     LEFT = "left"
-    """The `LiveAnswer`, whose client has left, while it goes on without a client."""
+    """The client has left, and the `LiveAnswer` still has work to finish."""
     LINGERING = "lingering"
-    """None: the last answer is written.  Further input is read and dropped, so that the client can read the answer."""
+    """The last answer is written.  Further input is read and dropped, so that the client can read the answer."""
 
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
@@ -45,11 +46,11 @@ TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
     _LEFT: frozenset({_IDLE}),
     _LINGERING: frozenset(),
 }
-"""The phases that may follow each phase, as in the docstring of `PhasedChannel.enter_phase`."""
+"""The phases that may follow each phase.  `PhasedChannel.enter_phase` documents them."""
 
 
 class PhasedChannel:
-    """The part of a `gateway.server.request.Channel` that knows which party answers its request."""
+    """The part of a `gateway.server.request.Channel` that owns its phase."""
 
     __slots__ = (
         "_clients",
@@ -70,62 +71,61 @@ class PhasedChannel:
         self._clients = clients
         self.phase = _IDLE
         self._live: LiveAnswer | None = None
-        """The answer in progress, if it is given without a task."""
+        """The answer in progress, if it has no task."""
         self._request: Request | None = None
         """The request that is being answered."""
         self._task: asyncio.Task[None] | None = None
-        """The handler's remaining work, if it has to wait for anything."""
+        """The task of the handler's work that has to wait."""
         self._room: asyncio.Future[None] | None = None
-        """The handler's wait for room while the client has too much unread."""
+        """The handler's wait until the client has read enough."""
         self.sse_route: str | None = None
         self.sse_note: Note | None = None
         self.sse_began = 0.0
         self.live_bytes = 0
         """Body bytes of the live answer."""
         self.live_first_byte_s = 0.0
-        """Seconds from the reading of the request to the writing of the live answer's head."""
+        """Seconds from reading the request to writing the head of the live answer."""
         self.live_use: LiveUse | None = None
-        """The account of the live read in progress."""
+        """The account of the live read in progress: the network and the limits that it counts against."""
 
     def enter_phase(self, phase: Phase, live: LiveAnswer | None = None) -> None:
-        """Enter this phase.  `live` gives the answer in the phases RELAYED and LIVE.
+        """Enter this phase.  `live` is the answer in the phases RELAYED and LIVE.
 
         | from      | to        | when                                                                            |
         |-----------|-----------|---------------------------------------------------------------------------------|
-        | IDLE      | ANSWERING | A request is handled.                                                           |
-        |           | LIVE      | A request that is known by its bytes joins the readers of its stream.           |
+        | IDLE      | ANSWERING | The request handler begins.                                                     |
+        |           | LIVE      | A request joins its stream's readers without being parsed.                      |
         |           | LINGERING | A request is refused, or the last answer was written before its body was read.  |
         | ANSWERING | IDLE      | The handler's answer is written.                                                |
-        |           | RELAYED   | The handler hands the answer over.                                              |
+        |           | RELAYED   | The handler hands the answer over to a `LiveAnswer`.                            |
         |           | LIVE      | The handler begins a live answer.                                               |
         | RELAYED   | IDLE      | The answer is written.                                                          |
-        |           | ANSWERING | The party that was waited for has answered, or the request's turn has come.     |
+        |           | ANSWERING | The handler resumes: the reply that it waited for is there, or it is its turn.  |
         |           | LEFT      | The client has left.                                                            |
         | LIVE      | IDLE      | The live answer has ended.                                                      |
-        |           | LIVE      | Clients that waited together wait alone.                                        |
-        |           | RELAYED   | Nothing is written, and the request waits for its turn to be handled again.     |
+        |           | LIVE      | Long-polls that shared one answer get answers of their own.                     |
+        |           | RELAYED   | Nothing is written, and the request waits to be handled again.                  |
         |           | LEFT      | The client has left.                                                            |
         | LEFT      | IDLE      | The `LiveAnswer` has ended.                                                     |
 
-        LINGERING is the last phase.  Over HTTP/2 the channel of a stream has one request and never lingers.
+        LINGERING is the last phase.  An HTTP/2 stream's channel has only one request and never lingers.
         """
         self.phase = phase
         self._live = live
 
     def hand_over(self, answering: LiveAnswer) -> None:
-        """Have `answering` give the answer without a task, until `response_written`.  It is called when there is room,
-        and when the client leaves."""
+        """Let `answering` give the answer without a task, until `response_written`."""
         self.enter_phase(_RELAYED, answering)
 
     def park(self, live: LiveAnswer, *, keeps: bool, is_chunked: bool = True) -> None:
-        """Have `live` give the answer, until `release`."""
+        """Let `live` give the answer to a live read, until `release`."""
         self.enter_phase(_LIVE, live)
         self.live_bytes = 0
 
     def follow(
         self, live: LiveAnswer, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
     ) -> None:
-        """Have `live` give an SSE answer, until `over`."""
+        """Let `live` give an SSE answer, until `over`."""
         self.park(live, keeps=keeps, is_chunked=is_chunked)
         self.sse_route, self.sse_began, self.sse_note = route, began, note
         self._clients.metrics.subscribers(_SSE, 1, route)
@@ -137,7 +137,8 @@ class PhasedChannel:
             use.end_live(self.live_bytes)
 
     def _leave_live(self) -> bool:
-        """End the answer that is given without a task, and its count; returns whether there was one."""
+        """End the answer in progress that has no task.  Stop counting the live read, if there is one.  Returns whether
+        there was such an answer."""
         live = self._live
         if live is not None:
             self.enter_phase(_LEFT)
@@ -147,7 +148,7 @@ class PhasedChannel:
         return live is not None
 
     def _has_room(self, error: ConnectionError | None = None) -> None:
-        """Wake the handler that waits for room; with `error` if there will be none."""
+        """Wake the handler that waits for room.  With `error`, the wait fails."""
         room, self._room = self._room, None
         if room is not None and not room.done():
             if error is None:

@@ -1,8 +1,8 @@
-"""Long-poll clients that wait for the same answer: one waiter in the stream, and one answer rendered for all of them.
+"""Groups of long-polls that wait for the same answer, which is rendered once for all of them.
 
-A group begins with one client.  Clients with the same request may join it for a short while.  No client can notice that
-it came later, because all get the same answer at the same time.  The common part of their access-log lines is made
-once.
+A group has one waiter in the stream.  It begins with one client, and clients with an equal request may join for a short
+while.  All of them get the same answer at the same time, so none is worse off for having joined.  The common part of
+their lines in the access log is made once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Dress = Callable[[Route | None, str | None, CIMultiDict[str]], None]
 
 
 class Rendering:
-    """The settings with which all live answers of a process are rendered."""
+    """The settings that all live answers of a process are rendered with."""
 
     __slots__ = ("access_log", "clock", "drain", "dress", "metrics", "node")
 
@@ -60,12 +60,12 @@ class Rendering:
 
 
 PolledBy = tuple[float, str | Caller | None, Section]
-"""One client of a group: when its request was read, in seconds of the streams' clock; its address, with its principal
-if it was authorised; and its header section.  A plain tuple, because one is made for each long-poll."""
+"""One client of a group: the time of its request in seconds of the streams' clock, its address or its principal if it
+was authorised, and its header section.  A plain tuple, because every long-poll makes one."""
 
 
 class PollGroup:
-    """The clients of one waiter; a `gateway.engine.long_poll_waiter.PollClient`."""
+    """The clients of one waiter, as its `gateway.engine.long_poll_waiter.PollClient`."""
 
     __slots__ = (
         "_channels",
@@ -95,59 +95,58 @@ class PollGroup:
         *,
         keeps: bool,
     ) -> None:
-        """`origin` is the web origin that the first client's answer names; each other one names its client's own.
-        `facts` are what the access log has of each client's request; None without an access log."""
+        """`origin` is the web origin that the first client's answer names; each other answer names its own client's.
+        `facts` is the common part of the clients' records; None without an access log."""
         self._topic = topic
         self._rendering = rendering
         self._route = route
         self._origin = origin
         self._keeps = keeps
-        # A reload may have changed the CORS fields of a route since another group began.
+        # Groups with equal shapes can share an answer.  A reload may have changed a route's CORS headers since another
+        # group began.
         self.shape: Hashable = (route, origin is None, keeps)
         self._waiter: Waiter | None = None
-        """None before `add_first`, after the end, and while clients wait to be handed over."""
+        """None before `add_first`, after the end, and while clients wait for their requests to be handled again."""
         self._channels: dict[Channel, PolledBy] = {}
-        """The clients."""
         self._note: Note | None = None
-        """The record of the first client's answer, if the request handler has recorded its request."""
+        """The record of the first client's answer, if the request handler has made one."""
         self._noted: Channel | None = None
-        """The first client."""
+        """The client that `_note` belongs to."""
         self._watch: LiveNote | None = None
-        """Writes the interim lines of the other clients; None while the first one waits alone."""
+        """The timer for the clients' interim lines in the log.  None while only the first client waits."""
         self._unrecorded: Sequence[Channel] = ()
-        """Clients whose lines are due and not written yet."""
+        """Clients whose interim lines are due."""
         self.answer: Answer | None = None
-        """The answer that was sent, if the note needs it."""
+        """The answer, kept only if the note needs it."""
         self.facts = facts
         self.line: bytes | None = None
-        """The request line that all clients have sent, if the request is remembered.  Without it there is one
-        client."""
+        """The common request line, if the request is remembered.  None if the group has a single client."""
 
     def __repr__(self) -> str:
         return f"<PollGroup {len(self._channels)} clients, {'waiting' if self._waiter is not None else 'not waiting'}>"
 
     @property
     def subscribers(self) -> int:
-        """Live readers of the stream, including the clients of this group, even if they are just leaving."""
+        """Live readers of the stream.  Includes the clients of this group, even if they are about to leave."""
         topic, is_there = self._topic, self._waiter in self._topic.readers_now
         return len(topic.readers_now) + topic.extra_clients + (0 if is_there else len(self._channels))
 
     def add_first(self, waiter: Waiter, channel: Channel, client: PolledBy, note: Note | None) -> None:
-        """Add the first client, which `note` records if the request handler has recorded its request."""
+        """Add the first client.  `note` is its record, if the request handler has made one."""
         self._waiter = waiter
         if note is not None:
             self._note, self._noted = note, channel
         self._take(channel, client)
 
     def join(self, channel: Channel, client: PolledBy) -> bool:
-        """Add one more client; False if it came too late for this group."""
+        """Add another client.  Returns False if the group no longer accepts any."""
         if self._waiter is None or not self._waiter.join(client[0]):
             return False
         self._take(channel, client)
         return True
 
     def remembered(self, line: bytes, section: Section) -> None:
-        """The first client's request is remembered, so others may join: its line, and its header section."""
+        """Called when the first client's request is remembered, so that others may join."""
         self.line = line
         for channel, (began, address, _) in self._channels.items():
             self._channels[channel] = (began, address, section)
@@ -160,7 +159,7 @@ class PollGroup:
             self._watch = self._rendering.access_log.watch(client[0], self._record_waiting)
 
     def split(self) -> Iterator[PollGroup]:
-        """Yield a new group for each client but the first; the caller owes each a call to `waits`."""
+        """Yield a new group for each client but the first.  The caller then calls `waits` for each of them."""
         while len(self._channels) > 1:
             channel, client = self._channels.popitem()
             alone = PollGroup(self._rendering, self._route, self._origin, self._topic, self.facts, keeps=self._keeps)
@@ -180,14 +179,14 @@ class PollGroup:
     # -- called by the channels
 
     def holdings(self) -> tuple[Holding, ...]:
-        """Nothing: a long-poll has no body before its end."""
+        """Empty, because a long-poll has no body before its end."""
         return NOTHING
 
     def pump(self) -> None:
-        """Do nothing: a long-poll has no body before its end."""
+        """Do nothing, because a long-poll has no body before its end."""
 
     def client_left(self, channel: Channel) -> None:
-        """Remove a client that has left.  Does nothing for one that `has_gone` aborts."""
+        """Remove a client that has left.  Does nothing for a client that `has_gone` aborts."""
         if channel not in self._channels:
             return
         if self._waiter is not None and len(self._channels) == 1:
@@ -195,7 +194,7 @@ class PollGroup:
         else:
             client = self._channels[channel]
             reason = channel.cut_reason or CloseReason.LEFT
-            # Record it before it is removed, because it counts as one of the live readers.
+            # Record the client before removing it, because it counts as one of the live readers.
             if channel is self._noted:
                 note, self._note, self._noted = self._note, None, None
                 if note is not None:
@@ -210,7 +209,7 @@ class PollGroup:
     # -- called by the waiter
 
     def render(self, answer: Answer) -> Rendered:
-        """Render the response that all clients get."""
+        """Render the response for all clients.  An error becomes an error response."""
         try:
             return self._rendered(answer)
         except GatewayError as error:
@@ -245,7 +244,7 @@ class PollGroup:
             channel.write_response(heads[own], body, size, shared)
 
     def account(self, rendered: Rendered) -> None:
-        """Count the response that was written, and free the connections for their next requests."""
+        """Count the response, and free the connections for their next requests."""
         answer = rendered.answer
         if self._note is not None:
             self.answer = answer
@@ -256,14 +255,14 @@ class PollGroup:
             channel.release(keeps=rendered.keeps)
 
     def relay(self, at: str) -> None:
-        """Have each client's request handled again, by itself, as a read of the bytes after the offset `at`."""
+        """Have each client's request handled again on its own, as a read of the bytes after the offset `at`."""
         self._waiter = None
         self._end_watch()
         for channel, (_, _, section) in list(self._channels.items()):
             channel.begin_again(self.line + section.text if self.line is not None else None, at, self)
 
     def handed_over(self, channel: Channel) -> None:
-        """A client's request is about to be handled again, after `relay`: another record takes its place."""
+        """Remove a client whose request is handled again, and discard its record."""
         del self._channels[channel]
         self._rendering.metrics.subscribers(Mode.LONGPOLL, -1, self._route.config.name)
         if channel is self._noted:
@@ -272,11 +271,11 @@ class PollGroup:
                 note.discard()
 
     def has_gone(self) -> None:
-        """Abort all connections: no answer will come."""
+        """Abort all connections, because no answer can come."""
         try:
             self._end(Outcome.ABORTED, CloseReason.LEFT, None)
         finally:
-            # Also if they cannot be recorded: they would wait for ever.
+            # Abort even if recording fails, because the clients would otherwise wait for ever.
             channels, self._channels = self._channels, {}
             for channel in channels:
                 channel.abort()
@@ -287,7 +286,7 @@ class PollGroup:
         clients = len(self._channels)
         if not clients:
             return
-        # The clients arrived within one tick, so the mean is close enough for each.
+        # The clients arrived within one tick, so one mean is exact enough.
         now, began = self._rendering.clock.now(), sum(client[0] for client in self._channels.values())
         sent_bytes = rendered.body_bytes if rendered is not None else 0
         saved_bytes = rendered.answer.saved_bytes if rendered is not None else 0
@@ -312,7 +311,7 @@ class PollGroup:
         rendered: Rendered | None,
         now: float,
     ) -> None:
-        """Record the end of all clients except the first, if that has a note."""
+        """Record the end for all clients, except for the first client if it has a note."""
         subscribers = self.subscribers
         if rendered is None:
             for channel, client in self._channels.items():
@@ -336,7 +335,7 @@ class PollGroup:
         self._rendering.access_log.repeat_live(Repeated(common), now, clients)
 
     def _record_waiting(self, most: int) -> bool:
-        """Record that the clients still wait, so many at a time; returns whether all are recorded."""
+        """Write interim lines for at most `most` clients.  Returns whether all are written."""
         assert self.facts is not None
         subscribers, left = self.subscribers, self._unrecorded or list(self._channels)
         for channel in left[:most]:
@@ -355,7 +354,7 @@ class PollGroup:
         *,
         is_final: bool,
     ) -> None:
-        """Record one client that is not answered, or not yet."""
+        """Record a client that has no answer, or none yet."""
         record = replace(facts, outcome=outcome, close_reason=reason, subscribers=subscribers, is_final=is_final)
         self._rendering.access_log.record_of(record, *client)
 
@@ -367,16 +366,16 @@ class PollGroup:
             outcome,
             waited_s,
             name,
-            # The response of a long-poll begins when the wait is over.
+            # A long-poll's response begins when its wait ends.
             Sent(waited_s, sent_bytes, saved_bytes),
-            # None would take the trace of the current context, which belongs to another request.
+            # None would select the current context's trace, which belongs to another request.
             trace_id=(self._note.trace_id if self._note is not None else None) or "",
             requests=clients,
         )
 
 
 def _reason(answer: Answer, *, is_draining: bool) -> CloseReason:
-    """The reason to log for a long-poll with this answer."""
+    """The reason for the end of a long-poll with this answer, for the log."""
     if answer.status in (200, 304):
         return CloseReason.ANSWERED
     if answer.status == 204:

@@ -1,7 +1,7 @@
-"""Reading of requests over HTTP/1.1: input is parsed into events, which wait in order until they can be taken.
+"""Reads requests over HTTP/1.1: parses input into events, which wait in order until they can be taken.
 
-Pipelined requests wait here in parsed form, and reading pauses meanwhile.  A connection holds a parser only from the
-first byte of a message to its last.
+Pipelined requests wait here as events, and reading pauses meanwhile.  A connection holds a parser only while a message
+is incomplete.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from gateway.server.request_keys import MAX_REQUEST_BYTES
 from gateway.server.writing import WritingConnection
 
 _SLICE_BYTES: Final = 1 << 14
-"""Bytes parsed at a time.  The bound is low because a parsed request takes many times the memory of its bytes."""
+"""The most bytes parsed at a time.  The bound is low because parsed events take many times the memory of their
+bytes."""
 FINE_SLICE_BYTES: Final = 1 << 12
-"""Bytes parsed at a time if the chunks or requests in them may be tiny: parsing them takes half a millisecond at
-most."""
+"""The most bytes parsed at a time if the input may consist of tiny chunks or requests.  Parsing them takes at most half
+a millisecond."""
 _MANY_HEADS: Final = 16
-"""If a slice has more requests than this, `FINE_SLICE_BYTES` are parsed at a time."""
+"""A slice with more requests than this is parsed in pieces of `FINE_SLICE_BYTES`."""
 _MOST_PENDING: Final = 1 << 12
-"""Bytes and events that may wait behind the current request before reading pauses."""
+"""The most bytes and events that may wait after the current request.  Reading pauses beyond this bound."""
 _MOST_UNREAD: Final = 1 << 18
-"""Unread bytes of a body at which reading pauses."""
+"""The most unread bytes of a body.  Reading pauses beyond this bound."""
 _EVENT_BYTES: Final = 1 << 10
-"""Bytes that a parsed event counts for while it waits."""
+"""The bytes that a waiting event counts for."""
 NO_EVENTS: Final[deque[Event]] = deque()
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
@@ -41,7 +42,7 @@ _END: Final = Mark.END
 
 
 class ReadingConnection(WritingConnection):
-    """The reading half of a client's connection; the `Flow` of its requests' bodies."""
+    """The part of a client's connection that reads requests.  It is the `Flow` of their bodies."""
 
     __slots__ = (
         "_body",
@@ -60,40 +61,39 @@ class ReadingConnection(WritingConnection):
     def __init__(self, clients: Clients) -> None:
         super().__init__(clients)
         self._parser: RequestParser | None = None
-        """The parser while it is within a message, or after it has read the connection's last message; else None."""
+        """The parser, while a message is incomplete or after the connection's last message; else None."""
         self._pending: deque[Event] = NO_EVENTS
-        """Events that have been parsed and not taken."""
+        """Parsed events that have not been taken."""
         self._unparsed = b""
-        """Input that is not parsed yet."""
+        """Input that has not been parsed."""
         self._is_paused = False
         """Whether reading is paused until the pending events have been taken."""
         self._is_busy = False
-        """Whether an earlier request or unsent bytes may precede the next request, so that a remembered answer has to
-        wait."""
+        """Whether a remembered answer has to wait, because an earlier request or unsent bytes may precede it."""
         self._is_taking = False
-        """Whether `_take_pending` is beginning requests now; a request that is answered meanwhile begins no other."""
+        """Whether requests are being begun further up the stack.  The end of an answer then begins no other request."""
         self._is_waiting = False
-        """Whether the unparsed input waits for its turn."""
+        """Whether the unparsed input waits for its turn (`gateway.server.turns`)."""
         self._is_body_full = False
-        """Whether reading is paused because the body being read has enough unread bytes."""
+        """Whether reading is paused because the body has too many unread bytes."""
         self._body: RequestBody | None = None
         """The body that is being received."""
         self._candidate: bytes | None = None
-        """The bytes of the current request, if they may be remembered."""
+        """The bytes of the current request, if its answer may be remembered for them."""
         self._candidate_generation = 0
-        """The generation of `Joins` when the candidate was read."""
+        """The generation of `Joins` at the time when the candidate was read."""
 
     @abstractmethod
     def _take_pending(self) -> None:
-        """Take as many parsed events as the connection's phase allows."""
+        """Take parsed events until the connection's phase makes the rest wait."""
 
     @abstractmethod
     def take_turn(self) -> None:
-        """Read the input that had to wait for its turn."""
+        """Begin the request, or read the input, that waited for its turn."""
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that this client alone makes the process hold."""
+        """Bytes of memory that this client alone costs."""
         if self.transport is None or self.cut_reason is not None:
             return 0
         held = max(0, self.transport.get_write_buffer_size() - self._shared_bytes)
@@ -110,18 +110,19 @@ class ReadingConnection(WritingConnection):
         return not self._is_waiting and super().is_idle
 
     def close_if_idle(self) -> None:
-        # A request that waits for its turn has arrived before the deadline, so it is answered.
+        # A request that waits for its turn arrived before the deadline, so it is answered.
         if not self._is_waiting:
             super().close_if_idle()
 
     @property
     def alias(self) -> bytes | None:
-        """The request's bytes, if it arrived whole and alone and may still be remembered."""
+        """The request's bytes, if an answer may be remembered for them.  None if routes or joins have changed since the
+        request was read."""
         return self._candidate if self._candidate_generation == self._clients.joins.generation else None
 
     def _read(self, is_first: bool = False, *, has_turn: bool = True) -> None:
-        """Parse the input slice by slice, as long as its events are taken and the turn is not late.  If `has_turn`, the
-        first slice is parsed even if the turn is late."""
+        """Parse the input slice by slice, until events have to wait or the connection must wait for its turn.  With
+        `has_turn`, the first slice does not wait for a turn."""
         data = self._unparsed
         while data and not self._pending and not self._is_waiting:
             if not has_turn and self._clients.turns.must_wait(self, is_request=self._body is None):
@@ -131,7 +132,7 @@ class ReadingConnection(WritingConnection):
             size = len(data)
             if size > FINE_SLICE_BYTES:
                 size = FINE_SLICE_BYTES if self._is_fine(data) else _SLICE_BYTES
-            # Set before feeding: taking the events may call this method again.
+            # Set the attribute before parsing, because taking the events may call this method again.
             self._unparsed = data[size:]
             self._parse(data[:size], is_first)
             is_first, data = False, self._unparsed
@@ -143,7 +144,7 @@ class ReadingConnection(WritingConnection):
             self._end_input()
 
     def _end_input(self) -> None:
-        """The client sends no more: fail a body that is not whole, and close once all requests are answered."""
+        """Called when the client sends no more: fail an incomplete body, and close once all requests are answered."""
         if self._unparsed or self._pending or self._is_waiting:
             return
         body, self._body = self._body, None
@@ -153,7 +154,7 @@ class ReadingConnection(WritingConnection):
             self._close()
 
     def _is_fine(self, data: bytes) -> bool:
-        """Whether the input has, or may have, many small parts in few bytes."""
+        """Whether the input may consist of many small chunks or requests."""
         if self._body is not None:
             return self._body.is_chunked
         return data.count(b"\r\n\r\n", 0, _SLICE_BYTES) > _MANY_HEADS
@@ -165,8 +166,9 @@ class ReadingConnection(WritingConnection):
             self._resume_reading()
 
     def _limit_unparsed(self) -> None:
-        """Pause reading if much input waits already."""
-        # Not before, because the loop does not notice that the client closes the connection while reading is paused.
+        """Pause reading if much input waits."""
+        # Do not pause earlier.  While reading is paused, the loop does not notice that the client closes the
+        # connection.
         if self.transport is not None and len(self._unparsed) + len(self._pending) > _MOST_PENDING:
             self._is_paused = True
             if not self._has_ended:
@@ -184,22 +186,22 @@ class ReadingConnection(WritingConnection):
         else:
             self._parser = parser
         if events:
-            # Line breaks between requests produce no event and are no sign of life.
+            # Line breaks between requests produce no event, and do not count as activity.
             self._is_active = True
-        # The parser must be empty: otherwise the remembered bytes would lack the rest that the parser holds.
+        # A parser that is not empty holds a part of another request, which the remembered bytes would lack.
         if is_first and self._parser is None:
             self._may_remember(events, data)
         self._pending = deque(events)
         self._take_pending()
 
     def _may_remember(self, events: Sequence[Event], data: bytes) -> None:
-        """Let the answer be remembered if these events are one plain GET.  They are all that has arrived."""
+        """Allow the answer to be remembered if `events`, all that have arrived, are one plain GET."""
         if _is_one_plain_get(events, data):
             self._candidate = data
             self._candidate_generation = self._clients.joins.generation
 
     def _take_body(self, body: RequestBody, pending: deque[Event]) -> None:
-        """Feed a body the pending events that belong to it."""
+        """Give a body the pending events that belong to it."""
         while pending and self._body is body:
             event = pending.popleft()
             if isinstance(event, bytes):
@@ -209,7 +211,7 @@ class ReadingConnection(WritingConnection):
             if event is Mark.END:
                 body.complete()
             else:
-                # The body is malformed, so its end is unknown, and this answer is the last on the connection.
+                # The end of a malformed body is unknown, so this answer is the connection's last.
                 body.fail(BadRequest("Malformed request body"))
 
     # -- called by a body
@@ -226,17 +228,16 @@ class ReadingConnection(WritingConnection):
         await self._clients.late_bodies.turn()
 
     def _resume_reading(self) -> None:
-        """Resume reading."""
         self._is_body_full = False
         if self._pending or self._unparsed:
-            # The pending input has to be taken first.
+            # Take the waiting input first.
             self._is_paused = True
         elif self.transport is not None and not self.transport.is_closing() and not self._has_ended:
             self.transport.resume_reading()
 
 
 def _is_one_plain_get(events: Sequence[Event], data: bytes) -> bool:
-    """Whether `data` is exactly one HTTP/1.1 GET that has no body and keeps its connection open."""
+    """Whether `data` is exactly one HTTP/1.1 GET without a body that keeps its connection open."""
     if len(events) != 2 or len(data) > MAX_REQUEST_BYTES:
         return False
     head, end = events

@@ -1,7 +1,7 @@
-"""Requests over HTTP/1.1 that are answered without being parsed, because their meaning is known.
+"""HTTP/1.1 requests that are answered without being parsed, because an equal request was answered before.
 
-A remembered answer (`remembered`) is sent to the same bytes, and to requests of the same meaning.  A live request joins
-the readers of its stream (`joins`).
+Such a request is answered by a remembered answer (`remembered.py`), or it joins the live readers of its stream
+(`joins.py`).  Requests are equal if they have the same line and differ only in headers without influence on the answer.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _GET: Final = ord("G")
 
 
 class RecognisingConnection(ReadingConnection):
-    """The part of a client's connection that looks its requests up."""
+    """The part of a client's connection that finds remembered answers and joins."""
 
     __slots__ = ("_repeats", "client", "proxies")
 
     _repeats: bool
-    """Whether the latest known request equals the alias of its answer byte for byte."""
+    """Whether the latest hit was found by the exact bytes of the request."""
     client: str | None
-    """The client's address without its port; None if the connection has none, as at a Unix socket."""
+    """The client's address without its port; None if the peer has none, as at a Unix socket."""
     proxies: Proxies | None
     scheme: str = "http"
     versions = frozenset({"1.0", "1.1"})
 
     @abstractmethod
     def _receive(self, data: bytes) -> None:
-        """Take input that is not a remembered request, or has to wait."""
+        """Take input that has to be parsed, or has to wait."""
 
     def data_received(self, data: bytes) -> None:
         if self._is_busy:
@@ -47,16 +47,17 @@ class RecognisingConnection(ReadingConnection):
             self._receive(data)
 
     def _answers_known(self, data: bytes) -> bool:
-        """Answer a known request without parsing it; False if it is not known.  No other request may precede it."""
-        # A hit on an idle connection is the hottest path, where every attribute lookup counts.
+        """Answer a request without parsing it, if an equal one was answered before.  Otherwise return False.  No
+        earlier request may be unanswered."""
+        # A hit on an idle connection is the hottest path of the gateway, where every attribute look-up counts.
         clients, transport = self._clients, self.transport
         if (find := clients.find) is None or transport is None:
             return False
-        # If clients send different bytes, hashing a whole request would cost as much as the rest of the lookup.
+        # Hashing a whole request costs as much as the other look-up.  It pays only while clients send equal bytes.
         if self._repeats and (exact := clients.exact.get(data)) is not None:
             answer, section = exact
         elif data[0] != _GET or (found := find(data)) is None:
-            # Only GETs are known.
+            # Only GETs have remembered answers.
             return False
         else:
             known, section = found
@@ -84,7 +85,8 @@ class RecognisingConnection(ReadingConnection):
         return True
 
     def _joins(self, join: Join, section: Section) -> bool:
-        """Begin a live answer to a request with this header section; False if the request has to be parsed."""
+        """Begin a live answer for a request with this header section.  Returns False if the request has to be
+        parsed."""
         self._is_busy = self._is_active = True
         try:
             if self._clients.join(self, join, section):

@@ -1,9 +1,8 @@
-"""The fields of a relayed reply, as its client gets them, and the end of a relayed SSE replay once its reader has
-caught up.
+"""The headers of a relayed reply for its client, and the end of a relayed SSE replay.
 
-The origin itself replays a stream whose bytes no tape can hold, to each reader separately.  Once such a reader is up to
-date, the gateway ends its connection in order.  The reader comes back at the tail and shares the stream's one live
-request there; otherwise the origin would hold one live connection for each such reader.
+If no tape can hold a stream's bytes, the origin replays them to each reader separately.  Once such a reader is up to
+date, the gateway ends its connection in order.  The reader then reconnects at the tail, and shares the stream's one
+live request.  Otherwise the origin would hold a live connection for each of these readers.
 """
 
 from __future__ import annotations
@@ -28,29 +27,30 @@ _ORIGIN: Final = istr("Origin")
 
 
 class _Shared(NamedTuple):
-    """The client's part of what replies have in common."""
+    """The headers that all replies of one shape have for clients."""
 
     fields: CIMultiDict[str]
-    """Never changed."""
+    """Must not be changed."""
     lines: bytes
 
 
 def relayed_fields(recorder: ResponseRecorder, context: RequestContext, reply: Reply) -> Fields:
-    """The reply's fields for its client, with those that the gateway adds, `RateLimit` excepted.
+    """The reply's headers for its client, with those that the gateway adds except `RateLimit`.
 
-    The fields that follow from the reply's shape are made once for all replies of that shape.
+    Replies have the same shape if they share the same header lines.  The headers made from these lines are made once
+    for each shape.
     """
     request, route, shape = context.request, context.route, reply.shape
     web_origin = request.headers.get(_ORIGIN)
     is_guarded = route is not None and route.guard is not None
-    # What an answer to an authorised request says of caching may be in a reply's own lines, if they are new.
+    # Lines of a new kind may concern caching, which needs care in an answer to an authorised request.
     if shape is None or shape.kinds & NOT_ALIKE or is_guarded:
         headers = _passed(recorder, context, reply.status, reply.headers)
         if route is not None and (location := headers.get(_LOCATION)) is not None:
             headers[_LOCATION] = route.public_location(location, f"{request.scheme}://{request.host}")
         recorder.dress(route, web_origin, headers, is_public=context.is_public)
         return headers
-    # Not the client's Origin as it is: clients choose it, and most answers do not depend on it.
+    # Use the allowed origin rather than the client's Origin header, which clients may choose freely.
     named = named_origin(route.cors, web_origin) if route is not None and route.cors is not None else None
     key = recorder, route, reply.status, context.why_alone, request.method == "GET", named
     shared: _Shared | None = shape.facts.get(key)
@@ -63,7 +63,7 @@ def relayed_fields(recorder: ResponseRecorder, context: RequestContext, reply: R
 
 
 def _passed(recorder: ResponseRecorder, context: RequestContext, status: int, headers: Headers) -> CIMultiDict[str]:
-    """An origin's fields, as they are passed on to a client."""
+    """The origin's headers as passed on to a client, with this gateway's Cache-Status."""
     passed = response_headers_for_client(headers, node=recorder.node, http_version="1.1")
     by_method = context.request.method != "GET"
     said = cache_status(recorder.node, Outcome.PASS, fwd_status=status, detail=context.why_alone, by_method=by_method)
@@ -74,11 +74,12 @@ def _passed(recorder: ResponseRecorder, context: RequestContext, status: int, he
 
 
 _KEPT_BYTES: Final = 1 << 13
-"""Longer than any control event; the bytes kept from the end of the body.  Data events may be of any size."""
+"""The bytes kept from the end of the body.  Longer than any control event; data events may have any size."""
 
 
 class CatchUpEnd:
-    """Finds the first chunk of an SSE body (section 5.8) that ends with a control event marked up to date."""
+    """Detects the end of catch-up in an SSE body (section 5.8): the first chunk that ends with an up-to-date control
+    event."""
 
     __slots__ = ("_kept", "is_reached")
 
@@ -87,7 +88,7 @@ class CatchUpEnd:
         self.is_reached = False
 
     def see(self, chunk: bytes) -> None:
-        """Look at the next chunk of the body."""
+        """Inspect the next chunk of the body."""
         self._kept = (self._kept + chunk)[-_KEPT_BYTES:]
         self.is_reached = _is_up_to_date(self._kept)
 
@@ -101,5 +102,5 @@ def _is_up_to_date(end: bytes) -> bool:
         events = SseParser(_KEPT_BYTES).feed(lines[start + 2 if start >= 0 else 0 :])
         return any(event.name == EVENT_CONTROL and parse_control(event.data).up_to_date for event in events)
     except (SseTooLarge, ValueError):
-        # The relay does not judge the body: go on until the origin ends it.
+        # The relay does not validate the body: continue until the origin ends it.
         return False

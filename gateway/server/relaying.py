@@ -1,14 +1,14 @@
-"""Relays: requests that are not reads, or must not be shared, passed to the origin and their answers back.
+"""Relays: the gateway passes a request to the origin, and the origin's answer to the client.
 
-A relay advances by plain calls from either side: the head of the answer arrives, a part of its body arrives, the client
-has room again, the client leaves.  No task waits for any of these.  Bodies stream with flow control both ways: while
-the client does not read, the gateway does not read from the origin's connection.
+Writes are relayed, and reads whose answers must not be shared.  A relay has no task.  Plain calls from both sides drive
+it: when the answer's head or a part of its body arrives, when the client has room again, and when the client leaves.
+Flow control works in both directions: while the client does not read, the origin's connection is not read either.
 
-A small request body is read whole first (`request_body`), and only that takes a task.
+A small request body is collected before the request is sent (`request_body`).  Only this step takes a task.
 
-Interim replies of the origin go to the client (RFC 9110 section 15.2), as does an expectation of 100 Continue to the
-origin (`Expectation`).  The gateway itself asks the client for its body where the origin must not have the head before
-the body is whole, or where another origin may need the body after a redirect.
+Interim replies of the origin go to the client (RFC 9110 section 15.2), and an expectation of 100 Continue goes to the
+origin (`Expectation`).  In two cases the gateway itself asks the client for its body: if the origin must not get the
+head before the body is whole, and if a redirect may make another origin need the body.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from gateway.upstream.reply import Reply
 _log = logging.getLogger("gateway.front")
 
 SESSION_IDLE_S: Final = 600.0
-"""How long a client may send nothing in a session before its connection is given up."""
+"""Seconds for which a client may send nothing in a session.  Its connection is then given up."""
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
 _DELETE, _HEAD, _OTHER = Mode.DELETE, Mode.HEAD, Mode.OTHER
@@ -71,7 +71,7 @@ class Relays:
         self.engine = engine
         self.access_log = access_log
         self.limits = limits
-        # The origin bounds the bytes of a session, which may be idle for as long as a live read.
+        # The origin bounds the bytes of a session.  A session may be idle, like a live read.
         self._session_limits = limits.model_copy(
             update={
                 "max_request_bytes": sys.maxsize,
@@ -82,8 +82,8 @@ class Relays:
         )
 
     def relay_request(self, context: RequestContext, parsed: ParsedRequest) -> None:
-        """Relay a request without a body, or with one that has arrived; the relay gives the answer.  Raises a
-        GatewayError if the request must not be sent."""
+        """Relay a request without a body, or with a body that has arrived.  Raises a GatewayError if the request must
+        not be sent."""
         body = context.request.body
         if body is None:
             self._relay(context, parsed, None)
@@ -103,10 +103,10 @@ class Relays:
         if context.is_session:
             self._relay(context, parsed, body.chunks(self._session_limits))
             return
-        # Before 100 Continue is sent: a body that is announced as too large need not be sent at all.
+        # Check before 100 Continue is sent, so that a body with too large a Content-Length is never sent.
         body.check(request.head, self.limits)
-        # An origin deletes a stream as soon as it has the head.  An incomplete request would be carried out, but
-        # counted as failed.
+        # An origin may delete the stream once it has the head.  A request with an incomplete body would then succeed,
+        # but count as failed here.
         is_delete = context.mode is _DELETE
         if is_expecting(request) and not body.unread_bytes:
             if not is_delete and not self._keeps_bodies(parsed.route):
@@ -121,9 +121,9 @@ class Relays:
         self._relay(context, parsed, whole if whole is not None else body.chunks(self.limits))
 
     def _keeps_bodies(self, route: Route) -> bool:
-        """Whether a request's body must have arrived before the origin is asked."""
+        """Whether the body must have arrived before the origin gets the request."""
         if route.guard is not None and route.guard.concealment is not None:
-            # A refusal of the gateway's own cannot know whether the origin would have asked for the body.
+            # A refusal that hides a stream must look the same whether or not the origin asks for the body.
             return True
         return route.is_bridged or self.engine.origins.pool(route.url).follows_redirects
 
@@ -138,7 +138,7 @@ class Relays:
         passed, guard = parsed.relayed, parsed.route.guard
         if passed is None or is_expecting:
             passed = self._passed(context, parsed, is_expecting=is_expecting)
-            # A service may name another principal for the same request next time.
+            # An authorisation service may name another principal for the next equal request.
             if not is_expecting and (guard is None or not guard.asks_services):
                 parsed.relayed = passed
         if varied := context.request.head.fields.varied:
@@ -155,9 +155,10 @@ class Relays:
 
     @staticmethod
     def _passed(context: RequestContext, parsed: ParsedRequest, *, is_expecting: bool) -> RelayedRequest:
-        """The request as it is sent on."""
+        """The request as it is sent to the origin."""
         request, target, key, mode = context.request, parsed.target, parsed.key, context.mode
-        # Origins give the same strong ETag to every coding; asking for none keeps ETags of relayed answers unambiguous.
+        # Origins use the same strong ETag for every content coding.  Without a coding, the ETags of relayed answers are
+        # unambiguous.
         is_plain = request.method in ("GET", "HEAD") and mode is not _OTHER
         headers: CIMultiDict[str] = parsed.facts.forwarded(request, is_plain=is_plain)
         if parsed.basin is not None:
@@ -190,7 +191,7 @@ class Relays:
 
 
 class _RelayedLiveUse:
-    """A live read that is relayed.  It counts like any live read, and also as a live request to the origin."""
+    """A relayed live read, which counts as a live read of its client and as a live request to the origin."""
 
     __slots__ = ("_relayed", "_use")
 
@@ -205,8 +206,7 @@ class _RelayedLiveUse:
 
 
 class Relaying(RelayedCall):
-    """One relay, from the request on its way to the last byte of its answer: the requester of the origin's reply and
-    the `LiveAnswer` of the client's channel."""
+    """One relay.  It is the requester of the origin's reply, and the `LiveAnswer` of the client's channel."""
 
     __slots__ = (
         "_acks",
@@ -237,7 +237,7 @@ class Relaying(RelayedCall):
         *,
         is_expecting: bool = False,
     ) -> None:
-        # Not by `super()`, which costs as much as the call.
+        # A call through `super()` costs as much again as the call itself.
         RelayedCall.__init__(self, relays.engine.relay, passed, body)
         self._relays = relays
         self._context = context
@@ -246,19 +246,19 @@ class Relaying(RelayedCall):
         self._channel: Channel = context.request.channel
         observed = context.observed
         self._record = observed.record if observed is not None else None
-        # Spans of the origin's calls look for that of the request, so the steps run in its context.
+        # Spans of the origin's calls become children of the request's span, so the steps run in its context.
         self._context_vars: Context | None = copy_context() if observed is not None and observed.is_traced else None
         self._answered: Answered | None = None
         self._write_epoch = relays.engine.pending_writes.epoch
         self._reply: Reply | None = None
         self._unwritten = b""
-        """Body bytes taken from the reply and not written yet."""
+        """Body bytes of the reply that have not been written to the client."""
         self._acks: S2Acknowledgements | None = None
-        """Inspects the answer to an append to an S2 stream."""
+        """Reads the answer to an append to an S2 stream."""
         self._drains: DrainWatch | None = None
-        """Inspects an S2 origin's answer for a sign that its server is about to leave."""
+        """Looks for a sign in an S2 origin's answer that its server is about to shut down."""
         self._end: CatchUpEnd | None = None
-        """Ends a replay once its reader has caught up, before the origin ends it; None for other answers."""
+        """Detects when the reader of a replay has caught up, which ends the answer.  None for other answers."""
         self._is_over = False
         self._expectation: Expectation | None = None
         if is_expecting:
@@ -271,7 +271,7 @@ class Relaying(RelayedCall):
 
     def send_request(self) -> None:
         """Send the request to the origin."""
-        # A client that leaves does not undo a write that may have happened.
+        # A write may have happened even if its client leaves, so it is followed to its end.
         self._request.is_detached = self.is_write
         self._channel.hand_over(self)
         if self.request.route.is_s2:
@@ -279,7 +279,7 @@ class Relaying(RelayedCall):
         self.send()
 
     def _run(self, step: Callable[..., None], *with_: Any) -> None:
-        """Take a step; if it fails, end the client's answer."""
+        """Call `step`.  If it fails, end the client's answer."""
         try:
             if self._context_vars is None:
                 step(*with_)
@@ -351,7 +351,7 @@ class Relaying(RelayedCall):
             recorder.state_limits(context, headers)
         if context.is_replay:
             self._end = CatchUpEnd()
-            # The body may end earlier than the origin announced.
+            # The body may end earlier than the origin's Content-Length states.
             if states_length(headers):
                 del headers[_CONTENT_LENGTH]
         if self._acks is not None:
@@ -377,13 +377,13 @@ class Relaying(RelayedCall):
     # -- called by either side
 
     def holdings(self) -> tuple[Holding, ...]:
-        """The bytes taken from the origin and not written yet."""
+        """The buffer of bytes that have not been written to the client."""
         size = len(self._unwritten)
         return (Holding(SharedBytes(size), size),) if size else NOTHING
 
     def pump(self) -> None:
-        """Write as much as the client has room for.  Called when more of the body has arrived, or the client has room
-        again."""
+        """Write as much as the client has room for.  Called when more of the body has arrived, and when the client has
+        room again."""
         if self._reply is not None and not self._is_over:
             self._run(self._pump)
 
@@ -392,7 +392,7 @@ class Relaying(RelayedCall):
         assert reply is not None
         while not channel.is_full:
             if self._unwritten:
-                # In parts, because the write timeout bounds progress, whatever the size of a chunk.
+                # Write in parts, because the write timeout bounds the time for each part.
                 part, self._unwritten = self._unwritten[:PART_BYTES], self._unwritten[PART_BYTES:]
                 delivery.part(part)
                 continue
@@ -410,7 +410,7 @@ class Relaying(RelayedCall):
         reply.stall()
 
     def _see(self, chunk: bytes) -> None:
-        """A part of the body has arrived."""
+        """Count and inspect a part of the body."""
         if chunk:
             self._count(len(chunk))
         if self._acks is not None:
@@ -421,7 +421,7 @@ class Relaying(RelayedCall):
             self._end.see(chunk)
 
     def _make_way(self) -> None:
-        """Give up the connection to the origin: other requests wait for it, and the client takes nothing."""
+        """Give up the connection to the origin, because other requests wait for it and the client does not read."""
         self._run(self._refuse, UpstreamCongested())
 
     def _count(self, size: int) -> None:
@@ -430,7 +430,7 @@ class Relaying(RelayedCall):
             self._record.fetched_bytes += size
 
     def client_left(self, channel: Channel) -> None:
-        """The client has left: stop, unless the request is a write in progress."""
+        """Called when the client has left: stop, unless the request is a write in progress."""
         if self._is_over or self._request.is_detached:
             # The outcome of a write still has to be recorded.
             return
@@ -440,11 +440,11 @@ class Relaying(RelayedCall):
     # -- the end of the relay
 
     def _end_body(self) -> None:
-        """End an answer in order; its head has been written already."""
+        """End an answer in order, after its body."""
         self._finish(self._channel.end_response)
 
     def _finish(self, end: Callable[[], object] = no_op) -> None:
-        """Record that the answer is whole."""
+        """End the relay after a complete answer."""
         if self._acks is not None:
             self._acks.finish()
         self._close()
@@ -458,8 +458,8 @@ class Relaying(RelayedCall):
         if self._request.has_begun:
             # Over HTTP/2, `abort` calls `client_left` before it returns.
             self._is_over = True
-            # Abort, because after an orderly end a truncated body would look complete.  Abort before the channel is
-            # declared free, or its next request would begin on the broken connection.
+            # Abort, because an orderly end would make a truncated body look complete.  Abort before the channel is
+            # freed, because the next request would otherwise begin on the broken connection.
             self._channel.abort()
             self._break_off()
         else:
@@ -468,7 +468,7 @@ class Relaying(RelayedCall):
             recorder.record_end(self._context, recorder.refuse(self._context, error))
 
     def _break_off(self) -> None:
-        """End an answer that its client does not get in full."""
+        """End the relay after an incomplete answer."""
         self._close()
         self._context.outcome = _ABORTED
         self._relays.recorder.record_end(self._context, None)
@@ -478,7 +478,7 @@ class Relaying(RelayedCall):
             self._expectation.cancel()
         self._is_over = True
         self._request.is_detached = False
-        # It leads to the reply.
+        # The watch refers to the reply.
         self._drains = None
         reply, self._reply = self._reply, None
         if reply is not None:

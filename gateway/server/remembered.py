@@ -1,18 +1,19 @@
-"""Remembered answers: plain hits as response bytes, found by the meaning of the request.
+"""Remembered answers: whole responses from memory, repeated as bytes for equal requests.
 
-The first time, a request goes to a handler.  If its answer is a plain hit, which needs neither the origin nor any work
-in progress, it is kept under the request line and the meaning of the header section (`gateway.server.request_keys`).
-Requests that differ only in headers without influence on the answer have one meaning.  Requests are judged by one
-parser only: a key is made of bytes that the parser has accepted.
+The first time, a request goes to the request handler.  If the answer needs neither the origin nor further work, it is
+remembered under two keys: the request line and the meaning of the header section.  The meaning leaves out headers that
+have no influence on the answer (`gateway.server.request_keys`).  All keys are made of requests that the HTTP parser has
+accepted.
 
-An answer is valid until its `until`: the end of the second that its Date and Age name, or earlier if the stream's trust
-or life ends.  Everything else that invalidates it is signalled: the end of a stream and the loss of its bytes or
-records by `forget_stream`; a need for revalidation, and, for answers that name the tail, a change to the known tail of
-an open stream, by the stream's `Version`.  An answer whose bytes were read before a call of `forget_stream` is not
-remembered after it.
+A rendered answer is valid up to the time `until`.  This is the end of the second that its Date and Age state, or
+earlier if the stream expires or the origin has to be asked again.  Two signals end an answer before:
 
-The memory that answers take in addition to the tape is lent from the cache's budget, to the byte: keys, heads, joined
-bodies, and the bytes of a body that are not shared with the tape.
+- `forget_stream`, when the stream ends or loses bytes or records.  An answer whose bytes were read before that call is
+  not remembered after it.
+- A change of the stream's `Version`: the stream needs revalidation, or the tail that the answer names has moved.
+
+Answers take memory in addition to the tape: keys, heads, joined bodies, and body bytes that the tape does not hold.
+Every such byte is lent from the cache's budget.
 """
 
 from __future__ import annotations
@@ -45,21 +46,22 @@ class Repeatable(NamedTuple):
     """An answer from memory that may be repeated for equal requests."""
 
     run: BodyRun
-    """The run of the stream's bytes that the answer is made of."""
+    """The stream's bytes that the answer contains."""
     outcome: Outcome
     status: int
     headers: CIMultiDict[str]
     body: Sequence[bytes]
     saved_bytes: int = 0
-    """How many bytes shorter the body is than before content coding."""
+    """The bytes that content coding saved."""
     copied: int = 0
-    """Bytes of the body that only this answer holds; the others belong to `shared`."""
+    """Bytes of the body that only this answer holds; the others are in `shared`."""
     shared: SharedBytes | None = None
-    """The account of the body; None if the answer itself has one."""
+    """The account of the body's bytes; None if the answer has to open one."""
 
 
 class RememberedAnswer(Known):
-    """One answer in bytes; `render` fills in what changes by the second (RFC 9110 §6.6.1, RFC 9111 §5.1)."""
+    """One remembered answer.  `render` writes the fields that change each second: Date (RFC 9110 §6.6.1) and Age (RFC
+    9111 §5.1)."""
 
     __slots__ = (
         "_block",
@@ -105,102 +107,103 @@ class RememberedAnswer(Known):
         is_guarded: bool = False,
         verdict_key: VerdictKey | None = None,
     ) -> None:
-        """`is_guarded` says that each request for the answer needs a verdict."""
+        """`is_guarded` means that each request for the answer needs authorisation."""
         self.is_guarded = is_guarded
         self.verdict_key = verdict_key
-        """The key of such verdicts in header sections: the stream, or the request line."""
+        """The key of verdicts on such requests: the stream, or the request line."""
         run, outcome, status, headers, body, saved_bytes, copied, shared = answer
         self.stream = run.stream
         self.edition = run.edition
         """The stream's edition when the body was read."""
         self.route = route
         self.repeated = repeated
-        """The access log's line for every hit; None without an access log."""
+        """The access log's fields for every hit; None without an access log."""
         self.trust_s = trust_s
         self.tail = tail
-        """The tail that the answer names; None if the answer does not depend on the tail."""
+        """The tail that the answer names; None if it depends on no tail."""
         self.mode = mode
         self.outcome = outcome
         self.body_bytes = sum(map(len, body))
         self.saved_bytes = saved_bytes
-        """How many bytes shorter the body is than before content coding."""
+        """The bytes that content coding saved."""
         self._start = run.start if run.start != run.end else None
-        """Where the bytes of the body, or of the body that a 304 stands for, begin; None if there are none."""
+        """The position of the body's first byte in the stream.  A 304 has the position of the body that it replaces.
+        None if that body is empty."""
         self._has_age = "Age" in headers
         for name in ("Age", "Date"):
             headers.popall(name, None)
         self._head = status_line(status) + field_lines(headers)
         self._body = (b"".join(body),) if self.is_small else tuple(body)
         self.copied = 2 * self.body_bytes if self.is_small else copied
-        """Body bytes held in addition to those of the tape."""
+        """Bytes of the body that the tape does not hold."""
         self._is_own = shared is None
         self.shared = SharedBytes(self.body_bytes, in_cache=True) if shared is None else shared
-        """The account of a large body."""
+        """The account of the body's bytes, of use if the body is large."""
         self.joined: bytes | None = None
         """The whole response, if it is small."""
         self.pieces: tuple[bytes, ...] = ()
-        """The whole response, if it is not small."""
+        """The head and the pieces of the body, if the response is large."""
         self._block: bytes | None = None
-        """The head as a field block of HTTP/2, once it has been asked for."""
+        """The head as an HTTP/2 field block; None until a client over HTTP/2 needs it."""
         self.until = -math.inf
         self.version = self.stream.version
-        """A version of the stream for which the rendered answer is valid."""
+        """The stream's version at the last render, or at the last check that found no difference."""
         self.hits = 0
         """Hits that have not been counted in the metrics yet."""
         self.key: tuple[bytes, Meaning] | None = None
-        """The request line, and the meaning of the header section."""
+        """The request line and the header section's meaning."""
         self.request = b""
-        """The request that the answer was made for."""
+        """The first request that had this answer."""
         self.alias = b""
-        """The request whose bytes are the answer's key in `RememberedAnswers.exact`."""
+        """The request that is the answer's key in `RememberedAnswers.exact`."""
         self.cost = 0
-        """Bytes of the cache's budget lent for the answer."""
+        """Bytes lent from the cache's budget."""
 
     @property
     def is_small(self) -> bool:
         return self.body_bytes <= JOINED_BYTES
 
     def cost_under(self, line: bytes, meaning: Meaning, request: bytes) -> int:
-        """Bytes charged for the answer to this request, with this line and this meaning."""
+        """The bytes that the answer costs if it is remembered for this request."""
         return ANSWER_COST + 2 * len(self._head) + self.copied + len(line) + len(meaning.text) + 3 * len(request)
 
     def dropped(self) -> None:
-        """Called when the answer is not remembered any more.  From then on its own bytes are charged to the clients
-        that have not taken them yet."""
+        """Called when the answer is no longer remembered.  The clients that have not read its bytes yet are charged for
+        them from now on."""
         if self._is_own:
             self.shared.in_cache = False
 
     @property
     def body(self) -> tuple[bytes, ...]:
-        """The body, in one piece if it is small; empty if there is none."""
+        """The body, in one piece if it is small; an empty tuple without a body."""
         return self._body if self.body_bytes else ()
 
     def block(self) -> bytes:
-        """The head as last rendered, as a field block (RFC 7541)."""
+        """The rendered head as an HTTP/2 field block (RFC 7541)."""
         if self._block is None:
             joined = self.joined
             self._block = block_of(joined[: len(joined) - self.body_bytes] if joined is not None else self.pieces[0])
         return self._block
 
     def is_unchanged(self) -> bool:
-        """Whether everything that the answer depends on, except the time, is as it was when the answer was rendered."""
+        """Return whether the stream has changed in no way that affects the rendered answer.  Ignores the time."""
         seen, now = self.version, self.stream.version
         if not seen.same_doubts_as(now) or (self.tail is not None and not seen.same_tail_as(now)):
             return False
-        # From now on, this check is one comparison.
+        # Makes the next check a single comparison.
         self.version = now
         return True
 
     @property
     def _as_of(self) -> float:
-        """When the origin last confirmed the answer's content (monotonic seconds)."""
+        """When the origin last confirmed the content, in monotonic seconds."""
         stream = self.stream
         if self.tail is not None and stream.sighting is not None:
             return stream.sighting.seen_at
         return stream.confirmed_at(self._start) if self._start is not None else stream.contacted_at
 
     def render(self, now: float, wall: float) -> bool:
-        """Render the response for this second; False if the origin has to be asked before the answer may be sent."""
+        """Render the response for this second.  Returns False if the origin has to be asked first."""
         stream = self.stream
         if stream.ended is not None or stream.has_expired(now, wall) or not stream.may_answer_alone(now, self.trust_s):
             return False
@@ -228,8 +231,8 @@ class RememberedAnswer(Known):
 
 
 class RememberedAnswers:
-    """Remembered answers by request.  Each process has one instance, which owns the answers.  `touch` is called with
-    the stream of each answer that is rendered."""
+    """The owner of all remembered answers of the process.  `touch` is called with the stream of each rendered answer,
+    so that the stream counts as used."""
 
     def __init__(
         self,
@@ -240,7 +243,7 @@ class RememberedAnswers:
         touch: Callable[[Stream], None],
         has_refusals: Callable[[StreamKey], bool],
     ) -> None:
-        """`has_refusals` says whether the origin has recently refused some reader of a stream."""
+        """`has_refusals` returns whether the origin has recently refused a reader of the stream."""
         self._clock = clock
         self._now = clock.now
         self._store = store
@@ -249,8 +252,8 @@ class RememberedAnswers:
         self._sections = sections
         self._has_refusals = has_refusals
         self.exact: dict[bytes, tuple[RememberedAnswer, Section]] = {}
-        """Answers by the bytes of the requests that rendered them last, each with its header section.  Clients that all
-        send the same bytes are answered by these."""
+        """Answers by the exact bytes of a request, each with its header section.  This is the fastest look-up for
+        clients that send equal bytes."""
         self._by_stream: dict[Stream, set[RememberedAnswer]] = {}
         self._all: OrderedDict[RememberedAnswer, None] = OrderedDict()
         self._uncounted: set[RememberedAnswer] = set()
@@ -258,11 +261,11 @@ class RememberedAnswers:
         self._served = 0
         self.cost = 0
         self.generation = 0
-        """Counts calls to `reset`: a request read in an earlier generation was read under other routes, and its answer
-        must not be remembered."""
+        """The number of calls to `reset`.  A request read in an earlier generation was read under other routes, so its
+        answer is not remembered."""
 
     def reset(self) -> None:
-        """Drop everything, because the routes have changed."""
+        """Forget all answers, because the routes have changed."""
         self.generation += 1
         for remembered in list(self._all):
             self._drop(remembered)
@@ -275,7 +278,7 @@ class RememberedAnswers:
 
     @property
     def budget_bytes(self) -> int:
-        """The most bytes that answers may take."""
+        """The upper bound on the bytes of all answers together."""
         return self._store.budget_bytes // ANSWER_SHARE
 
     @property
@@ -287,18 +290,17 @@ class RememberedAnswers:
     # -- finding
 
     def find(self, request: bytes) -> RememberedAnswer | None:
-        """The answer remembered for this request, or for one that differs from it only in lines without meaning; None
-        if there is none."""
+        """Return the valid answer for a request with this meaning, or None."""
         found = self._sections.find(request)
         if found is None or not isinstance(found[0], RememberedAnswer) or not self.is_current(found[0], request):
             return None
         return found[0]
 
     def is_current(self, remembered: RememberedAnswer, request: bytes) -> bool:
-        """Whether the answer is valid for this request now.  It may have been made for another request with the same
-        meaning."""
+        """Return whether the answer is valid for this request now.  The answer may stem from another request with the
+        same meaning."""
         if self._has_refusals(remembered.stream.key) and request != remembered.request:
-            # This reader may be the refused one.
+            # The refused reader may be this one, so the origin has to decide.
             return False
         if self._now() < remembered.until and (
             remembered.version is remembered.stream.version or remembered.is_unchanged()
@@ -307,7 +309,7 @@ class RememberedAnswers:
         return self._renew(remembered, request)
 
     def _charge(self, remembered: RememberedAnswer, cost: int) -> None:
-        """Record that `cost` more bytes are lent for the answer; a negative number gives bytes back."""
+        """Add `cost` to the bytes lent for the answer.  A negative cost returns bytes to the cache."""
         remembered.cost += cost
         self.cost += cost
         if cost < 0:
@@ -317,7 +319,7 @@ class RememberedAnswers:
         self._count(remembered)
         if not remembered.render(self._clock.now(), self._clock.wall()):
             return False
-        # Touch the stream at most once a second, whatever its number of hits.
+        # A render happens at most once a second, so the stream is touched at most once a second.
         self._touch(remembered.stream)
         self._uncounted.add(remembered)
         if request != remembered.alias:
@@ -325,7 +327,7 @@ class RememberedAnswers:
         return True
 
     def _move_alias(self, remembered: RememberedAnswer, request: bytes) -> None:
-        """Make the bytes of this request the answer's key in `exact`, if that needs no other answer to be dropped."""
+        """Make this request the answer's key in `exact`, unless another answer would have to be evicted for it."""
         cost = 2 * (len(request) - len(remembered.alias))
         if request in self.exact or (split := self._sections.split(request)) is None:
             return
@@ -337,7 +339,7 @@ class RememberedAnswers:
     # -- counting
 
     def count(self) -> None:
-        """Report to the metrics all hits since the last count."""
+        """Report all hits since the last count to the metrics."""
         now = self._clock.now()
         for remembered in list(self._uncounted):
             self._count(remembered)
@@ -358,9 +360,9 @@ class RememberedAnswers:
     # -- remembering and forgetting
 
     def remember(self, request: bytes, remembered: RememberedAnswer, rules: HeaderRules) -> None:
-        """Remember the answer `remembered` for `request`, and for all requests with the same meaning.
+        """Remember an answer for all requests with the meaning of `request`, whose route has these `rules`.
 
-        `rules` are those of the request's route.
+        Does nothing if the stream has changed since the answer's bytes were read, or if the cache lends no memory.
         """
         if (split := self._sections.split(request)) is None:
             return
@@ -389,7 +391,7 @@ class RememberedAnswers:
         self._by_stream.setdefault(remembered.stream, set()).add(remembered)
 
     def forget_stream(self, stream: Stream) -> None:
-        """Drop every answer that contains bytes of `stream`."""
+        """Forget every answer with bytes of this stream."""
         if stream in self._by_stream:
             for remembered in list(self._by_stream[stream]):
                 self._drop(remembered)

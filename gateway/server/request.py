@@ -1,9 +1,9 @@
-"""One request as the handlers see it, independent of the version of HTTP, and the channel for its answer.
+"""One request in the form that handlers use, over HTTP/1.1 and HTTP/2, and the channel for its answer.
 
-A client may wait for 100 Continue before it sends its body (RFC 9110 section 10.1.1).  The expectation goes to the
-origin with the head of the request, and the origin's 100 Continue to the client.  So the origin may refuse a body
-before any of it is sent.  An origin that ignores the expectation waits for the body, so after a while the gateway asks
-the client for it.
+A client may wait for 100 Continue before it sends its body (RFC 9110 section 10.1.1).  The origin gets the expectation
+with the head of the request, and its 100 Continue goes to the client.  The origin can therefore refuse a body before
+any of it is sent.  Some origins ignore the expectation and wait for the body.  After a while the gateway then asks the
+client for it.
 """
 
 from __future__ import annotations
@@ -35,97 +35,104 @@ class Answered(NamedTuple):
 
 
 class Holder(Protocol):
-    """The source of an answer in progress."""
+    """The source of the body of an answer in progress."""
 
     def holdings(self) -> Iterable[Holding]:
-        """The bytes that the source keeps in memory, except for written ones."""
+        """The buffers that the source keeps in memory, except for those already written."""
 
 
 class LiveAnswer(Holder, Protocol):
-    """An answer that is given without a waiting task."""
+    """An answer that no task gives."""
 
     def pump(self) -> None:
-        """The connection has room again."""
+        """Called when the connection has room again."""
 
     def client_left(self, channel: Channel) -> None:
-        """The client of this channel has left."""
+        """Called when the channel's client has left."""
 
 
 class LiveUse(Protocol):
-    """The count of one live read."""
+    """The count of one live read against its client's limits."""
 
     def end_live(self, sent_bytes: int) -> None:
-        """The live read has ended, after `sent_bytes` body bytes."""
+        """Called when the live read ends, with the number of its body bytes."""
 
 
 class Note(Protocol):
-    """The record of a live answer in the log and the trace."""
+    """A live answer's record in the log and the trace."""
 
     @property
     def trace_id(self) -> str | None:
-        """The trace for the metrics' exemplars; None if there is none."""
+        """The trace's id, for exemplars in the metrics; None if there is none."""
 
     def record_end(self, outcome: Outcome, reason: CloseReason) -> None:
         """Record the end of the answer."""
 
     def discard(self) -> None:
-        """Record nothing: the request is handled again."""
+        """End without a record, because the request is handled again."""
 
 
 class Channel(Protocol):
-    """Receives one request's answer, and represents its client.
+    """Receives the answer to one request, and represents its client.
 
-    An answer is one `respond`; or `start_response`, any number of `send_part`, and `end_response`; or, after `park`, a
-    live answer.  An answer of the first two kinds that is given without a task begins with `hand_over` and ends with
-    `response_written`.
+    An answer takes one of three forms:
+
+    - one call of `respond`;
+    - `start_response`, any number of `send_part`, and `end_response`;
+    - after `park` or `follow`, a live answer.
+
+    An answer of the first two forms without a task begins with `hand_over` and ends with `response_written`.
     """
 
     versions: frozenset[str]
-    """Versions of HTTP that requests may have here (RFC 9112 section 2.5)."""
+    """The versions of HTTP that requests may have on this connection (RFC 9112 section 2.5)."""
     live_bytes: int
     """Body bytes of the live answer."""
     live_first_byte_s: float
-    """Seconds from the reading of the request to the writing of the live answer's head."""
+    """Seconds from reading the request to writing the live answer's head."""
     cut_reason: CloseReason | None
-    """Why the gateway cuts the connection, if it does."""
+    """The reason why the gateway cuts the connection; None unless it does."""
     live_use: LiveUse | None
-    """The count of the live read in progress.  The channel ends it when it is free again, for whatever reason."""
+    """The count of the live read in progress.  The channel ends it once it is free again, for any reason."""
 
     @property
     def use(self) -> Account | None:
-        """The account of the connection's net; None if the connection belongs to no net."""
+        """The account of the client's network; None if the connection belongs to no network."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the client has left so much unread that nothing more may be written."""
+        """Whether the client has so many unread bytes that no more may be written."""
 
     @property
     def client(self) -> str | None:
-        """The address that the connection comes from, without its port; None if it has none."""
+        """The address of the connection's peer, without its port; None if there is none."""
 
     @property
     def proxies(self) -> Proxies | None:
-        """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
+        """The proxies whose forwarding headers are trusted; None without trusted proxies."""
 
     @property
     def alias(self) -> bytes | None:
-        """The request's bytes in HTTP/1.1, if it arrived whole and alone and may be remembered."""
+        """The request's bytes over HTTP/1.1, if an answer may be remembered for them."""
 
     @property
     def scheme(self) -> str:
-        """The scheme of the connection, as in a URL."""
+        """The scheme of the connection's URLs, http or https."""
 
     def inform(self, status: int, headers: CIMultiDict[str]) -> None:
-        """Send an interim reply (RFC 9110 section 15.2), such as 100 Continue for the client to send its body.  Raises
-        UpstreamBroken, with nothing written, for headers that must not be sent."""
+        """Send an interim reply (RFC 9110 section 15.2), such as 100 Continue.
+
+        Raises UpstreamBroken for headers that must not be sent, before anything is written.
+        """
 
     def respond(self, request: Request, status: int, headers: Fields, body: bytes, reason: str | None = None) -> None:
-        """Write a whole answer.  Raises UpstreamBroken, with nothing written, for headers that must not be sent."""
+        """Write a whole answer.  Raises UpstreamBroken for headers that must not be sent, before anything is
+        written."""
 
     def start_response(
         self, request: Request, status: int, reason: str | None, headers: Fields, length: int | None
     ) -> None:
-        """Write the head of an answer whose body has `length` bytes; None if the length is not known yet."""
+        """Write the head of an answer whose body has `length` bytes; None if the length is unknown."""
 
     def send_part(self, piece: bytes) -> None:
         """Write a part of the body."""
@@ -134,83 +141,84 @@ class Channel(Protocol):
         """End the body."""
 
     async def drained(self) -> None:
-        """Wait until the client has taken enough for more to be written.  Raises ConnectionError if it does not."""
+        """Wait until more may be written.  Raises ConnectionError if the client leaves or reads too slowly."""
 
     def abort(self) -> None:
-        """Drop the connection at once: after an orderly end a truncated body would look complete."""
+        """Drop the connection at once, because an orderly end would make a truncated body look complete."""
 
     @property
     def learns(self) -> bool:
-        """Whether `learn` would remember an answer to the request."""
+        """Whether `learn` can remember an answer to this request."""
 
     def learn(self, answer: RememberedAnswer, rules: HeaderRules) -> None:
-        """Remember `answer` for the request's bytes, if the request has an alias that is still valid."""
+        """Remember `answer` for later requests with the same bytes, if this request may be remembered."""
 
     def hand_over(self, answering: LiveAnswer) -> None:
-        """Have `answering` give the answer without a task, until `response_written`.  It is called when there is room,
-        and when the client leaves."""
+        """Let `answering` give the answer without a task, until `response_written`.  It is called when there is room to
+        write, and when the client leaves."""
 
     def go_on(
         self, request: Request, handler: Callable[[Request], Coroutine[Any, Any, Answered | None] | None]
     ) -> None:
-        """Have the handler do the remaining work of an answer that a `LiveAnswer` has waited for."""
+        """Resume the handler after a `LiveAnswer` has waited on its behalf."""
 
     def response_written(self, request: Request) -> None:
-        """The answer is written."""
+        """Called when the answer is written, which frees the channel."""
 
     def park(self, live: LiveAnswer, *, keeps: bool, is_chunked: bool = True) -> None:
-        """Have `live` give the answer, until `release`."""
+        """Let `live` give the answer to a live read, until `release`."""
 
     def release(self, *, keeps: bool = True) -> None:
-        """End a live answer, whose head said whether the connection `keeps` open."""
+        """End a live answer.  The connection stays open if `keeps` is true, as the answer's head has stated."""
 
     def begin_again(self, request: bytes | None, at: str, group: GivenUp) -> None:
-        """Give up a live answer of which nothing is written, and have the request handled again, to be relayed.
+        """Give up a live answer of which nothing is written, and relay its request instead.
 
-        `request` are its bytes, or None if it was handled before.  A read of the tail goes on from the offset `at`.
-        `group` accounts for the client until then.
+        `request` holds the request's bytes, or is None for the latest request.  A read that began at the tail continues
+        from the offset `at`.  Until the request is handled, `group` counts the client.
         """
 
     def end_live_use(self) -> None:
         """Stop counting the live read, if there is one."""
 
     def end_early(self) -> None:
-        """End the live answer in progress: in order if it is an SSE answer, else by dropping the connection."""
+        """End the live answer in progress: an SSE answer in order, any other by dropping the connection."""
 
     def follow(
         self, live: LiveAnswer, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
     ) -> None:
-        """Have `live` give an SSE answer, until `over`."""
+        """Let `live` give an SSE answer, until `over`."""
 
     def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
-        """Write the head of a live answer, with the first piece of its body as in `send_chunk`, if there is one."""
+        """Write the head of a live answer.  `chunk` is the first piece of its body as in `send_chunk`, if there is
+        one."""
 
     def write_first(self, joined: bytes, chunk: bytes, size: int) -> None:
-        """Write `joined`, which is the head of a live answer and the first piece of its body; `chunk` is that piece, as
-        in `send_chunk`."""
+        """Write the head and the first piece of a live answer as one piece, `joined`.  `chunk` is the first piece as in
+        `send_chunk`."""
 
     def send_chunk(self, chunk: bytes, size: int) -> None:
-        """Write a piece of a live body, framed as a chunk; `size` is its number of body bytes."""
+        """Write a piece of a live body, already framed as a chunk, with `size` bytes of data."""
 
     def send_view(self, piece: memoryview) -> None:
-        """Write a piece of a live body without copying it, because many clients receive the same piece."""
+        """Write a piece of a live body without a copy, because many clients receive the same piece."""
 
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
-        """End the live body; `in_order` if it is whole."""
+        """End the live answer.  `in_order` means that its body is complete."""
 
     def write_response(self, head: bytes, body: tuple[bytes, ...], body_bytes: int, shared: SharedBytes) -> None:
-        """Write a whole live answer if the client is still connected; a call to `release` follows.  A small body is
-        part of `head`; a large one is `body`, which belongs to `shared`."""
+        """Write a whole live answer; the caller then calls `release`.  `head` includes a small body.  A large body is
+        given as `body`, whose bytes belong to `shared`."""
 
 
 class GivenUp(Protocol):
-    """Accounts for clients whose requests wait to be handled again."""
+    """Counts the clients whose requests wait to be handled again."""
 
     def handed_over(self, channel: Channel) -> None:
-        """A client's request is about to be handled again."""
+        """Called when a client's request is about to be handled again."""
 
     def client_left(self, channel: Channel) -> None:
-        """A client has left before its request was handled again."""
+        """Called when a client leaves before its request is handled again."""
 
 
 class Request:
@@ -245,12 +253,12 @@ class Request:
         self.has_begun = False
         """Whether any of the answer has been written."""
         self.is_detached = False
-        """Whether the request is carried to its end even if its client leaves."""
+        """Whether the request is completed even if its client leaves."""
         self.held: Holder | None = None
-        """The source of its answer's body, while that is written."""
+        """The source of the answer's body, while it is being written."""
         self.is_alone = False
-        """Whether the request is a live read that is to be relayed, after it was counted and has waited for a shared
-        answer."""
+        """Whether the request is a live read that has waited for a shared answer, and now has to be relayed.  It has
+        been counted already."""
 
     @property
     def version(self) -> str:
@@ -259,42 +267,42 @@ class Request:
 
     @property
     def peer(self) -> str | None:
-        """The address that the connection comes from, without its port; it may be a proxy's."""
+        """The address of the connection's peer, without its port.  The peer may be a proxy."""
         return self.channel.client
 
     @property
     def is_from_proxy(self) -> bool:
-        """Whether its `X-Forwarded-*` headers come from a trusted proxy."""
+        """Whether the request's `X-Forwarded-*` headers come from a trusted proxy."""
         proxies = self.channel.proxies
         return proxies is not None and proxies.writes_x_forwarded(self.channel.client)
 
     @property
     def client(self) -> str | None:
-        """The client's address without its port; None if it is not known."""
+        """The client's address without its port; None if it is unknown."""
         proxies, peer = self.channel.proxies, self.channel.client
         return peer if proxies is None else proxies.client_address(peer, self.headers)
 
     @property
     def scheme(self) -> str:
-        """The scheme that the client used, as in a URL."""
+        """The scheme of the URL that the client used."""
         proxies, own = self.channel.proxies, self.channel.scheme
         return own if proxies is None else proxies.scheme(self.channel.client, self.headers, own)
 
     @property
     def host(self) -> str:
-        """Host and port as the client names them; empty if it names none.  Those of an absolute-form target replace the
-        Host header (RFC 9112 section 3.2.2)."""
+        """The host and port of the client's URL, or an empty string.  Those of an absolute-form target replace the Host
+        header (RFC 9112 section 3.2.2)."""
         authority = authority_of(self.target) if not self.target.startswith("/") else None
         return self.headers.get("Host", "") if authority is None else authority
 
     def joined(self, name: str) -> str | None:
-        """All lines of a header joined into one; None if there is none (RFC 9110 section 5.3)."""
+        """All lines of a header, joined into one (RFC 9110 section 5.3); None without any."""
         lines = self.headers.getall(name, None)
         return ", ".join(lines) if lines is not None else None
 
 
 CONTINUE_S: Final = 1.0
-"""How long an origin may leave an expectation unanswered; clients wait about as long."""
+"""Seconds for which an origin may leave an expectation unanswered.  Clients wait about as long."""
 
 
 def is_expecting(request: Request) -> bool:
@@ -308,26 +316,26 @@ def ask_for_body(request: Request) -> None:
 
 
 class Expectation:
-    """The expectation of one request, until its client is asked for the body or answered.  Owns its timer."""
+    """The expectation of one request, until its client is asked for the body or answered.  It owns a timer."""
 
     __slots__ = ("_request", "_timer")
 
     def __init__(self, request: Request, idle_timeout_s: float) -> None:
         """`idle_timeout_s` is the time after which the body is late."""
         self._request = request
-        # Less than the time after which the body is late, because the client would be blamed for that.
+        # Ask well before the body is late, because its lateness counts as the client's fault.
         patience_s = min(CONTINUE_S, idle_timeout_s / 2)
         self._timer: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(patience_s, self.meet)
 
     def meet(self) -> None:
-        """Ask the client for the body, unless that was done or the request is answered."""
+        """Ask the client for the body, unless it has been asked or answered."""
         if self._timer is not None:
             self.cancel()
             if not self._request.has_begun:
                 ask_for_body(self._request)
 
     def cancel(self) -> None:
-        """The client need not be asked any more."""
+        """Stop the timer, because the client need not be asked."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()

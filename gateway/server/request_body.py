@@ -1,14 +1,14 @@
-"""A client's request body: read as it arrives, bounded in size, in idle time, in rate and in total time.
+"""A client's request body, read as it arrives and bounded in size, idle time, rate and total time.
 
-Only time spent waiting for the client counts towards rate and total: while the origin takes nothing, the client may
-not be able to send.
+Only time spent waiting for the client counts towards the rate and the total time.  While the origin reads nothing, the
+client may be unable to send.
 
-A small body is gathered before an upstream connection is taken for it, so that a client that sends slowly holds none.
-If the length is announced, there is nothing else to wait for.  A client may send a chunked body in parts, now and then,
-and expect each part to arrive.  Such a body is gathered for a short time only.
+A small body is collected before a connection to the origin is taken for it, so that a slow client holds no such
+connection.  With a Content-Length there is nothing else to wait for.  A client may send a chunked body in parts, now
+and then, and expect each part to be passed on.  A chunked body is therefore collected for a short time only.
 
-A body ends in one of two ways: `complete` makes it whole, `fail` records the error that its reader gets.  A body that
-broke off never looks whole.
+A body ends in one of two ways: `complete` makes it whole, and `fail` records the error for its reader.  A body that
+breaks off is never whole.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from gateway.http.request import RequestHead
 from gateway.limits.slow_clients import upload_time_left
 
 _MOST_GATHERED: Final = 1 << 16
-"""A body that is not longer than this is read whole before the origin is contacted."""
+"""The largest body that is collected before the origin is contacted."""
 _GATHERED_S: Final = 0.5
-"""How long a body without an announced length is gathered; slower ones are streamed."""
+"""Seconds for which a chunked body is collected.  A slower body is streamed."""
 _SMALL_PIECE: Final = 1 << 9
-"""Pieces shorter than this, in bytes, are joined as they arrive, because each alone would take many times its
+"""Pieces shorter than this many bytes are joined as they arrive.  An object for each would take many times its
 length."""
 _MOST_JOINED: Final = 1 << 14
 
@@ -38,15 +38,16 @@ class Flow(Protocol):
     """The connection that a body is read from."""
 
     def unread(self, size: int) -> None:
-        """`size` bytes of the body wait to be read.  The connection decides whether to go on reading meanwhile."""
+        """Called with the number of unread bytes, so that the connection can pause or resume reading."""
 
     async def late(self) -> None:
-        """The body has not arrived in time: wait until it may fail, because many bodies may be late together."""
+        """Called when the body is late: wait until it may fail.  Many bodies may be late at the same time, and their
+        failures are spread."""
 
 
 class RequestBody:
-    """The body of one request, to be read once.  A failure surfaces in the upstream client as a failed request; `error`
-    tells whether the client caused it."""
+    """The body of one request, which is read once.  If it fails, the request to the origin fails too; `error` is set if
+    the client has caused that."""
 
     __slots__ = (
         "_flow",
@@ -62,17 +63,17 @@ class RequestBody:
     )
 
     def __init__(self, flow: Flow, length: int | None) -> None:
-        """`length` is the announced length in bytes; None for a chunked body."""
+        """`length` is the Content-Length; None for a chunked body."""
         self._flow = flow
         self._length = length
         self._pieces: deque[bytes | bytearray] = deque()
         self._size = 0
         self._received = 0
-        """Bytes that have arrived, including all that were taken."""
+        """Bytes that have arrived, including those already read."""
         self._waited_s = 0.0
-        """How long the body's reader has waited for the client, in all."""
+        """Seconds for which the reader has waited for the client, in all."""
         self.exceeded: str | None = None
-        """The limit per client that the body has exceeded, by its key in the configuration."""
+        """The configuration key of the client limit that the body has exceeded."""
         self._waiter: asyncio.Future[None] | None = None
         self.error: GatewayError | None = None
         self.is_whole = False
@@ -93,12 +94,12 @@ class RequestBody:
 
     @property
     def is_chunked(self) -> bool:
-        """Whether the length is not announced."""
+        """Whether the body has no Content-Length."""
         return self._length is None
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes that have arrived and were not taken yet."""
+        """Bytes that have arrived and have not been read."""
         return self._size
 
     # -- the connection's side
@@ -121,8 +122,8 @@ class RequestBody:
         self._wake()
 
     def fail(self, error: GatewayError) -> None:
-        """Give the reader this error, because the rest will not arrive.  Does nothing if the body is whole or has
-        failed already."""
+        """Fail the body with this error, because the rest will not arrive.  Does nothing if the body is whole or has
+        failed."""
         if not self.is_whole and self.error is None:
             self.error = error
             self._wake()
@@ -144,17 +145,20 @@ class RequestBody:
                 raise UnknownTransferCoding
 
     async def gather(self, limits: LimitsConfig, *, is_awaited: bool = False) -> bytes | None:
-        """The whole body, if it is small and arrives in time; None for a body that is to be streamed.  The time is that
-        of the limits if the body `is_awaited`, else a short one."""
+        """Collect a small body.  Returns None for a body that has to be streamed, because it is too large or too slow.
+
+        With `is_awaited`, the limits on the body bound the time; otherwise a chunked body gets a short time only.
+        Raises the body's error.
+        """
         if (self._length or 0) > _MOST_GATHERED:
             return None
-        # Computed before the body is looked at, because more of it may come meanwhile.
+        # Wait before looking at the body, because more of it may arrive meanwhile.
         await in_task()
         if self._length is not None or is_awaited:
             while not self.is_whole and self._size <= _MOST_GATHERED:
                 await self._more(limits)
         else:
-            # Stop before the idle timeout, so that a piece that comes in time can still be streamed.
+            # Stop before the idle timeout, so that a slow body can still be streamed.
             gathered_s = min(_GATHERED_S, limits.client_idle_timeout_s / 2)
             gives_up = asyncio.get_running_loop().time() + gathered_s
             while not self.is_whole and self._size < _MOST_GATHERED and await self._more_until(gives_up, limits):
@@ -164,7 +168,7 @@ class RequestBody:
         return self.take()
 
     def take(self) -> bytes:
-        """The bytes that have arrived and were not taken yet."""
+        """Take the bytes that have arrived and have not been read."""
         pieces = self._pieces
         if not pieces:
             return b""
@@ -175,7 +179,7 @@ class RequestBody:
         return piece
 
     async def chunks(self, limits: LimitsConfig) -> AsyncIterator[bytes]:
-        """The body as it arrives."""
+        """Yield the body as it arrives.  Raises its error."""
         size = 0
         await in_task()
         while True:
@@ -219,13 +223,14 @@ class RequestBody:
             raise self.error.anew()
 
     async def _more_until(self, time: float, limits: LimitsConfig) -> bool:
-        """Like `_more`, until this time of the loop's clock at most; returns whether more has arrived."""
+        """Wait for the next piece or the end, at most until this time of the loop's clock.  Returns whether there is
+        more."""
         try:
             async with asyncio.timeout_at(time):
                 await self._more(limits)
         except TimeoutError:
             if self.error is None:
                 return False
-            # The body was late before that time, and has waited for its turn to fail.
+            # The body was late before that time, and its failure was put off by `Flow.late`.
             raise self.error.anew() from None
         return True

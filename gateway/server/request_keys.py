@@ -1,20 +1,25 @@
-"""Header sections by their meaning: requests whose headers differ without influence on the answer have one meaning.
+"""The meaning of header sections: requests that differ only in headers without influence on the answer count as equal.
 
-The meaning of a section is its bytes without the lines that no answer of a route depends on.  They are trace ids, user
-agents, cookies where they are not credentials, and Accept except on routes to S2; headers that name the client behind a
-proxy; and credentials on routes whose readers share.  Where the gateway answers for CORS, an Origin header that is not
-allowed is such a line, too.  A line is taken out only if it has the one form that cannot hide anything: a known name in
-one of its two usual spellings, a colon, and printable characters up to the end of the line.
+A section's meaning is its text without the lines that no answer of a route depends on:
 
-Routes differ in these lines, so a section has a meaning for each kind of routes (`HeaderRules`).  A meaning keeps all
-requests that were answered under it, by their request lines.  The host is a part of every meaning, so the request line
-leads to the same route again.
+- trace ids, user agents, and cookies that are not credentials;
+- Accept, except on routes to S2;
+- headers that name the client behind a proxy;
+- credentials, on routes whose readers share their answers;
+- an Origin header that is not allowed, where the gateway answers for CORS.
 
-A section is read only for the kinds of routes that know a request with the same line.  There may be as many kinds as
-routes, and a client can send another section with each request.
+A line is left out only in the one form that cannot hide anything.  It has a known name in one of its two usual
+spellings, a colon, and printable characters up to the end of the line.
 
-Clients repeat their header sections behind other request lines.  When `Sections` sees a section for the second time, it
-remembers the section's meanings and the client that the section names, so that its lines are not read again.
+Routes differ in these lines, so a section has one meaning for each kind of route (`HeaderRules`).  Each meaning keeps
+the requests that were answered under it, by their request lines.  The Host header stays in every meaning, so an equal
+request line leads to the same route.
+
+There may be as many kinds as routes, and a client can send a new section with each request.  A section is therefore
+read only for those kinds of routes that have an entry for the same request line.
+
+Clients repeat their header sections with other request lines.  `Sections` keeps a section from its second appearance
+on, with its meanings and the client's address, so that its lines are not read again.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ from gateway.http.request import MOST_FIELDS
 from gateway.protocol.client_address import Proxies
 
 MAX_REQUEST_BYTES: Final = 4_096
-"""Longer requests are not remembered.  The bound is far below what the strict parser accepts in one line."""
+"""The longest request that is remembered.  The strict parser accepts far more in one line."""
 
 MEANINGLESS: Final = (
     "accept",
@@ -53,28 +58,29 @@ MEANINGLESS: Final = (
     "x-correlation-id",
     "x-request-id",
 )
-"""Headers that no answer depends on, unless they are among the `decisive` ones of its route."""
+"""Headers that no answer depends on, unless the route's rules list them as `decisive`."""
 
 FORWARDING: Final = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-real-ip")
-"""Headers that name a client behind a proxy.  They decide its limits and its log line, and no shared answer."""
+"""Headers that name a client behind a proxy.  They affect limits and the log, but no shared answer."""
 
 _MOST_BREAKS: Final = MOST_FIELDS + 2
-"""Line breaks of the longest section that the strict parser accepts."""
+"""The number of line breaks in the longest section that the strict parser accepts."""
 _FEW_BYTES: Final = 3 * _MOST_BREAKS
-"""A shorter section has fewer line breaks: any two have a byte between them."""
+"""A shorter section cannot exceed `_MOST_BREAKS`, because there is at least a byte between two line breaks."""
 
 _MOST_BYTES: Final = 1 << 23
 _COST: Final = 450
-"""Bytes charged for a section in addition to its own and to its meanings."""
+"""Bytes charged for a section in addition to its text and its meanings."""
 _KEY_COST: Final = 250
-"""Bytes charged for the key of a section's meaning in addition to its text."""
+"""Bytes charged for a meaning's key in addition to its text."""
 
 
 class NamedStream(NamedTuple):
-    """A stream as the targets of GETs name it.
+    """A stream as GETs name it, without the parameters of one read.
 
-    A verdict on one read of it with some header section is the verdict on all: the offset, `live` and `cursor` decide
-    nothing.  The origin may have one stream for several paths, which rules tell apart.
+    A verdict of authorisation on one read of a stream holds for all reads with the same header section, because
+    `offset`, `live` and `cursor` have no influence on it.  The path belongs to the key: an origin may serve one stream
+    under several paths, and rules can tell these apart.
     """
 
     route: Route
@@ -84,32 +90,33 @@ class NamedStream(NamedTuple):
 
 
 VerdictKey = bytes | NamedStream
-"""The requests that a verdict is about: reads of a stream, or GETs with this request line."""
+"""The key of a verdict of authorisation: the stream that it covers, or the line of the one request that it covers."""
 
 MOST_ALLOWED: Final = 4_096
-"""Verdicts kept for one section: all holders of signed URLs who have one browser send the same section."""
+"""The most verdicts kept for one section.  All holders of signed URLs send the same section if they use the same
+browser."""
 _MOST_UNCHARGED: Final = 256
-"""Verdicts kept for a section that is charged nothing."""
+"""The most verdicts kept for a section that `Sections` does not keep, and that is charged nothing."""
 _VERDICT_COST: Final = 600
-"""Bytes charged for a verdict in addition to its names and the request or stream that it is about."""
+"""Bytes charged for a verdict in addition to its key and the names in it."""
 NONE_ALLOWED: Final[Mapping[VerdictKey, Allowed]] = MappingProxyType({})
-"""The verdicts of a section without verdicts, as most are."""
+"""The verdicts of most sections: none."""
 
 _MOST_SEEN: Final = 1 << 13
-"""Bound on the hashes kept of sections seen once: less than 1 MB."""
+"""The most hashes kept of sections that have appeared once, which take less than 1 MB."""
 
 _HEAD_END: Final = b"\r\n\r\n"
 
 
 def lines_named(names: Sequence[str]) -> re.Pattern[bytes]:
-    """A pattern for a header line with one of these names, along with the line break before it.
+    """Compile a pattern for a header line with one of these names, along with the line break before it.
 
-    Matches two spellings of each name, Any-Name and any-name (any-Name and Any-name as well): a pattern that ignores
-    case is three times as slow.
+    The pattern accepts each name in two spellings, Any-Name and any-name, and in mixtures of both.  A pattern that
+    ignores case would be three times as slow.
     """
     if not names:
         return re.compile(rb"(?!)")
-    # One branch for each first letter, so that most lines that stay are passed after one comparison a branch.
+    # Group the names by their first letters, so that most other lines fail after one comparison a letter.
     by_letter: dict[str, list[str]] = {}
     for name in names:
         first, *others = name[1:].split("-")
@@ -120,18 +127,18 @@ def lines_named(names: Sequence[str]) -> re.Pattern[bytes]:
 
 
 def _either_case(character: str) -> str:
-    """A pattern for a character of a header name in both cases.  Some characters of names that are not letters, such as
-    `^`, are special in patterns."""
+    """A pattern for a character in both cases.  A character that is not a letter is escaped: some, such as `^`, have a
+    meaning in patterns."""
     return f"[{character.upper()}{character}]" if character.isalpha() else re.escape(character)
 
 
 _ORIGIN: Final = lines_named(("origin",))
 _ALLOWED: Final = b"allowed origin"
-"""Stands before a text from which the line of an allowed web origin was taken; all others begin with a line break."""
+"""Replaces an allowed web origin's line at the beginning of a text.  Every other text begins with a line break."""
 
 
 def _web_origin(text: bytes) -> tuple[bytes, bytes] | None:
-    """The line and the value of a section's Origin header; None unless there is exactly one, in the usual form."""
+    """The line and the value of the section's Origin header.  None unless there is exactly one, in a usual spelling."""
     found = _ORIGIN.search(text)
     if found is None or text.lower().count(b"\r\norigin") != 1:
         return None
@@ -139,7 +146,7 @@ def _web_origin(text: bytes) -> tuple[bytes, bytes] | None:
 
 
 def _is_section(text: bytes) -> bool:
-    """Whether the text is exactly one section within the bounds."""
+    """Whether the text is exactly one header section, within the bounds on size and lines."""
     size = len(text)
     return (
         size <= MAX_REQUEST_BYTES
@@ -149,25 +156,25 @@ def _is_section(text: bytes) -> bool:
 
 
 class Known:
-    """A remembered answer or join for all requests with one line and one meaning."""
+    """The base of remembered answers and joins."""
 
     __slots__ = ()
 
 
 class Meaning:
-    """A header section as a kind of routes understands it."""
+    """A header section as one kind of route reads it."""
 
     __slots__ = ("_kind", "known", "text")
 
     def __init__(self, text: bytes, kind: _Kind) -> None:
         self.text = text
-        """The section without the lines that have no meaning."""
+        """The section without the lines that this kind of route ignores."""
         self._kind = kind
         self.known: dict[bytes, Known] = {}
-        """The requests with such a section, by their request lines.  `RememberedAnswers` and `Joins` own the values."""
+        """Answers and joins by request line.  `RememberedAnswers` and `Joins` own the values."""
 
     def learn(self, line: bytes, known: Known) -> None:
-        """Remember `known` for requests with this line, in place of an earlier entry."""
+        """Store `known` for requests with this line, and replace an earlier entry."""
         kind = self._kind
         if line not in self.known:
             kind.lines[line] = kind.lines.get(line, 0) + 1
@@ -175,7 +182,7 @@ class Meaning:
         self.known[line] = known
 
     def forget_known(self, line: bytes, known: Known) -> None:
-        """Forget `known`, unless another entry has taken its place for this line."""
+        """Remove `known`, unless another entry has replaced it."""
         kind = self._kind
         if self.known.get(line) is known:
             del self.known[line]
@@ -193,54 +200,54 @@ class Section:
 
     def __init__(self, text: bytes) -> None:
         self.text = text
-        """The section, from the line break behind the request line on."""
+        """The text, beginning with the line break after the request line."""
         self.kinds: tuple[_Kind, ...] = ()
-        """The kinds of routes for which the section has been read."""
+        """The kinds of routes that the section has been read for."""
         self.keys: tuple[Key, ...] = ()
         """The keys of its meanings for these kinds."""
         self.cost = 0
-        """Bytes charged for it while `Sections` keeps it."""
+        """Bytes charged for the section while `Sections` keeps it."""
         self.allowed: Mapping[VerdictKey, Allowed] = NONE_ALLOWED
-        """Verdicts on GETs with this section to routes with rules."""
+        """Verdicts of authorisation on GETs with this section."""
         self._origin: bytes | None = b""
         self._peer: str | None = ""
         self._client: str | None = None
 
     @property
     def origin(self) -> bytes | None:
-        """The value of the Origin header; None unless there is exactly one, in the usual form."""
+        """The value of the Origin header.  None unless there is exactly one, in a usual spelling."""
         if self._origin == b"":
             found = _web_origin(self.text)
             self._origin = found[1] if found is not None else None
         return self._origin
 
     def client_address(self, proxies: Proxies, peer: str | None) -> str | None:
-        """The client's address, without a port, for a request from `peer`; None if it is not known."""
+        """The client's address without a port for a request from `peer`.  None if the address is unknown."""
         if peer != self._peer:
             self._client, self._peer = proxies.client_of(peer, self.text), peer
         return self._client
 
 
 NO_SECTION: Final = Section(b"")
-"""Stands for the section of a request that is not remembered."""
+"""Stands for the section of a request that cannot be remembered."""
 
 
 class _Kind:
-    """The lines without meaning on routes with the same rules."""
+    """A kind of route: routes that ignore the same header lines."""
 
     __slots__ = ("_web_origins", "_without_meaning", "lines", "meanings")
 
     def __init__(self, rules: HeaderRules) -> None:
         self.lines: dict[bytes, int] = {}
-        """The known request lines, each with the number of meanings that have an entry for it."""
+        """Request lines, each with the number of meanings that have an entry for it."""
         self.meanings: dict[bytes, Meaning] = {}
-        """The meanings that have entries, by their texts."""
+        """Meanings with at least one entry, by their texts."""
         names = dict.fromkeys((*MEANINGLESS, *FORWARDING, *sorted(rules.personal)))
         self._without_meaning = lines_named([name for name in names if name not in rules.decisive]).sub
         self._web_origins = rules.web_origins
 
     def read(self, text: bytes) -> tuple[Key, ...]:
-        """The keys of a section's meanings for whole and for live answers; one key if both are the same."""
+        """The keys of the section's meanings for whole answers and for live answers.  One key if both are equal."""
         text = self._without_meaning(b"", text)
         if self._web_origins is None or (found := _web_origin(text)) is None:
             return ((self.meanings, text),)
@@ -251,22 +258,23 @@ class _Kind:
         return ((self.meanings, without),)
 
     def meaning(self, key: Key) -> Meaning:
-        """The meaning with this key.  A new one has no entries, and is kept only from its first `learn` on."""
+        """The meaning with this key.  A new meaning is kept only once it has an entry."""
         return self.meanings.get(key[1]) or Meaning(key[1], self)
 
 
 Key = tuple[dict[bytes, Meaning], bytes]
-"""The meanings of a kind of routes, and the text of one of them."""
+"""The meanings of one kind of route, and the text that selects one of them."""
 
 
 class Sections:
-    """Header sections by their bytes, with their meanings; the oldest are evicted first."""
+    """The header sections that clients repeat, by their text.  The oldest are evicted first."""
 
     def __init__(self, rules: Iterable[HeaderRules]) -> None:
-        # An OrderedDict, because a plain dictionary searches the places of all evicted entries for its oldest one.
+        # An OrderedDict finds its oldest entry at once.  A plain dictionary first skips the places of all evicted
+        # entries.
         self._sections: OrderedDict[bytes, Section] = OrderedDict()
         self._seen: set[int] = set()
-        """Hashes of sections that were seen once."""
+        """Hashes of sections that have appeared once."""
         self._size = 0
         self.reset(rules)
 
@@ -277,7 +285,7 @@ class Sections:
         return len(self._sections)
 
     def reset(self, rules: Iterable[HeaderRules]) -> None:
-        """Forget everything, and begin with routes that have these rules."""
+        """Forget all sections, and begin with the kinds of routes that have these rules."""
         for section in self._sections.values():
             section.cost, section.allowed = 0, NONE_ALLOWED
         self._sections.clear()
@@ -286,7 +294,7 @@ class Sections:
         self._kinds = [_Kind(one) for one in self._numbers]
 
     def allow(self, section: Section, key: VerdictKey, allowed: Allowed) -> None:
-        """Remember the verdict on GETs with this section."""
+        """Remember a verdict on GETs with this section."""
         kept = section.allowed
         if not isinstance(kept, dict) or len(kept) >= (MOST_ALLOWED if section.cost else _MOST_UNCHARGED):
             section.allowed = kept = {}
@@ -299,23 +307,24 @@ class Sections:
         kept[key] = allowed
 
     def for_hits(self, section: Section, rules: HeaderRules) -> Meaning:
-        """The meaning of a section for whole answers of routes with these rules.  KeyError if there is none."""
+        """The section's meaning for whole answers on routes with these rules.  Raises KeyError for unknown rules."""
         kind = self._kinds[self._numbers[rules]]
         return kind.meaning(self._keys(section, kind)[0])
 
     def for_lives(self, section: Section, rules: HeaderRules) -> Meaning:
-        """Like `for_hits`, for live answers, which repeat the Origin header of each client."""
+        """The section's meaning for live answers, which repeat the client's Origin header.  Raises KeyError for unknown
+        rules."""
         kind = self._kinds[self._numbers[rules]]
         return kind.meaning(self._keys(section, kind)[-1])
 
     def _keys(self, section: Section, kind: _Kind) -> tuple[Key, ...]:
-        """The keys of a section's meanings for whole and for live answers of a kind of routes."""
+        """The keys of the section's meanings for whole and for live answers on this kind of route."""
         if kind in section.kinds:
             return tuple(key for key in section.keys if key[0] is kind.meanings)
         return self._read(section, kind)
 
     def _read(self, section: Section, kind: _Kind) -> tuple[Key, ...]:
-        """Like `_keys`, for a kind for which the section has not been read yet."""
+        """Read the section for a kind of route that it has not been read for."""
         found = kind.read(section.text)
         if not section.kinds:
             section.kinds, section.keys = (kind,), found
@@ -329,8 +338,8 @@ class Sections:
         return found
 
     def find(self, request: bytes) -> tuple[Known, Section] | None:
-        """The answer or join of requests with the meaning of this one, and its header section; None if there is
-        none."""
+        """Find the answer or join of an equal request, and this request's header section.  Returns None if there is no
+        such answer."""
         if len(request) > MAX_REQUEST_BYTES:
             return None
         end = request.find(b"\r\n")
@@ -343,7 +352,7 @@ class Sections:
             if len(section.kinds) == len(self._kinds):
                 return None
         for kind in self._kinds:
-            # Only GETs have entries.
+            # Only lines of GETs are in `lines`.
             if line not in kind.lines:
                 continue
             if section is None and (section := self._new(text)) is None:
@@ -356,7 +365,8 @@ class Sections:
         return None
 
     def split(self, request: bytes) -> tuple[bytes, Section] | None:
-        """The request line and the header section of a GET; None if it has no meaning."""
+        """Split a GET into its request line and its header section.  Returns None for a request that cannot be
+        remembered."""
         if len(request) > MAX_REQUEST_BYTES or not request.startswith(b"GET "):
             return None
         end = request.find(b"\r\n")
@@ -364,14 +374,15 @@ class Sections:
         return (request[:end], section) if section is not None else None
 
     def section_of(self, text: bytes) -> Section | None:
-        """The section with these bytes, from the line break behind the request line on; None if it has no meaning."""
+        """The section with this text, which begins with the line break after the request line.  Returns None if it
+        exceeds the bounds."""
         return self._sections.get(text) or self._new(text)
 
     def _new(self, text: bytes) -> Section | None:
         if not _is_section(text):
             return None
         section = Section(text)
-        # Sections that differ with every request would evict the sections that clients repeat.
+        # Keep a section only from its second appearance on.  Sections that are never repeated would evict the others.
         mark = hash(text)
         if mark in self._seen:
             section.cost = _COST + len(text)

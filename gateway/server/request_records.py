@@ -1,11 +1,11 @@
 """Records for the access log and spans for the tracer, from the arrival of a request to its end.
 
 `Observers` makes an `Observed` for each request if there is a log or a tracer.  It is current, by context variables,
-while code works for the request, so that any code on the way can add to it (`gateway.telemetry.access_record`,
-`gateway.telemetry.tracing`).  A relayed or live answer takes it over and ends it at its own end.
+while code works for the request.  Any such code can add to it (`gateway.telemetry.access_record`,
+`gateway.telemetry.tracing`).  A relayed or live answer keeps it, and ends it at its own end.
 
-`end_sse` settles the account of an SSE answer, the same for each version of HTTP: the reader gauge, the request's
-metrics, and its access-log line.
+`end_sse` records the end of an SSE answer over HTTP/1.1 and HTTP/2: in the gauge of readers, the metrics of the
+request, and the access log.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Observed:
 
     @property
     def sampled_trace_id(self) -> str:
-        """The trace for the metrics' exemplars; empty if it is not sampled."""
+        """The trace's id, for exemplars in the metrics; empty if the trace is not sampled."""
         return self.span.trace_id if self.span.is_sampled else ""
 
     def enter(self) -> Tokens:
-        """Make it current.  A task that serves this request alone need not call `exit`."""
+        """Make this the current record and span.  A task that serves only this request need not call `exit`."""
         return record_now.set(self.record), request_now.set(self.span)
 
     @staticmethod
@@ -62,7 +62,7 @@ class Observed:
 
 
 class Observers:
-    """Begins and ends the records and spans of requests.  Owns nothing."""
+    """Begins and ends the records and spans of requests.  It has no state of its own."""
 
     def __init__(self, access_log: AccessLog, tracer: Tracer, clock: Clock) -> None:
         self.access_log = access_log
@@ -70,12 +70,12 @@ class Observers:
         self._clock = clock
         self.is_traced = tracer is not NO_TRACER
         self.is_on = access_log.is_kept or self.is_traced
-        """Whether requests are observed one by one."""
+        """Whether each request has an `Observed`."""
 
     def request_arrived(self, request: Request) -> Observed:
         """Begin the record and the span of a request."""
         headers, span = request.headers, NO_REQUEST
-        # The target as sent, until it has been parsed; an invalid one is logged as it is.
+        # Until it is parsed, record the target as sent.  An invalid target is logged in this form.
         target = without_authority(request.target)
         if self.is_traced:
             span = self.tracer.request(request.method, target.partition("?")[0], headers)
@@ -87,7 +87,7 @@ class Observers:
                 stream=target,
                 client=request.client,
                 user_agent=headers.get("User-Agent"),
-                # The trace id of this gateway's span if there is one, so that log lines match spans; else the client's.
+                # Prefer the trace of this gateway's span to the client's trace, so that log lines match spans.
                 trace_id=span.trace_id or (trace_id_of(traces[0]) if len(traces) == 1 else None),
             )
         return Observed(record, span)
@@ -102,7 +102,7 @@ class Observers:
         began: float,
         sent: Sent,
     ) -> None:
-        """The request has ended, in order or not; its channel's answer is `answered`, if it was whole."""
+        """Record the end of a request.  `answered` is the answer's head if it was sent in full."""
         span, record = observed.span, observed.record
         status = answered.status if answered is not None else 500 if outcome is Outcome.FAILED else 0
         if span is not NO_REQUEST:
@@ -130,21 +130,20 @@ _LEFT: Final = CloseReason.LEFT
 
 
 class SseChannel(Protocol):
-    """A channel with its SSE answer.  The account is kept in attributes of the channel, because a separate object for
-    each reader would cost memory and time."""
+    """The attributes of a channel with an SSE answer.  A separate object for each reader would cost memory and time."""
 
     sse_route: str | None
     """The route of the SSE answer in progress; None if there is none."""
     sse_note: Note | None
     sse_began: float
-    """When its request was read, by the streams' clock."""
+    """When the request was read, by the streams' clock."""
     live_bytes: int
     live_first_byte_s: float
     cut_reason: CloseReason | None
 
 
 def end_sse(channel: SseChannel, clients: Clients, route: str, reason: CloseReason, *, in_order: bool) -> None:
-    """Account for the channel's SSE answer on this route, which has ended; `in_order` if it is whole."""
+    """Record the end of the channel's SSE answer.  `in_order` means that the answer is complete."""
     outcome = _FOLLOWED if in_order else _ABORTED
     note, channel.sse_note, channel.sse_route = channel.sse_note, None, None
     metrics = clients.metrics
@@ -155,7 +154,7 @@ def end_sse(channel: SseChannel, clients: Clients, route: str, reason: CloseReas
         clients.now() - channel.sse_began,
         route,
         Sent(channel.live_first_byte_s, channel.live_bytes),
-        # Not None, which would take the trace of the current context, that of another request.
+        # None would select the current context's trace, which belongs to another request.
         trace_id=(note.trace_id if note is not None else None) or "",
     )
     if note is not None:

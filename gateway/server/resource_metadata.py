@@ -1,9 +1,8 @@
-"""Protected resource metadata (RFC 9728): where clients of a route with rules for tokens get one.
+"""Protected resource metadata (RFC 9728): where clients get a token for a route with token rules.
 
-Every URL below such a route is a resource of its own, whose metadata is at the URL with
-`/.well-known/oauth-protected-resource` put between host and path (section 3.1).  A challenge names that URL, so the
-`resource` in the metadata is the URL that the client has asked for, as section 3.3 demands.  Nothing in it depends on
-whether there is such a stream.
+Every URL below such a route is a resource.  Its metadata is at the URL with `/.well-known/oauth-protected-resource`
+inserted between host and path (section 3.1).  A challenge names that URL.  The `resource` in the metadata is the URL
+that the client has requested, as section 3.3 demands.  The metadata does not depend on whether the stream exists.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ _FRESH_S: Final = 300
 
 
 def metadata_url(request: Request, path: str) -> str:
-    """Where the metadata of the stream with this canonical path is."""
+    """The URL of the metadata for the stream with this canonical path."""
     return f"{request.scheme}://{request.host}{WELL_KNOWN}{path if path != '/' else ''}"
 
 
 def metadata(routes: Sequence[Route], request: Request) -> tuple[CIMultiDict[str], bytes] | None:
-    """The headers and the body of the metadata that the request asks for; None if it asks for something else.
+    """The headers and the body of the requested metadata.  None for any other request.
 
-    `routes` are in order of precedence, highest first.
+    `routes` are in descending order of precedence.
     """
     if request.method not in ("GET", "HEAD"):
         return None
@@ -53,13 +52,13 @@ def metadata(routes: Sequence[Route], request: Request) -> tuple[CIMultiDict[str
     tree = {"resource": f"{request.scheme}://{request.host}{below}", **found, "resource_name": route.name}
     headers = CIMultiDict({"Content-Type": "application/json", "Cache-Control": f"max-age={_FRESH_S}"})
     headers["X-Content-Type-Options"] = "nosniff"
-    # It is public, and clients in browsers need it.
+    # The metadata is public, and clients in browsers need it.
     headers["Access-Control-Allow-Origin"] = "*"
     return headers, json.dumps(tree, separators=(",", ":")).encode()
 
 
 def _of_guard(guard: Guard) -> dict[str, Any] | None:
-    """The part that is the same for all resources of a route; None if it has no rule for tokens."""
+    """The part that all resources of a route share; None without token rules."""
     rules = [rule for rule in guard.rules if isinstance(rule, JwtRule)]
     if not rules:
         return None

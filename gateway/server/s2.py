@@ -1,6 +1,6 @@
-"""Requests to S2 origins: reads are answered by the engine, everything else is relayed.
+"""Requests to S2 origins: the engine answers reads, and all other requests are relayed.
 
-A unary answer is written whole.  A session has no task once its head is out: its channel holds the connection, and a
+A unary answer is written whole.  A read session needs no task after its head: its channel holds the connection, and an
 `S2SessionReader` the position in the stream.
 """
 
@@ -33,11 +33,11 @@ from gateway.server.request import Answered, Request
 from gateway.telemetry.access_record import Record, note_span
 
 _WHOLE_BYTES: Final = 1 << 18
-"""A larger body is written in parts, each of which the client has the write timeout to take."""
+"""The largest body written in one piece.  A larger one is written in parts, each with its own write timeout."""
 
 
 class S2Answers:
-    """Answers reads of S2 streams.  Owns no state: the engine does."""
+    """Answers reads of S2 streams.  The engine owns the state."""
 
     def __init__(self, reads: S2Reads, recorder: ResponseRecorder, live: LiveAnswers) -> None:
         self._reads = reads
@@ -45,7 +45,7 @@ class S2Answers:
         self._live = live
 
     def answer_read(self, context: RequestContext, parsed: ParsedRequest, request: S2Request) -> Answered | Work:
-        """Answer a read, at once if memory alone answers it; else return the work.  Raises a GatewayError."""
+        """Answer a read from memory, or return the work that answers it.  Raises a GatewayError."""
         read, asked = request
         answer = self._reads.held(read, asked) if isinstance(asked, S2ReadRecords) else None
         if answer is None:
@@ -62,7 +62,7 @@ class S2Answers:
         return context.delivery.whole(answer.status, answer.headers, body)
 
     async def _answer(self, context: RequestContext, parsed: ParsedRequest, request: S2Request) -> Answered | None:
-        """Answer a read; None if a session gives the answer.  Raises a GatewayError."""
+        """Answer a read.  Returns None if a session gives the answer.  Raises a GatewayError."""
         read, asked = request
         if isinstance(asked, S2CheckTail):
             return await self._deliver(context, await self._reads.check_tail(read))
@@ -90,7 +90,7 @@ class S2Answers:
         return await context.delivery.whole(answer.status, headers, body)
 
     def _begin_session(self, context: RequestContext, route: Route, read: S2Read, session: S2Session) -> None:
-        """Begin a session.  Raises UpstreamBroken and closes it if a header must not be written."""
+        """Begin a session.  Raises UpstreamBroken, and closes the session, if a header must not be sent."""
         request, reads = context.request, self._reads
         channel, keeps, is_chunked = request.channel, request.keeps_alive, request.version != "1.0"
         try:
@@ -115,7 +115,7 @@ class S2Answers:
         try:
             reader.pump()
         except Exception:
-            # The session has the connection by now, so an error cannot become a response.
+            # The answer has begun, so the error cannot become a response.
             reader.gone()
             raise
 

@@ -1,8 +1,8 @@
-"""Memory that clients' connections hold, and shedding: dropping the connections that hold the most.
+"""Measures the memory that client connections hold, and drops the connections that hold the most.
 
-The sum is sampled, not kept: nothing is counted where bytes arrive and leave.  One look goes over all connections in
-slices, with turns of the loop between them, so that ten thousand connections delay no answer.  Bytes that several
-connections hold are divided among them, unless the cache holds them too (`gateway.limits.memory`).
+The sum is sampled: nothing is counted when bytes arrive or leave.  A sample visits all connections in slices, with
+turns of the loop between them, so that ten thousand connections delay no answer.  Bytes that several connections share
+are divided among them, unless the cache holds them too (`gateway.limits.memory`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from gateway.limits.memory import Holding, charged, victims
 from gateway.server.client_connections import ClientConnection, Clients
 
 _SLICE: Final = 64
-"""Connections looked at in one turn of the loop: one takes some 6 µs, and 500 were most of the turns above 2 ms."""
+"""Connections visited in one turn of the loop.  A visit takes some 6 µs; with 500 a turn, most turns above 2 ms were
+due to samples."""
 
 
 class ShedReason(StrEnum):
-    """Why a client's connection was dropped."""
+    """The reason why a client's connection was dropped."""
 
     CLIENT_BYTES = "client_bytes"
     """All clients together held more than `client_bytes`."""
@@ -30,22 +31,22 @@ class ShedReason(StrEnum):
 
 
 class Shedding:
-    """Samples and drops connections of `every_clients`, which may grow."""
+    """Samples the connections of `every_clients`, which may grow, and drops some of them."""
 
     def __init__(self, every_clients: Iterable[Clients]) -> None:
         self._every_clients = every_clients
         self._held: list[tuple[int, ClientConnection]] = []
-        """The connections that held anything at the latest look."""
+        """The connections that held any memory at the latest sample, with their bytes."""
         self.held_bytes = 0
-        """Bytes that all connections together held then."""
+        """The bytes that all connections held at the latest sample."""
         self.shed: Counter[ShedReason] = Counter()
-        """Dropped connections by reason."""
+        """The numbers of dropped connections."""
 
     def __repr__(self) -> str:
         return f"<Shedding {self.held_bytes} bytes held, {self.shed.total()} shed>"
 
     async def look(self) -> int:
-        """Sum up what connections hold, in bytes."""
+        """Sample all connections.  Returns the bytes that they hold together."""
         held: list[tuple[int, ClientConnection]] = []
         holdings: list[tuple[int, Holding]] = []
         for clients in list(self._every_clients):
@@ -64,10 +65,10 @@ class Shedding:
         return self.held_bytes
 
     def shed_connections(self, excess: int, reason: ShedReason) -> int:
-        """Drop the connections that hold the most until `excess` bytes fewer are held; return how many were dropped."""
+        """Drop the connections that hold the most, until `excess` bytes are freed.  Returns the number dropped."""
         if excess <= 0:
             return 0
-        # Some hold less than when they were looked at.
+        # Some connections hold less than at the sample.
         dropped = victims(self._held, excess, _most)
         for one, cost in dropped.items():
             self.held_bytes -= cost
@@ -77,11 +78,11 @@ class Shedding:
         return len(dropped)
 
     def drop_over_bound(self, excess: int) -> int:
-        """Drop the costliest because clients together hold `excess` bytes too many; return how many were dropped."""
+        """Drop connections because clients together hold `excess` bytes too many.  Returns the number dropped."""
         return self.shed_connections(excess, ShedReason.CLIENT_BYTES)
 
     def drop_for_memory(self, excess: int) -> int:
-        """Drop the costliest because the process uses `excess` bytes too many; return how many were dropped."""
+        """Drop connections because the process uses `excess` bytes too many.  Returns the number dropped."""
         return self.shed_connections(excess, ShedReason.MEMORY)
 
     def refuse_new(self, refuses: bool) -> None:
@@ -94,10 +95,10 @@ class Shedding:
         return {reason.value: self.shed[reason] for reason in ShedReason}
 
     def release_connections(self) -> None:
-        """Keep no connection alive until the next look."""
+        """Drop the references to connections until the next sample."""
         self._held = []
 
 
 def _most(one: ClientConnection) -> int:
-    """The most that a connection can hold now."""
+    """The most bytes that a connection can hold now."""
     return one.held_bytes + sum(holding.size for holding in one.holdings())

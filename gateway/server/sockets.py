@@ -1,14 +1,14 @@
-"""Listening sockets that the event loop does not make, and the descriptors that accept their connections.
+"""Listening sockets that the event loop does not make, and further descriptors for accepting connections.
 
 The sockets are Unix sockets, and sockets passed by systemd.
 
-libuv accepts one connection of a descriptor in each turn of the loop.  In a crowd, each turn would then run all of the
-code of accepting, reading and leaving once, between system calls that empty the processor's caches.  Several
-descriptors of one socket accept several connections in a turn.
+In each turn of the loop, libuv accepts one connection for each descriptor.  When many clients connect at once, each
+turn would run the code of accepting, reading and ending once, between system calls that empty the processor's caches.
+Several descriptors of one socket accept several connections in a turn.
 
-A further descriptor is not free: it wakes for each connection, and takes some 4 µs to find that another one has taken
-it.  There are as many as connections have waited at each of the latest looks, so a client that comes alone is accepted
-by one.
+A further descriptor has a cost.  Each connection wakes all descriptors, and a descriptor takes some 4 µs to find that
+another has accepted it.  The number of further descriptors is therefore the number of connections that have waited at
+all recent looks at the queue.  It is 0 while clients connect one at a time.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _NO_IPV6: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPRO
 _UNNAMED: Final = "unknown"
 _TRIES: Final = 200
 _PAUSE_S: Final = 0.005
-"""One second in total: the lock is held for less than a millisecond."""
-# Since 3.13 the loop removes the file of a Unix socket when it closes: that of systemd is not ours, and `UnixSocket`
-# removes its own earlier.
+"""The tries take one second in total.  A gateway holds the lock for less than a millisecond."""
+# Since Python 3.13 the loop removes a Unix socket's file when it closes.  The file of a systemd socket must stay, and
+# `UnixSocket` removes its own file earlier.
 _KEEPING_FILE: Final[Mapping[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 
 
@@ -43,14 +43,14 @@ class UnixSocket:
     """A listening Unix socket and its file."""
 
     def __init__(self, path: str, mode: str, backlog: int) -> None:
-        """Use `open`: only one socket at a time may be made in a folder."""
+        """Use `open`, which locks the folder: only one socket at a time may be made in it."""
         self.path = Path(path)
         _remove_stale(self.path)
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.sock.bind(path)
             self._made = _identity(self.path)
-            # No client can connect before listen(), and the file has its mode by then.
+            # Clients can connect only after listen(), and the file's mode is set by then.
             self.path.chmod(int(mode, 8))
             self.sock.listen(backlog)
         except BaseException:
@@ -59,17 +59,17 @@ class UnixSocket:
 
     @classmethod
     async def open(cls, path: str, mode: str, backlog: int) -> Self:
-        """Listen at `path`, after removing a stale socket there.  Raises OSError if a file that is no socket is there,
-        or if another process listens on the socket."""
-        # Between bind and listen, another process's socket looks stale: the lock keeps both in one step.
+        """Listen at `path`, after removing a stale socket there.  Raises OSError if another kind of file is there, or
+        if a process listens there."""
+        # Between bind and listen, another process's socket looks stale.  The lock makes the two calls one step.
         async with _folder_lock(Path(path).parent):
             return cls(path, mode, backlog)
 
     def remove(self) -> None:
         """Remove the file, unless another socket has taken its path.
 
-        To be called before the socket is closed: otherwise another process could find the file stale, and put its own
-        socket there.
+        Call this before closing the socket.  Otherwise another process could find the file stale and put its own socket
+        there.
         """
         with suppress(OSError):
             if _identity(self.path) == self._made:
@@ -79,7 +79,7 @@ class UnixSocket:
 def check_socket_path(path: str) -> None:
     """Raise OSError if no Unix socket could be made at `path`.
 
-    Nothing is made, and another process may listen on a socket that is there.
+    Makes no socket.  A socket that is there, and may be in use, is no error.
     """
     where = Path(path)
     if not _is_socket(where):
@@ -89,7 +89,7 @@ def check_socket_path(path: str) -> None:
 
 
 async def serve_on(sock: socket.socket, factory: Callable[[], asyncio.BaseProtocol], backlog: int) -> asyncio.Server:
-    """Accept connections on a socket; the file of a Unix socket stays where it is when the server closes."""
+    """Accept connections on a socket.  Closing the server leaves a Unix socket's file in place."""
     loop = asyncio.get_running_loop()
     if sock.family == socket.AF_UNIX:
         return await loop.create_unix_server(factory, sock=sock, backlog=backlog, **_KEEPING_FILE)
@@ -99,9 +99,9 @@ async def serve_on(sock: socket.socket, factory: Callable[[], asyncio.BaseProtoc
 async def listen_at(
     address: Address, factory: Callable[[], asyncio.BaseProtocol], **options: Any
 ) -> list[asyncio.Server]:
-    """Accept connections at an address, at every interface by IPv4 and IPv6 if it has no host.  Raises OSError.
+    """Accept connections at an address, or at all interfaces by IPv4 and IPv6 if it has no host.  Raises OSError.
 
-    `options` are those of `create_server`.  A port of 0 becomes the same free port for both.
+    `options` are those of `create_server`.  With port 0, both use the same free port.
     """
     loop, port = asyncio.get_running_loop(), address.port
     servers: list[asyncio.Server] = []
@@ -143,7 +143,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _is_socket(path: Path) -> bool:
-    """Whether a socket is at `path`, rather than nothing.  Raises OSError for any other file."""
+    """Return whether there is a socket at `path`.  Raises OSError for a file of another kind."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -157,7 +157,7 @@ def _remove_stale(path: Path) -> None:
     if not _is_socket(path):
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        # With a full backlog, connect() has to fail at once instead of blocking.
+        # With a full backlog, connect() must fail rather than block.
         probe.setblocking(False)
         try:
             probe.connect(str(path))
@@ -170,8 +170,8 @@ def _remove_stale(path: Path) -> None:
 
 
 def passed_sockets(environ: Mapping[str, str], pid: int) -> list[tuple[str, int]]:
-    """Names and descriptors of the sockets that systemd has passed to this process (sd_listen_fds); none if they were
-    meant for another process.  Raises ValueError for malformed environment variables."""
+    """The names and descriptors of the sockets that systemd has passed to this process (sd_listen_fds).  Empty if they
+    are for another process.  Raises ValueError for malformed environment variables."""
     if environ.get("LISTEN_PID") != str(pid):
         return []
     count = environ.get("LISTEN_FDS", "0")
@@ -184,13 +184,13 @@ def passed_sockets(environ: Mapping[str, str], pid: int) -> list[tuple[str, int]
 
 
 def choose_fds(fds: Iterable[tuple[str, int]], name: str, others: Iterable[str]) -> list[int]:
-    """The descriptors for one listener: all with its name, or without a name all that no other listener names."""
+    """The descriptors for one listener: those with its name, or without a name those that no other listener names."""
     taken = set(others)
     return [fd for called, fd in fds if (called == name if name else called not in taken)]
 
 
 def adopt(fd: int) -> socket.socket:
-    """A listening socket made from a passed descriptor.  Raises OSError unless it is a listening stream socket."""
+    """Make a listening socket of a passed descriptor.  Raises OSError unless it is a listening stream socket."""
     sock = socket.socket(fileno=os.dup(fd))
     is_listening = sock.type == socket.SOCK_STREAM and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     if not is_listening:
@@ -201,7 +201,7 @@ def adopt(fd: int) -> socket.socket:
 
 
 def accept_queued(listening: socket.socket) -> list[socket.socket]:
-    """Every connection that waits in the kernel's queue of a listening socket, which is closed behind the last one."""
+    """Accept every connection in the kernel's queue of a listening socket, then close the socket."""
     accepted: list[socket.socket] = []
     listening.setblocking(False)
     with listening, suppress(OSError):
@@ -213,18 +213,18 @@ def accept_queued(listening: socket.socket) -> list[socket.socket]:
 
 
 ARRIVALS_PER_LOOK: Final = 32
-"""New connections after which the kernel's queue is looked at: a look costs some microseconds."""
+"""The number of new connections between two looks at the kernel's queue.  A look costs some microseconds."""
 MOST_FURTHER: Final = 15
-"""The most further descriptors of all sockets: they are some of the open files kept for other uses than connections
-(`gateway.limits.memory.SPARE`)."""
+"""The most further descriptors of all sockets together.  They count among the open files that are kept free for other
+uses than connections (`gateway.limits.memory.SPARE`)."""
 _LOOKS: Final = 3
-"""Looks of which the shortest queue counts: a burst is soon over."""
+"""The number of looks whose shortest queue counts, so that a short burst has no effect."""
 _UNACKED: Final = 24
-"""Where TCP_INFO of a listening socket has the length of its queue, in four bytes (tcp(7))."""
+"""The position of the queue's length in a listening socket's TCP_INFO: four bytes (tcp(7))."""
 
 
 def waiting(listening: socket.socket) -> int:
-    """How many connections wait to be accepted; 0 where the system does not say it."""
+    """The number of connections that wait to be accepted; 0 where the system does not report it."""
     if sys.platform != "linux" or listening.family == socket.AF_UNIX:
         return 0
     info = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACKED + 4)
@@ -232,7 +232,7 @@ def waiting(listening: socket.socket) -> int:
 
 
 class AcceptQueue:
-    """The connections that wait at one server.  Owner of the further descriptors of its socket."""
+    """The queue of connections at one server.  It owns the further descriptors of the server's socket."""
 
     def __init__(self, first: asyncio.Server, factory: Callable[[], asyncio.BaseProtocol], backlog: int) -> None:
         self._first = first
@@ -240,7 +240,7 @@ class AcceptQueue:
         self._backlog = backlog
         self._further: list[asyncio.Server] = []
         self._seen: list[int] = []
-        """How many connections waited at the latest looks."""
+        """The queue's lengths at the latest looks."""
 
     @classmethod
     async def on(cls, sock: socket.socket, factory: Callable[[], asyncio.BaseProtocol], backlog: int) -> Self:
@@ -261,8 +261,8 @@ class AcceptQueue:
         return [self._first, *self._further]
 
     async def look(self, most: int = MOST_FURTHER) -> None:
-        """Have as many further descriptors as connections have waited lately, `most` of them at most.  Raises OSError
-        without files to open."""
+        """Adapt the number of further descriptors to the latest queue lengths, up to `most`.  Raises OSError if no file
+        can be opened."""
         if not (sockets := self._first.sockets):
             return
         self._seen.append(waiting(sockets[0]))

@@ -1,10 +1,10 @@
-"""Connection deadlines: first request, rest of a head, idle, stalled write, linger.
+"""Deadlines of client connections: for the first request, the rest of a head, idle time, stalled writes, lingering.
 
-Each connection has one entry on the wheel, for the deadline that applies in its current phase.  Handlers bound their
-own waits.  This module bounds the waits without a handler: an unfinished head, the pause between two requests, an
-answer without a task that the client does not read or reads too slowly, and the last bytes of a closing connection.
+Each connection has one entry in the timer wheel, for the deadline of its current phase.  The request handler bounds its
+own waits.  This module bounds the other waits: for the rest of a head, between two requests, for a client that reads an
+answer without a task too slowly, and for the last bytes before a connection closes.
 
-`WheelTimer` is a one-shot timer on the wheel, for owners that have several deadlines.
+`WheelTimer` is a one-shot timer on the wheel, for owners with several deadlines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gateway.telemetry.access_record import CloseReason
 
 
 class WheelTimer:
-    """Calls `callback` when its time has passed, unless the timer has been cleared or set again by then."""
+    """Calls `callback` once the delay has passed, unless the timer is cleared or set again before."""
 
     __slots__ = ("_callback", "_tick", "_wheel")
 
@@ -49,7 +49,7 @@ class WheelTimer:
             self._tick = NEVER
 
     def dispose(self) -> None:
-        """Clear the timer for good, and drop the callback, which refers to the timer's owner."""
+        """Clear the timer for good, and drop the callback, which keeps the owner alive."""
         self.clear()
         self._callback = _no_op
 
@@ -60,7 +60,7 @@ class WheelTimer:
 
 
 def _no_op() -> None:
-    """The callback of a timer whose owner is gone."""
+    """The callback of a disposed timer."""
 
 
 # Enum members are slow to reach in Python 3.11.
@@ -69,24 +69,26 @@ _IDLE, _LINGERING = Phase.IDLE, Phase.LINGERING
 PROBE_S: Final = 0.5
 """Seconds until the first probe of a client that has half-closed and waits for an answer."""
 LOOK_S: Final = 0.25
-"""Seconds after a probe until its result is checked.  If the client is gone, it has refused the probe by then."""
+"""Seconds from a probe to the check of its result.  A vanished client's host has answered with a reset by then."""
 PROBE_AGAIN_S: Final = 5.0
-"""Seconds until the next probe."""
+"""Seconds from that check to the next probe."""
 _IDLE_CHECKS: Final = 4
-"""Checks of an idle connection per keep-alive timeout; this many quiet ones in a row close it."""
+"""The number of checks of an idle connection per keep-alive timeout.  The connection closes after this many checks in a
+row without activity."""
 
 
 CLOSE_NOTIFY: Final = "close_notify"
-"""Name of a transport's extra information that says whether the peer has ended TLS.  Most clients end TLS when they
-close a connection, and then wait only for the end of TLS in return.  So if a client with a live read ends TLS, it is
-leaving."""
+"""Name of a transport's extra information: whether the peer has ended TLS.
+
+Most clients end TLS when they close a connection, and then wait only for the server's end of TLS.  A live reader that
+ends TLS is therefore leaving.
+"""
 
 
 def is_refused(transport: asyncio.Transport) -> bool:
-    """Whether the peer has refused the bytes written last, so that a client that has half-closed is gone.
+    """Return whether the client's host has refused the latest bytes, which shows that the client is gone.
 
-    Nothing else distinguishes such a client from one that still reads, because the loop no longer reads from the
-    connection.
+    For a client that has half-closed, this is the only sign.  The loop no longer reads from such a connection.
     """
     sock: socket.socket | None = transport.get_extra_info("socket")
     try:
@@ -96,7 +98,7 @@ def is_refused(transport: asyncio.Transport) -> bool:
 
 
 class TimedConnection(Handling, asyncio.Protocol):
-    """One client's connection and its deadline."""
+    """The part of a client's connection that owns its deadline."""
 
     __slots__ = (
         "_has_ended",
@@ -118,35 +120,35 @@ class TimedConnection(Handling, asyncio.Protocol):
         super().__init__(clients)
         self.transport: asyncio.Transport | None = None
         self.use: Account | None = None
-        """The account in which the connection is counted; None if it belongs to no net."""
+        """The account of the client's network; None if the connection belongs to no network."""
         self.has_partial_head = False
-        """Whether a part of the next head has arrived; the deadline is then for the rest of the head."""
+        """Whether a part of the next head has arrived.  The deadline is then for the rest of the head."""
         self.is_full = False
         """Whether the client has so many unread bytes that no more may be written."""
         self._is_active = False
         """Whether the client has sent anything since the last check."""
         self._has_ended = False
-        """Whether the client has half-closed: it sends no more, and may wait for its answers (RFC 9112 section 9.6)."""
+        """Whether the client has half-closed: it sends no more, and may still read answers (RFC 9112 section 9.6)."""
         self._has_probed = False
-        """Whether a probe has been sent whose result has not been checked yet."""
+        """Whether the result of the latest probe has to be checked."""
         self._quiet_checks = NEVER
-        """Checks since the client's last activity; negative until the client has sent anything at all."""
+        """Checks without activity in a row.  Negative until the client has sent its first bytes."""
         self._window: ReadingWindow | None = None
-        """Measures how many bytes the client takes while more bytes wait for it; None until bytes have waited."""
+        """Measures the rate at which the client reads while bytes wait for it.  None until bytes have waited."""
         self.cut_reason: CloseReason | None = None
-        """Why the gateway cuts the connection, if it does."""
+        """Why the gateway cuts the connection; None unless it does."""
         self._shared_bytes = 0
-        """Bytes of the latest large answer, shared with other clients."""
+        """Bytes of the latest large answer, which other clients may share."""
         self._shared: SharedBytes | None = None
         """The account of these bytes."""
         self._tick = NEVER
 
     @abstractmethod
     def _probe(self) -> None:
-        """Send bytes without meaning to a client that has half-closed and waits for an answer."""
+        """Send bytes that do not change the answer, to find out whether the client is still there."""
 
     def _look_after(self, transport: asyncio.Transport) -> None:
-        """Probe a client that has half-closed, and drop it if it is gone."""
+        """Probe a client that has half-closed, or check the latest probe.  Drop the client if it is gone."""
         if is_refused(transport):
             self.abort()
             return
@@ -165,17 +167,17 @@ class TimedConnection(Handling, asyncio.Protocol):
         self._tick = self._clients.wheel.add(self, delay_s)
 
     def _set_idle_deadline(self) -> None:
-        """Check again after a fraction of the keep-alive timeout."""
+        """Set the next check for activity, after a fraction of the keep-alive timeout."""
         self._set_deadline(self._clients.limits.keepalive_timeout_s / _IDLE_CHECKS)
 
     def _set_head_deadline(self) -> None:
-        """Set the deadline for the rest of a head, counted from its first byte."""
+        """Set the deadline for the whole head, counted from its first byte."""
         if not self.has_partial_head:
             self.has_partial_head = True
             self._set_deadline(self._clients.limits.client_header_timeout_s)
 
     def due(self) -> None:
-        """The deadline has passed: act by phase."""
+        """Called by the wheel at the deadline: act according to the phase."""
         self._tick = NEVER
         transport, phase = self.transport, self.phase
         if transport is None:
@@ -187,7 +189,7 @@ class TimedConnection(Handling, asyncio.Protocol):
         elif phase is not _IDLE and self._has_ended:
             self._look_after(transport)
         elif phase is not _IDLE:
-            # The handler or the live answer has its own deadlines.  Idle time counts from the next check on.
+            # The handler or the live answer has deadlines of its own.  Idle time counts from the next check.
             self._is_active = True
             limits = self._clients.limits
             self._set_deadline(max(1.0, min(limits.keepalive_timeout_s, limits.client_write_timeout_s)))
@@ -201,7 +203,7 @@ class TimedConnection(Handling, asyncio.Protocol):
         elif self._quiet_checks < 0:
             transport.abort()
         else:
-            # A remembered answer records that there was activity, but no time: close after four quiet checks.
+            # A remembered answer records activity but no time, so idle time is counted in checks.
             self._quiet_checks += 1
             if self._quiet_checks < _IDLE_CHECKS:
                 self._set_idle_deadline()
@@ -209,7 +211,7 @@ class TimedConnection(Handling, asyncio.Protocol):
                 self._close()
 
     def _begin_window(self) -> None:
-        """Bytes wait for the client: set the deadline by which it must have taken enough of them."""
+        """Set the deadline by which the client must have read enough of the waiting bytes."""
         if self.transport is None:
             return
         if self._window is None:
@@ -219,12 +221,12 @@ class TimedConnection(Handling, asyncio.Protocol):
         self._set_deadline(max(0.0, self._window.start_waiting(unsent, clients.loop.time(), window_s)))
 
     def _end_window(self) -> None:
-        """Credit the client with the bytes that it has taken in this window."""
+        """Count the bytes that the client has read in this window."""
         if self._window is not None and self.transport is not None:
             self._window.stop_waiting(self.transport.get_write_buffer_size(), self._clients.loop.time())
 
     def _check_window(self, transport: asyncio.Transport) -> None:
-        """The window is over: abort if the client has taken too little in it, else begin another one."""
+        """At the end of a window, abort if the client has read too little.  Otherwise begin the next window."""
         self._end_window()
         if self._window is None or self._clients.keeps_up(self._window.take_window()):
             self._begin_window()
@@ -232,12 +234,12 @@ class TimedConnection(Handling, asyncio.Protocol):
             self._give_up(transport)
 
     def _give_up(self, transport: asyncio.Transport) -> None:
-        """Drop a client that reads too slowly."""
+        """Drop the client because it reads too slowly."""
         self.cut_reason = CloseReason.SLOW
         transport.abort()
 
     def _close(self) -> None:
-        """Close once the client has taken all written bytes.  The write timeout applies to them as well."""
+        """Close once the client has read all written bytes, within the write timeout."""
         if self.transport is not None:
             self.transport.close()
             self._window = None
@@ -245,29 +247,29 @@ class TimedConnection(Handling, asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being answered and nothing is left to be sent."""
+        """Whether no request is being answered and no bytes are left to send."""
         transport = self.transport
         return self.phase is _IDLE and transport is not None and not transport.get_write_buffer_size()
 
     def begin_leaving(self) -> None:
-        """Do nothing: only an answer can say that the connection closes (RFC 9112 section 9.6)."""
+        """Do nothing: over HTTP/1.1 only an answer can announce that the connection closes (RFC 9112 section 9.6)."""
 
     def close_if_idle(self) -> None:
-        """Close the connection at the deadline of a drain; an answer in progress is allowed to end."""
+        """Close at the deadline of a drain, unless an answer is in progress."""
         if self.phase is _IDLE:
             self._close()
 
     def drop(self) -> None:
-        """Close the connection at the end of a drain."""
+        """Cut the connection at the end of a drain."""
         self.cut_reason = CloseReason.DRAINED
         self.abort()
 
     def shed(self) -> None:
-        """Close the connection because too much memory is held."""
+        """Cut the connection because the process is short of memory."""
         self.cut_reason = CloseReason.SLOW
         self.abort()
 
     def abort(self) -> None:
-        """Cut the connection at once, because a truncated body would look complete after an orderly close."""
+        """Cut the connection at once.  An orderly close would make a truncated body look complete."""
         if self.transport is not None:
             self.transport.abort()

@@ -1,17 +1,20 @@
-"""TLS between a connection's transport and its protocol, once the handshake is complete.
+"""TLS between a connection's transport and its protocol, after the handshake.
 
-This object is a protocol to the transport below, and a transport to the protocol above.  OpenSSL works on two memory
-buffers (`ssl.MemoryBIO`).  Input is fed to it in slices, and plain text is read from it until no whole record is left.
-Output becomes records as long as the transport below is not full.  The rest waits here in plain text, because records
-belong to one client, while the bytes of an answer are shared by all clients that wait for it.  Input is kept here only
-while reading is paused, or while it waits for its turn.  A short record takes about as long to open as a long one, so
-only a part of a client's tiny records is opened in each turn of the loop (`gateway.server.turns`).
+`TlsTransport` is a protocol to the transport below, and a transport to the protocol above.  OpenSSL works on two memory
+buffers (`ssl.MemoryBIO`).  Input is fed to OpenSSL in slices, and plain text is read until no whole record is left.
 
-The event loop's own TLS is not used because of its memory: an idle connection takes 18.6 KB with this module (16.3 KB
-of them are OpenSSL 3.0's own), 24.7 KB with uvloop's, 40 KB with aiofastnet's and 285 KB with asyncio's.
+Output is encrypted while the transport below is not full.  The rest waits in plain text: records belong to one client,
+but all clients of an answer share its plain bytes.
 
-OpenSSL's buffers keep the size to which they have grown, so records and slices are small.  Renegotiation is off
-(`gateway.server.certificates`).  Input that yields no plain text, such as a flood of key updates, is bounded.
+Input is held here only while reading is paused, or while it waits for its turn.  A short record takes about as long to
+decrypt as a long one.  Each turn of the loop therefore decrypts only a part of a client's tiny records
+(`gateway.server.turns`).
+
+The event loop's own TLS needs more memory for an idle connection: 24.7 KB in uvloop, 285 KB in asyncio, and 40 KB in
+aiofastnet.  This module needs 18.6 KB, of which 16.3 KB are OpenSSL 3.0's.
+
+OpenSSL's buffers never shrink, so records and slices are small.  Renegotiation is off (`gateway.server.certificates`).
+Input that yields no plain text, such as a flood of key updates, is bounded.
 """
 
 from __future__ import annotations
@@ -28,35 +31,36 @@ from gateway.server.timeouts import CLOSE_NOTIFY
 from gateway.server.turns import Turns
 
 SLICE_BYTES: Final = 1 << 14
-"""Bytes fed to OpenSSL at a time; also the most plain text that a record can hold (RFC 8446 section 5.1)."""
+"""The most bytes fed to OpenSSL at a time.  Also the most plain text in one record (RFC 8446 section 5.1)."""
 _RECORD_BYTES: Final = 1 << 13
-"""Plain text per record written."""
+"""The most plain text in a record written here."""
 _BATCH_BYTES: Final = 1 << 16
-"""Bytes of plain text that become records at a time, between two checks whether the transport below is full."""
+"""The most plain text encrypted between two checks of whether the transport below is full."""
 _GATHERED_BYTES: Final = 1 << 12
-"""Plain text of short records that is passed up at once."""
+"""Plain text of short records is joined up to this size, and passed up in one call."""
 GATHERED_RECORDS: Final = 64
-"""Short records that are opened between two checks whether the turn is late: about a fifth of a millisecond of work."""
+"""The most short records decrypted between two checks of the turn's time: about a fifth of a millisecond of work."""
 _MOST_SILENT_BYTES: Final = 1 << 16
-"""Bytes that may arrive without yielding any plain text: four times the size of the longest incomplete record."""
+"""The most bytes that may arrive without yielding plain text: four times the longest incomplete record."""
 _MOST_ANSWER_BYTES: Final = 1 << 16
-"""Bytes of TLS's own messages that a client may cause over the life of a connection, such as answers to key updates
-(RFC 8446 section 4.6.3).  They allow thousands of key updates; a regular client sends one in many gigabytes."""
+"""The most bytes of TLS's own messages, such as answers to key updates, that a client may cause in a connection's life
+(RFC 8446 section 4.6.3).  They suffice for thousands of key updates.  An ordinary client sends one in many
+gigabytes."""
 _TLS_INFO: Final = frozenset({"cipher", "compression", "peercert", "ssl_object", "sslcontext"})
 
 
 class _State(Enum):
-    """Which ends have been closed."""
+    """Which sides are closed."""
 
     OPEN = "open"
     PEER_ENDED = "peer ended"
-    """The peer will send no more."""
+    """The peer sends no more."""
     ENDED = "ended"
-    """This side has sent its close_notify; further input is dropped unread."""
+    """This side has sent its close_notify.  Further input is dropped."""
     CLOSED = "closed"
 
 
-# Module names are faster than enum members, and these are looked up for every request.
+# Module names are faster to look up than enum members.  Every request needs these.
 _OPEN: Final = _State.OPEN
 _PEER_ENDED: Final = _State.PEER_ENDED
 _ENDED: Final = _State.ENDED
@@ -65,7 +69,7 @@ _WRITE_CLOSED: Final = (_ENDED, _CLOSED)
 
 
 class TlsTransport(asyncio.Transport, asyncio.Protocol):
-    """One connection under TLS.  Owner of its OpenSSL objects; `connect` puts it to work."""
+    """One connection under TLS.  It owns its OpenSSL objects.  `connect` starts it."""
 
     __slots__ = (
         "_answer_bytes",
@@ -98,11 +102,11 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         protocol: asyncio.Protocol,
         turns: Turns | None = None,
     ) -> None:
-        """`turns` decides how much input is read in one turn of the loop; None for all."""
+        """`turns` bounds the input read in one turn of the loop; None for no bound."""
         super().__init__()
         self._turns = turns
         self.use: Account | None = None
-        """The account in which the connection is counted; None if it belongs to no net."""
+        """The account of the client's network; None if the connection belongs to no network."""
         self._raw = raw
         self._ssl = tls
         self._incoming = incoming
@@ -110,33 +114,33 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._protocol = protocol
         self._state = _OPEN
         self._has_close_notify = False
-        """Whether the peer has ended with a close_notify."""
+        """Whether the peer has sent a close_notify."""
         self._is_paused = False
         """Whether the protocol has paused reading."""
         self._is_waiting = False
         """Whether the input waits for its turn."""
         self._held: memoryview | None = None
-        """Input that has not been fed to OpenSSL yet."""
+        """Input that OpenSSL has not been given."""
         self._silent_bytes = 0
-        """Bytes fed to OpenSSL since it last yielded plain text."""
+        """Bytes given to OpenSSL since it last yielded plain text."""
         self._answer_bytes = 0
-        """Bytes of TLS's own messages that OpenSSL has sent, such as answers to key updates."""
+        """Bytes of TLS's own messages that were sent, such as answers to key updates."""
         self._is_full = False
         """Whether the transport below has paused writing."""
         self._has_paused_writing = False
         """Whether the protocol's writing is paused."""
         self._unwritten: deque[memoryview] | None = None
-        """Output that has not become records yet; None if there is none."""
+        """Output that has not been encrypted; None if there is none."""
         self._unwritten_bytes = 0
         self._finish: Callable[[], None] | None = None
-        """The call that is due once the unwritten output has been passed down; None unless the protocol has ended or
-        closed its side."""
+        """The call to make once all output has been passed down.  None unless the protocol has ended or closed its
+        side."""
 
     def __repr__(self) -> str:
         return f"<TlsTransport {self._state.value}{', paused' * self._is_paused}>"
 
     def connect(self) -> None:
-        """Join transport and protocol, and pass on the input that arrived behind the handshake."""
+        """Attach transport and protocol, and pass on input that followed the handshake."""
         self._raw.set_protocol(self)
         self._protocol.connection_made(self)
         self.use = getattr(self._protocol, "use", None)
@@ -157,10 +161,10 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._pump()
 
     def _pump(self) -> None:
-        """Pass the plain text of whole records to the protocol, until it pauses reading or the turn is late."""
+        """Pass plain text to the protocol, until it pauses reading or the input has to wait for its turn."""
         incoming, read, has_read = self._incoming, self._ssl.read, False
         try:
-            # One read empties the record that it opens, so what OpenSSL still holds is an incomplete record.
+            # One read takes all of a record's plain text, so OpenSSL holds at most an incomplete record.
             while incoming.pending or (self._held is not None and self._feed()):
                 if has_read and self._must_wait():
                     break
@@ -192,8 +196,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._fail()
 
     def _gathered(self, plain: bytes) -> tuple[bytes, bool]:
-        """The plain text of a short record and of the short records that follow it, and whether the peer has ended
-        after them."""
+        """Join the plain text of a short record with that of the short records after it.  Also returns whether the peer
+        has ended after them."""
         incoming, read = self._incoming, self._ssl.read
         pieces, size = [plain], len(plain)
         has_ended = False
@@ -213,7 +217,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         return b"".join(pieces), has_ended
 
     def _must_wait(self) -> bool:
-        """Whether the rest of the input has to wait for its turn; nothing is read from below meanwhile."""
+        """Return whether the rest of the input has to wait for its turn.  If so, pause reading from below."""
         if self._turns is None or not self._turns.must_wait(self, is_request=False):
             return False
         self._is_waiting = True
@@ -226,7 +230,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._resume()
 
     def _feed(self) -> bool:
-        """Feed OpenSSL the next slice of the held input; False if there is none."""
+        """Give OpenSSL the next slice of the held input.  Returns False if there is none."""
         held = self._held
         if held is None:
             return False
@@ -237,27 +241,27 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         return True
 
     def _fail(self) -> None:
-        """Close after malformed input or too much input without content; send OpenSSL's alert if there is one."""
+        """Close because of malformed input or too much input without content.  Send OpenSSL's alert, if there is
+        one."""
         if self._state is _CLOSED:
             return
         self._state = _CLOSED
         self._drop_unwritten()
         if self._outgoing.pending:
-            # OpenSSL's alert.
             self._raw.write(self._outgoing.read())
             self._raw.close()
         else:
             self._raw.abort()
 
     def _on_peer_end(self, *, says_so: bool = True) -> None:
-        """The peer has closed its side (RFC 8446 section 6.1), with a close_notify if it `says_so`."""
+        """Handle the peer's end (RFC 8446 section 6.1).  `says_so` means that it has sent a close_notify."""
         self._state = _PEER_ENDED
         self._has_close_notify = says_so
         if not self._protocol.eof_received():
             self.close()
 
     def eof_received(self) -> bool:
-        # An end without a close_notify is accepted too, because HTTP's own framing shows whether a message is whole.
+        # An end without close_notify is acceptable, because HTTP's own framing shows whether a message is complete.
         if self._state is _OPEN:
             self._on_peer_end(says_so=False)
         elif self._state is not _PEER_ENDED:
@@ -305,7 +309,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._write_on()
 
     def _write_on(self) -> None:
-        """Make records of the unwritten output and pass them down, until the transport below is full."""
+        """Encrypt the waiting output and pass it down, until the transport below is full."""
         try:
             while (unwritten := self._unwritten) is not None and not self._is_full:
                 piece = unwritten.popleft()
@@ -315,7 +319,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                 if not unwritten:
                     self._unwritten = None
                 self._unwritten_bytes -= len(piece)
-                # May call pause_writing.
+                # This may call pause_writing.
                 self._raw.writelines(self._records(piece))
         except ssl.SSLError:
             self.abort()
@@ -329,7 +333,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._unwritten_bytes = 0
 
     def _once_written(self, finish: Callable[[], None]) -> None:
-        """Call `finish` when no output is left to be passed down."""
+        """Call `finish` once all output has been passed down."""
         if self._unwritten is None:
             finish()
         else:
@@ -354,7 +358,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         return True
 
     def write_eof(self) -> None:
-        """Send close_notify and half-close; further input is dropped."""
+        """Send close_notify and half-close.  Further input is dropped."""
         if self._state not in _WRITE_CLOSED:
             self._state = _ENDED
             self._held = None
@@ -368,7 +372,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         try:
             self._ssl.unwrap()
         except ssl.SSLError:
-            # Usually SSLWantReadError: OpenSSL would wait for the peer's close_notify.
+            # Usually SSLWantReadError, because OpenSSL would wait for the peer's close_notify.
             pass
         if self._outgoing.pending and not self._raw.is_closing():
             self._raw.write(self._outgoing.read())
@@ -409,7 +413,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if self._held is None and not self._incoming.pending:
             self._raw.resume_reading()
         else:
-            # In the loop's next turn, because the caller may be in the middle of handling its last input.
+            # Wait for the loop's next turn, because the caller may still be handling its latest input.
             asyncio.get_running_loop().call_soon(self._resume)
 
     def _resume(self) -> None:

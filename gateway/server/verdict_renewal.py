@@ -1,7 +1,8 @@
-"""Live reads behind a service (forward-auth) outlast its verdict: the service is asked again before the verdict ends.
+"""Renews the verdicts of an authorisation service during live reads: the service is asked again before a verdict
+expires.
 
-Reads with equal credentials share the new verdict, as their first requests did.  A read ends when the service refuses,
-and when its verdict ends without a new one.
+Reads with equal credentials share the new verdict, like the first one.  A read ends if the service refuses it, or if
+its verdict expires without a new one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gateway.auth.verdicts import Allowed, Renewal
 from gateway.upstream.auth_services import AuthServices, WaitingRequest
 
 _AGAIN_S: Final = 1.0
-"""Pause after an answer that decides nothing."""
+"""Seconds to wait after an answer that is no verdict."""
 
 
 class Renewed(Protocol):
@@ -30,7 +31,7 @@ class Renewed(Protocol):
 
 
 class VerdictRenewal:
-    """Has the verdict of one live read renewed until `stop_asking`."""
+    """Renews the verdict of one live read until `stop_asking`."""
 
     __slots__ = ("_ends_at", "_inquiry", "_net", "_path", "_read", "_rng", "_services", "_tick", "_waiting")
 
@@ -43,18 +44,18 @@ class VerdictRenewal:
         self._waiting: WaitingRequest | None = None
         self._tick = NEVER
         self._ends_at = max(read.allowed.until, services.clock.wall() + LEAST_LIVE_S)
-        """Unix seconds."""
+        """In Unix seconds."""
         self._await_renewal()
 
     def stop_asking(self) -> None:
-        """The read has ended."""
+        """Stop, because the read has ended."""
         self._read = None
         self._services.wheel.unlink(self, self._tick)
         if self._waiting is not None:
             self._waiting.leave_queue()
 
     def due(self) -> None:
-        """It is time to ask, or no answer has come in time."""
+        """Ask the service, or end the read because no answer has come in time."""
         self._tick = NEVER
         if self._waiting is not None or self._left_s <= 0:
             self._end_read()
@@ -66,13 +67,14 @@ class VerdictRenewal:
         return self._ends_at - self._services.clock.wall()
 
     def _call_in(self, delay_s: float) -> None:
-        """Have `due` called after this time, and not before."""
+        """Have `due` called after this delay, in place of an earlier call."""
         wheel = self._services.wheel
         wheel.unlink(self, self._tick)
         self._tick = wheel.add(self, max(0.0, delay_s))
 
     def _await_renewal(self) -> None:
-        """Ask again in time for an answer, jittered, so that reads that began together do not ask together."""
+        """Schedule the next question, early enough for an answer.  The delay is random, so that reads that began
+        together do not ask together."""
         left_s = self._left_s
         most_early_s = min(left_s / 2, 2 * self._inquiry.rule.timeout_s)
         self._call_in(left_s - self._rng.uniform(most_early_s / 2, most_early_s))

@@ -1,4 +1,4 @@
-"""Writing of answers over HTTP/1.1 (RFC 9112): whole, streamed and live ones."""
+"""Writes answers over HTTP/1.1 (RFC 9112): whole, streamed and live."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ _TRANSFER_ENCODING: Final = istr("Transfer-Encoding")
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _BODILESS: Final = frozenset({204, 304})
 _MOST_ZEROS: Final = 8
-"""The most leading zeros of the sizes of a connection's chunks.  Some parsers accept at most 16 digits in a size."""
+"""The most zeros written as probes on one connection.  They become leading zeros of a chunk size, in which some parsers
+accept at most 16 digits."""
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
 _IDLE, _LIVE = Phase.IDLE, Phase.LIVE
 
 
 class WritingConnection(TimedConnection):
-    """The writing half of a client's connection; a `gateway.server.request.Channel`."""
+    """The part of a client's connection that writes answers, as a `gateway.server.request.Channel`."""
 
     __slots__ = (
         "_is_bodiless",
@@ -43,7 +44,7 @@ class WritingConnection(TimedConnection):
         super().__init__(clients)
         self._now = clients.now
         self._is_bodiless = False
-        """Whether the answer has no body, whatever its head says (RFC 9110 section 6.4.1)."""
+        """Whether the answer has no body, whatever its head states (RFC 9110 section 6.4.1)."""
         self._is_chunked = True
         self._keeps = True
         """Whether the connection stays open after the live answer."""
@@ -52,7 +53,7 @@ class WritingConnection(TimedConnection):
 
     @abstractmethod
     def _resume(self) -> None:
-        """Go on to the next request."""
+        """Begin the next request."""
 
     def _probe(self) -> None:
         transport, request = self.transport, self._request
@@ -60,7 +61,7 @@ class WritingConnection(TimedConnection):
             return
         has_head = self.sse_route is not None if self.phase is _LIVE else request is not None and request.has_begun
         if not has_head and (request is None or request.version != "1.0"):
-            # A client may get any number of interim answers (RFC 9110 section 15.2).
+            # A client has to accept any number of interim answers (RFC 9110 section 15.2).
             transport.write(interim_head(100, CIMultiDict()))
         elif has_head and self._is_chunked and not self._is_bodiless and self._zeros < _MOST_ZEROS:
             # The zero begins the next chunk, whose size may have leading zeros (RFC 9112 section 7.1).
@@ -69,25 +70,28 @@ class WritingConnection(TimedConnection):
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the client has not read yet, as far as this process holds them."""
+        """Bytes that this process holds because the client has not read them."""
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
     # -- answers of a handler
 
     def inform(self, status: int, headers: CIMultiDict[str]) -> None:
-        """Send an interim reply (RFC 9110 section 15.2), such as 100 Continue for the client to send its body.  Raises
-        UpstreamBroken, with nothing written, for headers that must not be sent."""
+        """Send an interim reply (RFC 9110 section 15.2), such as 100 Continue.
+
+        Raises UpstreamBroken for headers that must not be sent, before anything is written.
+        """
         head = interim_head(status, headers)
         if self.transport is not None:
             self.transport.write(head)
 
     def respond(self, request: Request, status: int, headers: Fields, body: bytes, reason: str | None = None) -> None:
-        """Write a whole answer.  Raises UpstreamBroken, with nothing written, for headers that must not be sent."""
+        """Write a whole answer.  Raises UpstreamBroken for headers that must not be sent, before anything is
+        written."""
         self._decide_keep_alive(request)
         if status in _BODILESS:
             body = b""
             if status == 204 and states_length(headers):
-                # Required by RFC 9110 section 8.6, even if the origin sent one.
+                # RFC 9110 section 8.6 forbids the field, even if the origin sent it.
                 del headers[_CONTENT_LENGTH]
         elif body or request.method != "HEAD":
             state_length(headers, len(body))
@@ -96,7 +100,7 @@ class WritingConnection(TimedConnection):
         if self.transport is None:
             return
         if len(body) > JOINED_BYTES and request.method != "HEAD":
-            # The body is not copied, because others may be sent the same bytes.
+            # Do not copy the body, because other clients may be sent the same bytes.
             self.transport.writelines((head, body))
         else:
             self.transport.write(head + body if body and request.method != "HEAD" else head)
@@ -104,18 +108,19 @@ class WritingConnection(TimedConnection):
     def start_response(
         self, request: Request, status: int, reason: str | None, headers: Fields, length: int | None
     ) -> None:
-        """Write the head of an answer whose body has `length` bytes; None if the length is not known yet."""
+        """Write the head of an answer whose body has `length` bytes.  With None, the length is unknown and the body is
+        sent in chunks."""
         self._decide_keep_alive(request)
         self._is_bodiless = status in _BODILESS or request.method == "HEAD"
         self._is_chunked = False
         if status == 204 and states_length(headers):
-            # Required by RFC 9110 section 8.6, even if the origin sent one.
+            # RFC 9110 section 8.6 forbids the field, even if the origin sent it.
             del headers[_CONTENT_LENGTH]
         if length is not None and not self._is_bodiless:
             headers["Content-Length"] = str(length)
         elif length is None and not self._is_bodiless and _CONTENT_LENGTH not in headers:
             if request.version == "1.0":
-                # The end of the connection ends the body.
+                # HTTP/1.0 has no chunks, so the end of the connection ends the body.
                 request.keeps_alive = False
             else:
                 self._is_chunked = True
@@ -126,10 +131,10 @@ class WritingConnection(TimedConnection):
             self.transport.write(head)
 
     def _decide_keep_alive(self, request: Request) -> None:
-        """Decide whether the connection is kept, before the head says so."""
+        """Decide whether the connection stays open, before the head states it."""
         is_read = request.body is None or request.body.is_whole
         if not is_read or self._clients.is_draining:
-            # Reading the rest of the body is not worth it: close after this answer.
+            # Do not spend work on the rest of a request body that the answer did not need.
             request.keeps_alive = False
 
     def send_part(self, piece: bytes) -> None:
@@ -147,10 +152,10 @@ class WritingConnection(TimedConnection):
             self.transport.write(_LAST_CHUNK)
 
     async def drained(self) -> None:
-        """Wait until the client has taken enough for more to be written.  Raises ConnectionError if the client leaves,
-        or takes too little within the write timeout."""
+        """Wait until more may be written.  Raises ConnectionError if the client leaves, or reads too little within the
+        write timeout."""
         while self.is_full and self.transport is not None:
-            # A full connection has a deadline, at which it is dropped.
+            # This wait is bounded, because a full connection has a deadline at which it is dropped.
             self._room = self._clients.loop.create_future()
             await self._room
         if self.transport is None or self.transport.is_closing():
@@ -163,22 +168,21 @@ class WritingConnection(TimedConnection):
     # -- live answers
 
     def park(self, live: LiveAnswer, *, keeps: bool, is_chunked: bool = True) -> None:
-        """Have `live` give the answer, until `release`."""
+        """Let `live` give the answer, until `release`."""
         self.enter_phase(_LIVE, live)
         self.live_bytes = 0
         if self._shared is not None and self.transport is not None:
-            # All bytes written from here on are this client's own.
+            # All bytes written from now on belong to this client alone.
             self._shared_bytes = min(self._shared_bytes, self.transport.get_write_buffer_size())
         self._keeps = keeps
         self._is_chunked = is_chunked
 
     def release(self, *, keeps: bool = True) -> None:
-        """End a live answer: take the next request, or close the connection."""
+        """End the phase of a live answer: take the next request, or close the connection."""
         self.enter_phase(_IDLE)
         if self.live_use is not None:
             self.end_live_use()
         if self.transport is None:
-            # The client has left.
             return
         if not (self._keeps and keeps):
             self._close()
@@ -186,7 +190,8 @@ class WritingConnection(TimedConnection):
             self._resume()
 
     def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
-        """Write the head of a live answer, with the first piece of its body as in `send_chunk`, if there is one."""
+        """Write the head of a live answer.  `chunk` is the first piece of its body as in `send_chunk`, if there is
+        one."""
         self.live_first_byte_s = self._now() - self.sse_began
         if self.transport is None:
             return
@@ -197,8 +202,8 @@ class WritingConnection(TimedConnection):
         self._clients.sent_bytes += size
 
     def write_first(self, joined: bytes, chunk: bytes, size: int) -> None:
-        """Write `joined`, which is the head of a live answer and the first piece of its body; `chunk` is that piece, as
-        in `send_chunk`."""
+        """Write the head and the first piece of a live answer as one piece, `joined`.  `chunk` is the first piece as in
+        `send_chunk`."""
         self.live_first_byte_s = self._now() - self.sse_began
         if self.transport is not None:
             self.transport.write(joined)
@@ -206,7 +211,7 @@ class WritingConnection(TimedConnection):
             self._clients.sent_bytes += size
 
     def send_chunk(self, chunk: bytes, size: int) -> None:
-        """Write a piece of a live body, framed as a chunk; `size` is its number of body bytes."""
+        """Write a piece of a live body, already framed as a chunk, with `size` bytes of data."""
         transport = self.transport
         if transport is None:
             return
@@ -217,7 +222,7 @@ class WritingConnection(TimedConnection):
         self._clients.sent_bytes += size
 
     def send_view(self, piece: memoryview) -> None:
-        """Write a piece of a live body without copying it, because many clients receive the same piece."""
+        """Write a piece of a live body without a copy, because many clients receive the same piece."""
         transport = self.transport
         if transport is None:
             return
@@ -230,10 +235,10 @@ class WritingConnection(TimedConnection):
         self._clients.sent_bytes += size
 
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
-        """End the live body; `in_order` if it is whole."""
+        """End the live answer.  `in_order` means that its body is complete."""
         if self.transport is not None:
             if not in_order:
-                # Only an aborted connection shows that the body is truncated.
+                # Abort, because nothing else shows the client that the body is truncated.
                 self.transport.abort()
             elif self._is_chunked:
                 self.transport.write(_LAST_CHUNK)
@@ -242,8 +247,8 @@ class WritingConnection(TimedConnection):
         self.release()
 
     def write_response(self, head: bytes, body: tuple[bytes, ...], body_bytes: int, shared: SharedBytes) -> None:
-        """Write a whole live answer if the client is still connected; a call to `release` follows.  A small body is
-        part of `head`; a large one is `body`, which belongs to `shared`."""
+        """Write a whole live answer; the caller then calls `release`.  `head` includes a small body.  A large body is
+        given as `body`, whose bytes belong to `shared`."""
         if self.transport is not None:
             if body:
                 self._shared_bytes, self._shared = body_bytes, shared
@@ -255,5 +260,5 @@ class WritingConnection(TimedConnection):
 
 
 def _unframed(chunk: bytes) -> bytes:
-    """The data of a chunk (RFC 9112 section 7.1)."""
+    """The data of a framed chunk (RFC 9112 section 7.1)."""
     return chunk[chunk.index(b"\r\n") + 2 : -2] if chunk else chunk

@@ -1,7 +1,7 @@
-"""One stream of an HTTP/2 connection as the channel of one request.
+"""One HTTP/2 stream as the channel of one request.
 
-Handlers and live answers make heads and chunks in the form of HTTP/1.1.  The channel drops what concerns only that
-version's connections and encodes the rest.  Bytes that are sent to many streams are converted once for all of them.
+Handlers and live answers make heads and chunks in the form of HTTP/1.1.  The channel drops the parts that concern
+HTTP/1.1 connections, and encodes the rest.  Bytes for many streams are converted once for all of them.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ _BODILESS: Final = frozenset({204, 304})
 
 @lru_cache(maxsize=2)
 def _chunk_data(chunk: bytes) -> bytes:
-    """The data of a chunk; cached because all readers of a stream are sent the same chunk."""
+    """The data of a chunk.  Cached, because all readers of a stream are sent the same chunk."""
     return chunk[chunk.index(b"\r\n") + 2 : -2]
 
 
 @lru_cache(maxsize=32)
 def _split_response(response: bytes, body_bytes: int) -> tuple[bytes, tuple[bytes, ...]]:
-    """Field block and body of a response; cached because a group of clients is sent the same response,
-    or one for each web origin."""
+    """The field block and the body of a response.  Cached, because a group of clients is sent the same response, or one
+    for each web origin."""
     size = len(response) - body_bytes
     return block_of(response[:size]), (response[size:],) if body_bytes else ()
 
 
 class StreamConnection(Protocol):
-    """The part of its connection that a stream uses."""
+    """The part of the connection that its streams use."""
 
     clients: Clients
     session: Session
     scheme: str
     use: Account | None
-    """The account in which the connection is counted; None if it belongs to no net."""
+    """The account of the client's network; None if the connection belongs to no network."""
 
     @property
     def client(self) -> str | None:
@@ -69,13 +69,13 @@ class StreamConnection(Protocol):
 
     @property
     def proxies(self) -> Proxies | None:
-        """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
+        """The proxies whose forwarding headers are trusted; None without trusted proxies."""
 
     def wake(self) -> None:
         """Schedule the writing of the session's output."""
 
     def finish_and_close(self) -> None:
-        """Answer what has been asked, nothing more, and close."""
+        """Answer the requests that have arrived, then close."""
 
     def check(self, channel: StreamChannel) -> None:
         """Remove the channel if it is over."""
@@ -85,7 +85,7 @@ class StreamConnection(Protocol):
 
 
 class StreamChannel(Handling):
-    """A `gateway.server.request.Channel`, and the `Flow` of its request's body."""
+    """The `gateway.server.request.Channel` of one stream, and the `Flow` of its request's body."""
 
     __slots__ = (
         "_body",
@@ -114,29 +114,28 @@ class StreamChannel(Handling):
         self._body: RequestBody | None = None
         self._write_timer: WheelTimer | None = None
         self._sent_bytes = 0
-        """Bytes of the stream that had been sent at the last check for progress."""
+        """The stream's sent bytes at the last check of progress."""
         self._waiting_to = 0
-        """Bytes of the stream that will have been sent once the client has taken everything that waited at the last
-        check for progress."""
+        """The stream's sent bytes once the client has read everything that waited at the last check of progress."""
         self._is_bodiless = False
-        """Whether the answer has no body, whatever its head says (RFC 9110 section 6.4.1)."""
+        """Whether the answer has no body, whatever its head states (RFC 9110 section 6.4.1)."""
         self.cut_reason: CloseReason | None = None
-        """Why the gateway cuts the stream, if it does."""
+        """The reason why the gateway cuts the stream; None unless it does."""
         self.shared_bytes = 0
-        """Bytes of a large answer, which are not this client's own."""
+        """Bytes of a large answer that other clients may share."""
         self.shared: SharedBytes | None = None
         """The account of these bytes."""
 
     @property
     def use(self) -> Account | None:
-        """The account of the connection's net; None if the connection belongs to no net."""
+        """The account of the client's network; None if the connection belongs to no network."""
         return self._connection.use
 
     @property
     def is_full(self) -> bool:
         """Whether the client has so many unread bytes that no more may be written."""
         stream = self.stream
-        # A stream that was reset is never full: writes to it are dropped, and no event would ever report room in it.
+        # A stream that was reset is never full.  Writes to it are dropped, and no event would report room.
         return stream.reset_code is None and (stream.queued_bytes > 0 or self._connection.session.is_blocked)
 
     @property
@@ -146,7 +145,7 @@ class StreamChannel(Handling):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will happen on the channel."""
+        """Whether nothing more can happen on the channel."""
         stream = self.stream
         is_released = self._task is None and self._live is None and not self._is_detached
         return is_released and (stream.is_ended or stream.reset_code is not None)
@@ -158,21 +157,21 @@ class StreamChannel(Handling):
 
     @property
     def proxies(self) -> Proxies | None:
-        """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
+        """The proxies whose forwarding headers are trusted; None without trusted proxies."""
         return self._connection.proxies
 
     @property
     def scheme(self) -> str:
-        """The scheme of the connection, as in a URL."""
+        """The scheme of the connection's URLs, http or https."""
         return self._connection.scheme
 
     @property
     def alias(self) -> bytes | None:
-        """The request's bytes in HTTP/1.1, if it may be remembered."""
+        """The bytes of the equal HTTP/1.1 request, if an answer may be remembered for them."""
         return self._http2_request.alias if self._generation == self._clients.joins.generation else None
 
     def holdings(self) -> Iterator[Holding]:
-        """The bytes that the channel refers to and that others may refer to as well."""
+        """The buffers that the channel shares with other clients or with the cache."""
         if self.shared is not None:
             yield Holding(self.shared, min(self.shared_bytes, self.stream.queued_bytes))
         if self._live is not None:
@@ -183,7 +182,7 @@ class StreamChannel(Handling):
     # -- the request
 
     def read_body(self) -> None:
-        """Keep the request's body for the handler to read."""
+        """Expect a request body, which the handler will read."""
         self._body = RequestBody(self, self._http2_request.head(has_body=True).length)
 
     def answer(self) -> None:
@@ -202,7 +201,7 @@ class StreamChannel(Handling):
         return Request(self, self._http2_request.head(has_body=False), None)
 
     def response_written(self, request: Request) -> None:
-        """The answer is written."""
+        """Called when the answer is written, which frees the channel."""
         self.enter_phase(_IDLE)
         self._request = None
         if self.live_use is not None:
@@ -215,29 +214,29 @@ class StreamChannel(Handling):
         self._connection.check(self)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """The request's task has ended, or was cancelled before it began."""
+        """Called when the request's task has ended, or was cancelled before it began."""
         if self._task is task:
             self._task = None
             self._connection.check(self)
 
     def feed(self, data: bytes, size: int) -> None:
-        """Take a piece of the request's body, which has used `size` bytes of the client's window."""
+        """Take a piece of the request's body.  It has used `size` bytes of the client's window."""
         if self._body is not None:
             self._body.feed(data)
         self._connection.session.acknowledge(self.stream, size)
 
     def end_body(self) -> None:
-        """The request's body is whole."""
+        """Mark the request's body as whole."""
         if self._body is not None:
             self._body.complete()
 
     def fail_body(self) -> None:
-        """The client sends no more: fail the request's body, unless it is whole."""
+        """Fail the request's body unless it is whole, because the client sends no more."""
         if self._body is not None:
             self._body.fail(BadRequest("Request body ended early"))
 
     def gone(self, *, is_by_client: bool) -> None:
-        """The stream has been reset, or its connection has ended."""
+        """Called when the stream has been reset, or its connection has ended."""
         if self._write_timer is not None:
             self._write_timer.clear()
         body, self._body = self._body, None
@@ -249,32 +248,35 @@ class StreamChannel(Handling):
             self.close()
 
     def unread(self, size: int) -> None:
-        """`size` bytes of the request's body wait to be read."""
+        """Called with the number of the body's unread bytes, to adapt the client's window."""
         session = self._connection.session
         session.unread(self.stream, size)
         if session.out_bytes:
-            # Window updates.
+            # The session has window updates to send.
             self._connection.wake()
 
     async def late(self) -> None:
-        """Wait until the request's body, which has not arrived in time, may fail."""
+        """Wait until the late request body may fail."""
         await self._clients.late_bodies.turn()
 
     # -- answers by a handler
 
     def inform(self, status: int, headers: CIMultiDict[str]) -> None:
-        """Send an interim reply (RFC 9110 section 15.2), such as 100 Continue for the client to send its body.  Raises
-        UpstreamBroken, with nothing written, for headers that must not be sent."""
+        """Send an interim reply (RFC 9110 section 15.2), such as 100 Continue.
+
+        Raises UpstreamBroken for headers that must not be sent, before anything is written.
+        """
         block = block_of(interim_head(status, headers))
         self._connection.session.send_head(self.stream, block, is_interim=True)
         self._connection.wake()
 
     def respond(self, request: Request, status: int, headers: Fields, body: bytes, reason: str | None = None) -> None:
-        """Write a whole answer.  Raises UpstreamBroken, with nothing written, for headers that must not be sent."""
+        """Write a whole answer.  Raises UpstreamBroken for headers that must not be sent, before anything is
+        written."""
         if status in _BODILESS:
             body = b""
             if status == 204 and states_length(headers):
-                # Required by RFC 9110 section 8.6, even if the origin sent one.
+                # RFC 9110 section 8.6 forbids the field, even if the origin sent it.
                 del headers[_CONTENT_LENGTH]
         elif body or request.method != "HEAD":
             state_length(headers, len(body))
@@ -295,10 +297,10 @@ class StreamChannel(Handling):
     def start_response(
         self, request: Request, status: int, reason: str | None, headers: Fields, length: int | None
     ) -> None:
-        """Write the head of an answer whose body has `length` bytes; None if the length is not known yet."""
+        """Write the head of an answer whose body has `length` bytes; None if the length is unknown."""
         self._is_bodiless = status in _BODILESS or request.method == "HEAD"
         if status == 204 and states_length(headers):
-            # Required by RFC 9110 section 8.6, even if the origin sent one.
+            # RFC 9110 section 8.6 forbids the field, even if the origin sent it.
             del headers[_CONTENT_LENGTH]
         if length is not None and not self._is_bodiless:
             headers["Content-Length"] = str(length)
@@ -319,22 +321,22 @@ class StreamChannel(Handling):
         self._sent()
 
     def _sent(self) -> None:
-        """Schedule what was written, and set the deadline for the client to take it."""
+        """Schedule the writing, and set the deadline for the client to read."""
         self.watch()
         self._connection.wake()
 
     async def drained(self) -> None:
-        """Wait until the client has taken enough for more to be written.  Raises ConnectionError if the client leaves,
-        or takes too little within the write timeout."""
+        """Wait until more may be written.  Raises ConnectionError if the client leaves, or reads too little within the
+        write timeout."""
         while self.is_full and self.stream.reset_code is None:
-            # `_check_progress` keeps the deadline of the stream, and the connection its own.
+            # This wait is bounded: by `_check_progress` for the stream, and by the connection's own deadline.
             self._room = self._clients.loop.create_future()
             await self._room
         if self.stream.reset_code is not None:
             raise ConnectionResetError("the client has left")
 
     def drain(self) -> None:
-        """Go on writing, because there is room again."""
+        """Continue writing, because there is room again."""
         if self.is_full:
             return
         self._has_room()
@@ -342,12 +344,12 @@ class StreamChannel(Handling):
             self._live.pump()
 
     def watch(self) -> None:
-        """Set the deadline if bytes wait for the client."""
+        """Set the write deadline if bytes wait for the client."""
         if self.stream.queued_bytes and (self._write_timer is None or not self._write_timer.is_set):
             self._set_deadline()
 
     def close(self) -> None:
-        """Drop all references to the channel, because it is over."""
+        """Drop the references that the channel holds, because it is over."""
         self._request = None
         if self._write_timer is not None:
             self._write_timer.dispose()
@@ -360,22 +362,22 @@ class StreamChannel(Handling):
         self._write_timer.set(self._clients.limits.client_write_timeout_s)
 
     def _check_progress(self) -> None:
-        """Check whether the client has taken enough of the stream since the last check; if not, abort."""
+        """Abort if the client has read too little of the stream since the last check."""
         stream = self.stream
         if not stream.queued_bytes:
             return
-        # A quiet live read is not a slow one: there may have been no more bytes to take.
+        # A quiet live stream is not slow: the client may have read all there was.
         has_taken_all = self.sse_route is not None and stream.sent_bytes >= self._waiting_to
         is_blocked = self._connection.session.is_blocked
         if has_taken_all or is_blocked or self._clients.keeps_up(stream.sent_bytes - self._sent_bytes):
-            # If the connection is blocked, its own deadline applies.
+            # While the connection is blocked, its own deadline applies.
             self._set_deadline()
             return
         self.cut_reason = CloseReason.SLOW
         self.abort()
 
     def abort(self) -> None:
-        """Reset the stream, because a truncated body would look complete after an orderly end."""
+        """Reset the stream, because an orderly end would make a truncated body look complete."""
         if self.stream.reset_code is None:
             self._connection.reset(self, ErrorCode.CANCEL if self.cut_reason else ErrorCode.INTERNAL_ERROR)
 
@@ -389,7 +391,8 @@ class StreamChannel(Handling):
         self._connection.check(self)
 
     def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
-        """Write the head of a live answer, with the first piece of its body as in `send_chunk`, if there is one."""
+        """Write the head of a live answer.  `chunk` is the first piece of its body as in `send_chunk`, if there is
+        one."""
         self.live_first_byte_s = self._clients.now() - self.sse_began
         self._connection.session.send_head(self.stream, block_of(head))
         self._connection.wake()
@@ -397,17 +400,17 @@ class StreamChannel(Handling):
             self.send_chunk(chunk, size)
 
     def write_first(self, joined: bytes, chunk: bytes, size: int) -> None:
-        """Write `joined`, which is the head of a live answer and the first piece of its body; `chunk` is that piece, as
-        in `send_chunk`."""
+        """Write the head and the first piece of a live answer, given as one piece, `joined`.  `chunk` is the first
+        piece as in `send_chunk`."""
         self.write_head(joined[: -len(chunk)], chunk, size)
 
     def send_chunk(self, chunk: bytes, size: int) -> None:
-        """Write a piece of a live body, framed as a chunk; `size` is its number of body bytes."""
+        """Write a piece of a live body, framed as a chunk with `size` bytes of data."""
         if self.stream.reset_code is None:
             self._send_live(_chunk_data(chunk), size)
 
     def send_view(self, piece: memoryview) -> None:
-        """Write a piece of a live body without copying it, because many clients receive the same piece."""
+        """Write a piece of a live body without a copy, because many clients receive the same piece."""
         if self.stream.reset_code is None:
             self._send_live(piece, len(piece))
 
@@ -415,7 +418,7 @@ class StreamChannel(Handling):
         connection = self._connection
         connection.session.send_data(self.stream, data)
         if self.stream.queued_bytes and (self._write_timer is None or not self._write_timer.is_set):
-            # A slow reader is not closed here: it goes back to reading the tape once its client has read.
+            # Do not close a slow reader here.  It reads the tape again once its client has read.
             connection.clients.metrics.slow_consumer(is_closed=False)
             self._set_deadline()
         self.live_bytes += size
@@ -423,19 +426,19 @@ class StreamChannel(Handling):
         connection.wake()
 
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
-        """End the live body; `in_order` if it is whole."""
+        """End the live answer.  `in_order` means that its body is complete."""
         if in_order:
             self.end_response()
         else:
-            # Only a reset shows that the body is truncated.
+            # Reset, because nothing else shows the client that the body is truncated.
             self.abort()
         if (route := self.sse_route) is not None:
             end_sse(self, self._clients, route, reason, in_order=in_order)
         self.release()
 
     def write_response(self, head: bytes, body: tuple[bytes, ...], body_bytes: int, shared: SharedBytes) -> None:
-        """Write a whole live answer if the stream is still open; a call to `release` follows.  A small body is part of
-        `head`; a large one is `body`, which belongs to `shared`."""
+        """Write a whole live answer; the caller then calls `release`.  `head` includes a small body.  A large body is
+        given as `body`, whose bytes belong to `shared`."""
         if self.stream.reset_code is None:
             if body:
                 self.shared, self.shared_bytes = shared, body_bytes

@@ -1,8 +1,8 @@
 """One client's HTTP/2 connection: its transport, its deadlines, and the channels of its streams.
 
-The session (`gateway.http.http2`) implements the protocol.  The connection looks a request up by its alias, the bytes
-of the same request in HTTP/1.1, and sends the remembered answer if there is one.  Any other request gets a channel and
-goes to the handler.
+The session (`gateway.http.http2`) implements the protocol.  Each request is looked up by its alias, the bytes of the
+equal HTTP/1.1 request.  If there is a remembered answer, it is sent at once.  Any other request gets a channel and goes
+to the request handler.
 
 All output of one turn of the loop is written together.
 """
@@ -40,16 +40,16 @@ from gateway.server.remembered import RememberedAnswer
 _log = logging.getLogger("gateway.server")
 
 HEADS: Final = 4
-"""Heads that are read between two checks whether the turn is late: about a quarter of a millisecond of work."""
+"""The heads that are read between two checks of the turn's time: about a quarter of a millisecond of work."""
 FRAMES: Final = 64
-"""Other frames that are read between two such checks: about a fifth of a millisecond of work."""
+"""The other frames that are read between two checks: about a fifth of a millisecond of work."""
 REMEMBERED_HEADS: Final = 16
-"""Heads that are read between two such checks, after input whose requests were all answered from remembered bytes.
-Such requests take a tenth of the time, and their first batch does not wait."""
+"""Replaces `HEADS` after input whose requests all had remembered answers.  Such requests take a tenth of the time, and
+their first batch does not wait."""
 MOST_INPUT: Final = 1 << 16
-"""Input that waits to be read, in bytes, above which the transport is not read."""
+"""The most bytes of input that may wait.  Beyond it, the transport is not read."""
 _FLUSH_BYTES: Final = 1 << 15
-"""Output of this size is written without waiting for the end of the loop's turn."""
+"""Output of this size is written before the end of the loop's turn."""
 
 
 class Http2Connection(TimedHttp2Connection):
@@ -77,26 +77,26 @@ class Http2Connection(TimedHttp2Connection):
         is_expected: bool = True,
         is_local: bool = False,
     ) -> None:
-        """`client` and `is_local` are as in HTTP/1.1's `Connection`.  `is_expected` is False if the connection
-        continues one that has already been admitted."""
+        """`client` and `is_local` are as for HTTP/1.1's `Connection`.  `is_expected` is False if the connection has
+        been admitted already, as HTTP/1.1."""
         super().__init__(clients)
         if is_expected:
             clients.unadmitted += 1
         self.scheme = "https" if is_secure else "http"
         self._unanswered: list[StreamChannel] = []
-        """Channels to be answered once the whole input has been read, so that small bodies are whole by then."""
+        """Channels to answer once the whole input has been read, so that small bodies are whole by then."""
         self._heads = HEADS
-        """Heads that are read between two checks whether the turn is late."""
+        """The heads to read between two checks of the turn's time."""
         self._next_heads = 0
-        """The value of `_heads` for the next input, by the requests of this input; 0 if it has no request."""
+        """The value of `_heads` for the next input, chosen by this input's requests; 0 until there is one."""
         self._client = client
         self._is_local = is_local
         self._is_waiting = False
         """Whether the first unanswered request, or further input, waits for its turn."""
         self._is_held = False
-        """Whether the transport is not read because enough input waits."""
+        """Whether the transport is not read because too much input waits."""
         self._is_reading = False
-        """Whether input is being read; output is written after that."""
+        """Whether input is being read.  Output is written afterwards."""
         self._is_flush_scheduled = False
         """Whether a flush is scheduled for the end of the loop's turn."""
 
@@ -112,19 +112,19 @@ class Http2Connection(TimedHttp2Connection):
 
     @property
     def proxies(self) -> Proxies | None:
-        """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
+        """The proxies whose forwarding headers are trusted; None without trusted proxies."""
         return self.clients.proxies if not self._is_local else None
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that this client alone makes the process hold."""
+        """Bytes of memory that this client alone costs."""
         if self.transport is None or self._is_shed:
             return 0
         queued = sum(max(0, stream.queued_bytes - one.shared_bytes) for stream, one in self._channels.items())
         return self.transport.get_write_buffer_size() + self.session.out_bytes + self.session.input_bytes + queued
 
     def holdings(self) -> Iterator[Holding]:
-        """The bytes that its streams refer to and that others may refer to as well."""
+        """The buffers that the streams share with other clients or with the cache."""
         if self.transport is not None and not self._is_shed:
             for channel in self._channels.values():
                 yield from channel.holdings()
@@ -132,7 +132,7 @@ class Http2Connection(TimedHttp2Connection):
     # -- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports do not inherit from asyncio's.
+        # uvloop's transports are not subclasses of asyncio's.
         made = cast("asyncio.Transport", transport)
         self.transport = made
         if not self.clients.admit_connection(self):
@@ -141,7 +141,7 @@ class Http2Connection(TimedHttp2Connection):
         self._begin(made)
 
     def take_over(self, predecessor: ClientConnection, transport: asyncio.Transport, data: bytes) -> None:
-        """Take over a connection that was accepted as HTTP/1.1 and turned out to speak HTTP/2; `data` is its input."""
+        """Take over a connection that was accepted as HTTP/1.1, and whose input `data` is HTTP/2."""
         self.transport = transport
         self.clients.replace(predecessor, self)
         transport.set_protocol(self)
@@ -154,8 +154,8 @@ class Http2Connection(TimedHttp2Connection):
         self._read(data, 0 if is_asked else self._heads)
 
     def _read(self, data: bytes, most_heads: int, is_turn: bool = False) -> None:
-        """Read input with up to `most_heads` heads, and answer; then read on as long as the turn is not late.  If
-        `is_turn`, the first request is answered even if the turn is late."""
+        """Read input with up to `most_heads` heads, and answer its requests.  Read on until the turn's time is spent.
+        With `is_turn`, the first request does not wait for a turn."""
         session, clients = self.session, self.clients
         self._is_reading = True
         try:
@@ -183,13 +183,12 @@ class Http2Connection(TimedHttp2Connection):
 
     @property
     def _has_requests(self) -> bool:
-        """Whether requests wait, rather than other input.  Unread input is read before any request is answered.  If its
-        last part had no request, the next part is expected to have none either."""
+        """Whether the waiting input is requests.  Unread input is read before any request is answered, so it counts as
+        requests only if its previous part had some."""
         return self._next_heads > 0 or not self.session.has_more
 
     def _read_on(self) -> None:
-        """Read the rest of the input as long as the turn is not late.  Nothing more is read from the transport
-        meanwhile."""
+        """Read the rest of the input until the turn's time is spent.  The transport may not be read meanwhile."""
         session, clients = self.session, self.clients
         while session.has_more and not self._is_waiting:
             if clients.turns.must_wait(self, is_request=self._has_requests):
@@ -200,7 +199,7 @@ class Http2Connection(TimedHttp2Connection):
         self._hold_input()
 
     def _hold_input(self) -> None:
-        """Stop or resume reading from the transport, depending on how much input waits."""
+        """Pause or resume reading from the transport, by the size of the waiting input."""
         session, transport = self.session, self.transport
         if transport is None or transport.is_closing() or session.failed is not None or self._has_ended:
             return
@@ -213,8 +212,7 @@ class Http2Connection(TimedHttp2Connection):
                 transport.resume_reading()
 
     def _answer(self, *, is_turn: bool = False) -> None:
-        """Answer the requests that need not wait for their turn; if `is_turn`, the first is answered even if the turn
-        is late."""
+        """Answer requests until one has to wait for its turn.  With `is_turn`, the first does not wait."""
         unanswered, turns = self._unanswered, self.clients.turns
         while unanswered and not self._is_waiting:
             channel = unanswered[0]
@@ -228,12 +226,12 @@ class Http2Connection(TimedHttp2Connection):
                 channel.answer()
 
     def take_turn(self) -> None:
-        """Read the input that had to wait for its turn; without such input, answer the request that had to wait."""
+        """Read the input that waited for its turn.  Without such input, answer the request that waited."""
         self._is_waiting = False
         if self.transport is None:
             self._unanswered.clear()
         elif self.session.has_more:
-            # The input is read before any request is answered, because it may reset requests that wait.
+            # Read all input first, because it may reset requests that wait.
             self._read(b"", self._heads)
         else:
             self._read(b"", 0, is_turn=True)
@@ -243,7 +241,7 @@ class Http2Connection(TimedHttp2Connection):
             case RequestReceived(stream, request, is_whole):
                 self._is_active = True
                 if stream.reset_code is not None or self.session.failed is not None:
-                    # The stream was reset by a later frame of the same input, after its head had been decoded.
+                    # A later frame of the same input has reset the stream.
                     self._next_heads = HEADS
                     self.clients.turns.count_begun()
                 elif (
@@ -265,8 +263,8 @@ class Http2Connection(TimedHttp2Connection):
                         opened.read_body()
                     self._unanswered.append(opened)
                 if self.clients.is_draining:
-                    # The connection may be newer than the drain.  It gets its GOAWAY only now, because a client that
-                    # gets one before its first request could reconnect for ever.
+                    # The connection may be newer than the drain.  It gets its GOAWAY only after its first request,
+                    # because a client could otherwise reconnect for ever.
                     self.begin_leaving()
             case DataReceived(stream, data, size):
                 if (channel := self._channels.get(stream)) is not None:
@@ -287,7 +285,7 @@ class Http2Connection(TimedHttp2Connection):
                     channel.drain()
                     self.check(channel)
             case ConnectionEvent.PING_ACK:
-                # If input behind the PING is unread, its requests are still answered, and the timer sends the GOAWAY.
+                # Requests in unread input after the PING are still answered; the timer then sends the GOAWAY.
                 if self._leave_timer.is_set and not self.session.has_more:
                     self._leave_timer.clear()
                     self._send_last_goaway()
@@ -295,7 +293,7 @@ class Http2Connection(TimedHttp2Connection):
     # -- requests
 
     def _is_remembered(self, stream: Stream, request: Http2Request) -> bool:
-        """Answer the request with remembered bytes, or begin the live answer that they identify; False if neither is
+        """Send a remembered answer, or begin a live answer by a remembered join.  Returns False if neither is
         possible."""
         clients, alias = self.clients, request.alias
         assert alias is not None
@@ -338,8 +336,8 @@ class Http2Connection(TimedHttp2Connection):
         self._track_unsent(stream, request, answer)
 
     def _track_unsent(self, stream: Stream, request: Http2Request, answer: RememberedAnswer | None = None) -> None:
-        """Make a channel that enforces the write deadline if the answer, which may be a remembered one, could not be
-        sent at once."""
+        """If the client could not be sent the whole answer at once, make a channel that enforces the write deadline.
+        `answer` is the remembered answer, if it was one."""
         if stream.queued_bytes:
             channel = self._channels[stream] = StreamChannel(self, stream, request)
             if answer is not None:
@@ -347,7 +345,7 @@ class Http2Connection(TimedHttp2Connection):
             channel.watch()
 
     def _refuse(self, stream: Stream, request: Http2Request) -> None:
-        """Answer a request that exceeds the bounds, or is of a kind that is not supported."""
+        """Refuse a request that exceeds the bounds or is not supported."""
         status, body = REFUSALS[request.refusal]
         headers, body = refusal(status, body, is_s2=self.clients.speaks_s2)
         self.clients.on_bad_request(status, len(body), self)
@@ -358,7 +356,7 @@ class Http2Connection(TimedHttp2Connection):
     # -- called by channels
 
     def check(self, channel: StreamChannel) -> None:
-        """Remove the channel if it is over; leave or close the connection if it was the last one."""
+        """Remove the channel if it is over.  Close the connection if it is ending and has no other channel."""
         if channel.is_over and self._channels.pop(channel.stream, None) is not None:
             channel.close()
         if not self._channels:
@@ -375,14 +373,15 @@ class Http2Connection(TimedHttp2Connection):
         self.check(channel)
 
     def finish_and_close(self) -> None:
-        """Answer the requests that have arrived, and close."""
+        """Answer the requests that have arrived, then close."""
         self.session.send_goaway(is_final=True)
         self.wake()
 
     def wake(self) -> None:
-        """Write the session's output now if it is large, and the output queued behind it at the end of the loop's turn.
+        """Schedule the writing of the session's output at the end of the loop's turn.  Write large output now.
 
-        Queued output is not written now: otherwise writers with new room would be called before their writes return.
+        Output queued in streams always waits for the end of the turn.  Otherwise, writers could be called for new room
+        within their own writes.
         """
         if self.session.out_bytes >= _FLUSH_BYTES:
             self._write()
@@ -398,7 +397,7 @@ class Http2Connection(TimedHttp2Connection):
             self.transport.write(b"".join(out))
 
     def flush(self) -> None:
-        """Write what the session has for the client."""
+        """Write the session's output, as far as the transport has room."""
         self._is_flush_scheduled = False
         session = self.session
         self._write()
@@ -426,7 +425,7 @@ class Http2Connection(TimedHttp2Connection):
         if transport is None:
             return
         if transport.is_closing():
-            # The client still has to take the rest, and no other event will follow.
+            # The client still has to read the rest, and no other event will follow.
             self._expect_progress(transport)
             return
         self._write_timer.clear()

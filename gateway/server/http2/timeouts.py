@@ -1,8 +1,8 @@
-"""The deadlines of a client's HTTP/2 connection, and how it ends.
+"""The deadlines of a client's HTTP/2 connection, and its end.
 
-The preface and each head have to be complete in time.  A quiet connection is closed after the keep-alive timeout.  A
-client has to go on reading its answers.  A drain sends two GOAWAY frames, and a failed session sends one.  The
-connection is closed once the requests in progress are answered and the client has read the last bytes.
+The preface and each head must be complete in time.  A quiet connection is closed after the keep-alive timeout.  A
+client must keep reading its answers.  A drain sends two GOAWAY frames, and a failed session sends one.  The connection
+closes once the requests in progress are answered and the client has read the last bytes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from gateway.telemetry.access_record import CloseReason
 
 _LINGER_S: Final = 1.0
 _LEAVE_S: Final = 1.0
-"""Seconds after the first GOAWAY in which a client may still begin requests, because it may not have read it yet."""
+"""Seconds after the first GOAWAY in which a client may still begin requests, because it may not have read the frame
+yet."""
 _IDLE_CHECKS: Final = 4
-"""Checks of an idle connection per keep-alive timeout; this many quiet ones in a row close it."""
+"""The number of checks of an idle connection per keep-alive timeout.  The connection closes after this many checks in a
+row without activity."""
 
 
 class TimedHttp2Connection(asyncio.Protocol):
-    """One client's HTTP/2 connection and its deadlines.  Owner of its transport, its session and its channels."""
+    """One client's HTTP/2 connection and its deadlines.  It owns its transport, its session and its channels."""
 
     __slots__ = (
         "_channels",
@@ -55,20 +57,20 @@ class TimedHttp2Connection(asyncio.Protocol):
     def __init__(self, clients: Clients) -> None:
         self.clients = clients
         self.use: Account | None = None
-        """The account in which the connection is counted; None if it belongs to no net."""
+        """The account of the client's network; None if the connection belongs to no network."""
         self.session = Session(clients.limits.http2_streams, clients.http2)
         self.transport: asyncio.Transport | None = None
         self._channels: dict[Stream, StreamChannel] = {}
         self._has_ended = False
-        """Whether the client has half-closed: it sends no more, and may wait for its answers."""
+        """Whether the client has half-closed: it sends no more, and may still read answers."""
         self._has_probed = False
-        """Whether a probe has been sent to a half-closed client since the last check that it is still connected."""
+        """Whether the result of the latest probe has to be checked."""
         self._is_ended = False
-        """Whether the session has failed and `_end` has handled it."""
+        """Whether `_end` has handled the session's failure."""
         self._is_active = False
-        """Whether the client has sent a request since the last check for idleness."""
+        """Whether the client has sent a request since the last idle check."""
         self._is_shed = False
-        """Whether the connection is being dropped because its client is slow or too much memory is held."""
+        """Whether the connection is being cut because its client is slow or memory is short."""
         self._quiet_checks = 0
         self._unsent = 0
         wheel = clients.wheel
@@ -85,24 +87,24 @@ class TimedHttp2Connection(asyncio.Protocol):
     @property
     @abstractmethod
     def proxies(self) -> Proxies | None:
-        """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
+        """The proxies whose forwarding headers are trusted; None without trusted proxies."""
 
     @property
     @abstractmethod
     def held_bytes(self) -> int:
-        """Bytes that this client alone makes the process hold."""
+        """Bytes of memory that this client alone costs."""
 
     @abstractmethod
     def holdings(self) -> Iterable[Holding]:
-        """The bytes that the connection's streams refer to and that others may refer to as well."""
+        """The buffers that the streams share with other clients or with the cache."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Write the session's output, as far as the transport takes it."""
+        """Write the session's output, as far as the transport has room."""
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the client has not read yet, as far as this process holds them."""
+        """Bytes that this process holds because the client has not read them."""
         if self.transport is None:
             return 0
         queued = sum(stream.queued_bytes for stream in self._channels)
@@ -110,7 +112,7 @@ class TimedHttp2Connection(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being answered and nothing is left to be sent."""
+        """Whether no request is being answered and no bytes are left to send."""
         return not self._channels and not self.session.streams and not self.unsent_bytes
 
     # -- deadlines
@@ -123,7 +125,7 @@ class TimedHttp2Connection(asyncio.Protocol):
         self._idle_timer.set(limits.keepalive_timeout_s / _IDLE_CHECKS)
 
     def _update_deadlines(self) -> None:
-        """Set the deadline of the event that the connection waits for next."""
+        """Set the deadline for the client's next action."""
         session = self.session
         if session.flood is not None:
             self.clients.note_flood(self.use, session.flood.value)
@@ -161,7 +163,8 @@ class TimedHttp2Connection(asyncio.Protocol):
             self._idle_timer.set(limits.keepalive_timeout_s / _IDLE_CHECKS)
 
     def eof_received(self) -> bool:
-        """The client has half-closed: answer its requests, then close.  False if none is unanswered."""
+        """Called when the client has half-closed: answer its requests, then close.  Return False, which closes the
+        transport, if no request is unanswered."""
         session, transport = self.session, self.transport
         if transport is None or transport.is_closing() or session.failed is not None:
             return False
@@ -177,7 +180,7 @@ class TimedHttp2Connection(asyncio.Protocol):
         return True
 
     def _end_input(self) -> None:
-        """The client sends no more: fail bodies that are not whole, and close once all requests are answered."""
+        """Called when the client sends no more: fail incomplete bodies, and close once all requests are answered."""
         if self.session.has_more:
             return
         for channel in list(self._channels.values()):
@@ -185,7 +188,7 @@ class TimedHttp2Connection(asyncio.Protocol):
         self._close_if_over()
 
     def _look_after(self, transport: asyncio.Transport) -> None:
-        """Probe a client that has half-closed, and drop it if it is gone."""
+        """Probe a client that has half-closed, or check the latest probe.  Drop the client if it is gone."""
         if is_refused(transport):
             transport.abort()
             return
@@ -196,7 +199,7 @@ class TimedHttp2Connection(asyncio.Protocol):
         self._idle_timer.set(LOOK_S if self._has_probed else PROBE_AGAIN_S)
 
     def _on_head_timeout(self) -> None:
-        """The preface or a head was not completed in time."""
+        """Called when the preface or a head was not complete in time."""
         self.clients.metrics.client_limited("client_header_timeout_s")
         if self.transport is not None and self.session.is_greeted:
             self.session.fail(ErrorCode.ENHANCE_YOUR_CALM)
@@ -206,12 +209,12 @@ class TimedHttp2Connection(asyncio.Protocol):
             self.transport.abort()
 
     def _expect_progress(self, transport: asyncio.Transport) -> None:
-        """Set the deadline for the client to take some of the transport's bytes."""
+        """Set the deadline for the client to read some of the transport's bytes."""
         self._unsent = transport.get_write_buffer_size()
         self._write_timer.set(self.clients.limits.client_write_timeout_s)
 
     def _check_progress(self) -> None:
-        """Check whether the client has taken enough since the last check; if not, cut the connection."""
+        """Cut the connection if the client has read too little since the last check."""
         transport = self.transport
         if transport is None:
             return
@@ -225,10 +228,10 @@ class TimedHttp2Connection(asyncio.Protocol):
     # -- the end
 
     def close_if_idle(self) -> None:
-        """Do nothing: the connection closes behind its last GOAWAY."""
+        """Do nothing: the connection closes after its last GOAWAY."""
 
     def begin_leaving(self) -> None:
-        """Send a GOAWAY, unless one has been sent.  Requests in progress and requests on their way are still
+        """Send a first GOAWAY, unless one was sent.  Requests in progress, and requests on their way, are still
         answered."""
         if self.session.failed is not None or self.session.has_sent_goaway or self.transport is None:
             return
@@ -242,9 +245,9 @@ class TimedHttp2Connection(asyncio.Protocol):
         self._close_if_over()
 
     def _close_if_over(self) -> None:
-        """Close the connection if either side is leaving and no request is open."""
+        """Close the connection if either side is ending it and no request is open."""
         session = self.session
-        # Unread input may hold requests, and those behind the client's GOAWAY are answered as well.
+        # Unread input may hold requests.  Even those after the client's GOAWAY are answered.
         is_ending = (
             session.last_answered_id is not None or self._has_ended or (session.has_goaway and not session.has_more)
         )
@@ -252,7 +255,7 @@ class TimedHttp2Connection(asyncio.Protocol):
             self._close()
 
     def _close(self) -> None:
-        """Close once the client has read the last bytes, for which it has the write timeout."""
+        """Close once the client has read the last bytes, within the write timeout."""
         transport = self.transport
         if transport is not None and not transport.is_closing():
             self.flush()
@@ -260,7 +263,7 @@ class TimedHttp2Connection(asyncio.Protocol):
             self._expect_progress(transport)
 
     def _end(self) -> None:
-        """The session has failed: drop all channels, and give the client time to read the GOAWAY."""
+        """After a failure of the session, drop all channels, and give the client time to read the GOAWAY."""
         if self._is_ended:
             return
         self._is_ended = True
@@ -286,12 +289,12 @@ class TimedHttp2Connection(asyncio.Protocol):
                 self._channels.pop(stream, None)
 
     def shed(self) -> None:
-        """Close the connection because too much memory is held."""
+        """Cut the connection because the process is short of memory."""
         self._is_shed = True
         self._cut(CloseReason.SLOW)
 
     def drop(self) -> None:
-        """Close the connection at the end of a drain."""
+        """Cut the connection at the end of a drain."""
         self._cut(CloseReason.DRAINED)
 
     def _cut(self, why: CloseReason) -> None:
