@@ -1,1 +1,1 @@
-"""Live reads: one follower per stream at the origin, and a topic that fans its bytes out to every live client."""
+"""Live reads: one live request per stream at the origin, and the fan-out of its bytes to all live clients."""

@@ -1,4 +1,4 @@
-"""The drain of live readers: whether there is one, and when each reader ends."""
+"""The drain of live readers, which spreads the ends of their responses over time."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from random import Random
 
 
 class Drain:
-    """Whether the gateway is draining.
+    """The state of the drain.
 
-    Live readers end spread over `spread_s` seconds, so that they do not all reconnect at once, and the last of them
-    within `within_s`.  Readers that begin meanwhile end late, so that none reconnects again and again.
+    Live readers end at random times within `spread_s` seconds, so that they do not all reconnect at once.  Each has
+    ended after `within_s` seconds.  A reader that begins during the drain ends late in it, so that its client does not
+    reconnect to the same gateway several times.
     """
 
     def __init__(self) -> None:
@@ -31,12 +32,14 @@ class Drain:
         self.is_set = False
 
     def delay_s(self, now: float, rng: Random) -> float:
-        """Seconds until the end of a reader that begins now."""
+        """Return the seconds after which a reader that begins now should end."""
         left_s = self._ends_at - now
         return rng.uniform(left_s / 2, left_s) if left_s > 0 else rng.uniform(0, self.spread_s)
 
     def within_s(self, now: float) -> float:
-        """Seconds within which a reader that begins now must end: by the end of the drain or, if the gateway still
-        serves after that, within the length of the drain."""
+        """Return the seconds within which a reader that begins now must end.
+
+        This is the rest of the drain.  If the gateway still serves after the drain, it is the length of the drain.
+        """
         left_s = self._gone_at - now
         return left_s if left_s > 0 else self._within_s

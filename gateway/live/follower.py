@@ -1,14 +1,16 @@
-"""The follower: the one live request per stream at its origin.
+"""The follower: the gateway's one live request per stream at the origin.
 
-The follower starts at the tape's tail, stores the bytes that it receives, and moves the topic.  It follows JSON and
-binary streams by SSE.  Text streams need long-poll, because SSE loses the difference between CR, LF and CRLF.  So do
-all streams of an origin without SSE.  A binary stream is long-polled while its events are large: base64 adds a third to
-their size, a long-poll adds only two heads.  A data event counts only once its control event has arrived.  If a lost
-connection leaves events incomplete, they are dropped and requested again.
+The follower starts at the tail that the gateway knows, stores the bytes that it receives, and wakes the stream's live
+readers.  It reads JSON and binary streams by SSE.  It reads text streams by long-poll, because SSE does not preserve
+the difference between CR, LF and CRLF.  It also uses long-poll for origins without SSE, and for binary streams while
+their events are large: base64 adds a third to an event, but a long-poll adds only two heads.
 
-An origin may keep an SSE connection open for ever, even for a deleted stream, so each connection has a lifetime.  When
-the origin is lost, the follower reconnects after growing, jittered pauses, or soon after a probe has been answered;
-readers notice only a pause.
+A data event counts only when its control event has arrived.  If a connection is lost before that, the follower drops
+the data event and requests its bytes again.
+
+An origin may keep an SSE connection open for ever, even for a deleted stream, so each connection has a lifetime.  After
+a failure the follower reconnects after a growing, jittered pause, or as soon as the circuit breaker's probe succeeds.
+Live readers stay connected meanwhile.
 """
 
 from __future__ import annotations
@@ -68,16 +70,18 @@ _LONGEST_PAUSE_S = 5.0
 _SHORT_LIFE_S = 1.0
 _LIFETIME_JITTER = (0.8, 1.0)
 _BULK_BYTES = 1 << 13
-"""If a binary event is larger than this, the stream is long-polled: a third of the event is several times the size of
-two HTTP heads."""
+"""A stream with a binary event of at least this size is long-polled, because a third of it is much more than two heads.
+"""
 _LEAST_HELD = 1 << 20
+"""The least bound for the bytes of one reply that are held, even with a very small cache."""
 _EVENT_COST = 64
-"""Bytes charged for an event in addition to its own, because an origin may send many tiny or empty events."""
+"""Bytes counted for each event in addition to its data, because an origin may send many tiny or empty events."""
 _NO_SSE = frozenset({400, 405, 406, 415, 501})
+"""Statuses with which an origin without SSE may answer."""
 
 
 class FollowingEnded(Exception):
-    """The origin says that the stream no longer exists."""
+    """The origin has answered that the stream no longer exists."""
 
     def __init__(self, why: End) -> None:
         super().__init__(why)
@@ -85,7 +89,7 @@ class FollowingEnded(Exception):
 
 
 class Follower:
-    """Follows one topic until it is closed, ended or cancelled."""
+    """Follows the stream of one topic until the stream is closed or has ended, or the task is cancelled."""
 
     def __init__(
         self,
@@ -107,26 +111,26 @@ class Follower:
         self._access_log = surroundings.access_log
         self._recorded = RecordedStream.of(self._route, topic.access.source.target, topic.stream.key.partition)
         self._pace = WalkPace()
-        """The pace of answers that bring almost no bytes."""
+        """Slows long-polls down while their replies bring almost no bytes."""
         self._mode = Mode.SSE
         """The mode of the latest live request."""
         self._asked_version = topic.stream.version
-        """The stream's version when the origin was last asked."""
+        """The stream's version when the follower last sent a request."""
         self._counted_failure: GatewayError | None = None
-        """The latest failure that is counted elsewhere: by the fetch that failed, or as the status of a reply."""
+        """The latest failure that another metric counts already: that of a fetch, or of a reply's status."""
         self._cursor: str | None = None
         self._is_new = topic.position is None and not topic.stream.tape.block_count
-        """Whether the stream was unknown before this follower's first connection."""
+        """Whether the gateway had nothing of the stream before this follower's first connection."""
         content_type = topic.stream.content_type
         self._speaks_sse = is_json(content_type) or not is_sse_text(content_type)
         self._is_bulk = False
         self._tries_sse_again = False
-        """Whether to retry SSE, which had failed, after a connection's lifetime."""
+        """Whether to retry SSE, which has failed, after one connection lifetime."""
         self._may_poll = True
-        """Whether bulk may be long-polled; False once the origin's long-polls have proved broken."""
+        """Whether large events may be long-polled.  False once the origin's long-polls have proved broken."""
 
     async def run(self) -> End | None:
-        """Follow until the stream is closed (None) or has ended (the reason)."""
+        """Follow the stream; return why it has ended, or None if it was closed or its replies cannot be shared."""
         failures = 0
         while True:
             failure: GatewayError | None = None
@@ -152,8 +156,8 @@ class Follower:
                 return None
             self._metrics.reconnect(self._route, is_planned=failure is None)
             if failure is None and self._is_bulk is not was_bulk:
-                continue  # switching between the modes is no failure
-            # A connection that moved the position or lasted for a while succeeded, however it ended.
+                continue  # a switch between SSE and long-poll
+            # A connection was a success if it moved the position or lasted for a while, even if it ended in an error.
             if self._topic.position != started_at or self._clock.now() - began >= _SHORT_LIFE_S:
                 failures = 0
             if failure is not None or self._clock.now() - began < _SHORT_LIFE_S:
@@ -165,23 +169,26 @@ class Follower:
                 if await pause_before_reconnect(self._clock, self._rng, failure, pause_s):
                     failures = 0
             if isinstance(failure, UpstreamBroken) and failures > 1 and self._speaks_sse:
-                # Perhaps only the origin's SSE connections were cut, so SSE is retried after a while.
+                # A proxy may be cutting SSE connections.  Long-poll for a while.
                 self._speaks_sse, self._tries_sse_again = False, True
 
     @property
     def _most_held(self) -> int:
-        """The most bytes held of one answer, or of data events whose control event has not arrived."""
+        """The most bytes held of one long-poll reply, or of data events whose control event has not arrived."""
         return min(self._max_bytes, max(_LEAST_HELD, self._store.budget_bytes))
 
     @property
     def _next_offset(self) -> str:
-        """The offset of the next live request: the furthest known tail."""
+        """The offset for the next live request: the furthest known tail."""
         return self._stream.tape.tail or START
 
     # -- long-poll
 
     async def _by_long_poll(self) -> None:
-        """Long-poll repeatedly, each time from where the last answer ended; in bulk mode only until one is empty."""
+        """Send long-polls one after the other.  While SSE is avoided because of large events, stop at an empty reply.
+
+        Begin with a catch-up fetch, which stores the bytes up to the tail.
+        """
         ends_at = self._clock.now() + self._topic.times.lifetime_s
         self._asked_version = self._stream.version
         begun_at = self._next_offset
@@ -194,7 +201,7 @@ class Follower:
             self._counted_failure = head.anew()
             raise self._counted_failure
         if isinstance(head, NotShareable) and head.is_lasting:
-            # Live answers may not be shared either, and the bytes that they announce could not be fetched.
+            # Live replies may not be shared either.
             self._stop_sharing(head)
         if not isinstance(head, StreamHead):
             raise UpstreamBroken
@@ -215,13 +222,13 @@ class Follower:
                 self._speaks_sse, self._tries_sse_again = True, False
                 return
             if is_empty and self._clock.now() - asked_at < _FIRST_PAUSE_S and not self._is_closed_here():
-                # Do not ask an origin in a tight loop if it does not hold its long-polls.
+                # The origin answers long-polls at once, without waiting for data.  Avoid a tight loop.
                 await pause(self._clock, _FIRST_PAUSE_S)
             elif (pause_s := self._pace.pause_s(self._stream, self._clock.now())) > 0:
                 await pause(self._clock, pause_s)
 
     async def _take_poll(self, at: str, reply: Reply) -> bool:
-        """Process one answer; return whether it had no bytes."""
+        """Process one reply to a long-poll; return whether it had no bytes."""
         self._judge_sharing(reply)
         if reply.status not in (200, 204):
             await self._check_offset(at, reply.status)
@@ -257,7 +264,7 @@ class Follower:
     # -- SSE
 
     async def _by_sse(self) -> None:
-        """Read one SSE connection, from the tail until its lifetime is over."""
+        """Read one SSE connection from the tail to the end of its lifetime."""
         lifetime_s = self._topic.times.lifetime_s * self._rng.uniform(*_LIFETIME_JITTER)
         bounds = replace(self._topic.access.source.live_bounds, idle_s=lifetime_s, total_s=lifetime_s)
         at = self._next_offset
@@ -276,15 +283,15 @@ class Follower:
             try:
                 await self._take_events(at, reply, is_base64)
             except UpstreamTimeout:
-                # The connection's planned end: incomplete events are requested again.
+                # The planned end of the connection.  The next one requests incomplete events again.
                 return
 
     async def _verify_incarnation(self) -> None:
-        """Verify that the connection just opened is for the stream in memory.
+        """Check by a HEAD that the SSE connection just opened is for the stream in memory.
 
-        Its events cannot tell: a stream that was deleted and re-created may have the same offsets.  A HEAD sent after
-        the connection was opened names the stream of that connection.  A stream that began with a PUT has no identity
-        yet by which a later HEAD could recognise it.
+        The events do not show this, because a re-created stream may have the same offsets.  The HEAD is skipped for a
+        new stream with a known identity and lifetime.  A stream that the gateway has only seen created has no known
+        identity yet, so it needs the HEAD.
         """
         is_new, self._is_new = self._is_new, False
         if is_new and self._stream.identity is not None and self._stream.expiry.lifetime is not None:
@@ -292,7 +299,7 @@ class Follower:
         await self._learn_lifetime()
 
     async def _learn_lifetime(self) -> None:
-        """Fetch the metadata: the stream's lifetime and identity."""
+        """Send a HEAD to get the stream's lifetime and identity."""
         self._asked_version = self._stream.version
         head = await self._topic.access.fetch(None)
         if isinstance(head, OriginError):
@@ -307,7 +314,7 @@ class Follower:
         held = 0
 
         def take(chunk: bytes) -> bool:
-            """Take the bytes that have arrived; returns whether to stop reading."""
+            """Process received bytes; return whether to stop reading."""
             nonlocal at, waiting, held
             self._received(len(chunk), Mode.SSE)
             try:
@@ -336,15 +343,14 @@ class Follower:
                     if control.is_closed:
                         return True
             if not is_heard and not waiting and parser.is_between_events:
-                # Like an event, a comment shows that everything before it has arrived.
+                # A comment shows, like an event, that the origin is alive and has sent all events so far.
                 self._topic.heard(self._clock.now())
             return self._is_bulk and not waiting
 
         await reply.each(take)
 
     def _stop_sse(self) -> None:
-        """Use long-poll for a while, because it begins with a fetch, which finds the tail without holding a large
-        body."""
+        """Long-poll for a while: it begins with a fetch, which reaches the tail without holding a large body."""
         self._speaks_sse, self._tries_sse_again = False, True
 
     # -- both
@@ -365,19 +371,18 @@ class Follower:
         return reply
 
     def _sent(self) -> None:
-        """Record that a live request is being sent.  A request that an open circuit breaker refused is not recorded."""
+        """Record that a live request is being sent.  Not called for a request refused by an open circuit breaker."""
         self._stream.contacted(self._clock.now())
         self._metrics.upstream_request(self._mode, self._route)
         self._access_log.unclaimed(self._recorded, self._mode, requests=1)
 
     def _received(self, size: int, mode: Mode) -> None:
-        """Count body bytes that have arrived.  They belong to all live readers, so the next access record to be written
-        claims them."""
+        """Count received body bytes.  They serve all live readers, so the next access record of any reader has them."""
         self._metrics.upstream_bytes(size, mode, self._route)
         self._access_log.unclaimed(self._recorded, mode, fetched_bytes=size)
 
     def _take(self, at: str, control: Control, pieces: Sequence[bytes]) -> str:
-        """Store the bytes from `at` on the tape and move the topic; return the new position."""
+        """Store the bytes after `at`, and tell the topic; return the new position."""
         tape, end = self._stream.tape, control.next_offset
         if self._stream.ended is not None:
             raise FollowingEnded(self._stream.ended)
@@ -392,7 +397,7 @@ class Follower:
         return end
 
     def _judge_sharing(self, reply: Reply) -> None:
-        """Stop following if the origin's live answers may not be shared: live readers are then relayed."""
+        """Stop following if the origin's live replies may not be shared.  Live requests are then relayed one by one."""
         why = self._topic.access.why_alone(reply.status, reply.headers)
         if why is not None:
             self._stop_sharing(why)
@@ -410,8 +415,10 @@ class Follower:
         return position is not None and self._stream.tape.is_closed_at(position)
 
     async def _check_offset(self, at: str, status: int) -> None:
-        """Find out, if the origin has refused an offset that it had named itself, whether it has another stream now or
-        has trimmed this one."""
+        """If the origin has refused an offset that it had named, find out why: a new stream, or a trimmed one.
+
+        Raises FollowingEnded if the stream has ended.
+        """
         if status == 400 and at == self._stream.tape.tail:
             await self._topic.access.fetch(at)
             if self._stream.ended is not None:
@@ -420,8 +427,11 @@ class Follower:
             await self._check_trimmed()
 
     async def _check_trimmed(self) -> None:
-        """Handle a 410 for an offset: end the record if the origin still has the stream and has trimmed it beyond that
-        offset.  Readers of other offsets then find theirs in a new record."""
+        """Handle a 410 for an offset.
+
+        If a HEAD finds the stream, the origin has only trimmed it beyond the offset.  Raise FollowingEnded then, so
+        that readers at later offsets continue with a new `Stream`.
+        """
         if not self._asked_version.same_acks_as(self._stream.version):
             return
         head = await self._topic.access.fetch(None)
@@ -431,13 +441,12 @@ class Follower:
             raise UpstreamUnavailable
 
     def _raise_for_status(self, status: int, at: str | None = None) -> None:
-        """Raise the error for an unsuccessful status.  `at` is the requested offset; None if no offset was
-        requested."""
+        """Raise the error for an unsuccessful status.  `at` is the requested offset; None for a HEAD."""
         if status in (404, 410) and not self._asked_version.same_acks_as(self._stream.version):
-            # A write that was acknowledged after the request was sent has found the stream: ask again.
+            # A write acknowledged since the request was sent shows that the stream exists.  Ask again.
             raise UpstreamUnavailable
         if status == 410 and at is not None and self._stream.tape.tail not in (None, at):
-            # The origin has trimmed this offset, and has named a later one since.
+            # The origin has trimmed this offset, but has named a later one meanwhile.
             raise UpstreamUnavailable
         if status == 404:
             raise FollowingEnded(End.DELETED)

@@ -1,10 +1,10 @@
-"""The SSE frames of one stream, and the readers to which its topic gives them.
+"""The SSE frames of one stream, and the interface of its live readers.
 
-A topic sees its readers as `LiveReader`s, and gives them new events in steps.
+Data and control events (Durable Streams section 5.8) are encoded once for all readers of a stream.  A frame is a data
+event with the control event that follows it.  Frames are kept for the next readers at the same offset.
 
-Data events and control events (section 5.8) are encoded once for all readers of a stream.  A data event and the control
-event behind it are one frame, which is kept for the next readers at the same offset.  An event that is too large to be
-written at once is sent in parts.  Its control event describes the stream at the moment when the last part is sent.
+An event that is too large for one write is sent in parts, without its control event.  The control event is made when
+the last part is sent, because it must describe the stream at that time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger("gateway.live")
 
 
 def chunk(data: bytes) -> bytes:
-    """One chunk of a chunked body (RFC 9112 §7.1)."""
+    """Encode one chunk of a chunked body (RFC 9112 §7.1)."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
@@ -36,39 +36,39 @@ HEARTBEAT_BYTES: Final = len(HEARTBEAT)
 
 
 class LiveReader(Protocol):
-    """A live reader that is driven by its topic and connection, without a task."""
+    """A live reader without a task.  Its topic and its connection call it."""
 
     def pump(self) -> None:
-        """Read on, because the topic has changed."""
+        """Send what is new on the stream.  Called when the topic has changed."""
 
     def gone(self) -> None:
-        """The client has disconnected."""
+        """End the reader, because its client has disconnected."""
 
     def account(self, sent: object) -> None:
-        """Account for what was sent while the topic pumped its readers."""
+        """Update metrics and logs for an answer, after all readers have been pumped."""
 
     def beat(self) -> None:
-        """A beat has passed: send a heartbeat if one is due."""
+        """Send a heartbeat if one is due.  Called `BEATS` times per heartbeat interval."""
 
     def split(self) -> Iterable[LiveReader]:
-        """The reader itself, and a new reader for each other client that has shared it."""
+        """Return this reader, and a new reader for each other client that shares it."""
 
     def drain_within(self, delay_s: float, within_s: float) -> None:
-        """The gateway is draining: end in order after about `delay_s`, and at the latest after `within_s`."""
+        """End the response for a drain: regularly after about `delay_s`, in any case within `within_s`."""
 
     def stay(self, lifetime_s: float) -> None:
-        """Go on for `lifetime_s`, because the drain has been undone; does nothing for a reader without a lifetime."""
+        """Begin a new lifetime, because the drain was cancelled.  Does nothing for a reader without a lifetime."""
 
 
 class Droppable(Protocol):
-    """A live reader of either protocol."""
+    """A live reader of Durable Streams or of S2."""
 
     def gone(self) -> None:
-        """The client has disconnected, or the reader has failed."""
+        """End the reader, because its client has disconnected or the reader has failed."""
 
 
 def drop_failed(reader: Droppable) -> None:
-    """Log the error that is being handled and drop the reader: one reader's error must not affect the others."""
+    """Log the current exception and end the reader, so that its error does not affect other readers."""
     _log.exception("a live reader failed")
     try:
         reader.gone()
@@ -77,8 +77,11 @@ def drop_failed(reader: Droppable) -> None:
 
 
 class LargeEvent:
-    """One encoded data event that is too large to be written at once.  It is sent in parts and kept while any reader is
-    receiving it.  Offsets inside it are unknown, so it cannot be split into events."""
+    """An encoded data event that is too large for one write.
+
+    The event cannot be divided into smaller events, because no offsets inside it are known.  It is sent in parts, and
+    kept while any reader is receiving it.
+    """
 
     __slots__ = ("__weakref__", "data", "end", "shared")
 
@@ -86,58 +89,60 @@ class LargeEvent:
         self.data = data
         self.end = end
         self.shared = SharedBytes(len(data))
-        """The account of its bytes, for the readers that receive it."""
+        """Counts the bytes in memory on behalf of the readers that receive the event."""
 
 
 @dataclass(slots=True)
 class LiveStep:
-    """The next bytes for a reader at one offset; no data means that there is nothing to send now."""
+    """The next bytes for a reader at one offset.  If `data` is empty, there is nothing to send now."""
 
     data: bytes
-    """Whole frames as one chunk of a chunked body."""
+    """Whole frames, as one chunk of a chunked body."""
     size: int
     """The size of the frames without the chunk framing."""
     end: str
     said_up_to_date: bool
-    """Whether the reader has been told that it is up to date here."""
+    """Whether the reader's last control event has said that the reader is up to date."""
     cursor: int
     is_last: bool = False
     """Whether the response ends with this step."""
     is_all: bool = False
-    """Whether nothing after this step can be sent now."""
+    """Whether nothing else can be sent after this step."""
     needs_fill: bool = False
+    """Whether bytes after the offset must be fetched from the origin."""
     large: LargeEvent | None = None
-    """Replaces `data`: to be sent in parts, followed by its control event."""
+    """An event to send in parts instead of `data`, before its control event."""
 
 
 _KEPT_BYTES: Final = 1 << 20
-"""The most bytes of one stream's frames that are kept for the next readers at the same offset."""
+"""The most bytes of kept frames of one stream."""
 MOST_KEPT_BYTES: Final = 1 << 25
-"""The most bytes of kept frames of all streams together.  Clients can invent queries, and each query has a stream."""
+"""The most bytes of kept frames of all streams.  A bound per stream does not suffice, because each query that a client
+invents makes a stream."""
 EVENT_BYTES: Final = 1 << 18
-"""The approximate bytes of a replay in one data event, as far as the known offsets allow."""
+"""The approximate number of stream bytes in one data event.  An event can only end at a known offset."""
 _MOST_BYTES: Final = 2 * EVENT_BYTES
-"""A data event that is larger once encoded is sent in parts: base64 adds a third, and text of nothing but line ends
-grows to six times its size."""
+"""An encoded data event larger than this is sent in parts.  Base64 adds a third; text with only line ends grows to six
+times its size."""
 
 
 _Key = tuple[Edition, str, str, bool, bool, str]
 
 
 class KeptFrames:
-    """The streams with kept frames, and the bytes of the frames.  The oldest frames are dropped first."""
+    """Bounds the kept frames of all streams together.  The frames of the stream that changed longest ago go first."""
 
     def __init__(self, most_bytes: int = MOST_KEPT_BYTES) -> None:
         self._most_bytes = most_bytes
         self._sizes: dict[Frames, int] = {}
         self.size = 0
-        """Bytes of all frames that are kept."""
+        """The bytes of all kept frames."""
 
     def __repr__(self) -> str:
         return f"<KeptFrames of {len(self._sizes)} streams, {self.size} bytes>"
 
     def grown(self, frames: Frames) -> None:
-        """Record that the kept frames of a stream have changed."""
+        """Update the size of one stream's frames, and drop the frames of others if the bound is exceeded."""
         self.forget_frames(frames)
         size = self._sizes[frames] = frames.kept_bytes
         self.size += size
@@ -147,13 +152,12 @@ class KeptFrames:
             oldest.clear()
 
     def forget_frames(self, frames: Frames) -> None:
-        """Record that a stream's frames are not kept any more."""
+        """Record that no frames of a stream are kept any more."""
         self.size -= self._sizes.pop(frames, 0)
 
 
 class Frames:
-    """The frames of one stream.  Owner of the kept frames, of which the oldest is dropped first.  `all_kept` counts
-    them together with those of other streams."""
+    """Encodes the frames of one stream, and keeps the latest.  `all_kept` bounds the kept frames of all streams."""
 
     __slots__ = ("_all_kept", "_kept", "_large", "_stream", "kept_bytes")
 
@@ -162,7 +166,7 @@ class Frames:
         self._all_kept = all_kept
         self._kept: dict[_Key, bytes] = {}
         self.kept_bytes = 0
-        """Bytes of frames that are kept for the next reader at the same place."""
+        """The bytes of this stream's kept frames."""
         self._large: WeakValueDictionary[tuple[Edition, str, str], LargeEvent] = WeakValueDictionary()
 
     def __repr__(self) -> str:
@@ -171,8 +175,7 @@ class Frames:
     def frame(
         self, start: str, reading: TapeReading, *, is_current: bool, is_closed: bool, cursor: str
     ) -> bytes | LargeEvent:
-        """The data event of a reading and the control event that must follow it, or the data event alone if it is too
-        large to be written at once."""
+        """Return the data event of a reading with its control event, or the data event alone if it is too large."""
         key = (self._stream.version.edition, start, reading.end, is_current, is_closed, cursor)
         frame = self._kept.get(key)
         if frame is not None:
@@ -193,12 +196,12 @@ class Frames:
         return frame
 
     def clear(self) -> None:
-        """Keep no frames."""
+        """Drop all kept frames."""
         self._kept.clear()
         self.kept_bytes = 0
 
     def data(self, reading: TapeReading) -> bytes:
-        """The data event of a reading."""
+        """Encode the data event of a reading."""
         stream = self._stream
         pieces = [b"[", *reading.pieces, b"]"] if stream.tape.is_json else reading.pieces
         return encode_data(pieces, base64=not is_sse_text(stream.content_type))
@@ -206,5 +209,5 @@ class Frames:
     @staticmethod
     @lru_cache(256)
     def control(at: str, *, is_current: bool, is_closed: bool, cursor: str) -> bytes:
-        """A control event by itself; kept, because clients that join at the same offset are sent the same event."""
+        """Encode a control event.  Cached, because all clients that join at one offset get the same event."""
         return encode_control(Control(at, None if is_closed else cursor, is_current or is_closed, is_closed))

@@ -1,4 +1,4 @@
-"""The content of the origin's live replies.  UpstreamBroken is raised for a reply that breaks the protocol."""
+"""Decodes the origin's live replies.  All functions raise UpstreamBroken if a reply violates the protocol."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.protocol.names import is_sentinel, is_well_formed, stated_offset
 
 
 def end_of(headers: Headers) -> str:
-    """The offset after the reply's bytes."""
+    """Return the offset after the reply's bytes."""
     offset = stated_offset(headers)
     if offset is None or not is_well_formed(offset) or is_sentinel(offset):
         raise UpstreamBroken
@@ -20,7 +20,7 @@ def end_of(headers: Headers) -> str:
 
 
 def unwrapped(body: bytes) -> bytes:
-    """The values of a JSON array, without its brackets."""
+    """Return the inside of a JSON array, without its brackets."""
     try:
         return unwrap(body)
     except NotAnArray as error:
@@ -28,7 +28,7 @@ def unwrapped(body: bytes) -> bytes:
 
 
 def decoded(data: bytes, *, is_base64: bool, is_json: bool) -> bytes:
-    """The stream's bytes in the data of an SSE event."""
+    """Return the stream's bytes from the data of an SSE event."""
     if is_base64:
         try:
             return base64.b64decode(data.translate(None, b"\r\n"), validate=True)

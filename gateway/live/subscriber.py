@@ -1,8 +1,8 @@
-"""A subscriber: one SSE client as an object of a few slots, without a task, a queue or a timer.
+"""A subscriber: one SSE client, as a small object without a task, a queue or a timer of its own.
 
-A subscriber holds the offset of its client.  When the topic moves, or the connection has room again, it reads the tape
-from that offset and writes.  It does not write to a client that does not read.  Such a client is sent the bytes from
-the tape later, and its connection enforces the write deadline.
+A subscriber has the offset up to which it has sent the stream.  When the stream changes, or the connection has room
+again, the subscriber reads the tape from this offset and writes.  While the client does not read, the subscriber writes
+nothing: the bytes stay on the tape.  The connection enforces the deadline for the client to read.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from gateway.tape.origin_statements import FirstTail
 from gateway.telemetry.access_record import CloseReason, LiveCounts
 
 PART_BYTES = 1 << 17
-"""A large event is written in parts of this size."""
+"""The size of the parts in which a large event is written."""
 SHORTEST_S = 1.0
-"""The TypeScript client gives up SSE after three connections that were shorter than this."""
+"""The shortest lifetime of an SSE connection.  The TypeScript client stops using SSE after three shorter ones."""
 
 
-# Enum members are slow to reach in Python 3.11.
+# Access to enum members is slow in Python 3.11.
 _LEFT: Final = CloseReason.LEFT
 
 
 class Wire(Protocol):
-    """A client's connection, as a subscriber uses it."""
+    """The view of a client's connection that a subscriber needs."""
 
     @property
     def live_bytes(self) -> int:
-        """Body bytes written so far."""
+        """The number of body bytes written so far."""
 
     @property
     def live_first_byte_s(self) -> float:
-        """Seconds from the reading of the request to the writing of the head."""
+        """The seconds between reading the request and writing the response head."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the client has so many unread bytes that no more may be written."""
+        """Whether the write buffer is full, because the client does not read."""
 
     def send_chunk(self, chunk: bytes, size: int) -> None:
         """Write `size` bytes of the body, framed as a chunk (RFC 9112 §7.1)."""
@@ -49,30 +49,30 @@ class Wire(Protocol):
         """Write a piece of the body without copying it, because many clients receive the same piece."""
 
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
-        """The response has ended, in order or truncated.  Called once."""
+        """End the response, regularly if `in_order`, otherwise truncated.  Called once."""
 
 
 class DrainState(Protocol):
-    """Whether the gateway is draining."""
+    """The view of the drain that a subscriber needs."""
 
     is_set: bool
 
 
 class LiveContext(Protocol):
-    """The parts that all subscribers of a process share."""
+    """The objects that all subscribers of a process share."""
 
     clock: Clock
     wheel: Wheel
 
     @property
     def drain(self) -> DrainState:
-        """Whether the gateway is draining."""
+        """The state of the drain."""
 
     def fill(self, subscriber: Subscriber) -> None:
         """Fetch the bytes after the subscriber's offset; call `filled` when done."""
 
     def reader_left(self, topic: Topic) -> None:
-        """A subscriber has left the topic."""
+        """Remove a subscriber from the topic's count of readers."""
 
 
 class Subscriber:
@@ -110,20 +110,22 @@ class Subscriber:
         self.topic = topic
         self.at = at
         self.first: FirstTail | None = None
-        """The tail that the origin has named to the subscriber's own request, set by the caller; None once the
-        subscriber has started."""
+        """The tail that the origin has named for this subscriber's request.  The caller sets it before `start`."""
         self._said_up_to_date = False
+        """Whether the last control event has said that the client is up to date."""
         self.least_cursor = least_cursor
-        """The least cursor that the subscriber's frames may carry."""
+        """The least cursor for this client's control events."""
         self.wire = wire
-        """The connection to which it writes; the caller may replace it between two writes."""
+        """The client's connection.  The caller may replace it between two writes."""
         self._context = context
         self._large: LargeEvent | None = None
-        """An event of which only the first `_large_sent` bytes have been written."""
+        """The event that is being sent in parts."""
         self._large_sent = 0
+        """The number of its bytes that have been written."""
         self._is_filling = False
+        """Whether a fetch for this subscriber is running."""
         self._has_missed = False
-        """Whether the topic changed during a fetch."""
+        """Whether the topic has changed during that fetch."""
         self._is_over = False
         self._sent_at_beat = topic.beats
         self._tick = context.wheel.add(self, max(SHORTEST_S, lifetime_s), now)
@@ -134,39 +136,38 @@ class Subscriber:
         return f"<Subscriber at {self.at}>"
 
     def holdings(self) -> tuple[Holding, ...]:
-        """The bytes that the subscriber keeps in memory for its client, except for written ones."""
+        """Return the bytes in memory that are kept for this client and not written yet."""
         large = self._large
         return (Holding(large.shared, len(large.data)),) if large is not None else NOTHING
 
     def live_counts(self) -> LiveCounts:
-        """The figures of the read so far."""
+        """Return the figures of this read for the access log."""
         wire, readers = self.wire, self.topic.readers_now
         return wire.live_first_byte_s, self.at, wire.live_bytes, len(readers) + (self not in readers)
 
     def client_left(self, _: object) -> None:
-        """The client of this wire has disconnected."""
+        """End the subscriber, because its client has disconnected."""
         self._finish(_LEFT)
 
     def start(self) -> None:
-        """Join the topic, and write the bytes that are there."""
+        """Join the topic and write the bytes that are available."""
         self.topic.readers_now.add(self)
         self.pump()
         self.first = None
 
     def start_after(self, step: LiveStep) -> None:
-        """Join the topic at the end of `step`, which the caller writes, and after which there is nothing to write.
-        Counts the read."""
+        """Join the topic at the end of `step`, which must be all that is available.  The caller writes the step."""
         topic = self.topic
         topic.readers_now.add(self)
         self._said_up_to_date = step.said_up_to_date
-        # The same as `Stream.count_reads`, without the call.
+        # Inlined `Stream.count_reads`, because this is a hot path.
         topic.stream.reads += 1
         topic.stream.sent_bytes += step.size
 
     def pump(self) -> None:
-        """Write from the client's offset on, as far as the tape and the connection allow."""
+        """Write the bytes after the client's offset, as far as the tape and the connection allow."""
         topic, wire = self.topic, self.wire
-        # When bytes arrive, most subscribers stand at the same offset and are sent the same single step.
+        # Fast path: when bytes arrive, most subscribers are at the same offset and get the same single step.
         step = topic.steps.get(self.at)
         if (
             step is not None
@@ -181,7 +182,7 @@ class Subscriber:
             wire.send_chunk(step.data, step.size)
             return
         if topic.not_shareable is not None:
-            # The client is relayed when it reconnects.
+            # When the client reconnects, its request is relayed.
             self._finish(CloseReason.FAILED)
             return
         if self._is_filling or topic.stream.ended is not None:
@@ -230,9 +231,11 @@ class Subscriber:
             self._take(self.topic.last_step(large, self.least_cursor))
 
     def filled(self, has_changed: bool | None) -> None:
-        """Go on after a fetch: bytes were stored (True), there were none (False), or the fetch failed (None).  After a
-        failure the response ends; the client resumes from its last control event, and receives the error as a
-        status."""
+        """Continue after a fetch that stored bytes (True), found none (False) or failed (None).
+
+        After a failure the response ends.  The client then resumes from its last control event, and the new response
+        can have an error status.
+        """
         self._is_filling = False
         if has_changed is None:
             self._finish(CloseReason.FAILED)
@@ -240,47 +243,49 @@ class Subscriber:
             self.pump()
 
     def account(self, sent: object) -> None:
-        """Do nothing: an SSE write needs no accounting afterwards."""
+        """Do nothing: SSE writes are counted at once."""
 
     def beat(self) -> None:
-        """Send a heartbeat if nothing was written for a heartbeat interval."""
+        """Send a heartbeat if nothing has been written for a heartbeat interval."""
         if self.topic.beats - self._sent_at_beat >= BEATS and self._large is None and not self.wire.is_full:
             self._sent_at_beat = self.topic.beats
             self.wire.send_chunk(HEARTBEAT_CHUNK, HEARTBEAT_BYTES)
 
     def split(self) -> tuple[Subscriber]:
-        """Return itself: a subscriber stands for one client."""
+        """Return only this subscriber, which has one client."""
         return (self,)
 
     def drain_within(self, delay_s: float, within_s: float) -> None:
-        """End after `delay_s`, but not before clients count the connection as successful, unless `within_s` is shorter:
-        a response that ends in order is better than a truncated one."""
+        """End the response after `delay_s`, but within `within_s`.
+
+        The connection lasts at least `SHORTEST_S` if `within_s` allows, so that the client counts it as successful.
+        """
         if self._is_over:
             return
         wheel = self._context.wheel
         wheel.unlink(self, self._tick)
-        # One tick is added, because clients measure from the arrival of the answer.
+        # The added tick covers the latency: clients measure from the arrival of the response.
         established_s = self.began + SHORTEST_S + TICK_S - self._context.clock.now()
         left_s = self._tick * TICK_S - self._context.clock.now()
         self._tick = wheel.add(self, max(0.0, min(max(established_s, delay_s), within_s, left_s)))
 
     def stay(self, lifetime_s: float) -> None:
-        """Begin another lifetime."""
+        """Begin a new lifetime, because the drain was cancelled."""
         if not self._is_over:
             wheel = self._context.wheel
             wheel.unlink(self, self._tick)
             self._tick = wheel.add(self, max(SHORTEST_S, lifetime_s))
 
     def due(self) -> None:
-        """The connection has reached its lifetime."""
+        """End the response, because its lifetime is over."""
         if self._large is not None:
-            # Never end in the middle of an event; the connection's write deadline handles a client that does not read.
+            # Finish the event first.  If the client does not read, the connection's write deadline ends it.
             self._tick = self._context.wheel.add(self, SHORTEST_S)
         else:
             self._finish(CloseReason.DRAINED if self._context.drain.is_set else CloseReason.LIFETIME)
 
     def gone(self) -> None:
-        """The client has disconnected."""
+        """End the subscriber, because its client has disconnected or it has failed."""
         self._finish(_LEFT)
 
     def _finish(self, reason: CloseReason) -> None:

@@ -1,17 +1,19 @@
-"""The live table, for both protocols: the streams with live readers, and those that are followed at their origin.
+"""The live table: all topics, their followers, and the bound on live requests at origins.
 
-A topic starts with its first live reader and outlives its last one by a linger time, because a long-poll client is away
-between any two of its requests.  A topic pins its stream, so one key has one topic and one live request at the origin.
+A topic is the group of live readers of one stream.  Its follower is a task with one live request at the origin.  A
+topic is created for its first live reader and survives its last one by a linger time, because a long-poll client is
+absent between two requests.  A topic holds its stream in memory, so a stream has at most one topic and one follower.
 
-The table has only the parts of a topic that both protocols share: its readers, its beats, and the task that follows the
-stream.  The protocols have the rest: they decide when a stream is followed and by which task, and release the other
-state of a topic when it is removed.
+The table serves both Durable Streams and S2, and keeps only what both need: the number of readers, a periodic timer
+(the beat), and the follower's task.  The code of each protocol decides when a stream is followed and by which task.
 
-The number of live requests at origins is bounded, and each followed stream takes one.  Until its topic ends, the live
-request is charged to the client net whose read began it.  Each invented query makes another stream and another live
-request, and one net must not use up all of them.  Relayed live reads count as well, because over HTTP/2 a client may
-send any number of them on one connection.  A *hot* topic is followed without live readers.  If a live reader finds no
-place, a hot topic ends and gives its place to it.
+The number of live requests at origins is bounded.  Each followed stream has one.  Each is charged to a client network
+(`net`): the one whose read started the follower, until the topic ends.  Otherwise one network could use up all live
+requests, because each query that it invents makes another stream.  Relayed live reads are counted too, because an
+HTTP/2 client can send many of them on one connection.
+
+A *hot* topic is followed for the sake of catch-up reads, and may have no live readers.  If the bound is reached, a hot
+topic without live readers is removed to make room for a live reader.
 """
 
 from __future__ import annotations
@@ -32,25 +34,25 @@ from gateway.telemetry.surroundings import Surroundings
 from gateway.telemetry.tracing import detach
 
 _SPREAD_S: Final = 0.5
-"""Seconds over which the followers of an origin spread their live requests when the origin is back."""
+"""The seconds over which followers spread their reconnects once an origin has recovered."""
 
 
 class LiveTopic(Protocol):
-    """A topic as the table sees it."""
+    """The view of a topic that the table needs."""
 
     readers: int
-    """Live readers of all kinds; only the table changes it."""
+    """The number of live readers of all kinds.  Only the table changes it."""
 
     @property
     def stream(self) -> Stream:
-        """The stream that the readers read."""
+        """The topic's stream."""
 
     def beat(self) -> None:
-        """Some time has passed: send heartbeats to the readers that need one."""
+        """Send heartbeats to readers that need one.  Called periodically."""
 
 
 class _Entry:
-    """A topic's place in the table."""
+    """The table's state of one topic."""
 
     __slots__ = ("beat", "linger", "net", "removed", "run", "topic")
 
@@ -60,28 +62,25 @@ class _Entry:
         self.run: asyncio.Task[None] | None = None
         """The task that follows the stream."""
         self.net: str | None = None
-        """The client net that the live request is charged to."""
+        """The client network to which the live request is charged."""
         self.linger: Timer | None = None
         self.beat: Timer | None = None
 
 
 class LiveTable:
-    """The topics by stream, their followers, and the live requests at origins.
-
-    Owner of the counts of readers, the lingers, the beats, and the followers' tasks.
-    """
+    """The topics by stream.  Owner of the counts of readers, the linger and beat timers, and the followers' tasks."""
 
     def __init__(self, store: TapeStore, surroundings: Surroundings, most: int, accounts: Accounts) -> None:
         self.most = most
         """The most live requests at once."""
         self.most_per_client = most
-        """The most live requests that one client net may have caused."""
+        """The most live requests charged to one client network."""
         self.followed = 0
-        """Followed streams."""
+        """The number of followed streams."""
         self.relayed = 0
-        """Relayed live reads."""
+        """The number of relayed live reads."""
         self.hot: dict[LiveTopic, Timer] = {}
-        """Topics that are followed with or without live readers, each with its next check."""
+        """The hot topics, each with the timer of its next check."""
         self._store = store
         self._clock = surroundings.clock
         self._tasks = surroundings.tasks
@@ -97,7 +96,7 @@ class LiveTable:
         return (entry.topic for entry in tuple(self._entries.values()))
 
     def _entry(self, topic: LiveTopic) -> _Entry | None:
-        """The topic's place; None if the topic has left the table, even if its stream has another topic now."""
+        """Return the topic's entry; None if the topic was removed, even if its stream has a new topic now."""
         entry = self._entries.get(topic.stream)
         return entry if entry is not None and entry.topic is topic else None
 
@@ -108,8 +107,10 @@ class LiveTable:
     # -- readers
 
     def add_topic(self, topic: LiveTopic, beat_s: float, removed: Callable[[], object]) -> None:
-        """Add a topic, which beats every `beat_s` seconds, for a stream that has none.  `removed` is called when the
-        topic leaves the table, to end its readers and its timers."""
+        """Add the topic of a stream that has none.
+
+        `topic.beat` is called every `beat_s` seconds, and `removed` when the topic has been removed.
+        """
         assert topic.stream not in self._entries
         self._entries[topic.stream] = entry = _Entry(topic, removed)
         topic.stream.hold()
@@ -119,14 +120,14 @@ class LiveTable:
     def _beat_later(self, entry: _Entry, beat_s: float) -> None:
         def beat() -> None:
             entry.topic.beat()
-            # The last reader may have failed on this beat.
+            # The last reader may have failed in `beat`.
             if self.has(entry.topic):
                 self._beat_later(entry, beat_s)
 
         entry.beat = self._clock.call_later(beat_s, beat)
 
     def attach(self, topic: LiveTopic) -> None:
-        """Count a live reader; `detach` must follow."""
+        """Count a live reader.  The caller must call `detach` at its end."""
         topic.readers += 1
         entry = self._entries[topic.stream]
         if entry.linger is not None:
@@ -134,7 +135,7 @@ class LiveTable:
             entry.linger = None
 
     def attach_followed(self, topic: LiveTopic) -> bool:
-        """Count a live reader, like `attach`, if the topic is in the table and followed; else return False."""
+        """Count a live reader like `attach`, but only if the topic is followed; otherwise return False."""
         entry = self._entries.get(topic.stream)
         if entry is None or entry.topic is not topic or entry.run is None:
             return False
@@ -145,8 +146,10 @@ class LiveTable:
         return True
 
     def detach(self, topic: LiveTopic, linger_s: float) -> None:
-        """Remove a live reader.  After the last one the topic ends: at once if it is not followed, else after the
-        linger time."""
+        """Remove a live reader from the count.
+
+        Without readers, a topic is removed: at once if it is not followed, otherwise after `linger_s`.
+        """
         topic.readers -= 1
         if topic.readers or (entry := self._entry(topic)) is None:
             return
@@ -160,13 +163,13 @@ class LiveTable:
         self.remove_unused(entry.topic)
 
     def remove_unused(self, topic: LiveTopic) -> None:
-        """Remove the topic unless it has readers, had one until a moment ago, or is hot."""
+        """Remove the topic unless it has readers, lingers, or is hot."""
         entry = self._entry(topic)
         if entry is not None and entry.linger is None and not topic.readers and topic not in self.hot:
             self.remove(topic)
 
     def remove(self, topic: LiveTopic) -> None:
-        """End the topic and its request at the origin."""
+        """Remove the topic and cancel its follower."""
         entry = self._entry(topic)
         if entry is None:
             return
@@ -176,7 +179,7 @@ class LiveTable:
         for timer in (entry.linger, entry.beat, self.hot.pop(topic, None)):
             if timer is not None:
                 timer.cancel()
-        # Drop the timers, because they refer to the entry.
+        # The timers refer to the entry: break the reference cycle.
         entry.linger = entry.beat = None
         run = self._stop(entry)
         if run is not None and run is not asyncio.current_task():
@@ -186,7 +189,7 @@ class LiveTable:
         self._store.release(topic.stream)
 
     def close(self) -> None:
-        """Remove every topic; called at shutdown, after the readers have gone."""
+        """Remove all topics.  Called at shutdown, after all readers have ended."""
         for topic in self:
             self.remove(topic)
 
@@ -198,16 +201,16 @@ class LiveTable:
         return entry is not None and entry.run is not None
 
     def follow(self, topic: LiveTopic, work: Coroutine[Any, Any, None]) -> None:
-        """Start a task with this work, which follows the topic's stream.  No task may follow it already."""
+        """Start a task that follows the topic's stream by running `work`.  The stream must not be followed yet."""
         entry = self._entries[topic.stream]
         assert entry.run is None
         self.followed += 1
         entry.run = self._tasks.start(self._run(entry, work), f"follow {topic.stream.key.group.path}")
-        # A callback, because a task that is cancelled before its first step never reaches its `finally`.
+        # A task cancelled before its first step does not run its `finally`, so close the coroutine in a callback.
         entry.run.add_done_callback(lambda _: work.close())
 
     async def _run(self, entry: _Entry, work: Coroutine[Any, Any, None]) -> None:
-        # The follower outlives the reader that started it.
+        # The follower outlives the request that started it, so leave that request's trace and access record.
         detach()
         detach_record()
         try:
@@ -218,7 +221,7 @@ class LiveTable:
                 self.followed -= 1
 
     def unfollow(self, topic: LiveTopic) -> bool:
-        """Stop following the topic's stream; returns whether it was followed."""
+        """Stop following the topic's stream; return whether it was followed."""
         entry = self._entry(topic)
         run = self._stop(entry) if entry is not None else None
         return run is not None and run.cancel()
@@ -236,21 +239,24 @@ class LiveTable:
         return self.followed + self.relayed >= self.most
 
     def has_share(self, net: str, topic: LiveTopic | None = None) -> bool:
-        """Whether the net may cause one more live request, or the topic's live request is charged already."""
+        """Whether one more live request may be charged to the network, or the topic's request is charged already."""
         is_charged = topic is not None and (entry := self._entry(topic)) is not None and entry.net is not None
         account = self._accounts.find(net)
         return is_charged or account is None or account.followed < self.most_per_client
 
     def charge(self, topic: LiveTopic, net: str) -> None:
-        """Charge the topic's live request to the net, unless it is charged already."""
+        """Charge the topic's live request to the network, unless it is charged already."""
         entry = self._entries[topic.stream]
         if entry.net is None:
             entry.net = net
             self._take(net)
 
     def make_room(self, net: str, topic: LiveTopic | None = None) -> None:
-        """Make room for one more live request of this net, for `topic` if one is given.  If necessary, end a hot topic.
-        Raises TooManyFollowed, ShortOfMemory or TooManyRequests."""
+        """Make room for one more live request of this network, maybe for `topic`.  Remove a hot topic if necessary.
+
+        Raises ShortOfMemory while the process is short of memory, TooManyFollowed if the bound is reached, and
+        TooManyRequests if the network has used up its share.
+        """
         if not self._store.may_grow:
             raise ShortOfMemory
         if not self.has_share(net, topic) and not self._remove_hot(net):
@@ -259,7 +265,7 @@ class LiveTable:
             raise TooManyFollowed
 
     def _remove_hot(self, net: str | None) -> bool:
-        """Remove a hot topic without readers, of this net if one is given; False if there is none."""
+        """Remove a hot topic without readers, charged to this network if it is given; return False if there is none."""
         for topic in self.hot:
             entry = self._entries[topic.stream]
             if entry.run is not None and not topic.readers and net in (None, entry.net):
@@ -268,20 +274,22 @@ class LiveTable:
         return False
 
     def _refusal(self) -> TooManyRequests:
-        """Count the refusal of a live read whose net has used up its share; returns the error for it."""
+        """Count a refused live read whose network has used up its share; return the error."""
         self._metrics.client_limited("client_followed_streams")
         return TooManyRequests(retry_after_s(UNKNOWN_WAIT_S, self._rng), "Too many live streams")
 
     def begin_relayed(self, net: str) -> RelayedLive:
-        """Take a place for a live read of this net that is relayed; `RelayedLive.give_back` must follow.  Raises what
-        `make_room` does."""
+        """Count a relayed live read of this network.  The caller must call `give_back` on the result at its end.
+
+        Raises the errors of `make_room`.
+        """
         self.make_room(net)
         self.relayed += 1
         self._take(net)
         return RelayedLive(self, net)
 
     def end_relayed(self, net: str) -> None:
-        """Give back the place of a relayed live read of this net."""
+        """Remove a relayed live read of this network from the count."""
         self.relayed -= 1
         self._give_back(net)
 
@@ -296,7 +304,7 @@ class LiveTable:
 
 
 class RelayedLive:
-    """The place of one relayed live read."""
+    """One relayed live read, as counted by the table."""
 
     __slots__ = ("_net", "_table")
 
@@ -308,15 +316,18 @@ class RelayedLive:
         return f"<RelayedLive of {self._net!r}>"
 
     def give_back(self) -> None:
-        """The live read has ended."""
+        """Remove the live read from the table's count."""
         self._table.end_relayed(self._net)
 
 
 async def pause_before_reconnect(
     clock: Clock, rng: random.Random, failure: GatewayError | None, longest_s: float
 ) -> bool:
-    """Wait for `longest_s` before the next live request.  If an open circuit has refused the last one, wait only until
-    a probe has been answered.  Returns whether a probe has been answered."""
+    """Wait for `longest_s` before the next live request.
+
+    If an open circuit breaker refused the last request, wait only until its probe succeeds, and then a short random
+    time.  Returns whether the probe has succeeded.
+    """
     if not isinstance(failure, CircuitOpen) or failure.recovered is None:
         await pause(clock, longest_s)
         return False

@@ -1,22 +1,19 @@
 """A topic: the live readers of one stream.
 
-A topic has no queues.  The follower stores what it receives on the tape and moves `position`.  Each live reader reads
-the tape from its own offset and waits here when it has read everything.  A slow reader therefore costs the others
-nothing; it simply reads from the tape.  Frames are encoded once for all readers at the same offset
-(`gateway.live.frames`), and readers that wait together share a cursor.
+The gateway follows the stream at its origin by one live request, the follower.  The follower stores the bytes that it
+receives on the tape and advances `Topic.position`.  Each live reader reads the tape from its own offset, and waits when
+it has read everything.  There are no queues, so a slow reader does not affect the others.
 
-`is_confirmed` means that the follower's live request is open and the origin has said on it that `position` is the tail.
-Only then may an answer say that its reader is up to date.  The one exception is the beginning of an answer, if the
-origin has just named the tail to the reader's own request.
+`is_confirmed` means that the follower's request is open, and that the origin has named `position` as the tail on it.
+Only then may an answer say that its reader is up to date.  There is one exception: the first answer to a reader for
+whose request the origin has just named the tail.
 
-A delivery round is the time from the arrival of bytes until every live reader of the stream has been handed them.  It
-starts with the first arrival after the previous round, because arrivals of one turn of the loop go out together.
-Arrivals without readers make no round.
+Bytes that arrive in one iteration of the event loop are delivered together, in one round.  `DeliveryTimes` measures a
+round from the first arrival until all live readers have been sent the bytes.
 
-`Cursors` has the cursors of one stream's live readers (section 8.1): those that wait together get the shared one, so
-that they return with one request.  The shared cursor is above every cursor that a client has shown.  Clients whose
-cursors are far ahead share another one, so that they do not draw ordinary clients up to it.  `gateway.protocol.cursor`
-has the arithmetic; `gateway.engine.live_start` asks for cursors.
+`Cursors` assigns cursors to live readers (Durable Streams section 8.1).  Readers that wait together get the same
+cursor, so that their next requests have the same URL.  The shared cursor is greater than any that a client has sent.
+Clients whose cursors are far ahead of the time share a separate cursor, which does not raise the ordinary one.
 """
 
 from __future__ import annotations
@@ -42,10 +39,10 @@ from gateway.upstream.call import Source
 from gateway.upstream.flight import Head, NotShareable
 
 _REACH: Final = 1_000
-"""If a client's cursor is more intervals ahead than this, it does not raise the shared cursor."""
+"""A client's cursor that is more intervals ahead than this does not raise the shared cursor."""
 _HIGH_REACH: Final = 1 << 40
-"""If a cursor is more intervals ahead than this, it does not raise the cursor of far-ahead clients either.  Events can
-never advance a cursor this far, and the bound is far below the largest valid cursor."""
+"""A cursor that is more intervals ahead than this does not even raise the cursor of far-ahead clients.  No cursor gets
+here by regular increments, and the largest valid cursor is much greater."""
 
 
 class Cursors:
@@ -57,13 +54,13 @@ class Cursors:
         self._wall = wall
         self._floor = 0
         self._high_floor = 0
-        """The least cursor of clients whose cursors are far ahead.  Each answer advances the clients that read on."""
+        """The greatest cursor of the far-ahead clients."""
 
     def __repr__(self) -> str:
         return f"<Cursors {self.shared()}>"
 
     def note(self, cursor: str | None, wall: float) -> None:
-        """Record a client's cursor, so that shared frames carry a greater one."""
+        """Record a client's cursor, so that shared frames have a greater one."""
         value = parse_cursor(cursor)
         if value is None:
             return
@@ -74,16 +71,15 @@ class Cursors:
             self._high_floor = max(self._high_floor, value)
 
     def is_far(self, cursor: int) -> bool:
-        """Whether a client that showed this cursor shares the cursor of the far-ahead clients."""
+        """Whether a client with this cursor shares the cursor of the far-ahead clients."""
         return interval(self._wall()) + _REACH < cursor <= self._high_floor
 
     def shared(self) -> int:
-        """The cursor that shared frames carry now."""
+        """Return the cursor of shared frames now."""
         return self._shared_at(self._wall())
 
     def next_for(self, client: str | None, wall: float, rng: random.Random) -> str:
-        """The cursor of the next frame for a client that showed the cursor `client`: the shared one, unless the
-        client's is higher."""
+        """Return the next cursor for a client that has sent the cursor `client`: the shared one if it is greater."""
         shared = self._shared_at(wall)
         own = parse_cursor(client)
         if own is None or own < shared:
@@ -95,7 +91,7 @@ class Cursors:
 
 
 class DeliveryTimes:
-    """The rounds of one topic.  `now` gives monotonic seconds."""
+    """Measures the delivery rounds of one topic.  `now` returns monotonic seconds."""
 
     __slots__ = ("_arrived_at", "_metrics", "_now", "_route")
 
@@ -106,55 +102,54 @@ class DeliveryTimes:
         self._arrived_at: float | None = None
 
     def arrived(self) -> None:
-        """Record that bytes have arrived for the readers."""
+        """Begin a round, unless one has begun."""
         if self._arrived_at is None:
             self._arrived_at = self._now()
 
     def delivered(self, readers: int) -> None:
-        """Record that `readers` live readers were handed all bytes that had arrived."""
+        """End the round: `readers` live readers have been sent all bytes."""
         arrived_at, self._arrived_at = self._arrived_at, None
         if arrived_at is not None and readers:
             self._metrics.delivered(readers, self._now() - arrived_at, self._route)
 
 
 BEATS: Final = 16
-"""A topic's one timer beats this often per heartbeat interval, so that its readers need no timers."""
+"""The number of beats per heartbeat interval.  A topic's one timer beats for all readers, which need no timers."""
 
 
 class OriginAccess(Protocol):
-    """A topic's access to its origin, with the credentials of its first reader."""
+    """Requests to the origin of a topic's stream, with the credentials of its first reader."""
 
     @property
     def source(self) -> Source:
-        """The stream at its origin."""
+        """The stream's address and headers at the origin."""
 
     async def fetch(self, at: str | None) -> Head:
-        """Read the offset, or the metadata alone, at the origin; the bytes are on the tape when it returns."""
+        """Fetch the bytes after `at` and store them, or send a HEAD if `at` is None."""
 
     async def fill(self, topic: Topic, at: str) -> bool:
-        """Fetch the bytes after an offset of the topic if the follower will not bring them; return whether that changed
-        anything."""
+        """Fetch the bytes after `at`, unless the follower is about to receive them; return whether any were stored."""
 
     def why_alone(self, status: int, headers: Headers) -> NotShareable | None:
-        """Why a live answer of the origin may not be shared; None if it may."""
+        """Return why a live reply of the origin may not be shared; None if it may."""
 
     def record_verdict(self, why: NotShareable | None) -> None:
-        """Record why the origin's live answers may not be shared; None once one has proved to be shareable."""
+        """Record for the route why live replies may not be shared; None if one was shareable."""
 
 
 class LiveTimes(NamedTuple):
-    """A route's times for live reads, in seconds."""
+    """The configured times of a route's live reads, in seconds."""
 
     lifetime_s: float
     heartbeat_s: float
     linger_s: float
     heard_s: float = 0.0
-    """How long, after the live request was last heard from, catch-up reads may repeat its tail; 0 if they must ask the
-    origin."""
+    """How long catch-up reads may use the follower's tail after its request last received anything.  With 0 they ask
+    the origin."""
 
 
 class Topic:
-    """The live state of one stream.  Owner: the `LiveTopics` table; the follower moves it."""
+    """The live state of one stream.  Owner: `LiveTopics`.  The follower reports its progress by `moved` and `lost`."""
 
     def __init__(
         self,
@@ -171,39 +166,42 @@ class Topic:
         self.times = times
         self._wall = wall
         self.is_refused = False
-        """Whether the origin has refused the source's headers."""
+        """Whether the origin has refused a request with `access`, maybe for its credentials."""
         self.not_shareable: NotShareable | None = None
-        """Why the origin's live answers may not be shared, once that is known."""
+        """Why the origin's live replies may not be shared; None while they may."""
         self.readers = 0
         self.revalidated_at = -math.inf
-        """When the live request was last restarted by `LiveTopics.revalidate`."""
+        """When `LiveTopics.revalidate` last restarted the follower (monotonic seconds)."""
         self.position: str | None = None
+        """The offset that the follower has reached; None before it has connected."""
         self.is_confirmed = False
+        """Whether `position` is the tail, as the origin has said on the follower's open request."""
         self.connects_until = -math.inf
-        """Until when a read that asks for the tail may wait for the live request to be confirmed."""
+        """Until when a read that needs the tail may wait for `is_confirmed` (monotonic seconds)."""
         self.ended: End | None = None
         self.failure: GatewayError | None = None
-        """Why the follower is not connected, if it failed."""
+        """Why the follower's last request failed; None once it is connected again."""
         self.changed = Signal()
         self.beats = 0
-        """Beats so far, by which readers measure how long they have been silent."""
+        """The number of beats so far.  Readers use it as a clock for their heartbeats."""
         self.readers_now: set[LiveReader] = set()
-        """The readers pumped when the topic changes; all other readers wait for `changed`."""
+        """The readers to pump when the topic changes.  Readers with a task wait for `changed` instead."""
         self.extra_clients = 0
-        """Clients in `readers_now` beyond one per reader."""
+        """The number of clients of `readers_now` in excess of one per reader."""
         self._is_flushing = False
         self.steps: dict[str, LiveStep] = {}
-        """The step sent at each offset while readers are pumped.  It is made once for all readers at the offset."""
+        """The step for each offset, made once per round for all readers at the offset."""
         self.is_pumping = False
+        """Whether a round is being delivered."""
         self._answers: dict[object, object] = {}
         self._answers_version: Version | None = None
-        """The stream's version that shared answers are valid for; None if they are valid for one round."""
+        """The stream's version for which `_answers` are valid; None if they are valid for one round."""
         self._answers_second = 0
-        """The second in the Date of shared answers (Unix seconds)."""
+        """The time in the Date header of `_answers` (Unix seconds)."""
         self.answers_cursor = 0
-        """The cursor of shared answers.  Clients that showed an equal or higher cursor get separate answers."""
+        """The cursor of `_answers`.  A client with an equal or greater cursor gets a separate answer."""
         self.to_account: list[tuple[LiveReader, object]] = []
-        """Readers that were answered in this round.  All are answered before any is accounted for."""
+        """Readers answered in this round, to be counted in metrics and logs after all have been answered."""
         self.cursors = Cursors(wall)
         self.frames = Frames(stream, all_kept)
 
@@ -211,10 +209,10 @@ class Topic:
         state = "confirmed" if self.is_confirmed else "unconfirmed"
         return f"<Topic {self.readers} readers, {state} at {self.position}>"
 
-    # -- the follower's side
+    # -- for the follower
 
     def moved(self, position: str, now: float, *, is_confirmed: bool) -> None:
-        """Record that the follower is at `position`, and wake all readers."""
+        """Record that the follower has reached `position`, and wake all readers."""
         if self.position is not None and position != self.position and self.readers_now:
             self._delivery_times.arrived()
         self.position = position
@@ -225,18 +223,17 @@ class Topic:
         self._fire()
 
     def heard(self, now: float) -> None:
-        """Record that the live request is alive, so that its statement of the tail still holds."""
+        """Record that the follower's request has received something, so that its tail is still valid."""
         if self.is_confirmed and self.position is not None and self.times.heard_s:
             self.stream.saw_tail(Sighting(self.position, now, now + self.times.heard_s))
 
     def tail_named(self, tail: str, asked_at: float) -> None:
-        """Record that the origin has named the tail to another request, sent at `asked_at`."""
+        """Record that the origin has named `tail` to another request, which was sent at `asked_at`."""
         if self.position is not None and self.stream.tape.resolve(self.position) == tail:
             self.heard(asked_at)
 
     def lost(self, now: float, failure: GatewayError | None) -> None:
-        """Record that the live request is closed, as planned or because of `failure`.  The tail is unknown from now
-        on."""
+        """Record that the follower's request has ended, regularly or with `failure`.  The tail becomes unknown."""
         if self.is_confirmed:
             self.stream.lost_tail()
         self.is_confirmed = False
@@ -246,12 +243,12 @@ class Topic:
             self._fire()
 
     def given_up(self) -> None:
-        """No live request will bring more bytes: readers fetch the bytes that they still need."""
+        """Make readers fetch missing bytes themselves, because the stream is no longer followed."""
         self.position = None
         self._fire()
 
     def end_readers(self, why: End) -> None:
-        """The stream has ended: end every reader at once."""
+        """End all readers, because the stream has ended."""
         self.ended = why
         self.is_confirmed = False
         self.stream.unfollowed(self.stream.contacted_at)
@@ -261,13 +258,13 @@ class Topic:
     def _fire(self) -> None:
         self.changed.fire()
         if self.readers_now and not self._is_flushing:
-            # Events that arrive in one turn of the loop go out in one write.
+            # Deliver in the next iteration of the loop, so that events which arrive together go out in one write.
             self._is_flushing = True
             asyncio.get_running_loop().call_soon(self._flush, context=DETACHED)
 
     def _flush(self) -> None:
         self._is_flushing = False
-        # The stream cannot change during this loop: pumping is synchronous.
+        # Pumping is synchronous, so the stream cannot change meanwhile and readers can share steps.
         self.steps = {}
         self._begin_answers()
         self.is_pumping = True
@@ -281,7 +278,7 @@ class Topic:
                     drop_failed(reader)
         finally:
             self.steps = {}
-            # Shared answers hold bytes that the tape may drop.
+            # Do not keep bytes in memory that the tape may drop.
             self._answers, self._answers_version = {}, None
             self.is_pumping = False
             self._account_all()
@@ -296,8 +293,11 @@ class Topic:
                 drop_failed(reader)
 
     def shared_answers(self) -> dict[object, object]:
-        """Answers to long-polls, by the values that determine them.  While readers are pumped, answers are valid for
-        that round.  At other times they are valid until something that they state changes, including their Date."""
+        """Return a dictionary of finished long-poll answers, for callers to use and to fill.
+
+        Its keys are the values on which an answer depends.  During a delivery round the answers are valid for the
+        round.  At other times they are valid until the stream's state or the Date header changes.
+        """
         if not self.is_pumping:
             stream = self.stream
             seen, second = self._answers_version, int(self._wall())
@@ -310,7 +310,7 @@ class Topic:
         self.answers_cursor = self.cursors.shared()
 
     def beat(self) -> None:
-        """One beat of the heartbeat interval has passed."""
+        """Let readers send heartbeats.  Called `BEATS` times per heartbeat interval."""
         self.beats += 1
         for reader in tuple(self.readers_now):
             try:
@@ -319,28 +319,29 @@ class Topic:
                 drop_failed(reader)
 
     def wake(self) -> None:
-        """Make every live reader check the topic again."""
+        """Make all live readers check the stream's state again."""
         self._fire()
 
-    # -- the readers' side
+    # -- for the readers
 
     def is_current(self, at: str) -> bool:
-        """Whether an answer may say that a reader with everything before `at` is up to date."""
+        """Whether an answer that ends at `at` may be marked up to date."""
         tape = self.stream.tape
         return (
             self.is_confirmed
             and self.position is not None
             and tape.resolve(self.position) == at
-            # Another reply or a write may have named a tail that the follower has not reached.
+            # Another reply, or a write, may have named a later tail.
             and (tape.tail is None or not is_before(at, tape.resolve(tape.tail)))
             and self.stream.holds_acknowledged(at)
         )
 
     def step(self, at: str, said_up_to_date: bool, least_cursor: int, first: FirstTail | None = None) -> LiveStep:
-        """The next step of a reader at `at`; `least_cursor` is the least cursor that its frames may carry.  `first` is
-        the tail that the origin has named to a reader that begins now.
+        """Return the next bytes for a reader at `at`.
 
-        While readers are pumped, a step with the shared cursor is left in `steps`.
+        `said_up_to_date`: the reader's last control event said so.  `least_cursor`: the least cursor for its frames.
+        `first`: the tail that the origin has named for a reader that starts now.  During a delivery round, a step that
+        other readers can use is also kept in `steps`.
         """
         shared = self.cursors.shared()
         cursor = max(shared, least_cursor)
@@ -358,7 +359,7 @@ class Topic:
                     chunk(frame), len(frame), end, is_current, cursor, is_closed, is_current and not is_closed
                 )
             if self.is_pumping and cursor == shared and first is None:
-                # Keep the step of a large event, too, because readers that take the event whole do not keep it.
+                # Keep steps with a large event too: a `LargeEvent` is encoded again once no reader refers to it.
                 self.steps[at] = step
             return step
         if is_closed or (is_current and not said_up_to_date):
@@ -367,14 +368,14 @@ class Topic:
         return LiveStep(b"", 0, end, said_up_to_date, cursor, needs_fill=self.is_missing(end))
 
     def is_missing(self, at: str) -> bool:
-        """Whether the bytes after `at` must be fetched: `at` is neither the tail nor the follower's position."""
+        """Whether the bytes after `at` must be fetched, because `at` is neither the tail nor the follower's position."""
         tape = self.stream.tape
         if self.position is not None and tape.resolve(self.position) == at:
             return False
         return not tape.has_seen(at) or (tape.tail is not None and is_before(at, tape.tail))
 
     def last_step(self, large: LargeEvent, least_cursor: int) -> LiveStep:
-        """The control event after a large event.  It describes the stream now, not at the beginning of the event."""
+        """Return the control event after a large event.  It describes the stream's state now."""
         end, cursor = large.end, max(self.cursors.shared(), least_cursor)
         is_current, is_closed = self.is_current(end), self.stream.tape.is_closed_at(end)
         frame = self.frames.control(end, is_current=is_current, is_closed=is_closed, cursor=str(cursor))

@@ -1,8 +1,10 @@
-"""The topics of Durable Streams, and when each is followed.
+"""The topics of Durable Streams: they are created for live readers, and their followers started and stopped.
 
-The live table (`gateway.live.table`) has what all topics have in common.  A topic here may also be *hot*: followed
-because catch-up reads ask for its tail more often than a live request would.  It stays hot while it is read often
-enough, which is checked every `_COOLING_S`.  Hot topics take at most half of the streams that may be followed.
+`gateway.live.table` has the part that these topics share with those of S2.
+
+A topic can also be *hot*.  If catch-up reads often ask the origin for the tail of a stream, one live request is
+cheaper.  The stream is then followed even without live readers.  Every `_COOLING_S` the topic is checked, and removed
+if the stream was read too rarely.  Hot topics take at most half of the live requests.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from gateway.upstream.asking import Upstream
 from gateway.upstream.flight import StreamHead
 
 _CONNECTING_S = 0.5
-"""How long a read that asks for the tail may wait for a live request that has just been started."""
+"""How long a read that needs the tail may wait for a follower that has just been started."""
 _COOLING_S = 10.0
 _REVALIDATION_PAUSE_S = 1.0
 _FOLLOWER_PATIENCE_S = 1.0
-"""How long a follower may lag behind an acknowledged write that readers wait for."""
+"""How long a follower may take to receive an acknowledged write."""
 
 
 class LiveTopics:
@@ -51,7 +53,7 @@ class LiveTopics:
         self._tasks = surroundings.tasks
         self._rng = surroundings.rng
         self.table = table
-        """The live table, in which the topics are."""
+        """The table that counts readers and live requests for these topics."""
         self._topics: dict[Stream, Topic] = {}
         self._kept_frames = KeptFrames()
         self._expiries: dict[Topic, Timer] = {}
@@ -67,26 +69,28 @@ class LiveTopics:
         return f"{len(self._topics)} topics, {followed} followed, {readers} readers"
 
     def topics(self) -> Iterable[Topic]:
-        """Every topic, the oldest first."""
+        """Return all topics, the oldest first."""
         return self._topics.values()
 
     def find_topic(self, stream: Stream) -> Topic | None:
-        """The stream's topic, or None."""
+        """Return the stream's topic; None if it has none."""
         return self._topics.get(stream)
 
     @property
     def hot_count(self) -> int:
-        """The number of streams followed because of catch-up reads."""
+        """The number of hot topics."""
         return len(self.table.hot)
 
     def confirmed_at(self, stream: Stream, at: str) -> Topic | None:
-        """The stream's topic if its follower is confirmed at `at`."""
+        """Return the stream's topic if its follower has confirmed `at` as the tail, else None."""
         topic = self._topics.get(stream)
         return topic if topic is not None and topic.is_confirmed and self._is_at(topic, at) else None
 
     def attach(self, stream: Stream, access: OriginAccess, times: LiveTimes) -> Topic:
-        """Join the stream's topic, creating it if there is none.  The caller must call `detach`; `follow` starts the
-        follower."""
+        """Add a live reader to the stream's topic, and return the topic.  Create it if there is none.
+
+        The caller must call `detach` when the reader ends.  This does not start the follower; `follow` does.
+        """
         topic = self._topics.get(stream)
         if topic is None:
             topic = self._topics[stream] = Topic(
@@ -100,22 +104,27 @@ class LiveTopics:
             self.table.add_topic(topic, times.heartbeat_s / BEATS, partial(self._removed, topic))
             self.watch_expiry(stream)
         if topic.is_refused:
-            # With shared credentials the first reader's may have been revoked: use those of the new reader.
+            # The first reader's credentials may have been revoked.  Use those of the new reader.
             topic.access, topic.is_refused = access, False
         self.table.attach(topic)
         return topic
 
     def join(self, stream: Stream) -> Topic | None:
-        """Join the stream's topic if it is followed and shareable, else return None; the caller must call `detach`."""
+        """Add a live reader to the stream's topic if the stream is followed, else return None.
+
+        The caller must call `detach` when the reader ends.
+        """
         topic = self._topics.get(stream)
         if topic is None or topic.not_shareable is not None or topic.is_refused:
             return None
         return topic if self.table.attach_followed(topic) else None
 
     def follow(self, topic: Topic) -> None:
-        """Start following the topic's stream.  Call this only for readers that wait.  A reader that is answered at once
-        would leave a live request behind each time it comes with a new query.  Raises TooManyFollowed, ShortOfMemory or
-        TooManyRequests."""
+        """Start the follower of the topic's stream, unless it runs.  Raises the errors of `LiveTable.make_room`.
+
+        Call this only for readers that wait.  Otherwise a client could start many live requests by reads that are
+        answered at once, each with a new query.
+        """
         if not self.table.is_followed(topic) and topic.stream.tape.closed_at is None:
             net = topic.access.source.client
             self.table.make_room(net, topic)
@@ -129,8 +138,7 @@ class LiveTopics:
             self.expect(topic.stream)
 
     def heat(self, topic: Topic, per_s: float) -> None:
-        """Follow the stream while it is read at least half of `per_s` times a second; do nothing if there is no
-        room."""
+        """Make the topic hot while its stream has at least `per_s` / 2 reads a second.  Do nothing without room."""
         table, net = self.table, topic.access.source.client
         if topic in table.hot or topic.stream.tape.closed_at is not None or not table.has(topic):
             return
@@ -156,13 +164,13 @@ class LiveTopics:
         self.table.hot[topic] = self._clock.call_later(_COOLING_S, cool)
 
     def cool_all(self) -> None:
-        """Stop following for catch-up reads: the gateway is draining."""
+        """End all hot topics without live readers, because the gateway is draining."""
         for topic in list(self.table.hot):
             self.table.hot.pop(topic).cancel()
             self.table.remove_unused(topic)
 
     async def until_connected(self, stream: Stream) -> None:
-        """Wait briefly until a live request that has just been started is confirmed or fails."""
+        """Wait briefly until a follower that has just been started has the tail confirmed, or fails."""
         topic = self._topics.get(stream)
         while topic is not None and not topic.is_confirmed and topic.failure is None and self.table.is_followed(topic):
             left = topic.connects_until - self._clock.now()
@@ -170,22 +178,23 @@ class LiveTopics:
                 return
 
     def tail_named(self, stream: Stream, tail: str, asked_at: float) -> None:
-        """The origin has named the stream's tail to another request, sent at `asked_at`."""
+        """Record that the origin has named `tail` to another request, which was sent at `asked_at`."""
         topic = self._topics.get(stream)
         if topic is not None:
             topic.tail_named(tail, asked_at)
 
     def vary_by_origin(self, stream: Stream) -> None:
-        """From now on, share the stream only among requests without an Origin header.  Long-polls with an Origin header
-        are relayed."""
+        """Share the stream only among requests without an Origin header from now on.  Other requests are relayed."""
         if not stream.varies_by_origin:
             self._store.vary_by_origin(stream)
             if (topic := self._topics.get(stream)) is not None:
                 topic.wake()
 
     def expect(self, stream: Stream) -> None:
-        """Expect the follower to bring an acknowledged write soon.  If it does not, it has stalled: one fetch then gets
-        the bytes for all readers, and the live request is restarted."""
+        """Check after a while whether the follower has received the latest acknowledged write.
+
+        If not, the follower has stalled.  One fetch then gets the bytes for all readers, and the follower is restarted.
+        """
         topic = self._topics.get(stream)
         acked = stream.acked
         if topic is None or topic in self._stalls or not self.table.is_followed(topic):
@@ -222,20 +231,22 @@ class LiveTopics:
             self.expect(topic.stream)
 
     def watch_expiry(self, stream: Stream) -> None:
-        """End the live readers at the stream's absolute expiry, because an origin may leave a live request open past
-        it.  Called whenever the origin has reported the lifetime."""
+        """Set a timer that ends the live readers at the stream's absolute expiry.
+
+        An origin may leave a live request open after the expiry.  Called whenever the origin has reported the lifetime.
+        """
         topic = self._topics.get(stream)
         life = stream.expiry.latest
         if topic is None or life is None or life.expires_at is None:
             return
-        # Set again each time: the expiry may have come nearer.
+        # The expiry may be earlier than before.
         if (timer := self._expiries.pop(topic, None)) is not None:
             timer.cancel()
         delay_s = life.expires_at - self._clock.wall()
         self._expiries[topic] = self._clock.call_later(delay_s, lambda: self._check_expiry(topic))
 
     def _check_expiry(self, topic: Topic) -> None:
-        """Drop the stream if it has expired; its lifetime may have changed since the timer was set."""
+        """Drop the stream if it has expired.  Its lifetime may have changed since the timer was set."""
         del self._expiries[topic]
         if topic.stream.expiry.has_passed(self._clock.wall()):
             self.drop_stream(topic.stream, End.EXPIRED)
@@ -259,7 +270,7 @@ class LiveTopics:
             self.drop_stream(topic.stream, why)
 
     def detach(self, topic: Topic) -> None:
-        """Remove a reader from the topic."""
+        """Remove a live reader from the topic."""
         self.table.detach(topic, topic.times.linger_s)
 
     def _removed(self, topic: Topic) -> None:
@@ -272,19 +283,19 @@ class LiveTopics:
         topic.lost(self._clock.now(), None)
 
     def end_readers(self, stream: Stream, why: End) -> None:
-        """The stream's record has ended: end its live readers."""
+        """End the live readers of a stream that has ended."""
         topic = self._topics.get(stream)
         if topic is not None:
             topic.end_readers(why)
             self.table.remove(topic)
 
     def drop_stream(self, stream: Stream, why: End) -> None:
-        """End the stream's record and its live readers."""
+        """End the stream and its live readers."""
         if self._store.drop_stream(stream, why):
             self.end_readers(stream, why)
 
     def restart(self, stream: Stream) -> None:
-        """Restart the stream's live request: the stream may have changed in a way that the request does not show."""
+        """Restart the stream's follower, because its open request may not show that the stream was replaced."""
         topic = self._topics.get(stream)
         if topic is None:
             return
@@ -294,18 +305,19 @@ class LiveTopics:
         elif not topic.readers_now or topic.not_shareable is not None:
             return
         else:
-            # The stream was closed.  A reader may still be receiving its last bytes, and the closure may have been
-            # forgotten.  If there is no room for one more live request, the reader's own fetch finds out whether the
-            # stream is still closed.
+            # The stream had been closed, and a reader is still receiving its last bytes.  The closure may have been
+            # forgotten since.  If no live request is available, the reader's own fetch shows the stream's state.
             with suppress(GatewayError):
                 self.follow(topic)
         if not self.table.is_followed(topic):
-            # Nothing follows a stream that is known to be closed, even if its last bytes have not arrived.
+            # A closed stream is not followed, even if its last bytes have not been received.
             topic.given_up()
 
     def revalidate(self, stream: Stream) -> None:
-        """`restart` now, or one second after the last restart.  Failing writes lead here and any client can send them,
-        hence the pause."""
+        """Restart the follower, but at most once per `_REVALIDATION_PAUSE_S`.
+
+        The limit is necessary because any client can cause restarts by writes that fail.
+        """
         topic = self._topics.get(stream)
         if topic is None or topic in self._revalidations:
             return
@@ -321,7 +333,7 @@ class LiveTopics:
         self.restart(topic.stream)
 
     def drain_readers(self, spread_s: float, within_s: float) -> None:
-        """Drain every live reader, spread over `spread_s` seconds, the last of them within `within_s`."""
+        """Drain all live readers at random times within `spread_s` seconds.  All must end within `within_s`."""
         self.cool_all()
         for topic in list(self._topics.values()):
             for reader in tuple(topic.readers_now):
@@ -330,7 +342,7 @@ class LiveTopics:
             topic.wake()
 
     def stay(self) -> None:
-        """Undo the drain: live readers that have not ended yet go on."""
+        """Give the remaining live readers a new lifetime, because the drain was cancelled."""
         for topic in self._topics.values():
             for reader in tuple(topic.readers_now):
                 reader.stay(topic.times.lifetime_s * self._rng.uniform(0.8, 1))

@@ -1,10 +1,11 @@
-"""The pace of walks that make no progress.
+"""Pauses between fetches of a stream while the origin's replies make no progress.
 
-Without a pause, an origin whose answers are empty and never say that they reach the tail would be asked again as fast
-as it answers, for as long as one reader waits.  So each empty answer delays the next fetch of the stream, which all its
-readers share: the first few cost no pause, then the pause doubles.  An answer with few bytes is progress, and legal
-where messages are small, so only the rate of such answers is bounded.  An answer with a usual number of bytes, or one
-that reaches the tail, ends either pause.
+A walk is a series of fetches that reads a stream up to its tail.  A faulty origin may send empty replies that never
+reach the tail.  Without a pause, the gateway would ask such an origin in a tight loop while any reader waits.
+
+An empty reply therefore delays the next fetch.  The first few cause no pause; then the pause doubles with each reply.
+A reply with few bytes is legal, because messages may be small, so only the rate of such replies is bounded.  A reply
+that reaches the tail or has more bytes resets both.
 """
 
 from __future__ import annotations
@@ -17,35 +18,35 @@ from gateway.limits.memory import evict_oldest
 from gateway.tape.stream import Stream
 
 LITTLE_BYTES: Final = 256
-"""An answer short of the tail with fewer bytes is little progress."""
+"""A reply short of the tail with fewer bytes than this is a small reply."""
 LITTLE_PER_S: Final = 200.0
-"""Answers with little progress that a stream's fetches may bring in a second, after the first `LITTLE_BURST`."""
+"""The number of small replies a second that one stream's fetches may have, after `LITTLE_BURST`."""
 LITTLE_BURST: Final = 256
-"""Answers with little progress that may come at once without a pause."""
+"""The number of small replies in a row that cause no pause."""
 _FREE: Final = 8
-"""Consecutive empty answers that cause no pause."""
+"""The number of consecutive empty replies that cause no pause."""
 _FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 _FORGET_S: Final = 10.0
-"""After this time without a fetch, in seconds, the earlier answers of a stream are forgotten."""
+"""The seconds without a fetch after which the earlier replies of a stream are forgotten."""
 _MOST_STREAMS: Final = 4_096
-"""The most streams that are paced at once; the oldest are forgotten."""
+"""The most streams with a pace.  The least recently fetched are forgotten."""
 
 
 @dataclass(slots=True)
 class _Walk:
     empty: int = 0
-    """Consecutive empty answers."""
+    """The number of consecutive empty replies."""
     little: float = 0.0
-    """The level of a leaky bucket of answers with few bytes or none, which leaks `LITTLE_PER_S`."""
+    """The level of a leaky bucket to which each small or empty reply adds 1, and which leaks `LITTLE_PER_S`."""
     at: float = 0.0
     """When the latest fetch ended (monotonic seconds)."""
     pause_s: float = 0.0
-    """Seconds from then until the next fetch may be sent."""
+    """The seconds after `at` until the next fetch may be sent."""
 
 
 class WalkPace:
-    """The progress of the latest fetches of each stream.  All times are monotonic seconds."""
+    """The progress of the latest fetches of each stream.  Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._walks: OrderedDict[Stream, _Walk] = OrderedDict()
@@ -54,7 +55,7 @@ class WalkPace:
         return f"<WalkPace of {len(self._walks)} streams>"
 
     def pause_s(self, stream: Stream, now: float) -> float:
-        """How long the next fetch of the stream has to wait."""
+        """Return the seconds that the next fetch of the stream must wait."""
         walk = self._walks.get(stream)
         return max(0.0, walk.at + walk.pause_s - now) if walk is not None else 0.0
 

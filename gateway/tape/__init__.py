@@ -1,1 +1,1 @@
-"""The cache: blocks of bytes, an index of offset tokens, and eviction under a byte budget."""
+"""The cache: the bytes of streams, an index of their offsets, and eviction under a byte budget."""

@@ -1,7 +1,7 @@
-"""A body on its way to a tape: the cache's budget is charged for it while it arrives.
+"""The cache budget's charge for a response body that is still being received.
 
-So a large body evicts other streams bit by bit, as its bytes arrive, and not thousands of them at once when it is
-stored.  The body's own stream makes no room for it.
+A large body thereby evicts other streams gradually, as its bytes arrive.  If the budget were charged only when the body
+is stored, thousands of streams might be evicted in one call.  The body's own stream is not evicted for the body.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 
 _LARGEST_SHARE = 2
-"""Arriving bodies take up to 1 / this of the budget.  Further bytes are held for their readers only."""
+"""All arriving bodies together take at most 1 / `_LARGEST_SHARE` of the budget.  Further bytes go to the waiting
+readers, but are not stored."""
 
 
 class Arriving:
-    """The budget's charge for one body, which is to be stored on `stream`.  `release` must be called."""
+    """The budget's charge for one body that will be stored on `stream`.  The caller must call `release` at the end."""
 
     __slots__ = ("_store", "_stream", "size")
 
@@ -22,13 +23,13 @@ class Arriving:
         self._store = store
         self._stream = stream
         self.size = 0
-        """Bytes that are charged."""
+        """The bytes charged so far."""
 
     def __repr__(self) -> str:
         return f"<Arriving {self.size} bytes>"
 
     def grow(self, size: int) -> bool:
-        """Charge `size` more bytes; False, with nothing charged, if there is no room for them."""
+        """Charge `size` more bytes.  Charge nothing and return False if the budget has no room for them."""
         store = self._store
         if store.arriving + size > store.budget_bytes // _LARGEST_SHARE or not store.lend(size, self._stream):
             return False
@@ -38,11 +39,11 @@ class Arriving:
 
     @property
     def has_room(self) -> bool:
-        """Whether arriving bodies have not used up their part of the budget."""
+        """Whether all arriving bodies together are below their bound."""
         return self._store.arriving < self._store.budget_bytes // _LARGEST_SHARE
 
     def release(self) -> None:
-        """Charge nothing more: the body is about to be stored, or will not be."""
+        """Return the whole charge to the budget, just before the body is stored or discarded."""
         size, self.size = self.size, 0
         if size:
             self._store.arriving -= size

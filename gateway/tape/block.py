@@ -1,10 +1,9 @@
-"""A block: one run of a stream's bytes, with the offset tokens inside it.
+"""A block: one run of a stream's bytes, and the positions of the offset tokens in it.
 
-A block grows only at its end, and only while it is the last of its chain and small.  Bytes handed out of it never
-change, because its pieces are immutable `bytes`.  It knows nothing of tapes: positions in, bytes out.
+A block grows only at its end, until it has `SEAL_BYTES`.  Its pieces are immutable `bytes`, so a reader can keep them.
 
-A JSON stream is kept as the inside of an array, `v1,v2,v3`.  A token between two messages has the position of the comma
-before the second one, so `cut` drops a leading comma and joining runs needs no other rule.
+The messages of a JSON stream are kept as the inside of an array, `v1,v2,v3`.  The token between two messages has the
+position of their comma.  `cut` therefore drops a comma at its start.
 """
 
 from __future__ import annotations
@@ -14,23 +13,24 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 SEAL_BYTES = 1 << 20
-"""A block of at least this size is sealed: the next append starts another."""
+"""A block of at least this size is sealed: the next append starts a new block."""
 
 _PIECE_BYTES = 1 << 14
-"""Appends are merged into one piece up to this size: an 8 KB copy on average, against a list slot per tiny message."""
+"""Appends are merged into pieces of up to this size.  A merge copies 8 KB on average.  A list slot for each small
+message would cost more."""
 
 
 class Cut(NamedTuple):
-    """Bytes cut out of a block."""
+    """Consecutive bytes of a block."""
 
     pieces: list[bytes]
     copied: int
-    """How many of these bytes the block does not share, now or as soon as it grows: keeping the pieces costs that much
-    memory beside the tape."""
+    """The number of these bytes that are copies, or that the block will replace by a copy when it grows.  A holder of
+    the pieces needs this much memory in addition to the block's."""
 
 
 class Block:
-    """The bytes from `start` to `end`, in pieces; `marks` are the positions of the tokens known inside."""
+    """The bytes from the token `start` to the token `end`.  `marks` has the positions of the tokens in between."""
 
     __slots__ = ("_ends", "end", "is_json", "leads", "marks", "pieces", "size", "start", "stored_at")
 
@@ -44,7 +44,7 @@ class Block:
         self.size = 0
         self.marks: list[tuple[int, str]] = [(0, start)]
         self.leads: tuple[str, ...] = ()
-        """Tokens from which the bytes inside may be read, but at which no reading stops."""
+        """Tokens inside the block at which a reading may start, but not end."""
         for piece in pieces:
             self._push(piece)
 
@@ -64,11 +64,11 @@ class Block:
         return self.size >= SEAL_BYTES
 
     def extend(self, end: str, pieces: Sequence[bytes]) -> int:
-        """Grow to `end`; return the position of the old end, which is now a token inside the block."""
+        """Append bytes up to the token `end`; return the position of the previous end, which becomes a mark."""
         position = self.size
         self.marks.append((position, self.end))
         if self.is_json and len(pieces) == 1 and len(pieces[0]) < _PIECE_BYTES:
-            # One piece, so that the preceding piece is copied only once when the comma and the bytes are joined to it.
+            # With comma and bytes in one piece, `_push` copies the preceding piece once instead of twice.
             pieces = (b"," + pieces[0],)
         elif self.is_json:
             self._push(b",")
@@ -82,12 +82,12 @@ class Block:
         insort(self.marks, (position, token))
 
     def unmark(self, is_dropped: Callable[[str], bool]) -> None:
-        """Forget the tokens inside that are dropped."""
+        """Remove the tokens for which `is_dropped` is true."""
         self.marks = [mark for mark in self.marks if not is_dropped(mark[1])]
         self.leads = tuple(token for token in self.leads if not is_dropped(token))
 
     def stop_before(self, position: int, limit: int) -> tuple[int, str] | None:
-        """The last known token in (`position`, `position + limit`], or None if there is none."""
+        """Return the last token in (`position`, `position + limit`] and its position; None if there is none."""
         if self.size - position <= limit:
             return self.size, self.end
         at = bisect_right(self.marks, position + limit, key=lambda mark: mark[0]) - 1
@@ -95,14 +95,14 @@ class Block:
         return (stop, token) if stop > position else None
 
     def stop_after(self, position: int) -> tuple[int, str]:
-        """The first known token after `position`."""
+        """Return the first token after `position`, and its position."""
         marks = self.marks
         if not marks or marks[-1][0] <= position:
             return self.size, self.end
         return marks[bisect_right(marks, position, key=lambda mark: mark[0])]
 
     def cut(self, start: int, stop: int) -> Cut:
-        """The bytes in [`start`, `stop`), without a comma at `start`; whole pieces are not copied."""
+        """Return the bytes in [`start`, `stop`), without a comma at `start`.  Whole pieces are not copied."""
         if self.is_json and start > 0:
             start += 1
         if start >= stop:
@@ -126,7 +126,7 @@ class Block:
         return Cut(out, copied)
 
     def rest(self, position: int, token: str) -> Block:
-        """The bytes after `token`, which lies at `position`, as a block of its own.  It has no `leads`."""
+        """Return a new block with the bytes after `token`, which lies at `position`.  The new block has no `leads`."""
         rest = Block(token, self.end, self.cut(position, self.size).pieces, self.is_json, self.stored_at)
         shift = self.size - rest.size
         rest.marks += [(at - shift, known) for at, known in self.marks if at > position]

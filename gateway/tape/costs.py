@@ -1,7 +1,7 @@
-"""The charges of the cache budget for tapes and records: the allocator's figures for CPython, rounded.
+"""The bytes that the cache budget is charged for objects in memory: figures of CPython's allocator, rounded.
 
-`tests/memory/test_budget.py` measures them.  The pipeline's simulation charges the same, on workers that have the
-standard library and a few packages only: nothing else is imported here.
+`tests/memory/test_budget.py` measures these figures.  The pipeline's simulation uses them as well, on Spark workers
+that have few packages.  Therefore this module imports only the standard library at run time.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ if TYPE_CHECKING:
     from gateway.protocol.sharing import StreamKey
 
 TOKEN_COST: Final = 240
-"""Bytes charged per token in addition to its characters: two dictionary slots, a mark, the string's header.  It
-dominates the cost of small messages."""
+"""Bytes charged per token in addition to its characters: two dictionary slots, a mark, the string's header.  This is
+most of the cost of a small message."""
 BLOCK_COST: Final = 340
 """Bytes charged per block in addition to its bytes and tokens: the object, its lists, a dictionary slot."""
 TAPE_COST: Final = 1_000
 """Bytes charged for an empty tape."""
 STREAM_COST: Final = 800
-"""Bytes charged for a record in addition to the text it holds: the object, its key, dictionary slots."""
+"""Bytes charged per stream in addition to its tape and its texts: the object, its key, dictionary slots."""
 EMPTY_COST: Final = TAPE_COST + STREAM_COST
-"""Bytes charged for a stream of which nothing is held, without the characters of its name."""
+"""Bytes charged for a stream without bytes, in addition to the characters of its name."""
 BODY_SHARE: Final = 2
-"""A body of up to 1 / this of the budget is stored,"""
+"""Only a body of at most 1 / `BODY_SHARE` of the budget is stored."""
 BODY_USUAL_BYTES: Final = 64 << 20
-"""and of up to this, the default of `limits.max_flight_bytes`."""
+"""Only a body of at most this size is stored; the default of `limits.max_flight_bytes`."""
 CODED_COST: Final = 400
-"""Bytes charged per coded body in addition to its data: keys, dictionary slots, the object."""
+"""Bytes charged per compressed body in addition to its data: keys, dictionary slots, the object."""
 CODED_SHARE: Final = 4
-"""Coded bodies take up to 1 / this of the budget,"""
+"""All compressed bodies together take at most 1 / `CODED_SHARE` of the budget."""
 CODED_USUAL_BYTES: Final = 32 << 20
-"""and up to this, the default of `limits.compress_cache_bytes`."""
+"""All compressed bodies together take at most this; the default of `limits.compress_cache_bytes`."""
 CODED_BODY_SHARE: Final = 4
-"""One coded body may take up to 1 / this of what all may."""
+"""One compressed body takes at most 1 / `CODED_BODY_SHARE` of the bound for all of them."""
 ANSWER_COST: Final = 1_200
 """Bytes charged for a remembered answer in addition to its key, heads and body: objects and dictionary slots."""
 ANSWER_SHARE: Final = 8
-"""Remembered answers take up to 1 / this of the budget."""
+"""All remembered answers together take at most 1 / `ANSWER_SHARE` of the budget."""
 SMALL_BYTES: Final = 1 << 14
-"""A body up to this size is held by its remembered answer, once more joined with the head."""
+"""A remembered answer has a copy of a body up to this size, joined with the response head."""
 USUAL_TEXTS: Final = 1_250
-"""About the bytes charged for the text that a stream's record holds: its name, and the headers of the origin."""
+"""The bytes usually charged for the texts of a stream: its name, and the origin's headers."""
 USUAL_COST: Final = EMPTY_COST + BLOCK_COST + USUAL_TEXTS
-"""About the bytes charged for a stream in addition to its bytes and tokens."""
+"""The bytes usually charged for a stream in addition to its bytes and tokens."""
 
 
 @dataclass(slots=True)
 class RouteUsage:
-    """The contents of the streams of one route: tapes, blocks, and bytes of the budget."""
+    """The sums over all streams of one route: tapes, blocks, and bytes of the budget."""
 
     tapes: int = 0
     blocks: int = 0
@@ -68,12 +68,12 @@ _TEXT_COST: Final = 60
 
 
 def key_cost(key: StreamKey) -> int:
-    """Bytes charged for a record that holds nothing but its key."""
+    """The bytes charged for a stream with its key, but without tape and headers."""
     return STREAM_COST + len(key.group.path) + len(key.query) + len(key.partition.readers)
 
 
 def headers_cost(headers: CIMultiDict[str] | None) -> int:
-    """Bytes charged for stored headers.  The dictionary keeps each name twice: as it came, and in lower case."""
+    """The bytes charged for headers.  `CIMultiDict` keeps each name twice: as received, and in lower case."""
     cost = 0
     if headers:
         for name, value in headers.items():
@@ -82,10 +82,10 @@ def headers_cost(headers: CIMultiDict[str] | None) -> int:
 
 
 def surrogate_keys_cost(keys: Collection[str]) -> int:
-    """Bytes charged for surrogate keys.  A key that several streams have is charged to each."""
+    """The bytes charged for a stream's surrogate keys.  A key that several streams share is charged to each."""
     return sum(map(len, keys)) + _SURROGATE_KEY_COST * len(keys)
 
 
 def texts_cost(texts: Iterable[str | None]) -> int:
-    """Bytes charged for other strings; None costs nothing."""
+    """The bytes charged for other strings.  None costs nothing."""
     return sum(_TEXT_COST + len(text) for text in texts if text is not None)

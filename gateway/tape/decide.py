@@ -1,8 +1,8 @@
-"""Decides the next step of a read: whether it may be answered from memory, has to ask the origin, or has to wait.
+"""Decides the next step of a read: answer from memory, ask the origin, or wait.
 
-`decide` does so for Durable Streams and `decide_records` for S2 streams.  Both are total and pure.  Each way of reading
-is a loop over one of them.  The loop takes the bytes or records that memory holds, calls the function for the next
-step, takes that step, and records the result in the read's progress.
+`decide` is for Durable Streams and `decide_records` for S2 streams.  Both functions are pure.  Each kind of read is a
+loop: take the bytes or records in memory, call the function, carry out the step, record the result in the read's
+progress.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ class Question(StrEnum):
     """A question to the origin."""
 
     LIFETIME = "lifetime"
-    """How long the stream lives."""
+    """When does the stream expire?"""
     FACTS = "facts"
-    """Whether the stream exists, and of which type it is."""
+    """Does the stream exist, and what is its content type?"""
     EXISTENCE = "existence"
-    """Whether the path still has the known stream."""
+    """Is the known stream still at the path?"""
     CONFIRMATION = "confirmation"
-    """Whether the origin still has the bytes that are held."""
+    """Does the origin still have the bytes in memory?"""
     TAIL = "tail"
-    """Where the stream ends now."""
+    """Where does the stream end now?"""
     BYTES = "bytes"
-    """The bytes after a position at which memory holds none."""
+    """Which bytes follow a position after which memory has none?"""
 
 
 class Awaited(StrEnum):
-    """The event that a read waits for without a request of its own."""
+    """The event that a read waits for.  The follower is the gateway's own live request for the stream."""
 
     CONNECTION = "connection"
-    """A follower that is connecting, and then names the tail."""
+    """The follower, which is connecting, names the tail."""
     FOLLOWER = "follower"
-    """The bytes that the follower is about to bring."""
+    """The follower receives the missing bytes."""
     CHANGE = "change"
-    """Whatever happens next: the read is live and at the tail."""
+    """The stream changes: a live read waits at the tail."""
 
 
 class Send(NamedTuple):
-    """Answer with the bytes that the read has taken, up to `end`."""
+    """Answer with the bytes taken so far, which end at `end`."""
 
     end: str
     up_to_date: bool = False
     is_closed: bool = False
     stale_s: float | None = None
-    """For how long the tail has been out of date, in seconds, if it is repeated nevertheless (RFC 5861 §3)."""
+    """For a stale answer, the seconds since its tail was last fresh (RFC 5861 §3); otherwise None."""
 
 
 class Ask(NamedTuple):
@@ -68,14 +68,14 @@ class Ask(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Wait; a live read joins the stream's readers."""
+    """Wait for an event.  A live read joins the stream's topic, its group of live readers."""
 
     awaited: Awaited
     at: str
 
 
 class Gone(NamedTuple):
-    """End the read: it may get no held bytes."""
+    """End the read without bytes from memory."""
 
 
 Decision = Send | Ask | Wait | Gone
@@ -83,13 +83,13 @@ GONE: Final = Gone()
 
 
 class FollowedTopic(Protocol):
-    """The part of a stream's topic on which the decision of a read depends."""
+    """The view of a stream's topic that `decide` needs."""
 
     position: str | None
-    """The offset of the follower; None if it is not known."""
+    """The follower's offset; None if it is not known."""
 
     def is_current(self, at: str) -> bool:
-        """Whether an answer may say that a reader with everything before `at` is up to date."""
+        """Whether an answer that ends at `at` may be marked up to date."""
 
     def is_missing(self, at: str) -> bool:
         """Whether the bytes after `at` must be fetched."""
@@ -97,36 +97,36 @@ class FollowedTopic(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """The position of a read, and the origin's statements to it.  Owner: the loop of the read."""
+    """The state of one read.  Owner: the loop of the read."""
 
     start: str
-    """The offset that the client asked for, or a sentinel."""
+    """The offset in the client's request, or a sentinel."""
     at: str
-    """The offset before which the read has everything."""
+    """The offset that the read has reached."""
     version: Version
     """The stream's version when the read began."""
     trust_s: float
-    """For how long the stream is trusted after contact with the origin."""
+    """The seconds for which the stream is trusted after a contact with the origin."""
     max_age_s: float | None = None
-    """The age up to which the client accepts bytes in memory; None if it states none."""
+    """The client's limit for the age of bytes from memory; None if the client sets no limit."""
     is_live: bool = False
     has_bytes: bool = False
     """Whether the read has taken any bytes."""
     has_held: bool = False
-    """Whether some of these bytes were in memory before the read."""
+    """Whether some of these bytes were in memory before the read began."""
     follower: FollowedTopic | None = None
     """The stream's topic, if the read is live and there is one."""
     has_joined: bool = False
-    """Whether the read is live and has joined the topic's readers."""
+    """Whether the read is live and has joined the topic."""
     is_lifetime_asked: bool = False
     """Whether this read has asked the origin for the lifetime, or need not ask."""
     is_there: bool | None = None
-    """Whether the origin has shown to this read that the stream exists unchanged; None if it was not asked."""
+    """The origin's answer to this read's EXISTENCE question; None if the read has not asked it."""
     is_confirmed: bool = False
-    """Whether this read has asked the origin for the bytes in memory."""
+    """Whether this read has asked the origin to confirm the bytes in memory."""
     may_connect: bool = False
-    """Whether the read may wait until a follower names the tail: replies of the route may be followed, and the read has
-    not waited for the connection since it last advanced."""
+    """Whether the read may wait for a follower to name the tail.  It may once after each advance, on routes whose live
+    replies can be shared."""
     has_waited: bool = False
     """Whether the read has waited for the follower since it last advanced."""
     failed_at: float | None = None
@@ -134,7 +134,7 @@ class Progress:
 
 
 def decide(stream: Stream, read: Progress, now: float) -> Decision:
-    """The next step of a read at `now` (monotonic seconds).  Changes nothing and never raises.
+    """Return the next step of a read at `now` (monotonic seconds).  Changes nothing and never raises.
 
     The first row that applies decides.
 
@@ -162,9 +162,9 @@ def decide(stream: Stream, read: Progress, now: float) -> Decision:
     | It has reached the furthest known offset.                    | Ask TAIL             | with bytes: Ask TAIL     |
     | Bytes are missing.                                           | Ask BYTES            | Ask BYTES                |
 
-    A catch-up read is sent nothing from memory before the lifetime is known and the stream is trusted: where the table
-    says Send, the step is Ask LIFETIME or Ask EXISTENCE first.  If these fail, or the type is unknown, the row does not
-    apply.
+    A catch-up read gets bytes from memory only if the lifetime is known and the stream is trusted.  Otherwise, a row
+    with Send first becomes Ask LIFETIME or Ask EXISTENCE.  If the answers do not help, or the type is unknown, the row
+    is skipped.
     """
     if stream.ended is not None or (is_another(stream, read) and not read.is_live):
         return GONE
@@ -174,13 +174,13 @@ def decide(stream: Stream, read: Progress, now: float) -> Decision:
         return _poll(stream, read, now) if read.has_joined else _begin_live(stream, read, now)
     expiry = stream.expiry
     if expiry.is_lost and not read.is_lifetime_asked and expiry.is_wanted(now):
-        # While the lifetime is not known, each write that is concurrent with a PUT may be to another stream.
+        # The lifetime was lost because a write may have replaced the stream.
         return Ask(Question.LIFETIME, read.at)
     return _catch_up(stream, read, now)
 
 
 def _after_failure(stream: Stream, read: Progress, now: float, failed_at: float) -> Decision:
-    """Send held bytes without the tail, if they may be sent."""
+    """Send held bytes, not marked up to date, if they may be sent."""
     may_show = read.has_bytes and outlasts_failure(stream, read, now, failed_at)
     return Send(read.at) if may_show and stream.holds_acknowledged(read.at) else GONE
 
@@ -221,17 +221,16 @@ def _catch_up(stream: Stream, read: Progress, now: float) -> Decision:
 
 
 def _alone(stream: Stream, read: Progress, now: float, send: Send) -> Decision | None:
-    """The answer from memory, or the question that must precede it; None if an answer from memory is not allowed."""
+    """Return `send`, or the question to ask before it; None if an answer from memory is not allowed."""
     if stream.content_type is None:
-        # Writes have named the tail, and no shared reply has named the type, on which an empty answer depends.
+        # Only writes have named the tail so far.  An empty answer depends on the type, which only a read shows.
         return None
     expiry = stream.expiry
     if stream.may_answer_alone(now, read.trust_s) or (read.is_there and expiry.lifetime is not None):
         return send
     if not read.is_lifetime_asked and expiry.is_wanted(now):
         return Ask(Question.LIFETIME, read.at)
-    # A read at the tail costs the origin nothing, renews a sliding TTL there, and shows whether the stream is still
-    # the one that is known.
+    # A read at the tail is cheap for the origin, renews a sliding TTL, and shows whether the stream was replaced.
     return Ask(Question.EXISTENCE, stream.tape.tail or read.at) if read.is_there is None else None
 
 
@@ -276,12 +275,12 @@ def _poll(stream: Stream, read: Progress, now: float) -> Decision:
     return Send(at) if tape.knows_after(at) or tape.is_short(at) else Ask(Question.TAIL, at)
 
 
-# -- the terms of the table
+# -- conditions in the table
 
 
 def is_another(stream: Stream, read: Progress) -> bool:
-    """Whether bytes before and after the read's position may belong to two streams, because the held bytes were
-    forgotten since the read began.  A purge alone does not disturb a read that has taken nothing."""
+    """Whether the stream may have been replaced since the read began, so that its bytes and later ones may not belong
+    together.  A purge alone does not matter to a read that has no bytes yet."""
     seen = read.version
     if seen.same_incarnation_as(stream.version):
         return False
@@ -289,8 +288,10 @@ def is_another(stream: Stream, read: Progress) -> bool:
 
 
 def outlasts_failure(stream: Stream, read: Progress, now: float, wall: float) -> bool:
-    """Whether a read may get held bytes although the origin has failed at `now` (monotonic seconds), which is `wall` in
-    Unix seconds."""
+    """Whether a read may get held bytes although the origin fails.
+
+    `now` (monotonic seconds) and `wall` (Unix seconds) are the time of the failure.
+    """
     if not stream.outlasts_failure(now, wall):
         return False
     if not stream.caching.must_revalidate:
@@ -299,7 +300,7 @@ def outlasts_failure(stream: Stream, read: Progress, now: float, wall: float) ->
 
 
 def known_tail(stream: Stream, max_age_s: float | None, now: float) -> str | None:
-    """The tail, if it may be stated without asking the origin.  The stream's lifetime is not checked."""
+    """Return the tail if an answer may state it without asking the origin, else None.  Does not check the lifetime."""
     tape, seen = stream.tape, stream.sighting
     if tape.closed_at is not None:
         return tape.closed_at
@@ -308,26 +309,29 @@ def known_tail(stream: Stream, max_age_s: float | None, now: float) -> str | Non
     tail = tape.resolve(tape.tail)
     if stream.tail_until(tail) <= now:
         return None
-    # If the client requires a more recent statement of the tail, the origin is asked.
+    # The client may require a more recent statement of the tail.
     oldest = -math.inf if max_age_s is None else now - max(LEAST_AGE_S, max_age_s)
     return tail if seen.seen_at >= oldest else None
 
 
 def is_furthest(stream: Stream, at: str) -> bool:
-    """Whether `at` is the furthest known offset and no more is known to follow."""
+    """Whether `at` is the furthest known offset, and no more bytes are known to follow."""
     tape = stream.tape
     return tape.tail is not None and tape.resolve(tape.tail) == at and not tape.is_short(at)
 
 
 def is_named_tail(stream: Stream, at: str, tail: str, *, is_asked: bool) -> bool:
-    """Whether `at`, up to which a follower has brought all bytes, is the tail because `tail` was named.  If `is_asked`,
-    the origin has named it to this read, else a write has.  An offset past the named tail exists only if the follower
-    has brought bytes since then.  A write that was answered late may have named an earlier tail than the known one."""
+    """Whether `at`, the follower's offset, is the tail because a reply has named `tail`.
+
+    `is_asked`: the origin has named `tail` to this read; otherwise an acknowledged write has.  The acknowledgement of a
+    write may be late and name an earlier tail than the known one, so `at` must also be the furthest offset then.
+    """
     return at == tail and (is_asked or is_furthest(stream, at))
 
 
 def awaited_tail(stream: Stream, at: str, now: float) -> str | None:
-    """The end of an acknowledged write that a trusted follower is about to bring, or None."""
+    """Return the end of an acknowledged write after `at` that the follower is about to receive; None if there is none
+    or the follower is not trusted."""
     seen = stream.sighting
     if seen is None or not stream.is_followed or seen.fresh_until <= now or stream.needs_revalidation:
         return None
@@ -336,11 +340,11 @@ def awaited_tail(stream: Stream, at: str, now: float) -> str | None:
 
 
 def may_end(stream: Stream, read: Progress) -> bool:
-    """Whether an answer may end here without finding the tail."""
+    """Whether an answer may end at the read's offset without finding the tail."""
     tape, at = stream.tape, read.at
     if tape.is_closed_at(at):
         return True
-    # The bytes held after this offset did not fit, or the origin itself has stopped here.
+    # The next bytes did not fit into the answer, or the origin itself ends a reply here.
     return read.has_bytes and (tape.knows_after(at) or tape.is_short(at))
 
 
@@ -356,59 +360,60 @@ def _stale_s(stream: Stream, read: Progress, now: float) -> float | None:
 
 
 class RecordAnswer(StrEnum):
-    """How a read of an S2 stream ends."""
+    """The outcome of a read of an S2 stream."""
 
     RECORDS = "records"
-    """With the records that it has taken: a batch, or a session that ends in order."""
+    """The records taken so far: a batch, or the regular end of a session."""
     UNWRITTEN = "unwritten"
-    """With the tail: no record is at the start or after it."""
+    """The tail, because the stream has no record at the start or after it."""
     GONE = "gone"
-    """Without a result, because its records may not be joined with later ones."""
+    """No result: the stream has ended, so records taken so far and later ones may belong to different streams."""
 
 
 class RecordTopic(Protocol):
-    """The part of an S2 stream's topic on which the decision of a read depends."""
+    """The view of an S2 stream's topic that `decide_records` needs."""
 
     position: int
-    """The sequence number before which everything has been stored."""
+    """The sequence number before which all records have been stored."""
 
 
 @dataclass(slots=True, eq=False)
 class RecordProgress:
-    """The position of a read of an S2 stream, and its results so far.  Owner: the loop of the read."""
+    """The state of one read of an S2 stream.  Owner: the loop of the read."""
 
     at: int
-    """The sequence number before which the read has everything."""
+    """The sequence number that the read has reached."""
     left: Limits
-    """The rest of its limits."""
+    """The limits for the rest of the read."""
     may_wait: bool = False
     """Whether the read waits at the tail."""
     may_be_empty: bool = False
     """Whether the read may end at the tail without a record."""
     tail: StreamPosition | None = None
-    """The tail at some moment since the request arrived, or the tail that a follower has recently named; None if it is
-    not known, or if the read has advanced since."""
+    """A tail that was valid after the request arrived, or that a follower has named recently.  None if no such tail is
+    known, or if the read is beyond it."""
     topic: RecordTopic | None = None
     """The stream's topic, once the read has joined it."""
     has_records: bool = False
     """Whether the read has taken records that are not sent yet."""
     is_confirmed: bool = True
-    """Whether the origin has confirmed the records held, if they were in doubt when the read began."""
+    """False if the held records were doubted when the read began, and the origin has not confirmed them yet."""
     is_complete: bool = False
-    """Whether a limit has stopped the read, or the origin has no more records within its limits."""
+    """Whether a limit has ended the read, or the origin has no more records within its limits."""
 
     def came_to(self, at: int) -> None:
-        """Record that everything before `at` has been taken."""
+        """Record that the read has taken everything before `at`."""
         if at > self.at:
             self.at = at
             self.trust(self.tail)
 
     def trust(self, tail: StreamPosition | None) -> None:
-        """Use this tail, which may be older than the request, unless the read is beyond it."""
+        """Take `tail` as the tail, unless the read is beyond it.  The tail may be older than the request."""
         self.tail = tail if tail is not None and tail.seq_num >= self.at else None
 
     def found_tail(self, tail: StreamPosition, *, is_clamped: bool = False) -> None:
-        """Record that no record lies between the read and the tail; a clamped read goes back to it."""
+        """Record that the stream has no records between the read's position and `tail`.  A read that starts beyond the
+        tail goes back to the tail if it is clamped."""
         self.tail = tail
         self.is_complete = self.has_records
         if not self.has_records:
@@ -416,14 +421,14 @@ class RecordProgress:
 
 
 def decide_records(stream: RecordStream, read: RecordProgress) -> Question | Literal[Awaited.CHANGE] | RecordAnswer:
-    """The next step of a read of an S2 stream.  Changes nothing and never raises.
+    """Return the next step of a read of an S2 stream.  Changes nothing and never raises.
 
     The first row that applies decides.
 
     | state                                                                  | step         |
     |------------------------------------------------------------------------|--------------|
     | The stream has ended.                                                  | GONE         |
-    | Its records are in doubt, and the read has not had them confirmed.     | CONFIRMATION |
+    | Its records are doubted, and were not confirmed to the read.           | CONFIRMATION |
     | The read is complete.                                                  | RECORDS      |
     | It has joined the topic, and has records.                              | RECORDS      |
     | It has joined the topic, and has everything that the topic has.        | CHANGE       |

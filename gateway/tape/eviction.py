@@ -1,13 +1,13 @@
-"""Eviction policies: which stream to give up when the byte budget is spent.
+"""Eviction policies: they choose the stream to evict when the byte budget is exceeded.
 
-`TapeStore` decides when a stream must go, and `gateway.tape.pinned` which ones stay meanwhile.  A policy orders keys,
-and knows neither their sizes nor what they stand for.  A key returned as a victim is no longer held; `admit` brings it
-back.  Every call is O(1), amortised: passing over a key that stays is paid for by the touches that keep it.
+A policy orders keys.  It has no access to the streams or their sizes.  The `TapeStore` decides when to evict, and
+`gateway.tape.pinned` withholds pinned streams from the policy.  A policy forgets a key that it returns as a victim;
+`admit` adds the key again.  Every call is O(1), amortised: a search passes a key over at most once for each touch.
 
-`S3Fifo` is the default for two reasons.  A gateway must survive readers that scan every stream once (a crawler, a
-nightly job, a client that replays its history).  And popularity is short-lived here: a chat is read by everyone for an
-hour, then by no one.  `tests/tape/test_eviction_ratios.py` measures both, prints a table, and requires S3-FIFO to be no
-worse than least-recently-used.  SIEVE is the simplest policy that beats LRU on skewed loads, but it suffers from scans.
+`S3Fifo` is the default for two reasons.  First, some readers scan every stream once: a crawler, a nightly job, a client
+that replays its history.  A scan must not evict popular streams.  Second, popularity is short here: a chat is busy for
+an hour, then idle.  `tests/tape/test_eviction_ratios.py` measures both loads, prints a table, and requires that S3-FIFO
+is no worse than LRU.  SIEVE is the simplest policy that beats LRU on skewed loads, but scans harm it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from gateway.limits.memory import evict_oldest
 K = TypeVar("K", bound=Hashable)
 
 USE_S: Final = 1.0
-"""Requests for a stream within this time of its last use belong to that use."""
+"""Requests for a stream within this time after a use belong to that use."""
 
 
 class Eviction(Protocol[K]):
-    """Decides the order in which keys are evicted."""
+    """Chooses the next key to evict."""
 
     def admit(self, key: K) -> None:
-        """Make `key` evictable; do nothing if it already is."""
+        """Add `key`; do nothing if the policy has it."""
 
     def touch(self, key: K) -> None:
-        """Record a use of `key`; do nothing if it is not held."""
+        """Record a use of `key`; do nothing if the policy does not have it."""
 
     def forget(self, key: K) -> None:
-        """Remove `key`, which is gone for another reason, and every memory of it."""
+        """Remove `key`, which was not evicted by the policy, and its history."""
 
     def victim(self, spared: K) -> K | None:
-        """Remove and return the key to evict now, never `spared`; None if no other key is held."""
+        """Remove and return the key to evict, never `spared`; return None if there is no other key."""
 
     def __contains__(self, key: object) -> bool:
         """Whether `key` is evictable."""
@@ -77,7 +77,7 @@ class LeastRecentlyUsed(Generic[K]):
 
 
 class _Node(Generic[K]):
-    """A node of SIEVE's ring; it starts as its own neighbour."""
+    """A node of SIEVE's ring.  A new node is its own neighbour."""
 
     __slots__ = ("is_visited", "key", "newer", "older")
 
@@ -91,8 +91,8 @@ class _Node(Generic[K]):
 class Sieve(Generic[K]):
     """SIEVE (Zhang et al., NSDI 2024): a queue by age, and a hand that moves from the oldest key to the newest.
 
-    The hand leaves a key touched since its last pass in place and evicts one that was not.  New keys are therefore
-    tested soon after they arrive, and a touch costs one flag.  A node without a key closes the ring.
+    The hand evicts the first key that was not touched since the hand last passed.  Touched keys stay in place, and a
+    touch only sets a flag.  The queue is a ring, closed by a sentinel node without a key.
     """
 
     def __init__(self) -> None:
@@ -142,34 +142,35 @@ class Sieve(Generic[K]):
 class S3Fifo(Generic[K]):
     """S3-FIFO (Yang et al., SOSP 2023) with an adaptive size of its small queue.
 
-    New keys enter a small probation queue.  A key touched before it reaches the end moves to the main queue; the others
-    are evicted after a short stay, which keeps a scan from washing out the rest.  The main queue gives a touched key
-    another round, one for each touch up to `_ROUNDS`.  The hashes of evicted keys are remembered, as many as there are
-    keys held; a key that returns among them goes straight to the main queue.
+    New keys enter a small queue, called probation.  At its end, a key that was touched moves to the main queue, and any
+    other key is evicted.  The keys of a scan therefore leave early, and the main queue is not affected.  At the end of
+    the main queue a touched key is queued again, once for each touch up to `_ROUNDS`.  The policy remembers the hashes
+    of evicted keys, as many as it has keys.  A key with a remembered hash enters the main queue at once.
 
-    A fixed share suits either loads that scan or loads with short-lived keys.  A returning key shows which queue was
-    too small: the share grows when probation had evicted the key and shrinks when the main queue had.
+    The original algorithm fixes the share of the probation queue.  No fixed share suits both scans and short-lived
+    keys, so the share adapts.  It grows when a key returns that probation had evicted, and shrinks when a key returns
+    that the main queue had evicted.
     """
 
     _SHARE: Final = 0.1
     _LEAST_SHARE: Final = 0.05
     _MOST_SHARE: Final = 0.5
     _STEP: Final = 0.01
-    """How far one return moves the share while both queues have evicted equally many."""
+    """The change of the share for one returning key, while both queues have equally many remembered hashes."""
     _ROUNDS: Final = 2
 
     def __init__(self) -> None:
         self.probation_share = self._SHARE
         self._probation: OrderedDict[K, int] = OrderedDict()
         self._main: OrderedDict[K, int] = OrderedDict()
-        """Keys with the touches that count for them, the next to be examined first."""
+        """Keys and their number of touches, up to `_ROUNDS`.  The first key is examined next."""
         self._probation_ghosts: OrderedDict[int, None] = OrderedDict()
         self._main_ghosts: OrderedDict[int, None] = OrderedDict()
-        """Hashes of evicted keys, by the queue that evicted them; a stream's key is ten times as large as its hash."""
+        """Hashes of evicted keys, by the queue that evicted them.  A key takes ten times the memory of its hash."""
 
     @property
     def remembered(self) -> tuple[int, int]:
-        """How many evicted keys each queue remembers: probation, main."""
+        """The number of remembered hashes of each queue: probation, main."""
         return len(self._probation_ghosts), len(self._main_ghosts)
 
     def admit(self, key: K) -> None:
@@ -222,8 +223,8 @@ class S3Fifo(Generic[K]):
                 self._main[key] = 0
 
     def _next_queue(self, spared: K) -> OrderedDict[K, int]:
-        """The queue whose turn it is; it holds a key other than `spared`."""
-        # The key is looked for only where it may be the last, because its hash takes long.
+        """Return the queue from which to evict.  It has a key other than `spared`."""
+        # Look `spared` up only in a queue of at most one key, because its hash is slow.
         probation, main = self._probation, self._main
         on_probation, on_main = len(probation), len(main)
         if on_probation <= 1 and on_probation == (spared in probation):
@@ -248,4 +249,4 @@ POLICIES: Final[Mapping[str, Callable[[], Eviction[Any]]]] = {
     "sieve": Sieve,
     "lru": LeastRecentlyUsed,
 }
-"""The policies by their configuration names."""
+"""The policies, by their names in the configuration."""

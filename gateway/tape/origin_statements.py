@@ -1,22 +1,18 @@
-"""The statements of an origin about a stream, and their times: its bytes, its tail, and its lifetime.
+"""What an origin has stated about a stream, and when: which bytes it has, the tail, and the lifetime.
 
-An origin removes bytes from the front only.  So if it has sent the bytes after an offset, it also had the bytes after
-every later offset at that time.  The start sentinel is no such offset, because it names whichever position is the first
-that the origin still has.
+`Confirmations` records from which offsets the origin has had the bytes.  An origin trims a stream only at its front.
+If it had the bytes after an offset at some time, it also had the bytes after each later offset at that time.  The start
+sentinel is an exception, because it stands for the first position that the origin still has.
 
-Offsets are kept in ascending order, and only if their times ascend as well, because an earlier offset with a later time
-implies the later offset.  Dropping an entry is always safe: the origin is then asked once more.
+`Caching` is the Cache-Control of replies, as it applies to a stream's bytes (RFC 9111).  Origins send `no-cache` with
+every reply that reaches the tail, because the tail changes.  That `no-cache` does not apply to the bytes of the reply.
+The reply's lifetime and `must-revalidate` do, unless a reply that stops short of the tail has stated others.
 
-`Caching` is an origin's Cache-Control, as it applies to a stream's bytes (RFC 9111).  A reply that reaches the tail
-states the tail as well as bytes.  Its `no-cache` applies only to the tail, which changes, and origins send it on every
-such reply.  Its lifetime and `must-revalidate` apply to the bytes as well, unless a reply that stops short of the tail
-has stated its own.
+`Sighting` is the origin's statement of the tail.
 
-A `Sighting` is a statement of the origin about the position of a stream's tail.
-
-`Expiry` is the time at which a stream expires, as far as it is known.  A lifetime is *lost* when the stream may have
-been replaced by another, which has its own.  The known lifetime still counts, because its stream may still exist.  The
-gateway asks for the lifetime again, and the origin may refuse or fail to answer.
+`Expiry` is the lifetime of a stream.  The lifetime becomes *lost* when a write may have replaced the stream by another
+one.  The gateway then asks the origin again.  Until the origin answers, the earlier lifetime is still observed, because
+the stream may not have been replaced.
 
 Times are monotonic seconds, except for `wall`, which is Unix seconds.
 """
@@ -33,12 +29,11 @@ from gateway.protocol.names import START, is_before
 from gateway.protocol.stream_version import Version
 
 MOST_CONFIRMED: Final = 4
-"""The most offsets that are kept for one stream: the first, the latest, and some between."""
+"""The most confirmed offsets that are kept for one stream: the first, the latest, and some in between."""
 LEAST_AGE_S: Final = 1.0
-"""A confirmation of this age satisfies every client."""
+"""A confirmation of at most this age is recent enough for any client, whatever age it accepts."""
 LEAST_GAP_S: Final = 1.0
-"""If a confirmation is newer than the latest one by less than this, it is not kept, because followers store many times
-a second."""
+"""A confirmation within this time after the latest one is not kept, because followers confirm many times a second."""
 
 
 _NONE: Final[list[str]] = []
@@ -47,17 +42,21 @@ _NEVER: Final[list[float]] = []
 
 
 class Confirmations:
-    """The offsets from which the origin is known to have had the bytes, with the time (monotonic seconds)."""
+    """The offsets from which the origin has had the bytes, each with the time of the statement (monotonic seconds).
+
+    Offsets and times ascend together.  An entry with a later offset but no later time would follow from an earlier
+    entry.  Any entry may be dropped: the gateway then asks the origin once more.
+    """
 
     __slots__ = ("_at", "_offsets", "asked_at", "refused_at", "start_at")
 
     def __init__(self) -> None:
         self.start_at = -math.inf
-        """When the origin showed that the stream begins with the bytes held from the start sentinel."""
+        """When the origin last showed that the stream begins with the bytes held from the start sentinel."""
         self.asked_at = -math.inf
-        """When the origin was last asked for nothing but a confirmation."""
+        """When the gateway last sent a request only to have an offset confirmed."""
         self.refused_at = -math.inf
-        """When the origin last refused a confirmation because it had trimmed the offset."""
+        """When the origin last answered such a request that it has trimmed the offset."""
         self._offsets: list[str] = _NONE
         self._at: list[float] = _NEVER
 
@@ -68,7 +67,7 @@ class Confirmations:
         return len(self._offsets)
 
     def confirm(self, offset: str, at: float) -> None:
-        """Record that the origin had the bytes after `offset`, which is not the start sentinel, at this time."""
+        """Record that the origin had the bytes after `offset` at this time.  `offset` is not the start sentinel."""
         offsets, times = self._offsets, self._at
         if not times:
             self._offsets, self._at = [offset], [at]
@@ -78,7 +77,7 @@ class Confirmations:
         place = bisect_right(offsets, offset)
         if place and times[place - 1] >= at:
             return
-        # Later offsets that were confirmed no later follow from this one.
+        # Drop later offsets without a later time, which follow from the new entry.
         stop = place
         while stop < len(offsets) and times[stop] <= at:
             stop += 1
@@ -87,48 +86,53 @@ class Confirmations:
         offsets[place:stop] = [offset]
         times[place:stop] = [at]
         if len(offsets) > MOST_CONFIRMED:
-            # The preceding entry stands for a dropped one, so drop the entry that adds the least, but not the new one.
+            # A dropped entry is replaced by the preceding one, so drop the entry that is nearest in time to it.  Keep
+            # the first entry and the new one.
             droppable = [number for number in range(1, len(times)) if number != place]
             least = min(droppable, key=lambda number: times[number] - times[number - 1])
             del offsets[least], times[least]
 
     def confirm_start(self, following: str, at: float) -> None:
-        """Record that the origin's stream began with the bytes held from the start sentinel, and that the origin had
-        the bytes after `following`."""
+        """Record that the stream began at this time with the bytes held from the start sentinel.
+
+        `following` is the next token, which is confirmed as well.
+        """
         self.start_at = max(self.start_at, at)
         self.confirm(following, at)
 
     def since(self, offset: str) -> float:
-        """When the origin last showed that it had the bytes after `offset`; -inf if it never did."""
+        """Return when the origin last showed that it had the bytes after `offset`; -inf if it never did."""
         if offset == START:
             return self.start_at
         place = bisect_right(self._offsets, offset)
         return self._at[place - 1] if place else -math.inf
 
     def clear(self) -> None:
-        """Forget all confirmations, because other bytes are held from now on."""
+        """Forget all confirmations, because the bytes that they are about were forgotten."""
         self.start_at = self.asked_at = self.refused_at = -math.inf
         self._offsets, self._at = _NONE, _NEVER
 
 
 @dataclass(slots=True, eq=False)
 class Caching:
-    """The directives of the latest replies to reads of one stream.  Owner: the `Stream`."""
+    """The Cache-Control directives of a stream's bytes, from the latest replies to reads.  Owner: the `Stream`."""
 
     cache_control: str | None = None
-    """The Cache-Control of replies that stop short of the tail; None if they have none."""
+    """The header field of the latest reply that stops short of the tail; None if it has none."""
     fresh_s: float = math.inf
-    """How long bytes may be reused (section 4.2.1); inf if no reply says."""
+    """The seconds for which bytes may be reused (RFC 9111 §4.2.1); infinite if no reply states a limit."""
     must_revalidate: bool = False
-    """Whether bytes must not be reused once `fresh_s` has passed, even while the origin fails (section 5.2.2.2)."""
+    """Whether bytes must not be reused after `fresh_s`, even while the origin fails (RFC 9111 §5.2.2.2)."""
     is_of_bytes: bool = False
-    """Whether these two are from a reply that stops short of the tail."""
+    """Whether `fresh_s` and `must_revalidate` are from a reply that stops short of the tail."""
     is_verbatim: bool = False
-    """Whether the bytes must not be coded (`no-transform`, section 5.2.2.6)."""
+    """Whether the bytes must not be compressed (`no-transform`, RFC 9111 §5.2.2.6)."""
 
     def record(self, cache_control: str | None, reuse: Reuse, *, up_to_date: bool) -> None:
-        """Record the Cache-Control of a reply, and its meaning for bytes.  `up_to_date` says whether the reply reaches
-        the tail."""
+        """Record the Cache-Control of a reply; `reuse` is its parsed form.
+
+        `up_to_date`: the reply reaches the tail.
+        """
         self.is_verbatim = reuse.is_verbatim
         if not up_to_date:
             self.cache_control = cache_control
@@ -139,32 +143,32 @@ class Caching:
         if not up_to_date:
             self.fresh_s = lifetime_s
         else:
-            # None at all is the same as `no-cache`.  Until `stale-while-revalidate` has passed, a request for the tail
-            # is in the background, and so must not wait for the bytes either.
+            # A lifetime of 0 means the same as `no-cache`, which does not apply to bytes.  During
+            # `stale-while-revalidate` the tail is revalidated in the background, so bytes stay reusable as well.
             self.fresh_s = lifetime_s + reuse.stale_s if lifetime_s else math.inf
         self.must_revalidate = reuse.forbids_stale and not (up_to_date and not lifetime_s)
 
 
 class Sighting(NamedTuple):
-    """The origin's statement of the stream's tail, and how long it may be repeated (monotonic seconds).
+    """The origin's statement of the tail, and how long it may be used (monotonic seconds).
 
-    Until `fresh_until` an answer may claim to end at the tail.  Until `stale_until` the bytes up to it may be sent
-    without that claim, while the origin is asked again (RFC 5861 §3).
+    Until `fresh_until`, an answer that ends at this tail may be marked up to date.  Until `stale_until`, such an answer
+    may be sent without the mark, while the gateway asks the origin again (RFC 5861 §3).
     """
 
     at: str
     seen_at: float
-    """When the request that reported it was sent, or when the live request was last heard from."""
+    """When the request for this statement was sent.  For a live request, when it last received anything."""
     fresh_until: float
     stale_until: float = -math.inf
 
 
 class FirstTail(NamedTuple):
-    """The tail that the origin has named to a live read before it began."""
+    """The tail that the origin has named to a live read at its start."""
 
     at: str
     version: Version
-    """The stream's version when the origin was asked."""
+    """The stream's version when the gateway asked the origin."""
 
 
 MAX_BEYOND: Final = 16
@@ -172,8 +176,7 @@ MAX_BEYOND: Final = 16
 
 
 class OffsetsBeyond(dict[str, None]):
-    """Offsets that the origin treats as beyond its tail, until the tail passes them; oldest first, at most
-    `MAX_BEYOND`."""
+    """Offsets that the origin treats as beyond its tail: at most `MAX_BEYOND`, the oldest first."""
 
     __slots__ = ()
 
@@ -184,15 +187,15 @@ class OffsetsBeyond(dict[str, None]):
             del self[next(iter(self))]
 
     def passed(self, tail: str) -> None:
-        """The tail has moved to `tail`: forget the offsets that are not beyond it any more."""
+        """Forget the offsets that are no longer beyond the tail, which has moved to `tail`."""
         for offset in [offset for offset in self if not is_before(tail, offset)]:
             del self[offset]
 
 
 LEAST_TTL_S: Final = 1.0
-"""The shortest sliding TTL: Stream-TTL has whole seconds (section 5.1)."""
+"""The shortest sliding TTL: Stream-TTL is in whole seconds (Durable Streams section 5.1)."""
 FIRST_PAUSE_S: Final = 1.0
-"""The pause after the first request for a lost lifetime has failed; each further pause is twice as long."""
+"""The pause after the first failed request for a lost lifetime.  Each further pause is twice as long."""
 MOST_PAUSE_S: Final = 60.0
 UNLIMITED: Final = Lifetime(None, None)
 
@@ -202,70 +205,74 @@ class Expiry:
     """The lifetime of one stream.  Owner: the `Stream`."""
 
     lifetime: Lifetime | None = None
-    """None until a HEAD or a PUT reports it, and while it is lost."""
+    """The lifetime that the origin has reported; None before that, and while the lifetime is lost."""
     latest: Lifetime | None = None
-    """The latest known lifetime, which stays after a loss until another is reported; None if none was ever known."""
+    """The latest known lifetime.  Unlike `lifetime` it survives a loss.  None if no lifetime was ever known."""
     is_limited: bool = False
-    """Whether `latest` ends."""
+    """Whether `latest` is a limited lifetime."""
     is_lost: bool = False
-    """Whether the stream may be another than the one whose lifetime was known, and its own is not known yet."""
+    """Whether the stream may have been replaced, and the origin has not reported the lifetime since."""
     asked_at: float = -math.inf
-    """When the lost lifetime was asked for; -inf once it is known."""
+    """When the gateway last asked for the lost lifetime; -inf if the lifetime is known."""
     pause_s: float = 0.0
-    """Seconds after `asked_at` in which the lifetime is not asked for again."""
+    """The seconds after `asked_at` for which the gateway does not ask again."""
 
     def __repr__(self) -> str:
         return f"<Expiry {'lost, before: ' if self.is_lost else ''}{self.latest}>"
 
     def know(self, lifetime: Lifetime) -> None:
-        """The origin has reported the lifetime, or will never do so."""
+        """Record the lifetime that the origin has reported."""
         self.lifetime = self.latest = lifetime
         self.is_limited = lifetime.ttl_s is not None or lifetime.expires_at is not None
         self.is_lost = False
         self.asked_at, self.pause_s = -math.inf, 0.0
 
     def not_told(self) -> None:
-        """Record that the origin will not report the lifetime.  A known lifetime stays.  After a loss, the earlier
-        lifetime remains a possibility."""
+        """Record that the origin does not report the lifetime.  A known lifetime stays.
+
+        The stream then counts as unlimited, but after a loss the earlier lifetime is still observed.
+        """
         if self.lifetime is None:
             before, was_limited = self.latest or UNLIMITED, self.is_limited
             self.know(UNLIMITED)
             self.latest, self.is_limited = before, was_limited
 
     def lose(self) -> None:
-        """Record that the stream may be another one from now on.
+        """Record that the stream may have been replaced by another one.
 
-        If the lifetime is lost already, its pause goes on: otherwise a client could end the pause as often as it likes,
-        by writes that fail.  Once the origin has reported a lifetime, its HEADs work, and each further loss costs one.
+        A pause that has begun continues.  Otherwise a client could cause a HEAD for each of its writes, even while all
+        HEADs fail.
         """
         self.lifetime, self.is_lost = None, True
 
     def is_wanted(self, now: float) -> bool:
-        """Whether a read that depends on the lifetime should ask for it.
+        """Whether a read that depends on the lifetime should ask the origin for it.
 
-        An origin may refuse for long to report a lost lifetime although it answers reads.  Requests that fail would
-        make the origin look broken, and each request that hangs delays a reader.
+        An origin may answer reads but fail to report a lifetime, for a long time.  The pauses bound the cost: failed
+        requests count against the origin's health, and a request that hangs delays a reader.
         """
         return self.lifetime is None and (not self.is_lost or now - self.asked_at >= self.pause_s)
 
     def asked(self, now: float) -> None:
-        """Record that the origin is being asked for the lifetime.  A lost lifetime is not asked for again at once."""
+        """Record that the origin is being asked for the lifetime.  If it is lost, begin a pause."""
         if self.is_lost:
             self.asked_at = now
             self.pause_s = min(max(2 * self.pause_s, FIRST_PAUSE_S), MOST_PAUSE_S)
 
     def not_asked(self) -> None:
-        """The request that `asked` has recorded was not sent: take back the doubling of the pause."""
+        """Undo the doubling of the pause by `asked`, because the request was not sent."""
         self.pause_s /= 2
 
     def has_passed(self, wall: float) -> bool:
-        """Whether the stream's known absolute expiry has passed."""
+        """Whether a known absolute expiry has passed."""
         life = self.lifetime
         return life is not None and life.expires_at is not None and wall >= life.expires_at
 
     def may_have_passed(self, idle_s: float | None, wall: float) -> bool:
-        """Whether the absolute expiry has passed, or the sliding TTL with no contact for `idle_s` seconds; None if
-        there is contact all the time."""
+        """Whether the latest known lifetime has passed: the absolute expiry, or the sliding TTL.
+
+        `idle_s` is the seconds since the last contact with the origin; None while a live request is open there.
+        """
         life = self.latest
         if life is None:
             return False

@@ -1,14 +1,15 @@
-"""Streams by path, key and surrogate key: awake streams, to which each event of their path is applied at once, and
-crowds.
+"""The index of streams in memory: by path, by key and by surrogate key.
 
-A path has a stream for each query and for each credential partition, and clients can invent both.  So only streams in
-use and `MOST_AWAKE` others are *awake*: each write is applied to them at once.  The other streams sleep.  A crowd
-numbers the events of its path and keeps the latest.  A sleeping stream knows the number of the last event applied to
-it, and the later ones are applied when it is looked up.  A stream that has missed more events than are kept is dropped,
-as if it had been evicted.
+One path can have many streams: one for each query and each set of credentials.  Clients can invent both.  A write to
+the path affects all of these streams, so the cost of a write must not grow with their number.
 
-While a stream sleeps no fetch and no live reader refers to it.  Its remembered answers stay valid until the next event,
-which drops them: until then they are found without a look at the stream.
+Therefore only some streams of a path are *awake*: streams in use, and at most `MOST_AWAKE` others.  An event of the
+path, such as a write, is applied to awake streams at once.  The other streams *sleep*.  The path, now called a *crowd*,
+numbers its events and keeps the latest.  When a sleeping stream is looked up, the events that it has missed are
+applied.  If some of these are no longer kept, the stream is dropped, as if it had been evicted.
+
+No fetch and no live reader uses a sleeping stream.  Its remembered answers stay valid until the next event of the path,
+and are found without looking at the stream.
 """
 
 from __future__ import annotations
@@ -23,52 +24,58 @@ from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import Stream
 
 MOST_AWAKE: Final = 512
-"""The most streams of one path that are awake, in addition to streams in use."""
+"""The most streams of one path that are awake, in addition to those in use."""
 MOST_EVENTS: Final = 64
-"""The number of latest events of a path that are kept for its sleeping streams."""
+"""The most events of one path that are kept for its sleeping streams."""
 MOST_DOZING: Final = 4_096
 """The most sleeping streams of one path that keep their remembered answers until the next event."""
 MOST_QUERIES: Final = 64
-"""The most queries of an S2 path for which the end of the records of sleeping streams is kept separately."""
+"""The most queries of an S2 path for which `Crowd.records_to` has a value of its own."""
 _LOOKS: Final = 8
-"""The most streams that one call looks at to find streams that are not in use."""
+"""The most streams that one call examines to find streams that are not in use."""
 
 
 class PathEvent(Protocol):
-    """A change of all streams of a path.  It is applied once to each stream, now or later, and must not depend on
-    anything that changes."""
+    """A change that concerns all streams of a path.
+
+    The event is applied once to each stream, but maybe later, so it must not depend on mutable state.
+    """
 
     def __call__(self, stream: Stream, /) -> object:
-        """Apply it to a stream."""
+        """Apply the event to a stream."""
 
     def with_earlier(self, earlier: PathEvent, /) -> PathEvent | None:
-        """One event in place of `earlier` and this one, which is correct whether or not `earlier` has been applied to a
-        stream; None if the two stay apart."""
+        """Merge the preceding event and this one; return None if they cannot be merged.
+
+        The result must be correct for a stream to which `earlier` has been applied, and for one to which it has not.
+        """
 
 
 class Crowd:
-    """The awake streams of a path and its latest events."""
+    """A path with more than `MOST_AWAKE` streams: those that are awake, and the latest events."""
 
     def __init__(self, streams: Iterable[Stream]) -> None:
         self.awake: OrderedDict[Stream, None] = OrderedDict.fromkeys(streams)
-        """The streams to which each event is applied at once, in the order of their latest use."""
+        """The streams to which each event is applied at once, the least recently used first."""
         self._dozing: OrderedDict[Stream, None] = OrderedDict()
-        """The sleeping streams that have missed no event, and may have remembered answers, in the order in which they
-        fell asleep."""
+        """The sleeping streams that have missed no event, so that their remembered answers are valid; the longest
+        asleep first."""
         self._version = 0
         self._events: deque[tuple[int, PathEvent]] = deque()
         self._complete_from = 0
-        """The number of the last event that is not kept any more.  A stream that has missed it cannot wake."""
+        """The number of the last event that is no longer kept.  A stream that has missed it cannot wake."""
         self._records_to: dict[str | None, int] = {}
-        """For each query of an S2 path, the end of the furthest records of a stream that has slept; None stands for all
-        queries together."""
+        """For each query of an S2 path, the highest sequence number up to which a sleeping stream may hold records.
+        The key None stands for all queries together."""
 
     def __repr__(self) -> str:
         return f"<Crowd {len(self.awake)} awake, {len(self._events)} events>"
 
     def told(self, event: PathEvent) -> Iterable[Stream]:
-        """Keep an event, which the caller applies to the awake streams; returns the streams whose remembered answers
-        are not valid any more."""
+        """Keep an event for sleeping streams; the caller applies it to the awake ones.
+
+        Returns the streams whose remembered answers become invalid.
+        """
         self._version += 1
         dozing, self._dozing = self._dozing, OrderedDict()
         if self._events and (both := event.with_earlier(self._events[-1][1])) is not None:
@@ -80,8 +87,7 @@ class Crowd:
         return dozing
 
     def wake(self, stream: Stream) -> list[PathEvent] | None:
-        """Count a sleeping stream as awake: returns the events that it has missed, or None if they are not kept any
-        more."""
+        """Mark a sleeping stream as awake; return the events that it has missed, None if some are no longer kept."""
         stream.is_awake = True
         self.awake[stream] = None
         self._dozing.pop(stream, None)
@@ -90,8 +96,11 @@ class Crowd:
         return [event for version, event in self._events if version > stream.heard]
 
     def put_to_sleep(self, spared: Stream) -> list[Stream]:
-        """Put the least recently used streams to sleep, except `spared`, while more are awake than necessary; returns
-        the streams whose remembered answers are too many to keep."""
+        """Put the least recently used streams to sleep until `MOST_AWAKE` are awake, but never `spared`.
+
+        Streams in use stay awake.  Returns the streams whose remembered answers must be dropped, because more than
+        `MOST_DOZING` streams would have some.
+        """
         awake, dozing = self.awake, self._dozing
         for _ in range(_LOOKS):
             if len(awake) <= MOST_AWAKE:
@@ -103,20 +112,20 @@ class Crowd:
             del awake[stream]
             stream.is_awake = False
             stream.heard = self._version
-            # A write may begin meanwhile.
+            # While the stream sleeps, a write may begin that reaches these offsets.
             stream.forget_beyond()
             self._holds_records(stream)
             dozing[stream] = None
         return [stream for stream, _ in evict_oldest(dozing, MOST_DOZING)]
 
     def records_to(self, queries: Collection[str] | None) -> int:
-        """The end of the furthest records that a sleeping stream with one of these queries may hold; None: any."""
+        """Return the highest sequence number up to which a sleeping stream with one of these queries may hold records.
+        None stands for all queries."""
         known = self._records_to.items()
         return max((end for query, end in known if query is None or queries is None or query in queries), default=0)
 
     def looked_at(self, streams: Iterable[Stream]) -> None:
-        """Record that all streams of an S2 path have been looked at, and that those with records which the origin does
-        not have are in doubt."""
+        """Compute `records_to` again from all streams of the S2 path, after the caller has doubted some of them."""
         self._records_to.clear()
         for stream in streams:
             self._holds_records(stream)
@@ -130,7 +139,7 @@ class Crowd:
                 self._records_to = {None: max(held.values())}
 
     def remove(self, stream: Stream) -> None:
-        """Forget a stream that is no longer in memory."""
+        """Forget a stream that has left memory."""
         self.awake.pop(stream, None)
         self._dozing.pop(stream, None)
 
@@ -141,14 +150,14 @@ class Crowd:
 
 
 class Paths:
-    """The streams in memory.  The `TapeStore` adds and removes them."""
+    """The index of all streams in memory.  Owner: the `TapeStore`."""
 
     def __init__(self) -> None:
         self._groups: dict[Group, dict[StreamKey, Stream]] = {}
         self._origins: dict[str, int] = {}
         """The number of groups of each origin."""
         self._crowds: dict[Group, Crowd] = {}
-        """The paths that have had more than `MOST_AWAKE` streams at once."""
+        """The paths that have, or have had, more than `MOST_AWAKE` streams."""
         self.tags: dict[str, dict[Stream, None]] = {}
         """The streams with each surrogate key."""
 
@@ -163,20 +172,20 @@ class Paths:
         return f"<Paths {len(self._groups)} groups, {len(self._crowds)} crowds>"
 
     def origins(self) -> list[str]:
-        """Every origin with a stream in memory, including origins that no route leads to any more."""
+        """Return all origins with a stream in memory, including those that the configuration no longer has."""
         return list(self._origins)
 
     def groups(self) -> list[Mapping[StreamKey, Stream]]:
-        """The groups that exist now; each is a live view of its streams."""
+        """Return the streams of each path, as live views."""
         return list(self._groups.values())
 
     def find(self, key: StreamKey) -> Stream | None:
-        """The stream of `key`, which may sleep; None if it is not in memory."""
+        """Return the stream of `key`, which may sleep; None if it is not in memory."""
         streams = self._groups.get(key.group)
         return streams.get(key) if streams is not None else None
 
     def add_stream(self, stream: Stream) -> Iterable[Stream]:
-        """Add a stream, which is awake; returns the streams whose remembered answers must be dropped for it."""
+        """Add an awake stream; return the streams whose remembered answers must be dropped because others sleep now."""
         group = stream.key.group
         streams = self._groups.get(group)
         if streams is None:
@@ -192,7 +201,7 @@ class Paths:
         return crowd.put_to_sleep(stream)
 
     def remove(self, stream: Stream) -> None:
-        """Remove a stream."""
+        """Remove a stream that is in the index."""
         if stream.surrogate_keys:
             self.tag(stream, frozenset())
         group = stream.key.group
@@ -208,11 +217,11 @@ class Paths:
                 del self._origins[group.origin]
 
     def tagged(self, surrogate_key: str) -> list[Stream]:
-        """Every stream with this surrogate key."""
+        """Return all streams with this surrogate key."""
         return list(self.tags.get(surrogate_key, ()))
 
     def tag(self, stream: Stream, surrogate_keys: frozenset[str]) -> None:
-        """Give a stream these surrogate keys in place of its own."""
+        """Replace the surrogate keys of a stream."""
         for key in stream.surrogate_keys:
             streams = self.tags[key]
             del streams[stream]
@@ -227,40 +236,44 @@ class Paths:
         return group in self._groups
 
     def group(self, group: Group) -> list[Stream]:
-        """Every stream of the path, whether it sleeps or not."""
+        """Return all streams of the path, awake and asleep."""
         return list(self._groups.get(group, {}).values())
 
     def awake(self, group: Group) -> list[Stream]:
-        """The streams of the path to which its events are applied at once: all, unless they are a crowd."""
+        """Return the awake streams of the path: all of them, unless the path is a crowd."""
         if self._crowds and (crowd := self._crowds.get(group)) is not None:
             return list(crowd.awake)
         streams = self._groups.get(group)
         return list(streams.values()) if streams is not None else []
 
     def told(self, group: Group, event: PathEvent) -> Iterable[Stream]:
-        """Keep an event for the sleeping streams of the path; returns the streams whose remembered answers it ends."""
+        """Keep an event for the sleeping streams of the path; return those whose remembered answers become invalid."""
         if self._crowds and (crowd := self._crowds.get(group)) is not None:
             return crowd.told(event)
         return ()
 
     def records_to(self, group: Group, queries: Collection[str] | None) -> int:
-        """The end of the furthest records that a sleeping S2 stream of the path may hold; 0 if there is none."""
+        """Return the highest sequence number up to which a sleeping S2 stream of the path may hold records; 0 if none
+        may.  None stands for all queries."""
         crowd = self._crowds.get(group)
         return crowd.records_to(queries) if crowd is not None else 0
 
     def looked_at(self, group: Group) -> None:
-        """Record that all S2 streams of the path have been looked at."""
+        """Compute `records_to` again, after the caller has doubted records of the path's streams."""
         if (crowd := self._crowds.get(group)) is not None:
             crowd.looked_at(self.group(group))
 
     def wake(self, stream: Stream) -> tuple[list[PathEvent] | None, Iterable[Stream]]:
-        """Wake a stream: returns the events that it has missed, None if they are not kept any more, and the streams
-        whose remembered answers must be dropped for it."""
+        """Wake a stream.
+
+        Returns the events that it has missed, None if some are no longer kept, and the streams whose remembered answers
+        must be dropped because others sleep now.
+        """
         crowd = self._crowds[stream.key.group]
         return crowd.wake(stream), crowd.put_to_sleep(stream)
 
     def released(self, stream: Stream) -> Iterable[Stream]:
-        """Record that a stream is not in use any more; returns the streams whose remembered answers must be dropped."""
+        """Record that a stream is no longer in use; return the streams whose remembered answers must be dropped."""
         if self._crowds and (crowd := self._crowds.get(stream.key.group)) is not None:
             return crowd.put_to_sleep(stream)
         return ()

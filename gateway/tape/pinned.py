@@ -1,12 +1,12 @@
-"""Pinned tapes: streams that are not evicted for others while together they fit a byte bound.
+"""Pinned streams, which are not evicted while their total cost is within a bound.
 
-An operator, or a plan derived from traffic, prefers streams, the most valuable first.  A preferred stream in memory is
-pinned while there is room within the bound.  When pinned streams outgrow the bound, the least valuable are unpinned
-until the rest fits.  A stream that exceeds the bound by itself is the only one unpinned, because unpinning the others
-would not make it fit.  An unpinned stream is evictable like any other until it is used again while there is room.
+An operator, or a plan derived from traffic, lists preferred streams, the most valuable first.  A preferred stream in
+memory is pinned if it fits into the bound.  When pinned streams grow beyond the bound, the least valuable are unpinned
+until the others fit.  If one stream alone exceeds the bound, only this stream is unpinned.
 
-`PinnedTapes` only decides.  `EvictionOrder`, its owner, reports the cost of each stream, and keeps the eviction policy
-to the streams that are not pinned.
+An unpinned stream can be evicted.  The next time it is used it is pinned again, if there is room.
+
+`PinnedTapes` chooses the pinned streams.  Its owner, `EvictionOrder`, passes all other streams to the eviction policy.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ class PinnedTapes:
         """The preferred keys by rank."""
         self._costs: dict[StreamKey, int] = {}
         self._heap: list[int] = []
-        """A heap of negated ranks, the least valuable first: all pinned streams, and some that were pinned before."""
+        """A heap of negated ranks, so that the least valuable stream comes first.  Besides all pinned streams it may
+        have some that are no longer pinned."""
         self._in_heap: set[int] = set()
         """The ranks in the heap, each once."""
         self.cost = 0
         """The cost of all pinned streams."""
         self.limit = 0
-        """The most that they may cost together."""
+        """The bound for `cost`."""
 
     def __bool__(self) -> bool:
         """Whether any stream is preferred."""
@@ -62,7 +63,7 @@ class PinnedTapes:
         return self._ranks.keys()
 
     def prefer(self, keys: Iterable[StreamKey], limit: int) -> list[StreamKey]:
-        """Prefer exactly these keys from now on; return the keys this unpins."""
+        """Replace the preferred keys; return the keys that are no longer pinned."""
         self._preferred = list(dict.fromkeys(keys))
         self._ranks = {key: rank for rank, key in enumerate(self._preferred)}
         self.is_used = bool(self._ranks)
@@ -76,7 +77,7 @@ class PinnedTapes:
         return [*gone, *self._excess()]
 
     def set_limit(self, limit: int) -> list[StreamKey]:
-        """Set the bound; return the keys this unpins."""
+        """Set the bound; return the keys that are no longer pinned."""
         self.limit = limit
         return self._excess()
 
@@ -95,7 +96,7 @@ class PinnedTapes:
         return True
 
     def add_cost(self, key: StreamKey, delta: int) -> list[StreamKey] | tuple[StreamKey, ...]:
-        """Add `delta` to the cost of `key`; return the keys this unpins, which may include `key`."""
+        """Add `delta` to the cost of `key`; return the keys that are no longer pinned, maybe `key` among them."""
         if key not in self._costs:
             return _NONE
         self._costs[key] += delta
@@ -130,10 +131,7 @@ class PinnedTapes:
 
 
 class EvictionOrder:
-    """Which streams may be evicted, and which of them is the next.  Owner: the `TapeStore`.
-
-    `find` returns the stream of a key if it is in memory.
-    """
+    """Chooses the next stream to evict among those that are not pinned.  Owner: the `TapeStore`."""
 
     def __init__(self, policy: Eviction[StreamKey], find: Callable[[StreamKey], Stream | None]) -> None:
         self.pinned = PinnedTapes()
@@ -143,10 +141,13 @@ class EvictionOrder:
         self._policy = policy
         self._find = find
         self._share = 0.0
-        """The part of the budget that pinned streams may take."""
+        """The fraction of the budget that pinned streams may take."""
 
     def admit(self, stream: Stream, cost: int) -> None:
-        """Make the stream, charged with `cost` so far, evictable unless it can be pinned."""
+        """Pin the stream if it is preferred and fits; otherwise make it evictable.
+
+        `cost` is what the budget has been charged for it so far.
+        """
         key = stream.key
         if not self.pinned.is_used:
             stream.is_ranked = True
@@ -159,13 +160,13 @@ class EvictionOrder:
                 self._policy.forget(key)
 
     def resize(self, budget_bytes: int) -> None:
-        """Keep the pinned streams within their share of this budget."""
+        """Unpin streams until the rest fits into its share of the new budget."""
         if self.pinned:
             self.unpin(self.pinned.set_limit(int(budget_bytes * self._share)))
 
     def prefer(self, keys: Iterable[StreamKey], share: float, budget_bytes: int) -> None:
-        """Pin these streams, the first of them first, within a share of the budget, and no others."""
-        # Unpin everything first: streams pinned until now must not take the room of streams that now rank higher.
+        """Replace the preferred streams, the most valuable first, and pin as many as fit into `share` of the budget."""
+        # Unpin all first, so that streams pinned so far take no room from streams that now rank higher.
         self.unpin(self.pinned.prefer((), 0))
         self._share = share
         self.pinned.prefer(keys, int(budget_bytes * share))
@@ -174,7 +175,7 @@ class EvictionOrder:
                 self.admit(stream, stream.cost)
 
     def add_cost(self, key: StreamKey, delta: int) -> None:
-        """The stream costs so many bytes more."""
+        """Add `delta` bytes to the cost of the stream, and unpin streams that no longer fit."""
         self.unpin(self.pinned.add_cost(key, delta))
 
     def unpin(self, keys: Iterable[StreamKey]) -> None:
@@ -185,7 +186,7 @@ class EvictionOrder:
                 self._policy.admit(key)
 
     def unpin_last(self) -> bool:
-        """Unpin the least valuable stream, because the budget comes first; return False if none is pinned."""
+        """Unpin the least valuable stream; return False if none is pinned."""
         key = self.pinned.pop_last()
         if key is None:
             return False

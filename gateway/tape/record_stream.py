@@ -1,7 +1,7 @@
-"""One S2 stream as one credential partition sees it: its records, and whether they are known to be the stream's.
+"""An S2 stream in memory: its records, and whether they may belong to a deleted stream of the same name.
 
-S2 has no name for an incarnation of a stream.  So if records may come from a deleted stream, they are *doubted*: the
-origin has to confirm one of them before any is read again.
+S2 does not identify the incarnation of a stream.  If the stream may have been deleted and created again, its records
+become *doubted*.  The origin must then confirm one record before the gateway serves any of them again.
 """
 
 from __future__ import annotations
@@ -15,29 +15,32 @@ from gateway.tape.stream import Stream
 
 @dataclass(slots=True, eq=False)
 class RecordStream(Stream):
-    """One incarnation of an S2 stream, whose `tape` stays empty.  Owner: the `TapeStore`."""
+    """One incarnation of an S2 stream.  Its inherited `tape` stays empty.  Owner: the `TapeStore`."""
 
     records: RecordTape = field(default_factory=RecordTape)
     verified_at: float = -math.inf
-    """When the origin last confirmed that the stream is the one whose records are held (monotonic seconds)."""
+    """When the origin last confirmed that the records held are those of the stream (monotonic seconds)."""
     doubts: int = 0
-    """The number of doubts that have been raised about that.  Only `TapeStore.doubt_records` raises one."""
+    """How often the records became doubted.  Only `TapeStore.doubt_records` counts."""
     settled: int = 0
-    """The number of the doubts that the origin has settled by a later confirmation."""
+    """How many of `doubts` were raised before the request that the origin last confirmed the records to."""
     full_to: int = 0
-    """The end of the last answer if it was as long as its limits allowed; 0 if it was shorter."""
+    """The sequence number at which the latest reply ended, if a limit ended that reply; otherwise 0."""
 
     @property
     def is_doubted(self) -> bool:
-        """Whether the origin has to confirm the stream before any of the records is read again."""
+        """Whether the origin must confirm the records before they are served again."""
         return self.doubts > self.settled and bool(self.records.block_count)
 
     def verified(self, at: float, doubts: int = 0) -> None:
-        """Record that the origin has confirmed the stream to a request that was sent after so many doubts."""
+        """Record that the origin has confirmed the records.
+
+        `at` is the time of the reply (monotonic seconds).  `doubts` is the stream's count when the request was sent.
+        """
         self.verified_at = at
         self.settled = max(self.settled, doubts)
 
-    # -- what differs from a Durable Stream
+    # -- overrides of `Stream`
 
     @property
     def cost(self) -> int:
@@ -46,12 +49,12 @@ class RecordStream(Stream):
 
     @property
     def block_count(self) -> int:
-        """Blocks of records that are held."""
+        """The number of blocks of records."""
         return self.records.block_count
 
     @property
     def furthest(self) -> str | None:
-        """The furthest sequence number that the origin has named; None if there is none."""
+        """The sequence number after the last covered one, as text; None if no records are held."""
         return str(self.records.end_seq_num) if self.records.block_count else None
 
     def drop_oldest(self) -> int:
@@ -59,17 +62,17 @@ class RecordStream(Stream):
         return self.records.drop_oldest()
 
     def drop_all(self) -> int:
-        """Drop all records, and keep the facts; return the cost freed."""
+        """Drop all records; return the cost freed."""
         return self.records.drop_all()
 
     def may_have_expired(self, now: float) -> bool:
-        """False: an S2 stream has no lifetime, so its records stay valid until it ends."""
+        """Return False: an S2 stream has no lifetime."""
         return False
 
     def may_answer_alone(self, now: float, trust_s: float) -> bool:
-        """Whether a hit may be given without the origin: the stream is trusted."""
+        """Whether the gateway may answer a read without asking the origin."""
         return self.is_trusted(now, trust_s)
 
     def bytes_until(self, start: str, trust_s: float) -> float:
-        """Held records may be sent for as long as they are held."""
+        """Return infinity: records never become stale."""
         return math.inf

@@ -1,18 +1,19 @@
-"""The tape of an S2 stream: records by sequence number.
+"""The tape of an S2 stream: the records that the gateway holds in memory, by sequence number.
 
-Records lie in blocks.  A block *covers* the sequence numbers from its start to its end: every record that the stream
-has in this range is held.  A block may contain numbers without a record, because a trim or the stream's retention
-removes records.  A read from a removed number begins with the first remaining record.  It shows that no earlier record
-remains either, so everything before its first record is dropped.  Blocks that touch form one run.
+Records lie in blocks.  A block *covers* a range of sequence numbers: it has every record of the stream in this range.
+A covered number may have no record, because trims and retention remove records.  Adjacent blocks form a run.
 
-A record never changes, so everything a tape holds stays true for the life of one incarnation of the stream.  The
-stream's tail does change, so the tape does not know it.  A read that stops at the end of the held records is *open*,
-and only the origin knows whether more follow.  A read that a limit stopped is *closed*.
+If a reply to a read from one number begins with a later number, the stream has no earlier records any more.  The tape
+then drops all records before that number.
+
+A part that a read takes from the tape is *closed* if a limit of the read ended it.  Otherwise the part is *open*: it
+ends with the held records, and more records may follow.  Records never change, but the tail of the stream moves.  The
+tape therefore does not record the tail.
 
 A stream that is deleted and created again numbers its records from 0 again.  `store` raises `RecordsReplaced` if
-records contradict those held: another timestamp at the same number, or timestamps that decrease.
+records contradict the held ones: a different record at the same number, or timestamps that decrease.
 
-The tape changes only by plain functions.  It knows no HTTP, no sockets and no clock.
+All changes are synchronous.  The module has no HTTP, no sockets and no clock.
 """
 
 from __future__ import annotations
@@ -46,32 +47,34 @@ BLOCK_COST: Final = 400
 """Bytes charged per block in addition to its records."""
 
 BLOCK_BYTES: Final = 256 * 1024
-"""A block with this many metered bytes takes no more records; blocks are evicted whole."""
+"""A block with this many metered bytes takes no more records.  Blocks are evicted whole."""
 
 _by_seq_num = attrgetter("seq_num")
 _by_timestamp = attrgetter("timestamp")
 
 
 class RecordsReplaced(Exception):
-    """Records contradict those held: the stream has been created again."""
+    """New records contradict the held ones: the stream was deleted and created again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits that end a read: records, metered bytes, and the first timestamp that is not wanted; None for no
-    limit."""
+    """The limits of a read.  None stands for no limit."""
 
     count: int | None = None
+    """Records."""
     bytes: int | None = None
+    """Metered bytes."""
     until: int | None = None
+    """The read ends before the first record with this timestamp or a later one."""
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether no record can be within the limits any more."""
+        """Whether the limits allow no record."""
         return self.count == 0 or self.bytes == 0
 
     def after(self, count: int, size: int) -> Limits:
-        """The rest after `count` records of `size` metered bytes."""
+        """Return the limits that remain after `count` records of `size` metered bytes together."""
         return Limits(
             None if self.count is None else max(0, self.count - count),
             None if self.bytes is None else max(0, self.bytes - size),
@@ -79,7 +82,7 @@ class Limits:
         )
 
     def within(self, count: int, size: int) -> Limits:
-        """The same limits, and at most `count` records and `size` metered bytes."""
+        """Return these limits, reduced to at most `count` records and `size` metered bytes."""
         return Limits(
             count if self.count is None else min(self.count, count),
             size if self.bytes is None else min(self.bytes, size),
@@ -87,7 +90,7 @@ class Limits:
         )
 
     def covers(self, other: Limits) -> bool:
-        """Whether a read with these limits stops no earlier than one with `other`; `until` is not compared."""
+        """Whether `count` and `bytes` are at least those of `other`.  `until` is not compared."""
         return _is_at_least(self.count, other.count) and _is_at_least(self.bytes, other.bytes)
 
 
@@ -101,7 +104,7 @@ def _is_at_least(one: int | None, other: int | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Records that a read takes from memory.  `end` is the sequence number at which it goes on."""
+    """Records that a read takes from memory.  The read continues at the sequence number `end`."""
 
     records: tuple[Record, ...]
     size: int
@@ -112,8 +115,10 @@ class Part:
 
 
 def cut(records: Sequence[Record], start: int, end: int, limits: Limits) -> Part:
-    """The part of a read from `start` that `records` answer.  They include all records of the stream from `start` to
-    `end`; earlier records are left out of the result."""
+    """Return the records that a read from `start` may take, within its limits.
+
+    `records` must include all records of the stream from `start` to `end`.  Earlier records are skipped.
+    """
     if records and records[0].seq_num < start:
         records = records[bisect_left(records, start, key=_by_seq_num) :]
     if limits == _NO_LIMITS:
@@ -137,7 +142,7 @@ _NO_LIMITS: Final = Limits()
 
 
 class Span(NamedTuple):
-    """The contents of one block."""
+    """A summary of one block."""
 
     start: int
     end: int
@@ -147,7 +152,7 @@ class Span(NamedTuple):
 
 
 class Joint(NamedTuple):
-    """Two records that would be neighbours on the tape."""
+    """A held and a fetched record that would become neighbours on the tape."""
 
     held: Record
     fetched: Record
@@ -155,7 +160,7 @@ class Joint(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """A covered range that holds at least one record."""
+    """A covered range of sequence numbers, with at least one record."""
 
     start: int
     end: int
@@ -170,13 +175,16 @@ class _Block:
 
 @dataclass(slots=True)
 class RecordTape:
-    """The records held of one incarnation of a stream.  Owner: the `TapeStore`, which makes all changes of size."""
+    """The held records of one incarnation of a stream.
+
+    Only the owner, the `TapeStore`, calls the methods that change `cost`, because it charges a budget for the cost.
+    """
 
     cost: int = 0
     _starts: list[int] = field(default_factory=list)
     """The starts of all blocks, in order."""
     _blocks: dict[int, _Block] = field(default_factory=dict)
-    """Blocks by their start, in the order they were begun."""
+    """Blocks by their start, in the order of their creation."""
 
     def __repr__(self) -> str:
         runs = sum(
@@ -190,16 +198,16 @@ class RecordTape:
 
     @property
     def record_count(self) -> int:
-        """Records held."""
+        """The number of records held."""
         return sum(len(block.records) for block in self._blocks.values())
 
     @property
     def size(self) -> int:
-        """Metered bytes held."""
+        """The number of metered bytes held."""
         return sum(block.size for block in self._blocks.values())
 
     def spans(self) -> Iterator[Span]:
-        """The contents of each block, in the order of the numbers."""
+        """Summarise each block, in the order of sequence numbers."""
         for start in self._starts:
             block = self._blocks[start]
             yield Span(block.start, block.end, len(block.records), block.size)
@@ -215,18 +223,18 @@ class RecordTape:
         return self._blocks[self._starts[-1]].records[-1] if self._starts else None
 
     def covers(self, seq_num: int) -> bool:
-        """Whether `seq_num` is covered, so that it is known whether the stream has a record there."""
+        """Whether a block covers `seq_num`.  If so, the stream has a record there only if the block has one."""
         return self._block_at(seq_num) is not None
 
     def covered_from(self, seq_num: int) -> int:
-        """The first covered number at or after `seq_num`; `MAX_U64` if there is none."""
+        """Return the first covered number at or after `seq_num`; `MAX_U64` if there is none."""
         if self.covers(seq_num):
             return seq_num
         index = bisect_right(self._starts, seq_num)
         return self._starts[index] if index < len(self._starts) else MAX_U64
 
     def record(self, seq_num: int) -> Record | None:
-        """The record at `seq_num`, if it is held."""
+        """Return the record at `seq_num`; None if it is not held."""
         block = self._block_at(seq_num)
         if block is None:
             return None
@@ -236,8 +244,7 @@ class RecordTape:
         return None
 
     def joints(self, start: int, records: Sequence[Record]) -> Iterator[Joint]:
-        """The places where `records`, the result of a read from `start`, would adjoin held records without having one
-        in common with them."""
+        """Find where `records`, the reply to a read from `start`, would adjoin held records without an overlap."""
         first, last = records[0], records[-1]
         before = self._before(start) if not self.covers(start) and start and self.covers(start - 1) else None
         if before is not None and start == first.seq_num:
@@ -248,11 +255,11 @@ class RecordTape:
             yield Joint(after, last)
 
     def neighbours(self, seq_num: int) -> tuple[Record, ...]:
-        """The last record held before `seq_num` and the first one after it."""
+        """Return the last record held before `seq_num` and the first one after it, if there are such records."""
         return tuple(one for one in (self._before(seq_num), self._after(seq_num)) if one is not None)
 
     def read(self, start: int, limits: Limits) -> Part:
-        """The records from `start` on that are held without a break, within the limits."""
+        """Take the records from `start` to the end of the run, within the limits."""
         taken: list[Record] = []
         size, at = 0, start
         if limits.is_exhausted:
@@ -269,23 +276,24 @@ class RecordTape:
         return Part(tuple(taken), size, at, is_closed=False)
 
     def at_timestamp(self, timestamp: int) -> int | None:
-        """The sequence number at which a read from `timestamp` starts; None if the held records do not show it.
+        """Return the number of the stream's first record at or after `timestamp`; None if the tape does not show it.
 
-        The first record at or after the timestamp is known if the record before it is held and is earlier, or if no
-        record comes before it.
+        The tape shows it if it has this record and the preceding one, or if this is the first record of the stream.
         """
         at = bisect_left(self._starts, timestamp, key=lambda start: self._blocks[start].records[-1].timestamp)
         if at == len(self._starts):
             return None
         block = self._blocks[self._starts[at]]
         index = bisect_left(block.records, timestamp, key=_by_timestamp)
-        # The block before ends with a record that is earlier.
+        # The last record of the preceding block is before `timestamp`.
         is_known = index or block.start == 0 or (at and self._blocks[self._starts[at - 1]].end == block.start)
         return block.records[index].seq_num if is_known else None
 
     def contradicts(self, tail: StreamPosition, end: int) -> bool:
-        """Whether a stream with this tail is another one than the stream whose records are held.  `end` is the end of
-        the held records when the origin was asked for the tail."""
+        """Whether a stream with this tail cannot be the one whose records are held.
+
+        `end` is the value of `end_seq_num` when the origin was asked for the tail.
+        """
         if tail.seq_num < end:
             return True
         last = self.record(tail.seq_num - 1)
@@ -294,10 +302,10 @@ class RecordTape:
     # -- changes
 
     def store(self, start: int, records: Sequence[Record]) -> bool:
-        """Store the records of a read from `start`, in order.  Records already held are kept.
+        """Store the records of a read from `start`.  Records that are held already stay.
 
-        Returns whether held records were dropped because the stored ones show that they were trimmed.  Raises
-        RecordsReplaced, with nothing stored, if the records contradict the held ones.
+        Returns whether held records were dropped because the new ones show that the stream was trimmed.  Raises
+        RecordsReplaced, and stores nothing, if the records contradict the held ones.
         """
         if not records:
             return False
@@ -316,7 +324,7 @@ class RecordTape:
             if first < last:
                 self._add(at, stop, records[first:last])
             else:
-                # There is a block at `stop`, because the last record is before `end`.
+                # A block starts at `stop`: the last record is at `end - 1`, so `stop` is not `end`.
                 self._begin_earlier(stop, at)
             at = stop
         for record in records:
@@ -361,7 +369,7 @@ class RecordTape:
         return None
 
     def _add(self, start: int, end: int, records: Sequence[Record]) -> None:
-        """Cover the numbers from `start` to `end`, of which none is covered yet."""
+        """Cover the numbers from `start` to `end`, none of which is covered yet, with `records`."""
         index = bisect_left(self._starts, start)
         block = self._blocks[self._starts[index - 1]] if index else None
         position = 0
@@ -384,13 +392,13 @@ class RecordTape:
             block.end = start = end if position == len(records) else records[position].seq_num
 
     def _begin_earlier(self, start: int, earlier: int) -> None:
-        """Let the block at `start` cover the numbers from `earlier` too, none of which has a record."""
+        """Extend the block at `start` back to `earlier`.  The stream has no records at the added numbers."""
         block = self._blocks.pop(start)
         self._starts[bisect_left(self._starts, start)] = block.start = earlier
         self._blocks[earlier] = block
 
     def _obey(self, record: Record) -> bool:
-        """Drop the records that a trim command removes from the stream; return whether there were any."""
+        """If `record` is a trim command, drop the records that it trims; return whether there were any."""
         try:
             command = command_of(record)
         except InvalidAppend:
@@ -398,7 +406,7 @@ class RecordTape:
         return isinstance(command, Trim) and self.drop_before(min(command.seq_num, record.seq_num))
 
     def drop_before(self, seq_num: int) -> bool:
-        """Forget all records and covered numbers before `seq_num`; return whether there were any."""
+        """Drop all records and covered numbers before `seq_num`; return whether there were any."""
         if not self._starts or self._starts[0] >= seq_num:
             return False
         while self._starts and self._blocks[self._starts[0]].end <= seq_num:
@@ -411,7 +419,7 @@ class RecordTape:
         return True
 
     def drop_oldest(self) -> int:
-        """Drop the block that was begun first; return the cost freed."""
+        """Drop the block that was created first; return the cost freed."""
         before = self.cost
         start = next(iter(self._blocks), None)
         if start is not None:

@@ -1,16 +1,15 @@
-"""The tape store: every stream in memory, under one byte budget.
+"""The tape store: all streams in memory, under one byte budget.
 
-Only the store creates, drops and evicts streams and stores bytes, so the sum of costs is right at every moment.  An
-eviction drops bytes, never facts: a stream that is in use stays, with an empty tape.
+Only the store creates, drops and evicts streams and stores their bytes, so its sum of costs is always exact.  Evicting
+a stream that is in use drops only its bytes: the object stays, with an empty tape.
 
 The store reports *uses* to the eviction policy, not requests.  A client that reads a stream once sends at least two
-requests in a row (the existing bytes, then the tail), so requests within `USE_S` of a use belong to that use: the
-correlated reference period of LRU-K (O'Neil et al., SIGMOD 1993, 2.1).  Otherwise every reader would look like one that
-comes back.
+requests in a row: for the existing bytes, then for the tail.  So requests within `USE_S` after a use belong to that
+use.  Otherwise each such client would make the stream look popular.  LRU-K calls this interval the correlated reference
+period (O'Neil et al., SIGMOD 1993, 2.1).
 
-A plan can single out two kinds of streams.  A pinned stream is withheld from the policy, so it cannot be chosen as a
-victim.  A stream that is not to be stored holds bytes only while its record is held (`Stream.hold`), for example
-by a follower that stores what its live readers need.
+A cache plan can pin streams and exclude streams.  A pinned stream is withheld from the eviction policy.  An excluded
+stream keeps bytes only while it is held (`Stream.hold`), for example by the follower that feeds its live readers.
 """
 
 from __future__ import annotations
@@ -37,11 +36,14 @@ MAX_TAGS = 1_024
 """The most surrogate keys of one stream."""
 
 _NO_KEY = StreamKey(Group("", ""), "", Partition(""))
-"""A key that no stream has, for evictions that spare no stream."""
+"""A key of no stream, for evictions that spare no stream."""
 
 
 class TapeStore:
-    """Streams by key.  `budget_bytes` bounds the cost of tapes plus the bytes lent; `mint` names incarnations."""
+    """Streams by key.
+
+    `budget_bytes` bounds `cost` + `lent`.  `mint` returns a new name for an incarnation.
+    """
 
     def __init__(
         self, budget_bytes: int, eviction: Eviction[StreamKey], mint: Callable[[], str], metrics: MetricsRecorder
@@ -49,40 +51,32 @@ class TapeStore:
         self.budget_bytes = budget_bytes
         self.cost = 0
         self.lent = 0
-        """Bytes of the budget taken by data derived from tapes, and by bodies that arrive."""
+        """The bytes of the budget for data derived from tapes, and for bodies that are being received."""
         self.arriving = 0
-        """The part of `lent` for bodies that arrive (`gateway.tape.arriving`)."""
+        """The part of `lent` for bodies that are being received (`gateway.tape.arriving`)."""
         self._mint = mint
         self._metrics = metrics
         self._paths = Paths()
         self.awake: Final = self._paths.awake
-        """The streams of a path that hear of its events at once; all unless they are a crowd."""
         self.has: Final = self._paths.has
-        """Whether a stream of a path is in memory."""
         self.group: Final = self._paths.group
-        """Every stream that a write to a path affects."""
         self.tagged: Final = self._paths.tagged
-        """Every stream that the origin tagged with a surrogate key."""
         self.origins: Final = self._paths.origins
-        """Every origin with a stream in memory."""
         self.groups: Final = self._paths.groups
-        """The groups that exist now.  Each is a live view of its streams, so a caller can go through many of them over
-        several turns of the loop."""
         self._count = 0
         self._order = EvictionOrder(eviction, self._paths.find)
         self.pinned = self._order.pinned
         """The streams exempt from eviction."""
         self._not_stored: frozenset[StreamKey] = frozenset()
-        """The streams whose bytes are not to be kept, by their keys in the public partition."""
+        """The excluded streams, by their keys in the public partition."""
         self.may_grow = True
-        """Whether requests that bring more bytes may be sent; False while the process is short of memory."""
+        """Whether fetches that add bytes may be sent.  False while the process is short of memory."""
         self.unstored_bytes = 0
-        """Bytes fetched and not stored, because their streams are not to be stored."""
+        """The bytes that were fetched but not stored, because their streams are excluded."""
         self.holdings: defaultdict[str, RouteUsage] = defaultdict(RouteUsage)
-        """The contents of each route's streams."""
+        """What the streams of each route hold."""
         self.on_forget: Callable[[Stream], None] = lambda stream: None
-        """Called when a stream's bytes are dropped or may no longer be shared, so that data derived from them is
-        dropped too."""
+        """Called when data derived from a stream's bytes becomes invalid, so that its owners can drop the data."""
 
     def __len__(self) -> int:
         return self._count
@@ -94,7 +88,7 @@ class TapeStore:
         return iter(self._paths)
 
     def find(self, key: StreamKey) -> Stream | None:
-        """The stream of `key`, or None if it is not in memory."""
+        """Return the stream of `key`, awake; None if it is not in memory."""
         stream = self._paths.find(key)
         if stream is not None and not stream.is_awake:
             self.wake(stream)
@@ -102,7 +96,7 @@ class TapeStore:
         return stream
 
     def wake(self, stream: Stream) -> None:
-        """Apply to a sleeping stream the events that it has missed, which may end it."""
+        """Wake a sleeping stream and apply the events that it has missed, which may end the stream."""
         if stream.is_awake or stream.ended is not None:
             return
         missed, dropped = self._paths.wake(stream)
@@ -123,11 +117,10 @@ class TapeStore:
                 event(stream)
 
     def tag(self, stream: Stream, surrogate_keys: frozenset[str]) -> None:
-        """Add the surrogate keys that a reply with a part of the stream names.
+        """Add the surrogate keys of a reply with a part of the stream.  Does nothing on an ended stream.
 
-        A stream has the keys of all its parts together, until its bytes are forgotten; the next reply then starts a
-        new set.  A stream that would exceed `MAX_TAGS` keys loses its bytes, so that each byte held can be found by its
-        key.  Does nothing on an ended stream.
+        The keys of all replies add up until the bytes are forgotten.  If there would be more than `MAX_TAGS` keys, the
+        bytes are forgotten at once, so that a purge by key always finds all bytes with the key.
         """
         if not surrogate_keys or stream.ended is not None:
             return
@@ -143,14 +136,14 @@ class TapeStore:
         self.weigh(stream)
 
     def open(self, key: StreamKey, now: float) -> Stream:
-        """The stream of `key`, created if it is not in memory."""
+        """Return the stream of `key`; create it if it is not in memory."""
         return self.open_as(Stream, key, now)
 
     def open_as(self, kind: type[S], key: StreamKey, now: float) -> S:
-        """The stream of `key`, which is of this kind; created if it is not in memory, or is of another kind."""
+        """Return the stream of `key`; create it if it is not in memory, or is not of this kind."""
         stream = self.find(key)
         if stream is not None and type(stream) is not kind:
-            # The route has spoken another protocol until now.
+            # The protocol of the route has been changed.
             self.drop_stream(stream, End.PURGED)
             stream = None
         if stream is None:
@@ -160,7 +153,7 @@ class TapeStore:
         return stream
 
     def create(self, kind: type[S], key: StreamKey, now: float) -> S:
-        """A stream for `key`, which is not in memory."""
+        """Create the stream of `key`, which is not in memory."""
         stream = kind(key, Tape(), Version(Edition(self._mint())), contacted_at=now, used_at=now)
         stream.facts_cost = key_cost(key)
         for other in self._paths.add_stream(stream):
@@ -171,7 +164,7 @@ class TapeStore:
         return stream
 
     def touch(self, stream: Stream) -> None:
-        """Record that remembered answers of the stream were sent, one or many times, without opening it."""
+        """Record a use of the stream by remembered answers, which do not open the stream."""
         if stream.ended is None:
             self._order.touch(stream.key)
             self._paths.touch(stream)
@@ -183,7 +176,7 @@ class TapeStore:
             self._paths.touch(stream)
 
     def store(self, stream: Stream, start: str, end: str, pieces: Sequence[bytes], now: float) -> None:
-        """Store bytes on the stream's tape and evict what no longer fits.  Does nothing on an ended stream."""
+        """Store bytes on the stream's tape, and evict until the budget is met.  Does nothing on an ended stream."""
         if stream.ended is not None:
             return
         tape = stream.tape
@@ -192,15 +185,14 @@ class TapeStore:
         if not stream.is_ranked or self.pinned.is_used:
             self._order.admit(stream, before + stream.facts_cost)
         if stream.is_followed:
-            # Live readers send one request and then receive all stored bytes, so each append counts as a use.
+            # Live readers use each append without another request.
             self._count_use(stream, now)
         self._charge(stream, tape.cost - before, blocks=tape.block_count - blocks)
 
     def store_records(self, stream: RecordStream, start: int, records: Sequence[Record], now: float) -> None:
-        """Store the records of a read of an S2 stream from `start`, and evict what no longer fits.
+        """Store the records of a read of an S2 stream from `start`, and evict until the budget is met.
 
-        Does nothing on an ended stream.  Raises RecordsReplaced, with nothing stored, if the stream has been created
-        again.
+        Does nothing on an ended stream.  Raises RecordsReplaced, and stores nothing, if the stream was created again.
         """
         if stream.ended is not None:
             return
@@ -215,8 +207,8 @@ class TapeStore:
             self.withdraw(stream)
 
     def trim_records(self, stream: RecordStream, seq_num: int) -> None:
-        """Drop the records of an S2 stream before `seq_num`, because the origin no longer has them.  Does nothing on an
-        ended stream."""
+        """Drop the records of an S2 stream before `seq_num`, which the origin no longer has.  Does nothing on an ended
+        stream."""
         if stream.ended is not None:
             return
         tape = stream.records
@@ -226,7 +218,7 @@ class TapeStore:
             self.withdraw(stream)
 
     def doubt_records(self, stream: Stream) -> None:
-        """Doubt the records of an S2 stream: the origin has to confirm them before they are read again."""
+        """Require that the origin confirms the records of an S2 stream before they are served again."""
         if stream.ended is None and isinstance(stream, RecordStream):
             stream.doubts += 1
             self.withdraw(stream)
@@ -234,10 +226,10 @@ class TapeStore:
     def doubt_replaced(
         self, group: Group, queries: Collection[str] | None, start: int, seen: Container[Stream]
     ) -> None:
-        """Doubt all records held from `start` on, except in the streams `seen`, because an append to the S2 stream at
-        this path began at `start`.  Only streams with one of `queries` are doubted; None stands for all.
+        """Doubt the streams of an S2 path that hold records from `start` on, because an append was numbered from there.
 
-        All streams of the path are looked at only if a sleeping stream may hold such records.
+        Only streams with one of `queries` are affected (None stands for all), and none of `seen`, which the caller has
+        handled.  The search is skipped if no sleeping stream can hold such records.
         """
         if start >= self._paths.records_to(group, queries):
             return
@@ -248,16 +240,17 @@ class TapeStore:
         self._paths.looked_at(group)
 
     def weigh(self, stream: Stream) -> None:
-        """Charge the texts that the record has gained since it was last weighed: headers, surrogate keys, queries.
-        Does nothing on an ended stream."""
+        """Charge the budget for headers and other texts that were added.  Does nothing on an ended stream."""
         if stream.ended is None:
             before, stream.facts_cost = stream.facts_cost, stream.weigh()
             if stream.facts_cost != before:
                 self._charge(stream, stream.facts_cost - before)
 
     def prefer(self, pinned: Iterable[StreamKey], share: float, not_stored: Collection[StreamKey]) -> None:
-        """Pin the streams `pinned`, the first of them first, within `share` of the budget, and keep no bytes of the
-        streams `not_stored`.  Replaces what was preferred before."""
+        """Apply a cache plan in place of the previous one.
+
+        Pins the streams `pinned`, the most valuable first, within `share` of the budget, and excludes `not_stored`.
+        """
         self._order.prefer(pinned, share, self.budget_bytes)
         self._not_stored = frozenset(not_stored)
         for key in self._not_stored:
@@ -266,25 +259,25 @@ class TapeStore:
                     self._drop_unwanted(stream)
 
     def is_not_stored(self, stream: Stream) -> bool:
-        """Whether no bytes of the stream are to be kept, in any partition."""
+        """Whether the cache plan excludes the stream, in all partitions."""
         key = stream.key
         return bool(self._not_stored) and key._replace(partition=key.partition.public) in self._not_stored
 
     def _drop_unwanted(self, stream: Stream) -> None:
-        """Drop the bytes of a stream that is not to be stored, and everything derived from them.  Its facts stay."""
+        """Drop the bytes of an excluded stream, and all data derived from them."""
         if stream.ended is not None or not self.is_not_stored(stream):
             return
         self._drop_bytes(stream)
         self._metrics.cache(self.cost + self.lent, self._count)
 
     def _drop_bytes(self, stream: Stream) -> None:
-        """Drop a stream's bytes and keep its facts."""
+        """Drop a stream's bytes but keep the stream."""
         blocks = stream.block_count
         self._book(stream, -stream.drop_all(), blocks=-blocks)
         self.withdraw(stream)
 
     def drop_stream(self, stream: Stream, why: End) -> bool:
-        """End the stream; return False if it had ended before.  The caller ends its live readers."""
+        """End the stream; return False if it has already ended.  The caller ends the live readers."""
         if stream.ended is not None:
             return False
         self._order.forget(stream.key)
@@ -303,7 +296,7 @@ class TapeStore:
         self.withdraw(stream)
 
     def forget_bytes(self, stream: Stream) -> None:
-        """Drop a stream's bytes and keep its record, because the origin may send other bytes from now on."""
+        """Drop a stream's bytes and begin a new incarnation, because the origin may send other bytes from now on."""
         if stream.ended is None:
             blocks = stream.block_count
             self._charge(stream, -stream.drop_all(), blocks=-blocks)
@@ -316,26 +309,25 @@ class TapeStore:
             self.withdraw(stream)
 
     def forget_before(self, stream: Stream, token: str) -> None:
-        """Forget the bytes before an offset, because the origin no longer has them."""
+        """Drop the bytes before an offset, because the origin has trimmed them."""
         self._forget(stream, lambda tape: tape.drop_before(token))
 
     def forget_through(self, stream: Stream, token: str) -> None:
-        """Forget the bytes before an offset, and the bytes after it up to the next offset, because the origin no longer
-        has them."""
+        """Drop the bytes before the first known offset after `token`, because the origin has trimmed them."""
         tail = stream.tape.tail
         self._forget(stream, lambda tape: tape.drop_through(token))
         if stream.tape.tail != tail:
             stream.lost_tail()
 
     def _forget(self, stream: Stream, drop: Callable[[Tape], int]) -> None:
-        """Forget what `drop` drops; it returns the cost freed.  Does nothing on an ended stream."""
+        """Call `drop`, which drops bytes of the tape and returns the cost freed.  Does nothing on an ended stream."""
         if stream.ended is None and not isinstance(stream, RecordStream):
             blocks = stream.block_count
             self._charge(stream, -drop(stream.tape), blocks=stream.block_count - blocks)
             self.withdraw(stream)
 
     def withdraw(self, stream: Stream) -> None:
-        """Withdraw everything derived from the stream's bytes, including what is still being derived."""
+        """Invalidate all data derived from the stream's bytes, including data that is still being prepared."""
         stream.withdrawn()
         self.on_forget(stream)
 
@@ -343,11 +335,14 @@ class TapeStore:
         """Restrict the stream to requests without an Origin header from now on."""
         if not stream.varies_by_origin:
             stream.varies_by_origin = True
-            # Answers to requests with that header may be remembered.
+            # There may be remembered answers to requests with an Origin header.
             self.withdraw(stream)
 
     def release(self, stream: Stream) -> None:
-        """Unpin; drop an unpinned stream that has no bytes and no known tail, which is the state after a refusal."""
+        """Undo one `Stream.hold`.
+
+        If no hold is left, drop a stream that has neither bytes nor a known tail, as after a refusal of the origin.
+        """
         stream.holds -= 1
         if stream.holds or stream.ended is not None:
             return
@@ -357,7 +352,7 @@ class TapeStore:
         if self._not_stored:
             self._drop_unwanted(stream)
         if not stream.is_ranked or self.pinned.is_used:
-            # A pinned stream may have left the eviction order together with its bytes.
+            # The stream may have left the eviction order when it lost its bytes.
             self._order.admit(stream, stream.cost)
         if self.cost + self.lent > self.budget_bytes:
             self._make_room(stream, may_shorten=True)
@@ -365,10 +360,10 @@ class TapeStore:
             self.on_forget(other)
 
     def lend(self, size: int, borrower: Stream) -> bool:
-        """Lend `size` bytes of the budget for data derived from `borrower`'s bytes, or for bytes that are about to be
-        stored on it, and evict others to make room.
+        """Lend `size` bytes of the budget, and evict other streams to make room.
 
-        Returns False and lends nothing if only the borrower's own tape could make room, or if it has ended.
+        The loan is for data derived from the bytes of `borrower`, or for bytes about to be stored on it.  Returns False
+        and lends nothing if the borrower has ended, or if only evicting the borrower's own bytes could make room.
         """
         if borrower.ended is not None or borrower.cost + self.lent + size > self.budget_bytes:
             return False
@@ -389,16 +384,16 @@ class TapeStore:
         self._metrics.cache(self.cost + self.lent, self._count)
 
     def resize(self, budget_bytes: int) -> None:
-        """Change the budget."""
+        """Change the budget, and evict until it is met."""
         self.budget_bytes = budget_bytes
         self._order.resize(budget_bytes)
         self._make_room(None, may_shorten=False)
         while self.cost + self.lent > budget_bytes and self._order.unpin_last():
-            # Lent bytes may have left less room than the share of the budget for pinned streams.
+            # Lent bytes may leave pinned streams less room than their share of the budget.
             self._make_room(None, may_shorten=False)
 
     def _charge(self, stream: Stream, delta: int, *, tapes: int = 0, blocks: int = 0) -> None:
-        """Charge `delta` more bytes for the stream, and evict what no longer fits."""
+        """Charge `delta` more bytes for the stream, and evict until the budget is met."""
         self._book(stream, delta, tapes=tapes, blocks=blocks)
         if self.cost + self.lent > self.budget_bytes:
             self._make_room(stream, may_shorten=True)
@@ -406,7 +401,7 @@ class TapeStore:
             self._metrics.cache(self.cost + self.lent, self._count)
 
     def _book(self, stream: Stream, delta: int, *, tapes: int = 0, blocks: int = 0) -> None:
-        """Add to the cost of all streams, and to the figures of the stream's route; negative values subtract."""
+        """Add to the total cost, and to the figures of the stream's route.  Negative values subtract."""
         self.cost += delta
         holding = self.holdings[stream.key.partition.route]
         holding.tapes += tapes
@@ -416,7 +411,7 @@ class TapeStore:
             self._order.add_cost(stream.key, delta)
 
     def _make_room(self, stream: Stream | None, *, may_shorten: bool) -> None:
-        """Evict until the budget is met: other streams first, then bytes of `stream` itself if it may be shortened."""
+        """Evict until the budget is met: other streams first, then bytes of `stream` itself if `may_shorten`."""
         spared = stream.key if stream is not None else _NO_KEY
         while self.cost + self.lent > self.budget_bytes:
             key = self._order.victim(spared)
@@ -433,13 +428,13 @@ class TapeStore:
                 self._metrics.eviction(1, stream.key.route)
                 self.withdraw(stream)
             else:
-                # A victim that sleeps is not woken: waking could drop it, or put others to sleep.
+                # Do not wake a sleeping victim: waking may drop it, or put other streams to sleep.
                 victim = self._paths.find(key)
                 if victim is None:
                     continue
                 victim.is_ranked = False
                 if victim.holds and not victim.block_count:
-                    # The stream's bytes are still on their way.  It has lost none, so let it return as a new stream.
+                    # The stream is in use and has no bytes yet.  Let it enter the order again when they are stored.
                     self._order.forget(key)
                     continue
                 self._metrics.eviction(1, key.route)

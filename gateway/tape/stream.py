@@ -1,7 +1,8 @@
-"""One stream as one credential partition sees it: its tape, and the facts about the stream.
+"""A stream in memory: its tape, and facts such as its content type, its lifetime and its tail.
 
-A record lives exactly as long as one incarnation of the stream is believed to exist.  Once it has `ended`, nothing may
-be answered from it; a later request opens a new record.
+A `Stream` stands for one incarnation of a stream, from its creation to its deletion, for the clients of one partition.
+A partition is the set of requests that share a tape, by default those with equal credentials.  Once `ended` is set, no
+request is answered from the object.  The next request creates a new one.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from gateway.tape.origin_statements import (
 from gateway.tape.tape import Tape
 
 TAIL_READ_BURST = 3
-"""Reads in a row that may ask for the tail before the rate limit applies."""
+"""The burst of reads that may ask the origin for the tail before the rate limit applies."""
 
 MAX_OTHER_QUERIES = 16
 
 SEVERAL: Final = -1
-"""Stands for several askers.  No hash is -1."""
+"""The value of `Stream.found_by` for several askers.  No hash is -1."""
 
 
 class End(StrEnum):
-    """Why a stream record has ended."""
+    """Why a `Stream` has ended."""
 
     DELETED = "deleted"
     GONE = "gone"
@@ -53,135 +54,137 @@ class End(StrEnum):
 
     @property
     def status(self) -> int:
-        """The HTTP status for a reader that waits on the ended stream."""
+        """The HTTP status for readers that wait on the ended stream."""
         return 410 if self is End.GONE else 404
 
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One incarnation.  Owner: the `TapeStore`; the engine records what it learns from the origin."""
+    """One incarnation of a stream.  The `TapeStore` owns it; the engine records the origin's replies in it."""
 
     key: StreamKey
     tape: Tape
     version: Version = FIRST
-    """The version.  Callers keep the version that they saw, and ask it later what has changed.  Only the methods below
-    replace it."""
+    """The version of these facts.  A caller keeps a version, and compares it later to find out what has changed.  Only
+    the methods of this class replace it."""
     content_type: str | None = None
     headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
-    """End-to-end headers of the origin's replies that hits repeat (CORS, nosniff, …)."""
+    """The end-to-end headers of the origin's replies that hits repeat: CORS, nosniff, …"""
     varies_by_origin: bool = False
-    """Whether the stream is for requests without an Origin header: a reply of the origin has said that
-    it depends on that header.  Bytes of that reply may be held, so no later reply changes that."""
+    """Whether a reply of the origin had `Vary: Origin`.  The stream then serves only requests without an Origin header.
+    Bytes of that reply may be held, so the flag is never cleared."""
     origins_named_at: float = -math.inf
-    """When the latest reply to a shared read showed in `headers` which web origins it allows (monotonic seconds)."""
+    """When a reply to a shared read last stated in `headers` which web origins it allows (monotonic seconds)."""
     caching: Caching = field(default_factory=Caching)
     """The origin's Cache-Control for the stream's bytes."""
     identity: str | None = None
-    """The origin's own name for the incarnation, if its ETag carries one."""
+    """The origin's identifier of the incarnation, if its ETag has one."""
     expiry: Expiry = field(default_factory=Expiry)
     """The stream's lifetime.  Until it is known, no hit is sent without asking the origin."""
     contacted_at: float = 0.0
-    """When the stream was last read or written at the origin, which renews a sliding TTL there (monotonic seconds)."""
+    """When the origin last served a read or write of the stream (monotonic seconds).  Each renews a sliding TTL."""
     confirmed: Confirmations = field(default_factory=Confirmations)
-    """The offsets after which the origin has shown that it has the bytes."""
+    """The offsets from which the origin was last seen to have the bytes, with times."""
     used_at: float = 0.0
-    """When the stream was last used, as the `TapeStore` counts uses (monotonic seconds)."""
+    """When the `TapeStore` last counted a use of the stream (monotonic seconds)."""
     is_followed: bool = False
-    """Whether a live request for the stream is open at the origin."""
+    """Whether the gateway has a live request for the stream open at the origin."""
     acked: str | None = None
-    """The furthest tail named by a write acknowledged through this gateway."""
+    """The furthest tail in the acknowledgements of writes through this gateway."""
     is_close_acked: bool = False
-    """Whether a write acknowledged through this gateway has closed the stream."""
+    """Whether an acknowledged write through this gateway has closed the stream."""
     acked_by: str = ""
-    """The query of the latest of these writes that advanced `acked` or closed the stream."""
+    """The query of the latest write that advanced `acked` or closed the stream."""
     other_queries: frozenset[str] = frozenset()
-    """Queries that name other streams at this path, at most `MAX_OTHER_QUERIES`.  Writes with these queries do not
-    concern this stream."""
+    """Queries that select other streams at the same path, at most `MAX_OTHER_QUERIES`.  Writes with these queries do
+    not affect this stream."""
     sighting: Sighting | None = None
-    """The latest valid sighting of the tail; None if none is valid."""
+    """The origin's latest valid statement of the tail; None if there is none."""
     tail_read_level: float = 0.0
-    """The level of a leaky bucket filled by each read that asks for the tail."""
+    """The level of a leaky bucket to which each read that asks for the tail adds 1."""
     tail_read_at: float = 0.0
-    """When the bucket was last filled (monotonic seconds)."""
+    """When a read last added to the bucket (monotonic seconds)."""
     beyond: OffsetsBeyond = field(default_factory=OffsetsBeyond)
+    """Offsets that the origin treats as beyond its tail."""
     head_headers: CIMultiDict[str] | None = None
-    """End-to-end headers of the origin's latest answer to a HEAD, besides what `headers` and the tape provide."""
+    """Headers that only replies to HEAD have, from the latest one: lifetime and Last-Modified."""
     found_by: int | None = None
-    """The asker to which the origin has shown the stream (`Source.asker`), or `SEVERAL`.  None if credentials are not
-    shared: all readers that share the record are then one asker."""
+    """The hash of the request headers for which the origin has shown the stream (`Source.asker`), or `SEVERAL`.  None
+    if all readers of this object have the same credentials."""
     surrogate_keys: frozenset[str] = frozenset()
-    """The origin's names for groups of streams; set only by `Paths.tag`, which keeps the index."""
+    """The origin's tags for groups of streams.  Only `Paths.tag` sets them, because it keeps an index."""
     tagged_as: str = ""
     """The incarnation when the surrogate keys were set."""
     reads: int = 0
-    """Reads of all modes that were answered from this record; a live read counts when it starts."""
+    """The number of reads, of all modes, that were answered from this object.  A live read counts when it starts."""
     hits: int = 0
     """How many of these reads were answered without the origin."""
     sent_bytes: int = 0
-    """Body bytes handed to clients' connections."""
+    """The number of body bytes written to client connections."""
     in_memory: SharedBytes | None = None
-    """The account of the tape's bytes, until some of them are dropped; None if no answer refers to the bytes."""
+    """Counts the tape's bytes for the answers that refer to them.  None if no answer does, or after bytes were
+    dropped."""
     ended: End | None = None
+    """Why the stream has ended; None while it exists."""
     has_topic: bool = False
-    """Whether the stream has live readers, or had some until a moment ago, so that its bytes must be stored."""
+    """Whether the stream has live readers, or had some a moment ago.  Its bytes must be stored for them."""
     is_awake: bool = True
-    """Whether events of its path are applied to it at once (`gateway.tape.paths`)."""
+    """Whether events of the path are applied to this stream at once (`gateway.tape.paths`)."""
     heard: int = 0
-    """The number of events of its path that were applied so far, if they are not applied at once."""
+    """The number of the last event of the path that was applied, if the stream is not awake."""
     is_ranked: bool = False
-    """Whether it is in the order of eviction; set only by the `TapeStore`."""
+    """Whether the stream is in the order of eviction.  Only the `TapeStore` sets this."""
     holds: int = 0
-    """The number of holders that need this record to stay the record of its key: live topics and flights."""
+    """The number of users that prevent this object from being replaced: live topics and shared fetches."""
     facts_cost: int = 0
-    """Bytes of the budget that the record took without its tape when it was last weighed; set only by the
-    `TapeStore`."""
+    """The bytes that the budget is charged for this object without its tape.  Only the `TapeStore` sets this."""
 
     def __repr__(self) -> str:
         state = self.ended or "in memory"
         return f"<Stream {self.key.group.path} {state}, {self.block_count} blocks, {self.holds} holds>"
 
-    # -- what happened
+    # -- events
 
     def hold(self) -> None:
-        """Keep this record as the record of its key; the caller must call `TapeStore.release`."""
+        """Prevent that this object is evicted and replaced, until the caller calls `TapeStore.release`."""
         self.holds += 1
 
     def count_reads(self, reads: int, hits: int) -> None:
-        """Count reads answered from this record, and those of them without the origin."""
+        """Count reads answered from this object; `hits` of them did not need the origin."""
         self.reads += reads
         self.hits += hits
 
     def contacted(self, at: float) -> None:
-        """Record that the origin was asked for the stream, which renews a sliding TTL there (monotonic seconds)."""
+        """Record that the origin was asked for the stream (monotonic seconds), which renews a sliding TTL there."""
         self.contacted_at = max(self.contacted_at, at)
 
     def mark_stale(self, *, may_have_ended: bool = True) -> None:
-        """Require revalidation: something may have ended the stream, or may have moved its tail."""
+        """Require revalidation, because the tail may have moved or, if `may_have_ended`, the stream may have ended."""
         self.version = self.version.doubted(may_have_ended=may_have_ended)
 
     def may_be_another(self) -> None:
-        """A write may have ended the stream and begun another in its place, with a lifetime of its own."""
+        """Record that a write may have replaced the stream by another one, with a lifetime of its own."""
         self.mark_stale()
         self.expiry.lose()
         self.head_headers = None
 
     def revalidated(self, seen: Version) -> None:
-        """Record that a request sent at the version `seen` found the stream."""
+        """Record that the origin has answered for this stream a request sent at the version `seen`."""
         self.version = self.version.settled_by(seen)
 
     def followed(self) -> None:
-        """Record that a live request at the origin has reported the tail."""
+        """Record that the follower, the gateway's live request at the origin, has reported the tail."""
         self.is_followed = True
         self.version = self.version.tail_changed()
 
     def unfollowed(self, at: float) -> None:
-        """Record that the live request has ended: a sliding TTL runs from now on (monotonic seconds)."""
+        """Record that the follower has ended at this time (monotonic seconds).  A sliding TTL runs from then on."""
         if self.is_followed:
             self.is_followed = False
             self.contacted(at)
 
     def record_headers(self, headers: CIMultiDict[str]) -> None:
-        """Record the headers that hits repeat.  Streams share them, so they must never change."""
+        """Record the headers that hits repeat.  Streams share the object, so it must never be changed."""
         if self.varies_by_origin:
             # Caches between gateway and clients must also distinguish requests with an Origin header.
             headers = headers.copy()
@@ -189,46 +192,48 @@ class Stream:
         self.headers = headers
 
     def record_head(self, headers: Headers, lifetime: Lifetime) -> None:
-        """Record what only the answer to a HEAD reports; `lifetime` is by this machine's clock."""
+        """Record the headers of a reply to HEAD.  `lifetime` is in this machine's time."""
         self.expiry.know(lifetime)
         names = (STREAM_TTL, STREAM_EXPIRES_AT, "Last-Modified")
         self.head_headers = CIMultiDict([(name, value) for name in names for value in headers.getall(name, ())])
 
     def begin_incarnation(self, name: str) -> None:
-        """Record that all bytes were forgotten.  Other bytes may follow at the same offsets, so they need other entity
-        tags.  Only the `TapeStore` calls this."""
+        """Name a new incarnation, because all bytes were forgotten.
+
+        Other bytes may now be stored at the same offsets, and need other entity tags.  Only the `TapeStore` calls this.
+        """
         self.version = self.version.incarnated(name)
 
     def withdrawn(self) -> None:
-        """Record that bytes were dropped, or that data derived from them must not be used any more."""
+        """Invalidate all data derived from the bytes held, for example because bytes were dropped."""
         self.version = self.version.withdrawn()
         shared, self.in_memory = self.in_memory, None
         if shared is not None:
             shared.in_cache = False
 
     def shared_bytes(self) -> SharedBytes:
-        """The account of the bytes that are read from the stream now."""
+        """Return the counter for the bytes that answers refer to from now on."""
         shared = self.in_memory
         if shared is None:
             shared = self.in_memory = SharedBytes(0, in_cache=self.ended is None)
         shared.size = self.cost
         return shared
 
-    # -- what is known
+    # -- state
 
     @property
     def cost(self) -> int:
-        """Bytes of the budget that the stream takes."""
+        """The bytes that the budget is charged for the stream."""
         return self.tape.cost + self.facts_cost
 
     @property
     def block_count(self) -> int:
-        """Blocks of bytes that are held."""
+        """The number of blocks held."""
         return self.tape.block_count
 
     @property
     def furthest(self) -> str | None:
-        """The furthest offset that the origin has named; None if there is none."""
+        """The furthest offset that the origin has named; None if it has named none."""
         return self.tape.tail
 
     def drop_oldest(self) -> int:
@@ -236,13 +241,13 @@ class Stream:
         return self.tape.drop_oldest()
 
     def drop_all(self) -> int:
-        """Drop all bytes, and keep the facts; return the cost freed.  Only the `TapeStore` calls this."""
+        """Drop all bytes; return the cost freed.  Only the `TapeStore` calls this."""
         return self.tape.drop_all()
 
     def weigh(self) -> int:
-        """Bytes that the record takes now, without its tape: its key, and the text that it holds."""
+        """Compute the bytes that this object takes without its tape: its key, headers and other texts."""
         cost = key_cost(self.key) + headers_cost(self.headers)
-        # Most streams have none of these, and the weight is taken for every stream that is begun.
+        # The checks save time for new streams, most of which have none of these.
         if self.caching.cache_control is not None or self.identity is not None:
             cost += texts_cost((self.caching.cache_control, self.identity))
         if self.head_headers:
@@ -255,7 +260,7 @@ class Stream:
 
     @property
     def is_closing(self) -> bool:
-        """Whether an acknowledged write has closed the stream and its final bytes have not arrived yet."""
+        """Whether an acknowledged write has closed the stream, but the gateway has not received its end yet."""
         return self.is_close_acked and self.tape.closed_at is None
 
     @property
@@ -276,14 +281,14 @@ class Stream:
         )
 
     def learn_identity(self, identity: str | None) -> bool:
-        """Record the origin's name for the incarnation; return False if it differs from the known one."""
+        """Record the origin's identifier of the incarnation; return False if it differs from the known one."""
         if identity is None or self.identity is None:
             self.identity = self.identity or identity
             return True
         return identity == self.identity
 
     def acknowledged(self, tail: str, *, is_closed: bool, query: str) -> None:
-        """Record that a write to this path with `query`, which ended at `tail`, was acknowledged to a client."""
+        """Record that a client was acknowledged a write to this path, with this query, which ended at `tail`."""
         if query in self.other_queries:
             return
         if self.acked is None or is_before(self.acked, tail) or is_closed:
@@ -292,15 +297,15 @@ class Stream:
         self.version = self.version.acknowledged()
 
     def acknowledged_without_offset(self) -> None:
-        """Record that a write was acknowledged to a client without its end offset."""
+        """Record that a client was acknowledged a write whose end offset is unknown."""
         self.sighting = None
         self.version = self.version.acknowledged()
 
     def read_up_to_tail(self, seen: Version, tail: str) -> None:
         """Record that a request sent at the version `seen` has read the stream up to its tail.
 
-        If that tail is short of the acknowledged one, the write went to another stream at the same path: what a path
-        names may depend on credentials and query.
+        If this tail is before `acked`, the acknowledged write went to another stream: an origin may keep several
+        streams at one path, and choose by credentials or query.
         """
         if self.acked is None or not seen.same_acks_as(self.version):
             return
@@ -310,18 +315,21 @@ class Stream:
         self.forget_acknowledged()
 
     def forget_acknowledged(self) -> None:
-        """Forget the ends of acknowledged writes, because the writes may have gone to another stream."""
+        """Forget acknowledged writes, because they may have gone to another stream."""
         self.acked, self.is_close_acked = None, False
 
     def holds_acknowledged(self, token: str, is_closed: bool = False) -> bool:
-        """Whether everything that was acknowledged, a close included, lies before `token`; `is_closed` says that the
-        stream is closed there."""
+        """Whether all acknowledged writes, and an acknowledged close, lie before `token`.
+
+        `is_closed`: the stream is closed at `token`.
+        """
         return (is_closed or not self.is_closing) and (self.acked is None or not is_before(token, self.acked))
 
     def is_still(self, first: FirstTail, at: str) -> bool:
-        """Whether an answer may say that a reader which was named this tail, and has everything before `at`, is up to
-        date.  It may if no write has been acknowledged or may have been done since, and no other reply has named a
-        later tail."""
+        """Whether a live reader at `at` is up to date, by the tail `first` that the origin named to it at its start.
+
+        It is, unless a write has been acknowledged or may have been applied since, or a reply has named a later tail.
+        """
         tape = self.tape
         return (
             tape.resolve(first.at) == at
@@ -331,7 +339,7 @@ class Stream:
         )
 
     def saw_tail(self, sighting: Sighting) -> None:
-        """Record a sighting of the tail, unless the current one has a further tail or a later time."""
+        """Record the origin's statement of the tail, unless the current one has a later tail or time."""
         current = self.sighting
         if current is not None and (is_before(sighting.at, current.at) or sighting.seen_at < current.seen_at):
             return
@@ -341,24 +349,26 @@ class Stream:
         self.sighting = sighting
 
     def lost_tail(self) -> None:
-        """Invalidate the current sighting of the tail."""
+        """Invalidate the current statement of the tail."""
         self.sighting = None
         self.version = self.version.tail_changed()
 
     def tail_until(self, at: str) -> float:
-        """The time until which an answer may say, without asking the origin, that a reader with everything before `at`
-        is up to date (monotonic seconds); in the past if no answer may say so."""
+        """Return the time until which an answer that ends at `at` may be marked up to date without asking the origin
+        (monotonic seconds); -inf if it may not."""
         seen, tape = self.sighting, self.tape
         if seen is None or tape.resolve(seen.at) != at or not self.holds_acknowledged(at) or self.needs_revalidation:
             return -math.inf
         if tape.tail is not None and is_before(at, tape.resolve(tape.tail)):
-            # Another reply or a write has named a tail further on.
+            # Another reply, or a write, has named a later tail.
             return -math.inf
         return seen.fresh_until
 
     def count_tail_read(self, now: float, per_s: float) -> bool:
-        """Count a read that asks for the tail; return whether such reads come more often than `per_s` times a second
-        (a leaky bucket that holds `TAIL_READ_BURST`)."""
+        """Count a read that asks the origin for the tail; return whether such reads exceed `per_s` a second.
+
+        A leaky bucket allows bursts of `TAIL_READ_BURST`.
+        """
         self.tail_read_level = max(0.0, self.tail_read_level - (now - self.tail_read_at) * per_s) + 1
         self.tail_read_at = now
         if self.tail_read_level <= TAIL_READ_BURST:
@@ -367,68 +377,74 @@ class Stream:
         return True
 
     def forget_beyond(self) -> None:
-        """Forget which offsets lie beyond the tail, and end answers that name the tail, because any offset may belong
-        to the stream from now on."""
+        """Forget which offsets lie beyond the tail, because a write may be about to reach them.  Answers that name the
+        tail for such an offset become invalid."""
         if self.beyond:
             self.beyond.clear()
             self.version = self.version.tail_changed()
 
     def lies_beyond(self, offset: str) -> bool:
-        """Whether the origin treated `offset` as beyond its tail, and the known tail is still before it."""
+        """Whether the origin has treated `offset` as beyond its tail, and the known tail is still before `offset`."""
         return offset in self.beyond and self.tape.tail is not None and is_before(self.tape.tail, offset)
 
     def has_expired(self, now: float, wall: float) -> bool:
-        """Whether the origin may have expired the stream.  An open live request keeps a sliding TTL from running
-        there."""
+        """Whether the stream's known lifetime may have passed at the origin.  `wall` is Unix seconds.
+
+        A sliding TTL does not run while a live request is open.
+        """
         expiry = self.expiry
-        # Checked first, because most streams have no expiry, and each join of a live read calls this.
+        # Most streams have no limited lifetime, and this method is on the hot path of live readers.
         return expiry.is_limited and expiry.may_have_passed(None if self.is_followed else now - self.contacted_at, wall)
 
     def was_found_by(self, asker: int) -> None:
-        """Record that the origin has shown the stream to this asker."""
+        """Record that the origin has shown the stream to a request with this hash of its headers (`Source.asker`)."""
         self.found_by = asker if self.found_by in (None, asker) else SEVERAL
 
     def is_hidden_from(self, asker: int) -> bool:
-        """Whether the origin may show the stream to others if it answers this asker that there is no stream."""
+        """Whether a 404 to such a request may only mean that the origin hides the stream from its client, because the
+        origin has shown the stream to a request with other headers."""
         return self.found_by is not None and self.found_by != asker
 
     def may_have_expired(self, now: float) -> bool:
-        """Whether the stream may have expired although its lifetime is not known.  No lifetime is shorter than a
-        second."""
+        """Whether a stream whose lifetime has never been known may have expired.  A lifetime is at least a second."""
         return self.expiry.latest is None and not self.is_followed and now - self.contacted_at >= LEAST_TTL_S
 
     def outlasts_failure(self, now: float, wall: float) -> bool:
-        """Whether held bytes may be sent although the origin fails.  As far as is known, the stream must not have
-        ended, expired, or been replaced since its lifetime was learned."""
+        """Whether held bytes may be sent while the origin fails.
+
+        They may not if the stream has ended or may have expired, or may have been replaced by another one.
+        """
         is_over = self.ended is not None or self.version.may_have_ended or self.has_expired(now, wall)
         return not is_over and not self.expiry.is_lost
 
     def may_answer_alone(self, now: float, trust_s: float) -> bool:
-        """Whether a hit may be sent without asking the origin, because the lifetime is known and the stream is
-        trusted."""
+        """Whether the gateway may answer without asking the origin: the lifetime is known and the stream trusted."""
         return self.expiry.lifetime is not None and self.is_trusted(now, trust_s)
 
     def is_trusted(self, now: float, trust_s: float) -> bool:
-        """Whether the stream is assumed to exist unchanged: no revalidation is needed, the origin was contacted within
-        `trust_s`, and a sliding TTL is less than half spent.  Hits do not renew that TTL, so a busy stream must be
-        read there from time to time."""
+        """Whether the gateway may assume that the stream still exists, unchanged.
+
+        It may if the stream needs no revalidation, the origin was contacted within `trust_s` seconds, and less than
+        half of a sliding TTL has passed.  Hits do not renew the TTL at the origin, so the gateway must read a busy
+        stream there before it expires.
+        """
         if self.needs_revalidation:
             return False
         return self.is_followed or (not self.expiry.is_lost and now < self.trusted_until(now, trust_s))
 
     def trusted_until(self, now: float, trust_s: float) -> float:
-        """Until when `is_trusted` stays true unless a stale mark is set, even if the live request ends (monotonic
-        seconds)."""
+        """Return the time until which `is_trusted` stays true unless `mark_stale` is called (monotonic seconds).  The
+        end of the live request does not shorten this time."""
         return (now if self.is_followed else self.contacted_at) + self._trusted_s(trust_s)
 
     def _trusted_s(self, trust_s: float) -> float:
-        """`trust_s`, or half of a sliding TTL if that is less."""
+        """Return `trust_s`, or half of a sliding TTL if that is less."""
         life = self.expiry.lifetime
         ttl_s = life.ttl_s if life is not None else None
         return trust_s if ttl_s is None else min(trust_s, ttl_s / 2)
 
     def confirm(self, start: str, at: float) -> None:
-        """Record that the origin had the bytes that are held after `start` at this time (monotonic seconds)."""
+        """Record that the origin had the bytes after `start` at this time (monotonic seconds)."""
         tape = self.tape
         if (resolved := tape.resolve(start)) != START:
             self.confirmed.confirm(resolved, at)
@@ -436,15 +452,15 @@ class Stream:
             self.confirmed.confirm_start(following, at)
 
     def confirmed_at(self, start: str) -> float:
-        """When the origin last showed that it has the bytes after `start`; -inf if it never did."""
+        """Return when the origin last showed that it has the bytes after `start`; -inf if it never did."""
         return self.confirmed.since(self.tape.resolve(start))
 
     def reusable_s(self, trust_s: float) -> float:
-        """Seconds for which bytes may be sent after the origin has shown that it has them."""
+        """Return the seconds for which bytes may be sent after the origin has confirmed them."""
         return self._trusted_s(min(trust_s, self.caching.fresh_s))
 
     def confirmed_before(self, now: float, trust_s: float, max_age_s: float | None) -> float:
-        """The time before which confirmations have expired, for a client that accepts bytes of this age."""
+        """Return the time before which confirmations are too old, for a client that accepts bytes of this age."""
         reusable_s = self.reusable_s(trust_s)
         return now - (reusable_s if max_age_s is None else min(reusable_s, max(LEAST_AGE_S, max_age_s)))
 
@@ -453,6 +469,6 @@ class Stream:
         return not self.confirmed_at(start) > self.confirmed_before(now, trust_s, max_age_s)
 
     def bytes_until(self, start: str, trust_s: float) -> float:
-        """The time until which the bytes held after `start` may be sent without asking the origin (monotonic
+        """Return the time until which the bytes after `start` may be sent without asking the origin (monotonic
         seconds)."""
         return self.confirmed_at(start) + self.reusable_s(trust_s)

@@ -1,15 +1,19 @@
-"""The tape: what the gateway knows of one stream's bytes and offsets.
+"""The tape: the bytes of one stream that the gateway holds in memory, and their offsets.
 
-Bytes lie in blocks; the index maps each known offset token to the position where the bytes after it are held.  A read
-takes the bytes after a token and continues at the token where they end, until a token is not in the index: either the
-tail, or a gap that the origin has to fill.  Blocks are never merged or renumbered.  Two fetches that overlap at unknown
-positions lie side by side, and form one chain as soon as they share a token.
+A tape has blocks, which are runs of bytes, and an index of tokens.  A token is an offset as the origin spells it:
+opaque, but ordered.  The index maps each token to its position in a block.
 
-Everything a tape states stays true for the life of one incarnation: bytes between two tokens, a token that the stream
-has reached, a token known to be short of the tail, closure at a token.  Whether a reader is up to date is not such a
-fact, so the tape does not record it.
+A read starts at a token, takes bytes up to the end of a block, and continues at the token of that end.  The read stops
+at a token that is not in the index.  Such a token is either the tail or the start of a gap, which the origin must fill.
 
-The tape changes only by plain functions.  It knows no HTTP, no sockets and no clock.
+Blocks are never merged.  If two fetches overlap by an unknown number of bytes, the tape keeps a block for each.  The
+blocks form one chain once they share a token.
+
+A tape holds only facts that stay true during one incarnation of the stream, from its creation to its deletion: the
+bytes between two tokens, the tokens that the stream has reached, and the token at which it was closed.  Whether a
+reader is up to date can change at any time, so the tape does not record it.
+
+All changes are synchronous.  The module has no HTTP, no sockets and no clock.
 """
 
 from __future__ import annotations
@@ -25,34 +29,37 @@ from gateway.tape.costs import BLOCK_COST, TAPE_COST, TOKEN_COST
 
 
 def token_cost(token: str) -> int:
-    """Bytes charged for one token."""
+    """The bytes that the cache budget is charged for one token."""
     return TOKEN_COST + len(token)
 
 
 class TapeReading(NamedTuple):
-    """A run of the tape: the bytes from the requested token to `end` (for JSON: messages joined by commas)."""
+    """The result of a read: the bytes from the requested token to `end`.  JSON messages are joined by commas."""
 
     pieces: tuple[bytes, ...] = ()
     size: int = 0
     end: str = ""
     stored_at: float = 0.0
     copied: int = 0
-    """How many of the bytes the tape does not share, now or as soon as it grows."""
+    """The number of these bytes that are copies, or that the tape will replace by a copy when it grows."""
 
 
 class Extent(NamedTuple):
-    """How far the tape holds bytes: their number up to `end` (for JSON: with the commas between messages)."""
+    """A number of bytes, and the token at which they end.  For JSON, `size` includes the commas between messages."""
 
     size: int
     end: str
 
 
 _NO_HOPS: Final[dict[str, str]] = {}
-"""The empty steps of a tape that has none, as most have.  Never changed."""
+"""`Tape._hops` of all tapes without hops.  It must stay empty."""
 
 
 class Tape:
-    """One incarnation of one stream.  Owner: the `TapeStore`, which makes all changes of size."""
+    """The bytes held of one incarnation of a stream.
+
+    Only the owner, the `TapeStore`, calls the methods that change `cost`, because it charges a budget for the cost.
+    """
 
     __slots__ = (
         "_blocks",
@@ -72,18 +79,18 @@ class Tape:
         self.tail: str | None = None
         """The furthest token that the origin has named as reached; never beyond the true tail."""
         self.short_of_tail: str | None = None
-        """The furthest token at which the origin stopped although more bytes followed."""
+        """The furthest token at which the origin ended a reply although more bytes followed."""
         self.closed_at: str | None = None
         self.has_lost_start = False
-        """Whether the bytes after the start sentinel were dropped, so that the sentinel may name another position
-        now."""
+        """Whether the bytes after the start sentinel were dropped.  The sentinel may name a later position now."""
         self.cost = TAPE_COST
         self._blocks: dict[str, Block] = {}
         """Blocks by their first token, in the order they were stored."""
         self._index: dict[str, tuple[Block, int]] = {}
         self._ending: dict[str, Block] = {}
         self._hops = _NO_HOPS
-        """Tokens without bytes between them, such as the start sentinel and the first token of an empty stream."""
+        """Pairs of tokens without bytes between them.  In an empty stream, for example, the start sentinel leads to the
+        first token."""
 
     def __repr__(self) -> str:
         return f"<Tape {self.block_count} blocks, {self.token_count} tokens, tail {self.tail}>"
@@ -97,31 +104,31 @@ class Tape:
         return len(self._index) + len(self._hops)
 
     def tokens(self) -> Iterator[str]:
-        """The tokens from which bytes, or an empty step, are known."""
+        """The tokens from which a read can take bytes or follow a hop."""
         yield from self._index
         yield from self._hops
 
     @property
     def size(self) -> int:
-        """Stream bytes held."""
+        """The number of stream bytes held."""
         return sum(block.size for block in self._blocks.values())
 
     def blocks(self) -> Iterator[Block]:
-        """The runs of bytes held, in the order they were stored."""
+        """The blocks, in the order in which they were stored."""
         return iter(self._blocks.values())
 
     def resolve(self, token: str) -> str:
-        """The last token with the same position: follows the chain of empty steps from `token`."""
+        """Follow the hops from `token`; return the last token, which has the same position."""
         hops = self._hops
         while hops and (target := hops.get(token)) is not None:
             token = target
         return token
 
     def read(self, start: str, limit: int) -> TapeReading:
-        """The bytes after `start`, up to about `limit`, cut only at known tokens.
+        """Return the bytes after `start`, up to about `limit`.
 
-        Takes at least one step if there is one, however large.  `end` is the token at which the reading stops: the
-        requested position if no bytes after it are held.
+        A reading ends only at a token.  If no token lies within the limit, the reading ends at the first token beyond
+        the limit.  If no bytes after `start` are held, the reading is empty and ends at `start`.
         """
         pieces: list[bytes] = []
         size = copied = 0
@@ -147,7 +154,7 @@ class Tape:
         return TapeReading(tuple(pieces), size, at, stored_at, copied)
 
     def extent(self, start: str, end: str) -> Extent:
-        """The extent of the bytes held after `start`, up to `end` if that is known among them."""
+        """Measure the bytes held after `start`.  Stop at `end` if that token lies among these bytes."""
         at, goal, size = self.resolve(start), self.resolve(end), 0
         while at != goal and (entry := self._index.get(at)) is not None:
             block, position = entry
@@ -161,7 +168,7 @@ class Tape:
         return Extent(size, at)
 
     def beginning(self, start: str, size: int) -> bytes:
-        """The first `size` bytes held after `start`."""
+        """Return the first `size` bytes held after `start`, or fewer if fewer are held."""
         held = bytearray()
         at = self.resolve(start)
         while len(held) < size and (entry := self._index.get(at)) is not None:
@@ -175,16 +182,17 @@ class Tape:
         return bytes(held[:size])
 
     def first(self) -> str | None:
-        """The first token, except the start sentinel, from which bytes are held, or None."""
+        """Return the first indexed token other than the start sentinel; None if there is none."""
         return min((token for token in self._index if token != START), default=None)
 
     def midway(self, token: str) -> str | None:
-        """The middle one of the tokens up to `token` from which bytes are held, except the start sentinel."""
+        """Return the middle one of the indexed tokens up to `token`, without the start sentinel; None if none is
+        indexed."""
         known = sorted(one for one in self._index if one != START and not is_before(token, one))
         return known[(len(known) - 1) // 2] if known else None
 
     def after(self, token: str) -> str | None:
-        """The first known token after the position of `token`; None if no bytes after it are held."""
+        """Return the first token after the position of `token`; None if no bytes after `token` are held."""
         entry = self._index.get(self.resolve(token))
         return entry[0].stop_after(entry[1])[1] if entry is not None else None
 
@@ -203,7 +211,7 @@ class Tape:
         return bool(index) and self.resolve(token) in index
 
     def is_short(self, token: str) -> bool:
-        """Whether the origin itself stopped at or after `token` although more bytes followed."""
+        """Whether the origin has ended a reply at or after `token` although more bytes followed."""
         return self.short_of_tail is not None and not is_before(self.short_of_tail, token)
 
     def is_closed_at(self, token: str) -> bool:
@@ -211,10 +219,10 @@ class Tape:
         return self.closed_at is not None and self.closed_at == token
 
     def check(self, start: str, end: str, has_bytes: bool) -> None:
-        """Raise if an answer that leads from `start` to `end` contradicts the protocol or this tape.
+        """Check a reply of the origin that leads from `start` to `end` against the protocol and this tape.
 
-        TailMovedBack: the end lies before the start, or beyond the final offset of a closed stream, so the stream was
-        re-created.  UpstreamBroken: the answer has bytes but its end is its start.
+        Raises TailMovedBack if `end` lies before `start`, or beyond the final offset of a closed stream: the stream was
+        re-created.  Raises UpstreamBroken if the reply has bytes but ends where it starts.
         """
         if end != start and is_before(end, start):
             raise TailMovedBack
@@ -224,7 +232,10 @@ class Tape:
             raise TailMovedBack
 
     def reached(self, token: str, *, is_short: bool = False, is_closed: bool = False) -> None:
-        """Record that the origin named `token` as reached: at the tail, short of it, or at the closed end."""
+        """Record that the stream reaches at least to `token`, because a reply of the origin ended there.
+
+        `is_short`: more bytes follow the reply.  `is_closed`: `token` is the final offset of a closed stream.
+        """
         if self.tail is None or is_before(self.tail, token):
             self.tail = token
         if is_short and (self.short_of_tail is None or is_before(self.short_of_tail, token)):
@@ -233,7 +244,7 @@ class Tape:
             self.closed_at = token
 
     def store(self, start: str, end: str, pieces: Sequence[bytes], now: float) -> None:
-        """Store `pieces`, which lead from `start` to `end` (`check` has passed).  Bytes already held are kept."""
+        """Store the bytes from `start` to `end`, which have passed `check`.  Bytes that are held already stay."""
         size = sum(map(len, pieces))
         start = self.resolve(start)
         if not size:
@@ -266,7 +277,7 @@ class Tape:
         self.cost += BLOCK_COST + block.size + token_cost(start) + token_cost(end)
 
     def _align_end(self, start: str, end: str, pieces: Sequence[bytes], size: int) -> None:
-        """`start` is indexed: find the position of `end` inside the block that holds the bytes after it."""
+        """Index `end` in the block that holds the bytes after `start`, which is indexed."""
         block, position = self._index[start]
         lead = 1 if self.is_json and position > 0 else 0
         stop = position + lead + size
@@ -277,7 +288,7 @@ class Tape:
             self._learn(end, block, stop)
 
     def _align_start(self, start: str, end: str, pieces: Sequence[bytes], size: int) -> bool:
-        """`end` is known: find the position of `start` in the block that leads to it; return False if that fails."""
+        """Index `start` in the block that leads to `end`.  Return False if no block does, or if its bytes differ."""
         block = self._ending.get(end)
         if block is not None:
             stop = block.size
@@ -293,8 +304,8 @@ class Tape:
                 return False
         if position < 0 or not block.holds_at(position, stop, pieces):
             return False
-        # `start` may be an offset that a client has made up, and that the origin treats as the last position before it.
-        # It may be read from, because a client has asked for it, but it is not named to other clients.
+        # A client may have invented `start`.  The origin then answers from the last position before this offset.  Reads
+        # may start at it, but no answer to another client may end there.
         block.leads = (*block.leads, start)
         self._learn(start, block, position)
         return True
@@ -304,7 +315,7 @@ class Tape:
         self.cost += token_cost(token)
 
     def drop_oldest(self) -> int:
-        """Drop the oldest block, or the empty steps if there is no block; return the cost freed."""
+        """Drop the oldest block, or the hops if there is no block; return the cost freed."""
         first = next(iter(self._blocks.values()), None)
         if first is None:
             return self.drop_all()
@@ -313,13 +324,17 @@ class Tape:
         return before - self.cost
 
     def drop_before(self, token: str) -> int:
-        """Drop the bytes before this token, or before the first known token after it, and all earlier tokens, because
-        the origin no longer has the bytes after them; return the cost freed."""
+        """Drop all tokens before `token` and their bytes, because the origin has trimmed them; return the cost freed.
+
+        If `token` is not indexed, the bytes up to the next token are dropped too.
+        """
         return self._drop_known(lambda known: is_before(known, token))
 
     def drop_through(self, token: str) -> int:
-        """Drop everything before the first known token after this one, because the origin does not have the bytes after
-        this token either; return the cost freed.  If no later token is known, the tail is not known either."""
+        """Drop `token`, all earlier tokens and their bytes, because the origin has trimmed them; return the cost freed.
+
+        The tail and the closure are forgotten too, unless the tail lies after `token`.
+        """
         if self.tail is not None and not is_before(token, self.tail):
             self.tail = None
             self.forget_facts()
@@ -336,7 +351,7 @@ class Tape:
                     self._shorten(block, *kept)
         for block in self._blocks.values():
             block.unmark(is_dropped)
-            # A block that was dropped may have ended where this one does.
+            # A dropped block may have ended at the same token as this one.
             self._ending.setdefault(block.end, block)
         for held in (self._index, self._hops):
             for known in [known for known in held if is_dropped(known)]:
@@ -362,7 +377,7 @@ class Tape:
     def _shorten(self, block: Block, position: int, token: str) -> None:
         """Drop the bytes of a block before `token`, which lies at `position`."""
         rest = block.rest(position, token)
-        # Put the rest in the same place, because blocks are dropped in this order.
+        # Keep the place of the block: `drop_oldest` goes by this order.
         self._blocks = {one.start: one for one in (rest if one is block else one for one in self._blocks.values())}
         if self._ending.get(block.end) is block:
             self._ending[block.end] = rest
@@ -382,13 +397,13 @@ class Tape:
         self.cost -= shift
 
     def drop_all(self) -> int:
-        """Drop every byte and keep the facts about tail and closure; return the cost freed."""
+        """Drop all bytes and tokens, but keep the tail and the closure; return the cost freed."""
         before = self.cost
         self._clear()
         return before - self.cost
 
     def forget_facts(self) -> None:
-        """Drop the facts that would let this tape answer without the origin."""
+        """Forget where the stream was closed, and where a reply stopped short of the tail."""
         self.closed_at = None
         self.short_of_tail = None
 
