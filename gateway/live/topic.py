@@ -368,7 +368,7 @@ class Topic:
         return LiveStep(b"", 0, end, said_up_to_date, cursor, needs_fill=self.is_missing(end))
 
     def is_missing(self, at: str) -> bool:
-        """Whether the bytes after `at` must be fetched, because `at` is neither the tail nor the follower's position."""
+        """Whether bytes after `at` must be fetched, because `at` is neither the tail nor the follower's position."""
         tape = self.stream.tape
         if self.position is not None and tape.resolve(self.position) == at:
             return False
