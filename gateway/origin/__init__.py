@@ -1,7 +1,7 @@
 """The in-memory origin: a complete Durable Streams server for tests, load runs and first steps.
 
-It shares only protocol names, the two offset sentinels, the clock and the task owner with the rest of the project.  It
-has its own SSE writer, cursor rule and ETags, so that one encoding bug cannot cancel itself out.
+The origin has its own SSE writer, cursor rule and ETags, so that a bug shared with the gateway cannot go unnoticed.
+From the rest of the project it uses only protocol names, the two offset sentinels, the clock and the task owner.
 
     positions   byte positions and their offset tokens
     messages    the JSON messages of a body, byte for byte as sent
@@ -9,7 +9,7 @@ has its own SSE writer, cursor rule and ETags, so that one encoding bug cannot c
     producers   idempotent producers: epochs, sequence numbers, fencing
     streams     one stream: records, lifetime, watchers
     store       all streams: create, append, close, delete, fork, trim, expire
-    refusals    the errors that a request may be answered with
+    refusals    the errors with which a request may be answered
     requests    parsing of a request's headers and query
     replies     a complete reply as plain data, and the headers of all replies
     sse         SSE events
@@ -19,5 +19,5 @@ has its own SSE writer, cursor rule and ETags, so that one encoding bug cannot c
     delivery    sends replies, applies faults and counts bytes
     handlers    from request to reply
     app         the composition: Origin, RunningOrigin, start_origin
-    s2          the same for S2, another protocol
+    s2          an origin for the S2 protocol
 """

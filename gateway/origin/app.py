@@ -1,15 +1,14 @@
 """The composition: an `Origin` holds the streams, a `RunningOrigin` serves them on a port.
 
-They are separate so that an origin can be stopped and restarted on the same port with the same streams while its
-clients watch:
+Because the two are separate, an origin can be stopped and restarted on the same port with the same streams:
 
     running = await start_origin()
     port = running.port
     await running.stop()
     running = await start_origin(OriginSettings(port=port), origin=running.origin)
 
-Stopping takes three bounded steps.  The listener closes.  Live readers end at their next control event, and long-polls
-answer.  Requests still in flight after the grace period are cut off.
+Stopping takes three steps of limited duration.  First the listener closes.  Then live readers end at their next control
+event, and long-polls are answered.  Finally, requests still in flight after the grace period are cut off.
 """
 
 from __future__ import annotations
@@ -49,15 +48,15 @@ class OriginSettings:
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0 picks a free port."""
+    """The TCP port; 0 selects a free port."""
     long_poll_timeout_s: float = 30.0
-    """How long a long-poll waits, and how long an SSE connection may be silent."""
+    """How long a long-poll waits, and how long an SSE connection may be silent, in seconds."""
     sse_lifetime_s: float = 60.0
-    """When SSE connections end, spread over the last tenth (section 8.2)."""
+    """The lifetime of SSE connections in seconds.  They end within its last tenth (section 8.2)."""
     max_chunk_bytes: int = 1_048_576
-    """Payload bytes in one reply or one SSE event; a single JSON message is never divided."""
+    """The most payload bytes in one reply or SSE event.  A single JSON message is never divided."""
     max_body_bytes: int = 64 * 1_048_576
-    """Larger request bodies are answered with 413."""
+    """The largest request body in bytes.  Larger ones are answered with 413."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
@@ -86,7 +85,7 @@ class Origin:
         self._random = random or Random()
 
     def application(self, *, drain: Drain | None = None) -> web.Application:
-        """An aiohttp application that serves this origin under any path; one origin may have several."""
+        """Return an aiohttp application that serves this origin under any path.  An origin may have several."""
         handlers = Handlers(
             self.store,
             self.faults,
@@ -109,12 +108,12 @@ class _Connection(web.RequestHandler):
 
     counters: Counters
     _has_ended = False
-    """Whether the client has half-closed."""
+    """Whether the client has half-closed the connection."""
     _unanswered = 0
     _written = 0
-    """Bytes of the answer that were written when a half-closed client was last looked at."""
+    """The bytes of the answer written by the last check of a half-closed client."""
     _last_body: StreamReader | None = None
-    """The body of the latest request: the only one that may not be whole."""
+    """The body of the latest request, the only one that may be incomplete."""
 
     def data_received(self, data: bytes) -> None:
         before = len(self._messages)
@@ -124,9 +123,9 @@ class _Connection(web.RequestHandler):
             self._last_body = self._messages[-1][1]
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client has half-closed: answer its request, then close.  False if no whole request is unanswered."""
+        """Handle a half-close: answer pending requests, then close.  Returns False if there is no complete request."""
         if self._has_ended:
-            # aiohttp reads on behind a body.
+            # aiohttp continues to read after a body.
             return self._unanswered > 0
         is_whole = self._last_body is not None and self._last_body.is_eof()
         if self.transport is None or not self._unanswered or not is_whole:
@@ -200,7 +199,7 @@ class RunningOrigin:
         return f"http://{host}:{self.port}"
 
     async def start(self) -> None:
-        """Bind and accept.  Raises OSError if the address is not available."""
+        """Bind and accept connections.  Raises OSError if the address is not available."""
         runner = web.AppRunner(self.origin.application(drain=self._drain), access_log=None, handler_cancellation=True)
         await runner.setup()
         server = runner.server
@@ -208,7 +207,7 @@ class RunningOrigin:
         loop = asyncio.get_running_loop()
 
         def connection() -> _Connection:
-            # Bodies are stored as they arrive: Content-Encoding is up to the writer.
+            # Store bodies as they arrive: Content-Encoding is the writer's business.
             handler = _Connection(server, loop=loop, access_log=_NO_ACCESS_LOG, auto_decompress=False)
             handler.counters = self.origin.counters
             return handler
@@ -225,7 +224,7 @@ class RunningOrigin:
         self.port = bound.getsockname()[1]
 
     async def stop(self, grace_s: float = DEFAULT_GRACE_S) -> None:
-        """Stop in the module's three steps; a `grace_s` of 0 cuts every connection at once, as a crash would."""
+        """Stop in the three steps described above; with a `grace_s` of 0, cut all connections, like a crash."""
         listener, runner = self._listener, self._runner
         self._listener = self._runner = None
         if listener is None or runner is None:
@@ -235,7 +234,7 @@ class RunningOrigin:
         assert server is not None
         if grace_s > 0:
             self._drain.begin()
-            # aiohttp may use the timeout twice: once to wait, once to cancel.
+            # aiohttp may use up the timeout twice: once to wait, once to cancel.
             server.pre_shutdown()
             await server.shutdown(grace_s / 2)
         else:
@@ -247,8 +246,11 @@ class RunningOrigin:
 
 
 async def _close(listener: asyncio.Server) -> None:
-    """Stop accepting.  An asyncio listener that closes in the same turn in which it accepted a connection forgets it:
-    the connection is neither served nor closed.  Listening therefore stops a few turns before."""
+    """Stop accepting connections.
+
+    If an asyncio listener closes in the same loop turn in which it has accepted a connection, that connection is
+    neither served nor closed.  So stop listening a few turns earlier.
+    """
     loop = asyncio.get_running_loop()
     if isinstance(loop, asyncio.SelectorEventLoop):
         for listening in listener.sockets:
@@ -261,7 +263,7 @@ async def _close(listener: asyncio.Server) -> None:
 async def start_origin(
     settings: OriginSettings | None = None, *, origin: Origin | None = None, clock: Clock | None = None
 ) -> RunningOrigin:
-    """Serve an origin: a new one with these settings, or an existing one at the host and port of `settings`.
+    """Serve a new origin with these settings, or an existing one at the host and port of `settings`.
 
     An existing origin keeps its timeouts and limits.  Raises OSError if the address is not available.
     """

@@ -1,7 +1,7 @@
-"""Counters of the requests that reached the origin; concurrency tests wait for them instead of sleeping.
+"""Counters of the requests that reached the origin.  Concurrency tests wait for them instead of sleeping.
 
-Only the handlers write them.  `until` re-evaluates its condition on every change, so a test states a condition and
-never a time.
+Only the handlers change the counters.  `until` checks its condition after every change, so a test states a condition
+rather than a time.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from gateway.origin.requests import Kind
 
 
 class Awaited:
-    """Something whose changes tests wait for."""
+    """Base class of objects for whose changes tests can wait."""
 
     def __init__(self) -> None:
         self._conditions: dict[asyncio.Future[None], Callable[[], bool]] = {}
 
     async def until(self, condition: Callable[[Self], bool]) -> None:
-        """Wait until `condition` holds; it is evaluated at once and after every change."""
+        """Wait until `condition` holds.  It is checked immediately and after every change."""
         if condition(self):
             return
         met: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -38,11 +38,11 @@ class Awaited:
 
 
 Of = TypeVar("Of", bound=StrEnum)
-"""What requests are counted by."""
+"""The enum of the kinds by which requests are counted."""
 
 
 class RequestCounters(Awaited, Generic[Of]):
-    """Requests and body bytes by kind; readers that wait; accepted TCP connections."""
+    """Counts of requests and body bytes by kind, of waiting readers, and of accepted TCP connections."""
 
     def __init__(self, kinds: type[Of]) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class RequestCounters(Awaited, Generic[Of]):
         self.finished: dict[Of, int] = dict.fromkeys(kinds, 0)
         """Requests that have ended, with any outcome."""
         self.body_bytes: dict[Of, int] = dict.fromkeys(kinds, 0)
-        """Body bytes passed to the connection, as the reader counts them: no heads, no chunk sizes."""
+        """Body bytes passed to the connection, without heads and chunk sizes."""
         self.parked = 0
         """Readers at the tail that wait for the stream to change."""
         self.connections = 0
@@ -62,7 +62,7 @@ class RequestCounters(Awaited, Generic[Of]):
         return sum(self.requests.values())
 
     def reset(self) -> None:
-        """Reset the sums; readers that wait stay counted."""
+        """Reset the sums.  `parked` is kept."""
         for counted in (self.requests, self.finished, self.body_bytes):
             counted.update(dict.fromkeys(self._kinds, 0))
         self.connections = 0
@@ -80,33 +80,33 @@ class RequestCounters(Awaited, Generic[Of]):
     # -- for the handlers
 
     def began(self, kind: Of) -> None:
-        """A request arrived."""
+        """Count a request that has arrived."""
         self.requests[kind] += 1
         self._changed()
 
     def ended(self, kind: Of) -> None:
-        """A request ended."""
+        """Count a request that has ended."""
         self.finished[kind] += 1
         self._changed()
 
     def sent(self, kind: Of, size: int) -> None:
-        """Body bytes were sent."""
+        """Count body bytes that were sent."""
         self.body_bytes[kind] += size
         self._changed()
 
     def parked_by(self, change: int) -> None:
-        """A reader began (+1) or stopped (-1) waiting at a tail."""
+        """Count a reader that has started (+1) or stopped (-1) waiting at a tail."""
         self.parked += change
         self._changed()
 
     def connected(self) -> None:
-        """A TCP connection was accepted."""
+        """Count a TCP connection that was accepted."""
         self.connections += 1
         self._changed()
 
 
 class Counters(RequestCounters[Kind]):
-    """The origin's counters: besides requests, open live connections and their peak."""
+    """The origin's counters: also counts open live requests and their peak."""
 
     def __init__(self) -> None:
         super().__init__(Kind)
@@ -122,7 +122,7 @@ class Counters(RequestCounters[Kind]):
         return sum(self.body_bytes.values())
 
     def reset(self) -> None:
-        """Reset the sums; open requests stay counted, and the peak restarts from their number."""
+        """Reset the sums.  Open requests stay counted, and their number becomes the peak."""
         self.live_peak = self.live_open
         super().reset()
 

@@ -1,4 +1,4 @@
-"""Cursors: numbers that change with time, so that no cache repeats one empty live reply for ever (section 8.1)."""
+"""Cursors: numbers that change with time, so that no cache repeats an empty live reply forever (section 8.1)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from random import Random
 from typing import Final
 
 EPOCH_S: Final = 1_728_432_000
-"""2024-10-09T00:00:00Z."""
+"""2024-10-09T00:00:00Z in Unix seconds."""
 
 INTERVAL_S: Final = 20
 MAX_JITTER_S: Final = 3600
 
 
 def next_cursor(client_cursor: str | None, wall_s: float, random: Random) -> str:
-    """The current interval's number, or the client's plus 1 to 3600 seconds in intervals if that is not below it."""
+    """Return the current interval's number, or 1 to 3600 s in intervals above the client's if that is not lower."""
     current = max(0, int(wall_s - EPOCH_S) // INTERVAL_S)
     if client_cursor and client_cursor.isascii() and client_cursor.isdigit() and len(client_cursor) <= 18:
         seen = int(client_cursor)

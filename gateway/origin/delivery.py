@@ -1,7 +1,7 @@
-"""Sends a reply through the fault switches and counts its bytes.
+"""Sends a reply with the effects of fault switches, and counts its bytes.
 
-One `Delivery` is one reply.  Any fault that ends it early raises `ConnectionCut`; the connection is closed by then, and
-the handler sends nothing more.
+A `Delivery` sends one reply.  A fault that ends the reply early raises `ConnectionCut`.  The connection is then closed,
+and the handler must send nothing more.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ConnectionCut(Exception):
 
 
 class Delivery:
-    """One reply as it is sent."""
+    """One reply being sent."""
 
     def __init__(
         self, request: web.BaseRequest, kind: Kind, counters: Counters, clock: Clock, effects: Sequence[object] = ()
@@ -60,7 +60,7 @@ class Delivery:
             await self._begin(reply, len(reply.body))
             await self.write(reply.body)
         else:
-            # Sends head and body in one write, and adds Content-Length to a reply without a body only where it may.
+            # Sends head and body in one write, and adds Content-Length only where it is allowed.
             self.response = web.Response(
                 status=reply.status, headers=self._headers(reply.headers), body=reply.body if has_body else None
             )
@@ -72,13 +72,13 @@ class Delivery:
         return self.response
 
     async def open(self, status: int, headers: dict[str, str]) -> web.StreamResponse:
-        """Send the head of a reply with a chunked body, to be sent by `write`."""
+        """Send the head of a reply whose body is sent by `write`, in chunks."""
         if self._replacements:
             await self._replace_reply(self._replacements[0])
         return await self._begin(Reply(status, headers), None)
 
     async def write(self, data: bytes) -> None:
-        """Send body bytes; ends or stalls at the byte that a fault switch names."""
+        """Send body bytes, and apply fault switches after the byte that each names."""
         view = memoryview(data)
         while self._body_effects and self._body_effects[0].after_bytes <= self._sent + len(view):
             due = max(0, self._body_effects[0].after_bytes - self._sent)
@@ -99,7 +99,7 @@ class Delivery:
     # -- the connection
 
     def _headers(self, headers: dict[str, str]) -> CIMultiDict[str]:
-        # By the clock that lifetimes are judged by, which is not the machine's in tests.
+        # Use the origin's clock, which also decides lifetimes.  In tests it differs from the machine's.
         return CIMultiDict({"Server": SERVER_NAME, "Date": _date(int(self._clock.wall())), **COMMON_HEADERS, **headers})
 
     async def _begin(self, reply: Reply, length: int | None) -> web.StreamResponse:
@@ -110,7 +110,7 @@ class Delivery:
         self.response = response
         transport = self._request.transport
         if self._body_effects and transport is not None:
-            # With an empty write buffer, draining means that the kernel has every byte.
+            # Without a write buffer, draining means that the kernel has every byte.
             transport.set_write_buffer_limits(0)
         await response.prepare(self._request)
         await self._apply_due(0)
@@ -155,7 +155,7 @@ class Delivery:
         raise ConnectionCut
 
     async def _flushed(self) -> None:
-        """Wait until the kernel has every byte, because a reset discards unsent ones."""
+        """Wait until the kernel has every byte, because a reset discards unsent bytes."""
         await self._request.writer.drain()
 
     def _close(self) -> None:

@@ -5,16 +5,16 @@ A switch applies to requests of a kind, method and path (each optional), and to 
 
     before the reply    delay, hold (at the request), then status, replace, raw or refuse in place of the reply
     after the reply     hold (at the reply): computed but not sent, so that a test can change the stream meanwhile
-    in the body         drop, truncate, stall, each after a number of body bytes; then unsolicited bytes behind it
+    in the body         drop, truncate, stall, each after a number of body bytes; then unsolicited bytes after it
 
-A switch counts its hits, and a test can wait for `hold` and `stall` instead of sleeping:
+A switch counts its hits.  With `hold` and `stall` a test can wait for requests instead of sleeping:
 
     gate = origin.faults.hold(kind="catchup")
     ...start n readers...
     await gate.waiting(n)
     gate.release()
 
-This module decides; `delivery` executes.
+This module holds the switches; `delivery` and `handlers` apply them.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class When(StrEnum):
     """The point at which a request is held."""
 
     REQUEST = "request"
-    """Before the store is read: the reply will show the stream as it is at the release."""
+    """Before the store is read: the reply will show the stream at the time of the release."""
     REPLY = "reply"
-    """After the store was read: the reply shows the stream as it was, however late it is sent.  Not for live readers,
-    whose reply is computed only when there is data."""
+    """After the store was read: the reply shows the stream as it was, however late it is sent.  Does not work for SSE,
+    whose events are computed when there is data."""
 
 
 class Gate:
-    """Holds requests until a test opens it; once open it stays open."""
+    """Holds requests until a test opens it.  Once open, it stays open."""
 
     def __init__(self) -> None:
         self.held = 0
-        """Requests held now."""
+        """The number of requests held now."""
         self.passed = 0
-        """Requests that have passed."""
+        """The number of requests that have passed."""
         self._is_open = False
         self._held: set[asyncio.Future[None]] = set()
         self._reached: dict[asyncio.Future[None], int] = {}
@@ -55,7 +55,7 @@ class Gate:
         return self._is_open
 
     def release(self) -> None:
-        """Let all requests pass, now and from now on."""
+        """Let all requests pass, now and later."""
         self._is_open = True
         for waiter in tuple(self._held):
             if not waiter.done():
@@ -132,8 +132,10 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Close the connection cleanly after this many body bytes, although Content-Length, or the missing last chunk,
-    promises more."""
+    """Close the connection cleanly after this many body bytes, before the body is complete.
+
+    The body is short of its Content-Length, or lacks its last chunk if `is_chunked`.
+    """
 
     after_bytes: int
     is_chunked: bool
@@ -149,7 +151,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Unsolicited:
-    """Send unrequested bytes behind a complete reply on a connection that stays open."""
+    """Send unrequested bytes after a complete reply, on a connection that stays open."""
 
     data: bytes
 
@@ -158,7 +160,7 @@ BodyEffect = Drop | Truncate | Stall
 
 
 class Switch:
-    """One active fault: the requests it matches, how many it will still hit, how many it has hit."""
+    """One active fault: the requests that it matches, how many more it will hit, and how many it has hit."""
 
     def __init__(
         self,
@@ -178,7 +180,7 @@ class Switch:
         self._on_remove = on_remove
 
     def hit(self, kind: str, method: str, path: str) -> bool:
-        """Whether the fault applies to this request; counts the hit."""
+        """Return whether the fault applies to this request, and count the hit."""
         matches = (
             self._kind in (None, kind)
             and self._method in (None, method)
@@ -192,7 +194,7 @@ class Switch:
         return matches
 
     def remove(self) -> None:
-        """Switch the fault off; held and stalled requests continue."""
+        """Switch the fault off.  Held and stalled requests continue."""
         self._on_remove(self)
         if isinstance(self.effect, Hold | Stall):
             self.effect.gate.release()
@@ -208,7 +210,7 @@ class GatedSwitch(Switch):
 
     @property
     def held(self) -> int:
-        """Requests held now."""
+        """The number of requests held now."""
         return self.gate.held
 
     async def waiting(self, count: int) -> None:
@@ -221,10 +223,10 @@ class GatedSwitch(Switch):
 
 
 class Faults:
-    """The switches of one origin, which has requests of these `kinds`.
+    """The switches of one origin; `kinds` are the kinds of its requests.
 
-    Every setter takes `kind` (see `requests.Kind`), `method` and `path` (raw, as in the request line) to narrow it, and
-    `times`, the number of requests to hit (None: all until removed).
+    Every setter takes `kind` (see `requests.Kind`), `method` and `path` (raw, as in the request line) to select
+    requests, and `times`, the number of requests to hit (None: all until removed).
     """
 
     def __init__(self, kinds: type[StrEnum] = Kind) -> None:
@@ -243,7 +245,7 @@ class Faults:
         path: str | None = None,
         times: int | None = None,
     ) -> Switch:
-        """Reply only after `delay_s` seconds of the origin's clock."""
+        """Reply after `delay_s` seconds by the origin's clock."""
         return self._set(Delay(delay_s), kind, method, path, times)
 
     def hold(
@@ -255,7 +257,7 @@ class Faults:
         times: int | None = None,
         when: When | str = When.REQUEST,
     ) -> GatedSwitch:
-        """Hold requests until released; see `When` for the point."""
+        """Hold requests until released, at the point `when`."""
         return self._set_gated(Hold(Gate(), When(when)), kind, method, path, times)
 
     def status(
@@ -269,7 +271,7 @@ class Faults:
         headers: Mapping[str, str] | None = None,
         text: str = "injected by a fault switch",
     ) -> Switch:
-        """Answer the next `times` requests with a status, one line of text and extra headers."""
+        """Answer the next `times` requests with a status, one line of text and additional headers."""
         body = b"" if status in (204, 304) else f"{text}\n".encode()
         plain = {"Content-Type": "text/plain; charset=utf-8"} if body else {}
         return self._set(Replace(Reply(status, {**plain, **(headers or {})}, body)), kind, method, path, times)
@@ -285,7 +287,7 @@ class Faults:
         method: str | None = None,
         path: str | None = None,
     ) -> Switch:
-        """Send this reply, which is valid HTTP but may break the protocol."""
+        """Send this reply, which is valid HTTP but may violate the protocol."""
         return self._set(Replace(Reply(status, dict(headers), body)), kind, method, path, times)
 
     def raw(
@@ -297,7 +299,7 @@ class Faults:
         method: str | None = None,
         path: str | None = None,
     ) -> Switch:
-        """Send these bytes instead of a reply, then close; they need not be valid HTTP."""
+        """Send these bytes instead of a reply, then close the connection.  They need not be valid HTTP."""
         return self._set(Raw(data), kind, method, path, times)
 
     def unsolicited(
@@ -309,7 +311,7 @@ class Faults:
         method: str | None = None,
         path: str | None = None,
     ) -> Switch:
-        """Send these bytes behind a complete reply, on a connection that the client may reuse."""
+        """Send these bytes after a complete reply, on a connection that the client may reuse."""
         return self._set(Unsolicited(data), kind, method, path, times)
 
     def refuse(
@@ -332,7 +334,7 @@ class Faults:
         method: str | None = None,
         path: str | None = None,
     ) -> Switch:
-        """Reset the connection after this many body bytes; for SSE they are counted from its start."""
+        """Reset the connection after this many body bytes, counted from the beginning of the response."""
         return self._set(Drop(after_bytes), kind, method, path, times)
 
     def truncate(
@@ -357,18 +359,18 @@ class Faults:
         method: str | None = None,
         path: str | None = None,
     ) -> GatedSwitch:
-        """Stop sending after this many body bytes until released."""
+        """Stop sending after this many body bytes, until released."""
         return self._set_gated(Stall(after_bytes, Gate()), kind, method, path, times)
 
     def clear(self) -> None:
-        """Remove every switch; held and stalled requests continue."""
+        """Remove every switch.  Held and stalled requests continue."""
         for switch in tuple(self._switches):
             switch.remove()
 
     def take(self, kind: str, method: str, path: str) -> list[object]:
-        """The effects on this request, in the order the switches were set; called by the origin."""
+        """Return the effects on this request, in the order in which the switches were set; called by the origin."""
         effects = [switch.effect for switch in self._switches if switch.hit(kind, method, path)]
-        # An exhausted gate stays reachable through the switch that the test holds, so it may leave the list.
+        # An exhausted switch may be dropped here: the test still has a reference to it and can release its gate.
         self._switches = [switch for switch in self._switches if switch.times != 0]
         return effects
 

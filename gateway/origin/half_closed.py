@@ -1,7 +1,8 @@
-"""Clients that have shut down their sending side: they may still read their answers, or be gone.
+"""Detects clients that are gone although they only seem to have shut down their sending side.
 
-A closed connection looks the same until something is written to it.  So a client that waits for its answer is written
-something that changes nothing, and its connection is dropped if it refuses that.
+A half-closed client may still read its answer.  A closed connection looks the same until something is written to it.
+So bytes without effect are written to a client that waits for its answer, and the connection is dropped if the client's
+machine rejects them.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from collections.abc import Callable
 from typing import Final
 
 INTERIM: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""Changes nothing before an answer's head (RFC 9110 section 15.2)."""
+"""Has no effect before an answer's head (RFC 9110 section 15.2)."""
 LEADING_ZERO: Final = b"0"
-"""Changes nothing before a chunk (RFC 9112 section 7.1)."""
+"""Has no effect before a chunk size (RFC 9112 section 7.1)."""
 _LOOK_S: Final = 0.1
 _AGAIN_S: Final = 5.0
 
 
 def watch(transport: asyncio.Transport, probe: Callable[[], bytes | None]) -> None:
-    """Drop the connection of a half-closed client once it is gone.
+    """Drop the connection of a half-closed client once the client is gone.
 
-    `probe` returns the bytes that may be written now, or None to drop the client: the body of its answer has stopped,
-    and nothing may be written inside it.
+    `probe` returns the bytes that may be written now.  It returns None to drop the client, if the body has stopped and
+    nothing may be written within it.
     """
     loop = asyncio.get_running_loop()
 

@@ -1,7 +1,7 @@
 """Request handlers: dispatch on the method, and the reply of each method.
 
-Protocol errors become replies in one function here, which also applies the fault switches around a reply.  Only SSE
-replies are sent in parts; all others are computed completely first, so an error never follows a head.
+One function turns protocol errors into replies and applies fault switches around a reply.  Only SSE replies are sent in
+parts.  All others are computed completely first, so an error cannot occur after the head.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _log = logging.getLogger("gateway.origin")
 
 
 class ServerFault(RequestError):
-    """A bug of this origin: details go to the log, this line to the client (500)."""
+    """A bug in this origin.  The client gets this line (500), and the log the details."""
 
     status = 500
     text = "Internal error"
@@ -79,7 +79,7 @@ class Handlers:
         )
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer any request.  Does not raise for anything that a client sends."""
+        """Answer any request.  No request can make this method raise."""
         kind = kind_of(request.method, request.query.get(names.QUERY_LIVE))
         self._counters.began(kind)
         try:
@@ -88,7 +88,7 @@ class Handlers:
             try:
                 return await self._answer(request, kind, delivery, effects)
             except (ConnectionCut, ConnectionError):
-                # A fault switch or the client has ended the connection; the returned response is not sent.
+                # A fault switch or the client has ended the connection, so the returned response is not sent.
                 return delivery.response or web.Response()
         finally:
             self._counters.ended(kind)
@@ -174,7 +174,7 @@ class Handlers:
         if claim is not None:
             headers[names.PRODUCER_EPOCH] = str(claim.epoch)
             headers[names.PRODUCER_SEQ] = str(accepted.highest_seq)
-        # 200 tells a producer that its bytes are new, 204 that they were stored before (section 5.2.1).
+        # 200 shows a producer that its bytes are new, 204 that they were stored before (section 5.2.1).
         is_new_data = claim is not None and bool(params.body) and not accepted.is_duplicate
         return Reply(200 if is_new_data else 204, headers)
 
@@ -196,7 +196,7 @@ class Handlers:
         if stream.is_closed:
             headers[names.STREAM_CLOSED] = "true"
         if stream.lifetime.ttl_s is not None:
-            # The full window, not the rest of it, as the current protocol text says.
+            # The current protocol text asks for the full window rather than for the rest of it.
             headers[names.STREAM_TTL] = str(stream.lifetime.ttl_s)
         if stream.lifetime.expires_at_text is not None:
             headers[names.STREAM_EXPIRES_AT] = stream.lifetime.expires_at_text
@@ -234,8 +234,10 @@ class Handlers:
 
     @staticmethod
     def _etag(stream: Stream, start: str, end: str, *, is_closed: bool) -> str:
-        """Covers the stream's instance, so that a re-created stream of equal length differs, and closure, which adds no
-        bytes (section 8.1)."""
+        """Return an ETag that names the stream's instance and whether it is closed (section 8.1).
+
+        A re-created stream may have the same length, and closing adds no bytes.
+        """
         return f'"{stream.instance}:{start}:{end}{":c" if is_closed else ""}"'
 
     def _found_reply(self, stream: Stream, params: ReadParams, found: Slice) -> Reply:
@@ -272,7 +274,7 @@ class Handlers:
     # -- bodies
 
     async def _body(self, request: web.Request) -> bytes:
-        """The whole request body, with any framing.  Raises TooLarge as soon as the size is known."""
+        """Read the whole request body.  Raises TooLarge as soon as the size is known."""
         if request.content_length is not None and request.content_length > self._max_body_bytes:
             raise TooLarge
         parts: list[bytes] = []

@@ -1,7 +1,7 @@
 """Live readers: long-poll and SSE at the tail (sections 5.7 and 5.8).
 
 A reader reads the store and decides in one step, without an await.  Then it waits for a change of the stream, its own
-timeout, or the drain of the origin, and starts again.  No append can fall between the read and the wait.
+timeout or the drain of the origin, and repeats.  No append can be missed between the read and the wait.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from gateway.origin.streams import Slice, Stream
 from gateway.protocol import names
 
 SSE_LIFETIME_SPREAD = 0.1
-"""An SSE connection ends within the last tenth of its lifetime, so that readers do not reconnect all at once."""
+"""The last part of an SSE connection's lifetime in which it ends at random, so that readers do not all return at
+once."""
 
 
 class Drain:
-    """Tells the live readers of one running origin to end."""
+    """Ends the live readers of one running origin."""
 
     def __init__(self) -> None:
         self.has_begun = False
@@ -41,7 +42,7 @@ class Drain:
 
     @contextmanager
     def calling(self, watcher: Callable[[], object]) -> Iterator[None]:
-        """Have `begin` call `watcher` meanwhile."""
+        """Have `begin` call `watcher` while the `with` block runs."""
         self.watchers.add(watcher)
         try:
             yield
@@ -78,8 +79,8 @@ class LiveReads:
     ) -> Reply:
         """Wait until there is data after the offset; `found` builds the reply.
 
-        204 at the timeout, if the stream is closed at the offset, or if the origin drains.  Raises NotFound or Gone if
-        the stream ends meanwhile.
+        Replies 204 at the timeout, at the end of a closed stream, and when the origin drains.  Raises NotFound or Gone
+        if the stream ends meanwhile.
         """
         start = stream.tail if params.is_now else params.start
         until = self._clock.now() + self._long_poll_timeout_s
@@ -87,7 +88,7 @@ class LiveReads:
             while True:
                 self._check(stream)
                 piece = stream.read(start, self._max_chunk_bytes)
-                # An offset beyond the tail is answered at once with the tail, because the wait might never end.
+                # A wait beyond the tail might never end, so answer with the tail immediately.
                 is_beyond = start is not None and start > stream.tail
                 if piece.pieces or is_beyond:
                     return found(stream, params, piece)
@@ -96,9 +97,10 @@ class LiveReads:
                 await self._change(stream, until)
 
     async def events(self, stream: Stream, params: ReadParams, delivery: Delivery) -> None:
-        """Send the stream as events from the offset until it closes or ends, the lifetime ends, or the origin drains.
+        """Send the stream as events from the offset on.
 
-        After each long-poll timeout without a change a control event is sent again, which renews the cursor.
+        The response ends when the stream closes or ends, after its lifetime, or when the origin drains.  If nothing
+        changes for the length of a long-poll timeout, another control event is sent, which renews the cursor.
         """
         position: Position | None = stream.tail if params.is_now else params.start
         spread = 1.0 - SSE_LIFETIME_SPREAD * self._random.random()
@@ -109,7 +111,7 @@ class LiveReads:
         with self._entered(stream):
             stream.read(position, 0)  # reports a trimmed offset before the reply begins
             await delivery.open(200, headers)
-            # Drawn once: another draw might be lower than a cursor already sent, and a cursor never goes back.
+            # Drawn once: another draw might be lower, and cursors must not go back.
             least_cursor = int(self.cursor(params.cursor))
             is_control_due = True
             was_closed = False
@@ -144,17 +146,17 @@ class LiveReads:
             stream.leave(self._clock.wall())
 
     def _check(self, stream: Stream) -> None:
-        """Raises NotFound or Gone if the reader's stream no longer exists, even if its path has a new one."""
+        """Raise NotFound or Gone if the reader's stream no longer exists, even if there is a new one at its path."""
         exists = not stream.has_ended and not stream.is_soft_deleted
         if not exists or self._store.get(stream.path, self._clock.wall()) is not stream:
             raise Gone if stream.is_soft_deleted else NotFound
 
     def _is_over(self, until: float) -> bool:
-        # A timer set for the difference of two floats may fire early by a rounding error.
+        # Tolerate rounding errors: the timer's delay is the difference of two floats.
         return self._clock.now() >= until - 1e-6
 
     async def _change(self, stream: Stream, until: float) -> bool:
-        """Wait for a change of the stream, the drain, expiry or `until`; False if only time has passed."""
+        """Wait for a change of the stream, the drain, expiry or `until`; return False if only time has passed."""
         delay_s = until - self._clock.now()
         expires_at = stream.lifetime.expires_at
         if expires_at is not None:

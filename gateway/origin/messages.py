@@ -1,7 +1,7 @@
 """The JSON messages in a body, byte for byte as sent (section 7.1).
 
-A parser validates a body, and a scanner cuts it.  Nothing is re-serialised, so `1.0`, `1e400` and a number of forty
-digits come back exactly as sent.  One level of array is flattened.
+A parser validates the body, and a scanner cuts it.  Nothing is serialised again, so that `1.0`, `1e400` and a number of
+forty digits are returned as sent.  One level of array is flattened.
 """
 
 import json
@@ -23,13 +23,13 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def split_messages(body: bytes) -> list[bytes]:
-    """The messages of a body: the elements of a top-level array, else the one value.
+    """Split a body into its messages: the elements of a top-level array, or else the single value.
 
     Returns slices of `body` without surrounding whitespace; an empty array gives an empty list.
     Raises InvalidJson.
     """
     try:
-        # parse_int=float: an integer of 5,000 digits is valid JSON, but int() rejects it.
+        # parse_int=float, because int() rejects an integer of 5,000 digits, which is valid JSON.
         json.loads(body.decode("utf-8"), parse_constant=_no_constant, parse_int=float)
     except (ValueError, RecursionError) as error:
         raise InvalidJson("Invalid JSON") from error

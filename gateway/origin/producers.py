@@ -1,8 +1,8 @@
 """The idempotent producers of one stream: their progress and fencing (section 5.2.1).
 
-`judge` changes nothing and `commit` cannot fail, so a body that turns out invalid between the two leaves no trace.
-Both are plain functions called without an await in between: validation and append are one step for every producer, in
-whatever order the requests' bodies arrive.
+A request is checked by `judge`, which changes nothing, and recorded by `commit`, which cannot fail.  A body that turns
+out invalid in between therefore leaves no trace.  The caller must not await between the two calls, so that validation
+and append are one step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from gateway.origin.refusals import BadRequest, SequenceGap, StaleEpoch
 
 FORGET_AFTER_S: Final = 7 * 24 * 3600.0
-"""Idle producers are forgotten after this time, as section 5.2.1 recommends for in-memory stores."""
+"""How long an idle producer is remembered, in seconds (recommended by section 5.2.1 for in-memory stores)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Producers:
         self._progress: dict[str, _Progress] = {}
 
     def judge(self, claim: Claim, now: float) -> int | None:
-        """None if the claim is new and in sequence; the highest accepted sequence number if it is a duplicate.
+        """Return None if the claim is new and in sequence, or the highest accepted sequence number for a duplicate.
 
-        Raises StaleEpoch, SequenceGap, and BadRequest for a new epoch that does not begin at 0.
+        Raises StaleEpoch, SequenceGap, or BadRequest for a new epoch that does not begin at 0.
         """
         progress = self._progress.get(claim.producer_id)
         if progress is None or now - progress.used_at > FORGET_AFTER_S:
@@ -63,5 +63,5 @@ class Producers:
         return None
 
     def commit(self, claim: Claim, now: float) -> None:
-        """Record that the claim's append or close has happened."""
+        """Record that the claim's append or close has been executed."""
         self._progress[claim.producer_id] = _Progress(claim.epoch, claim.seq, now)

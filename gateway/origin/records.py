@@ -1,10 +1,10 @@
 """The bytes stored by one append, and the pieces of them that reads return.
 
-A record is immutable.  A byte record may be cut anywhere.  A JSON record holds its messages joined by commas and may be
+A record is immutable.  A byte record may be cut anywhere.  A JSON record holds messages joined by commas, and may be
 cut only after a message (`cuts`), because a reply always holds whole messages.
 
-A record's positions are its start and, behind its frame, every point where it may be cut: the position after `k` bytes
-of payload is `lead + k` after the start.
+In the stream a record takes up a frame followed by its payload.  Its positions are its start and, after the frame,
+every point where it may be cut.  The position after `k` payload bytes is `lead + k` after the start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.origin.positions import FRAME_BYTES, Position
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes of one record as a read returns them; for JSON, messages joined by commas."""
+    """Bytes of one record, as returned by a read; for JSON, messages joined by commas."""
 
     payload: bytes
     end: Position
@@ -32,16 +32,16 @@ class Record:
     payload: bytes
     cuts: tuple[int, ...] = ()
     lead: int = FRAME_BYTES
-    """Distance from `start` to the payload: a frame, or less if the bytes before have been trimmed."""
+    """The distance from `start` to the payload: a frame, or less if the bytes before have been trimmed."""
 
     @classmethod
     def of_bytes(cls, start: Position, payload: bytes) -> Record:
-        """A record of raw bytes that begins at `start`."""
+        """Return a record of raw bytes that begins at `start`."""
         return cls(start, Position(start.ordinal + 1, start.at + len(payload) + FRAME_BYTES), payload)
 
     @classmethod
     def of_messages(cls, start: Position, messages: list[bytes]) -> Record:
-        """A record of JSON messages that begins at `start`."""
+        """Return a record of JSON messages that begins at `start`."""
         cuts: list[int] = []
         at = -1
         for message in messages:
@@ -51,7 +51,7 @@ class Record:
         return cls(start, Position(start.ordinal + 1, start.at + len(payload) + FRAME_BYTES), payload, tuple(cuts))
 
     def skip_to(self, position: Position) -> int | None:
-        """Bytes of the payload before `position`; None if it is not a position of this record."""
+        """Return the number of payload bytes before `position`; None if it is not a position of this record."""
         if position == self.start:
             return 0
         skip = self._payload_before(position)
@@ -60,7 +60,7 @@ class Record:
         return skip if not self.cuts or self._last_cut(skip) == skip else None
 
     def nearest(self, position: Position) -> Position:
-        """The last position of this record that is not after `position`; the start if that is not in the payload."""
+        """Return the last position of this record up to `position`; the start if that is not in the payload."""
         skip = self._payload_before(position)
         if not 0 < skip < len(self.payload):
             return self.start
@@ -69,11 +69,11 @@ class Record:
         return self._position_after(skip) if skip else self.start
 
     def rest(self, skip: int) -> Piece:
-        """Everything after the first `skip` payload bytes."""
+        """Return everything after the first `skip` payload bytes."""
         return Piece(self._from(skip), self.end)
 
     def cut(self, skip: int, limit: int, *, is_text: bool) -> Piece:
-        """At most `limit` bytes after the first `skip`, but at least one message, byte or character."""
+        """Return at most `limit` bytes after the first `skip`, but at least one message, byte or character."""
         if len(self.payload) - skip <= limit:
             return self.rest(skip)
         if self.cuts:
@@ -88,21 +88,20 @@ class Record:
         return Piece(self._from(skip, end), self._position_after(end))
 
     def before(self, position: Position) -> Record:
-        """The part of this record before a position inside it, as a record of its own."""
+        """Return the part of this record before a position inside it, as a new record."""
         skip = self._payload_before(position)
         cuts = tuple(cut for cut in self.cuts if cut <= skip)
         return Record(self.start, position, self.payload[:skip], cuts, self.lead)
 
     def after(self, position: Position) -> Record:
-        """The part of this record from a position inside it, as a record of its own; its later positions stay the
-        same."""
+        """Return the part of this record after a position inside it, as a new record with the same later positions."""
         skip = self._payload_before(position)
         comma = 1 if self.cuts and skip else 0
         cuts = tuple(cut - skip - comma for cut in self.cuts if cut > skip)
         return Record(position, self.end, self._from(skip), cuts, comma)
 
     def messages(self, skip: int = 0) -> list[bytes]:
-        """The JSON messages after the first `skip` payload bytes; empty for a byte record."""
+        """Return the JSON messages after the first `skip` payload bytes; empty for a byte record."""
         begin = skip + 1 if skip else 0
         found: list[bytes] = []
         for cut in self.cuts:
@@ -112,15 +111,15 @@ class Record:
         return found
 
     def _position_after(self, skip: int) -> Position:
-        """The position after the first `skip` bytes of payload, at least one."""
+        """Return the position after the first `skip` payload bytes, at least one."""
         return Position(self.start.ordinal, self.start.at + self.lead + skip)
 
     def _payload_before(self, position: Position) -> int:
-        """Bytes of the payload before `position`; below 0 or beyond the payload if it does not lie in it."""
+        """Return the number of payload bytes before `position`, out of the payload's range if it is not in there."""
         return position.at - self.start.at - self.lead if position.ordinal == self.start.ordinal else -1
 
     def _last_cut(self, skip: int) -> int:
-        """The last cut within the first `skip` bytes; 0 if there is none."""
+        """Return the last cut within the first `skip` bytes; 0 if there is none."""
         before = bisect_right(self.cuts, skip)
         return self.cuts[before - 1] if before else 0
 
@@ -129,8 +128,8 @@ class Record:
         return self.payload[begin:end]
 
     def _character_boundary(self, skip: int, end: int) -> int:
-        # SSE cannot carry a partial UTF-8 sequence (section 5.8): go back at most three bytes, else forward to the end
-        # of the one character.  Bytes that are not UTF-8 are cut at the limit.
+        # SSE cannot carry a partial UTF-8 sequence (section 5.8).  Go back at most three bytes, or else forward to the
+        # end of the character.  Bytes that are not UTF-8 are cut at the limit.
         back = range(end, max(end - 4, skip), -1)
         onward = range(end + 1, min(skip + 5, len(self.payload)))
         boundary: int

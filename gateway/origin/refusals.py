@@ -1,7 +1,7 @@
-"""The errors that a request may be answered with: one class per cause, with its status and one line of text.
+"""The errors with which a request may be answered: a class for each cause, with its status and one line of text.
 
-An error may carry headers that tell the client how to continue (the tail of a closed stream, the epoch that fenced a
-producer).  The texts are those of the reference server.
+An error may carry headers that show the client how to continue, such as the tail of a closed stream.  The texts are
+those of the reference server.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gateway.protocol import names
 
 
 class RequestError(Exception):
-    """A request is answered with an error: `status`, one line of `text`, extra `headers`."""
+    """An error reply: `status`, one line of `text`, and additional `headers`."""
 
     status: ClassVar[int] = 400
     text: str = "Bad request"
@@ -43,14 +43,14 @@ class Gone(RequestError):
 
 
 class Trimmed(RequestError):
-    """The offset lies before the earliest retained position (410, section 5.6)."""
+    """The offset is before the earliest retained position (410, section 5.6)."""
 
     status = 410
     text = "Offset is no longer retained"
 
 
 class BadOffset(RequestError):
-    """The token is not one of this stream (400)."""
+    """The token is not an offset of this stream (400)."""
 
     text = "Invalid offset format"
 
@@ -60,7 +60,7 @@ class InvalidBody(RequestError):
 
 
 class MethodNotAllowed(RequestError):
-    """The protocol does not have this method (405)."""
+    """The protocol does not define this method (405)."""
 
     status = 405
     text = "Method not allowed"
@@ -99,7 +99,7 @@ class PathHeld(Conflict):
 
 
 class TypeMismatch(Conflict):
-    """The body's content type is not the stream's (section 5.2)."""
+    """The body's content type differs from the stream's (section 5.2)."""
 
     text = "Content-type mismatch"
 
@@ -111,7 +111,7 @@ class SequenceConflict(Conflict):
 
 
 class StreamClosed(Conflict):
-    """An append to a closed stream; carries its tail (section 5.2)."""
+    """Append to a closed stream; the headers state its tail (section 5.2)."""
 
     text = "Stream is closed"
 

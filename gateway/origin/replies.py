@@ -1,8 +1,8 @@
 """A complete reply as plain data, and the headers of every reply.
 
-Cache-Control follows one rule for each kind of reply (section 8):
+Each kind of reply has one Cache-Control (section 8):
 
-    CACHE_FINAL       catch-up or long-poll that stops short of the tail: its bytes never change
+    CACHE_FINAL       catch-up or long-poll that stops before the tail: its bytes never change
     CACHE_REVALIDATE  catch-up or long-poll that reaches the tail: the next append makes it stale; SSE
     CACHE_NEVER       HEAD, `offset=now`, long-poll 204, errors
 """
@@ -64,12 +64,12 @@ COMMON_HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "cross-origin",
 }
-"""Sent with every reply, including errors (section 10.7)."""
+"""Headers of every reply, including errors (section 10.7)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Status, headers beyond the common ones, and the whole body."""
+    """Status, headers in addition to the common ones, and the whole body."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Reply:
 
 
 def error_reply(error: RequestError) -> Reply:
-    """The reply for an error: one line of text for the client."""
+    """Return the reply for an error, with one line of text for the client."""
     headers = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": CACHE_NEVER, **error.headers}
     if error.status == 405:
         headers["Allow"] = _ALLOWED_METHODS
@@ -85,7 +85,7 @@ def error_reply(error: RequestError) -> Reply:
 
 
 def preflight_reply() -> Reply:
-    """The reply to OPTIONS: every method and header of the protocol, and `If-None-Match`."""
+    """Return the reply to OPTIONS, which allows every method and header of the protocol, and `If-None-Match`."""
     return Reply(
         204,
         {

@@ -1,6 +1,6 @@
-"""Parsing of a request's headers and query into parameters, or an error with one line of text.
+"""Parsing of a request's headers and query into parameters, or into an error with one line of text.
 
-Pure functions over mappings; bodies are read elsewhere.
+Pure functions over mappings.  `handlers` reads the bodies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gateway.origin.streams import Lifetime
 from gateway.protocol import names
 
 MAX_SAFE_INTEGER: Final = 2**53 - 1
-"""The largest producer number, for JavaScript's sake (section 5.2.1), and the largest TTL."""
+"""The largest producer number, limited by JavaScript (section 5.2.1), and the largest TTL."""
 
 _DECIMAL: Final = re.compile(r"0|[1-9][0-9]*")
 _DIGITS: Final = re.compile(r"[0-9]+")
@@ -37,16 +37,16 @@ class Kind(StrEnum):
     """The kind of a request, for counters and fault switches."""
 
     CATCHUP = "catchup"
-    """GET without a live mode; includes `offset=now`."""
+    """GET without a live mode, including `offset=now`."""
     LONGPOLL = "longpoll"
     SSE = "sse"
     HEAD = "head"
     CREATE = "create"
     APPEND = "append"
-    """POST; includes one that only closes."""
+    """POST, including one that only closes."""
     DELETE = "delete"
     OTHER = "other"
-    """OPTIONS, and methods that the protocol does not have."""
+    """OPTIONS, and methods that the protocol does not define."""
 
 
 _KIND_OF_METHOD: Final = {
@@ -58,7 +58,7 @@ _KIND_OF_METHOD: Final = {
 
 
 def kind_of(method: str, live: str | None) -> Kind:
-    """The kind of a request; an unknown `live` value counts as a catch-up read."""
+    """Return the kind of a request; an unknown `live` value counts as a catch-up read."""
     if method == "GET":
         return {names.LIVE_LONG_POLL: Kind.LONGPOLL, names.LIVE_SSE: Kind.SSE}.get(live or "", Kind.CATCHUP)
     return _KIND_OF_METHOD.get(method, Kind.OTHER)
@@ -70,7 +70,7 @@ class ReadParams:
 
     offset: str
     start: Position | None
-    """None means the earliest byte."""
+    """The position of `offset`; None for the earliest byte."""
     cursor: str | None
 
     @property
@@ -100,7 +100,7 @@ def parse_create(headers: Mapping[str, str]) -> CreateParams:
     """Parse the headers of a PUT (section 5.1); the body is added later.  Raises BadRequest."""
     fork = _fork_params(headers)
     given = headers.get("Content-Type")
-    # An invalid type counts as absent: the default for a new stream, the source's for a fork.
+    # An invalid type counts as absent: a new stream gets the default type, a fork that of its source.
     content_type = given if given and given.isascii() and _MEDIA_TYPE.match(given) else None
     return CreateParams(content_type, _lifetime(headers), names.is_true(headers.get(names.STREAM_CLOSED)), fork)
 
@@ -150,7 +150,7 @@ def _fork_params(headers: Mapping[str, str]) -> ForkParams | None:
 
 
 def parse_claim(headers: Mapping[str, str]) -> Claim | None:
-    """The producer headers of a POST, all three or none (section 5.2.1).  Raises BadRequest."""
+    """Parse the producer headers of a POST, which must be all three or none (section 5.2.1).  Raises BadRequest."""
     producer_id = headers.get(names.PRODUCER_ID)
     epoch = headers.get(names.PRODUCER_EPOCH)
     seq = headers.get(names.PRODUCER_SEQ)
@@ -170,7 +170,7 @@ def _safe_integer(name: str, text: str) -> int:
 
 
 def is_not_modified(if_none_match: str | None, etag: str) -> bool:
-    """Whether `If-None-Match` names this ETag (RFC 9110 section 13.1.2: weak comparison, lists, `*`)."""
+    """Return whether `If-None-Match` names this ETag (RFC 9110 section 13.1.2: weak comparison, lists, `*`)."""
     if if_none_match is None:
         return False
     if if_none_match.strip() == "*":

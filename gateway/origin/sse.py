@@ -1,7 +1,7 @@
-"""Server-Sent Events as this origin writes them (section 5.8).
+"""Server-sent events as this origin writes them (section 5.8).
 
-A data event is one record or a part of one, and is followed by a control event.  Text is split at CR, LF and CRLF,
-which all end a line in SSE; a reader gets LF back for each, so a text stream's CRs do not survive this mode.
+A data event holds one record or a part of one, and is followed by a control event.  SSE ends lines at CR, LF and CRLF,
+so text is split at all three.  A reader receives LF for each: text streams lose their CRs in this mode.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ _LINE_END: Final = re.compile(r"\r\n|\r|\n")
 
 
 def event(name: str, text: str) -> bytes:
-    """One event; each line of `text` is a `data:` line.
+    """Return one event, with each line of `text` as a `data:` line.
 
-    A parser drops one space after the colon, so only a line that begins with a space gets a second one.
+    Parsers drop one space after the colon, so a line that begins with a space gets another one.
     """
     lines = "".join(f"data: {line}\n" if line.startswith(" ") else f"data:{line}\n" for line in _LINE_END.split(text))
     return f"event: {name}\n{lines}\n".encode()
 
 
 def data_event(payload: bytes, *, is_json: bool, is_text: bool) -> bytes:
-    """The event for one piece: a JSON array of its messages, text, or base64."""
+    """Return the event for one piece: a JSON array of its messages, text, or base64."""
     if is_json:
         return event(names.EVENT_DATA, f"[{payload.decode()}]")
     if is_text:
-        # A text stream may contain any bytes; SSE carries UTF-8 only.
+        # A text stream may contain any bytes, but SSE carries only UTF-8.
         return event(names.EVENT_DATA, payload.decode(errors="replace"))
     return event(names.EVENT_DATA, base64.b64encode(payload).decode("ascii"))
 
 
 def control_event(next_offset: str, cursor: str, *, up_to_date: bool, is_closed: bool) -> bytes:
-    """The reader's current position; a closed stream's last one has no cursor, because its reader does not return."""
+    """Return the event for the reader's position.  At the end of a closed stream it has no cursor: no one
+    reconnects."""
     fields: dict[str, str | bool] = {"streamNextOffset": next_offset}
     if is_closed:
         fields["streamClosed"] = True
@@ -49,9 +50,9 @@ def control_event(next_offset: str, cursor: str, *, up_to_date: bool, is_closed:
 
 
 def batch(found: Slice, cursor: str, *, is_text: bool, is_closed: bool) -> bytes:
-    """Every piece of a slice as data and control; a slice without pieces gives one control event.
+    """Return every piece of a slice as a data and a control event; a single control event if there are no pieces.
 
-    `is_closed` means that the stream is closed; only the event that reaches its tail is marked so.
+    `is_closed` states that the stream is closed.  Only the event that reaches its tail says so.
     """
     ends_stream = is_closed and found.up_to_date
     if not found.pieces:

@@ -1,11 +1,12 @@
 """All streams of one in-memory origin.
 
 The store owns every stream.  It is synchronous, so nothing can happen between a decision and its effect.  `now` (Unix
-seconds) is an argument, because the protocol states both kinds of expiry in wall time.  Streams expire lazily, at the
-next access.
+seconds) is an argument, because the protocol defines both kinds of expiry by wall-clock time.  Streams expire lazily,
+at the next access.
 
-A stream with forks that is deleted or expires is only hidden (soft delete): reads answer 410, and the path stays in use
-until the last fork is gone.  Forks hold the source's records themselves, so a read never follows a chain of streams.
+A stream with forks that is deleted, or expires, is only hidden (soft delete).  Reads are answered with 410, and the
+path stays in use until the last fork is gone.  Forks have copies of the list of records, so a read never follows a
+chain of streams.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ class ForkParams:
 
 @dataclass(frozen=True, slots=True)
 class CreateParams:
-    """The parameters of a PUT; `content_type` None means the source's for a fork, else the protocol's default."""
+    """The parameters of a PUT.
+
+    `content_type` None means the source's type for a fork, else the protocol's default.
+    """
 
     content_type: str | None = None
     lifetime: Lifetime = field(default_factory=Lifetime)
@@ -56,7 +60,7 @@ class CreateParams:
 
 @dataclass(frozen=True, slots=True)
 class AppendParams:
-    """The parameters of a POST; an empty body only closes."""
+    """The parameters of a POST.  An empty body only closes the stream."""
 
     body: bytes = b""
     content_type: str | None = None
@@ -67,7 +71,7 @@ class AppendParams:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The result of a write: where the stream ends now, and what to report to the producer."""
+    """The result of a write: the end of the stream, and facts to report to the producer."""
 
     tail: Position
     is_closed: bool
@@ -86,17 +90,17 @@ class Store:
         return f"<Store {len(self._streams)} streams>"
 
     def __len__(self) -> int:
-        """Streams held, including soft-deleted ones and expired ones that were not accessed since."""
+        """The number of streams, including soft-deleted ones, and expired ones not accessed since."""
         return len(self._streams)
 
     def paths(self) -> list[str]:
-        """Every path in use."""
+        """Return every path in use."""
         return list(self._streams)
 
     # -- reading
 
     def get(self, path: str, now: float) -> Stream:
-        """The stream at a path.  Raises NotFound, Gone.  Does not renew its lifetime."""
+        """Return the stream at a path, without renewing its lifetime.  Raises NotFound, Gone."""
         stream = self._find(path, now)
         if stream is None:
             raise NotFound
@@ -114,7 +118,7 @@ class Store:
     # -- creating
 
     def create(self, path: str, params: CreateParams, now: float) -> tuple[Stream, bool]:
-        """The stream, and whether it is new.
+        """Create a stream unless it exists; return it, and whether it is new.
 
         Raises DifferentConfiguration, PathHeld, InvalidBody; for forks also NotFound, BadRequest and Conflict.
         """
@@ -187,7 +191,7 @@ class Store:
 
     @staticmethod
     def _matches(existing: Stream, params: CreateParams) -> bool:
-        """Whether a PUT on an existing stream matches it (section 5.1)."""
+        """Return whether a PUT on an existing stream matches it (section 5.1)."""
         if params.is_closed != existing.is_closed:
             return False
         if params.fork is None:
@@ -196,7 +200,7 @@ class Store:
                 and names.media_type(params.content_type) == names.media_type(existing.content_type)
                 and params.lifetime.agrees_with(existing.lifetime)
             )
-        # A fork inherited or was given what its PUT left out, so leaving it out again matches.
+        # A PUT that repeats a fork's PUT leaves out the same headers, which therefore count as equal.
         fork = existing.fork
         return (
             fork is not None
@@ -215,7 +219,7 @@ class Store:
     def append(self, path: str, params: AppendParams, now: float) -> Accepted:
         """Append, append and close, or only close.
 
-        Precedence: closed, content type, producer, Stream-Seq, body (sections 5.2 and 5.2.1).
+        The checks are made in this order: closed, content type, producer, Stream-Seq, body (sections 5.2 and 5.2.1).
         Raises NotFound, Gone, InvalidBody, StreamClosed, TypeMismatch, SequenceConflict, StaleEpoch, SequenceGap.
         """
         stream = self.get(path, now)
@@ -241,7 +245,7 @@ class Store:
             if record is None:
                 raise InvalidBody("Empty arrays are not allowed")
             stream.add(record)
-        # Nothing below can fail: producer, sequence and closure change together with the bytes or not at all.
+        # Nothing below can fail, so producer, sequence and closure change together with the bytes.
         if claim is not None:
             stream.producers.commit(claim, now)
         if params.seq is not None:
@@ -269,9 +273,10 @@ class Store:
         self._remove(self.get(path, now))
 
     def trim(self, path: str, before: str, now: float, *, hides_start: bool = False) -> None:
-        """Test hook for retention: drop everything before the offset token.  Raises NotFound, Gone, BadOffset.
+        """Drop everything before the offset token, as retention would; used by tests.
 
-        `hides_start` makes a read from `-1` fail from now on, as origins do that have no earliest offset to name.
+        With `hides_start`, reads from `-1` fail afterwards, as at origins that cannot name an earliest offset.  Raises
+        NotFound, Gone, BadOffset.
         """
         stream = self.get(path, now)
         upto = parse_token(before)

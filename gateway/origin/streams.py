@@ -1,10 +1,10 @@
 """One stream: its records, its lifetime, and its watchers.
 
-Plain functions only; `now` (Unix seconds) is an argument.  A stream knows only its own path, and no HTTP.  The store
-owns it; a live reader uses only `enter`, `leave` and `watchers` to change it.
+All functions are synchronous, and `now` (Unix seconds) is an argument.  A stream is independent of HTTP.  The store
+owns it; a live reader changes it only by `enter`, `leave` and `watchers`.
 
-Invariants: records are contiguous (the `end` of one is the `start` of the next, and the last one's is `tail`).  A
-closed stream never reopens.  An ended stream never comes back; a new one at its path has another `instance`.
+Invariants: records are contiguous (the `end` of one is the `start` of the next, and the `end` of the last is `tail`).
+A closed stream stays closed.  An ended stream stays ended; a new one at its path has another `instance`.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from gateway.protocol import names
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """How long a stream lives: a sliding window, an instant, or neither (never both)."""
+    """How long a stream lives: a sliding window, until an instant, or forever."""
 
     ttl_s: int | None = None
     expires_at: float | None = None
     expires_at_text: str | None = None
-    """The instant as the creator wrote it; HEAD returns it unchanged."""
+    """The instant as its creator wrote it, which HEAD returns unchanged."""
 
     @property
     def is_given(self) -> bool:
         return self.ttl_s is not None or self.expires_at is not None
 
     def agrees_with(self, other: Lifetime) -> bool:
-        """Whether two lifetimes are the same, however their instants are written."""
+        """Return whether two lifetimes are equal, however their instants are written."""
         return self.ttl_s == other.ttl_s and self.expires_at == other.expires_at
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The result of a read: pieces in order, their end, and whether that is the tail."""
+    """The result of a read: pieces in order, the position after them, and whether that is the tail."""
 
     pieces: tuple[Piece, ...]
     end: Position
@@ -49,7 +49,7 @@ class Slice:
     is_json: bool
 
     def body(self) -> bytes:
-        """The reply's body: the bytes joined, or one JSON array of all messages (section 7.1)."""
+        """Return the reply's body: the bytes joined, or one JSON array of all messages (section 7.1)."""
         if self.is_json:
             return b"[" + b",".join(piece.payload for piece in self.pieces) + b"]"
         return b"".join(piece.payload for piece in self.pieces)
@@ -57,7 +57,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """The origin of a forked stream, as its creator specified it."""
+    """The source of a forked stream, as specified by its creator."""
 
     source: Stream
     offset: str
@@ -88,7 +88,7 @@ class Stream:
         self.tail = ZERO
         self.retained_from = ZERO
         self.hides_start = False
-        """Whether a read from the start sentinel is refused because the first position has been trimmed."""
+        """Whether reads from the start sentinel are refused after a trim."""
         self.is_closed = False
         self.closed_by: Claim | None = None
         self.last_seq: str | None = None
@@ -99,7 +99,7 @@ class Stream:
         self.live_readers = 0
         self.watchers: set[Callable[[], object]] = set()
         self.records: list[Record] = []
-        """The records that are retained, in order; only this class changes them."""
+        """The retained records in order.  Only this class changes the list."""
 
     def __repr__(self) -> str:
         state = ", closed" if self.is_closed else ""
@@ -108,7 +108,7 @@ class Stream:
     # -- lifetime
 
     def is_expired(self, now: float) -> bool:
-        """Whether the lifetime is over; live readers keep a sliding window open."""
+        """Return whether the lifetime is over.  Live readers keep a sliding window open."""
         if self.lifetime.expires_at is not None and now >= self.lifetime.expires_at:
             return True
         ttl_s = self.lifetime.ttl_s
@@ -119,12 +119,12 @@ class Stream:
         self.last_used = now
 
     def enter(self, now: float) -> None:
-        """A live reader begins."""
+        """Count a live reader that begins."""
         self.live_readers += 1
         self.renew(now)
 
     def leave(self, now: float) -> None:
-        """A live reader ends; the sliding window restarts when the last one leaves."""
+        """Count a live reader that ends.  The sliding window restarts when the last one has left."""
         self.live_readers -= 1
         self.renew(now)
 
@@ -136,9 +136,9 @@ class Stream:
     # -- content
 
     def record_of(self, body: bytes) -> Record | None:
-        """The record for `body` at the tail; None for an empty JSON array.
+        """Return the record for `body` at the tail; None for an empty JSON array.
 
-        Raises InvalidBody; changes nothing.
+        Raises InvalidBody.  Changes nothing.
         """
         if not self.is_json:
             return Record.of_bytes(self.tail, body)
@@ -156,7 +156,7 @@ class Stream:
         self.tail = record.end
 
     def inherit(self, source: Stream, upto: Position) -> None:
-        """Copy the source's records before `upto`, which must be a position of the source."""
+        """Copy the records of `source` before `upto`, which must be a position of `source`."""
         self.retained_from = source.retained_from
         for record in source.records:
             if record.end <= upto:
@@ -166,9 +166,10 @@ class Stream:
         self.tail = upto
 
     def locate(self, position: Position) -> tuple[int, int]:
-        """(record index, payload bytes to skip) of a position; the index behind the last record at or past the tail.
+        """Return a position as (record index, payload bytes to skip).
 
-        Raises Trimmed before the retained part, BadOffset if the stream has no such position.
+        At or after the tail, the index is one past the last record.  Raises Trimmed before the retained part, BadOffset
+        if the stream has no such position.
         """
         index = self._index(position)
         if index >= len(self.records):
@@ -179,7 +180,7 @@ class Stream:
         return index, skip
 
     def nearest(self, position: Position) -> Position:
-        """The last position that is not after `position`; a read from there begins at it.
+        """Return the last position up to `position`, from which a read at `position` begins.
 
         Raises Trimmed before the retained part.
         """
@@ -187,16 +188,17 @@ class Stream:
         return self.records[index].nearest(position) if index < len(self.records) else self.tail
 
     def _index(self, position: Position) -> int:
-        """The first record that ends after `position`; the index behind the last one if there is none."""
+        """Return the index of the first record that ends after `position`; one past the last record if there is
+        none."""
         if position < self.retained_from:
             raise Trimmed
         return bisect_right(self.records, position, key=lambda record: record.end)
 
     def read(self, start: Position | None, limit: int) -> Slice:
-        """At most `limit` payload bytes from `start` (None: from the earliest retained), but at least one message.
+        """Read at most `limit` payload bytes from `start`, but at least one message.
 
-        A start that is not a position means the last one before it.  A start beyond the tail returns no pieces and the
-        tail, as on the reference server.  Raises Trimmed.
+        `start` None means the earliest retained position.  Between two positions, the read begins at the earlier one.
+        Beyond the tail, it returns no pieces and the tail, like the reference server.  Raises Trimmed.
         """
         if start is None and self.hides_start:
             raise Trimmed
@@ -218,9 +220,9 @@ class Stream:
         return Slice(tuple(pieces), end, end == self.tail, self.is_json)
 
     def prefix_record(self, start: Position, sub_offset: int) -> Record | None:
-        """The first `sub_offset` bytes or messages of the record at `start`, as a record of their own.
+        """Return the first `sub_offset` bytes or messages of the record at `start`, as a new record.
 
-        None if there are fewer: a sub-offset reaches no further than the one append that it divides.
+        Returns None if there are fewer.  A sub-offset must be within one append.
         """
         index, skip = self.locate(start)
         if index >= len(self.records):
@@ -233,8 +235,11 @@ class Stream:
         return Record.of_bytes(start, payload[:sub_offset]) if sub_offset <= len(payload) else None
 
     def trim(self, upto: Position, *, hides_start: bool = False) -> None:
-        """Drop everything before `upto`, which must be a position of this stream.  `hides_start` makes reads from the
-        start sentinel fail as well, instead of beginning at the earliest retained position."""
+        """Drop everything before `upto`, which must be a position of this stream.
+
+        With `hides_start`, reads from the start sentinel fail afterwards, instead of beginning at the earliest retained
+        position.
+        """
         self.hides_start |= hides_start
         index, skip = self.locate(upto)
         kept = self.records[index:]

@@ -1,8 +1,8 @@
 """The outcome of a request, and its Cache-Status value (RFC 9211).
 
-`Outcome` is the only vocabulary: Cache-Status, the metric label, the access log and dashboards use the same words.  A
-closed stream answered at its tail is a HIT.  RFC 9211 section 2 asks caches not to add Cache-Status to answers that
-they generate themselves.  REFUSED therefore has a value for logs, but need not be sent.
+Cache-Status, metric labels, the access log and dashboards all use the names of `Outcome`.  RFC 9211 section 2 asks
+caches not to add Cache-Status to responses that they generate themselves.  REFUSED therefore has a value for logs,
+which need not be sent.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class Outcome(StrEnum):
     """How a request was answered."""
 
     HIT = auto()
-    """From the tape alone, without the origin.  Includes a closed stream read at its tail."""
+    """From memory, without asking the origin.  Includes a closed stream read at its tail."""
     REVALIDATED = auto()
-    """From the tape, after a tail probe that found nothing new."""
+    """From memory, after the origin stated that there are no further bytes."""
     JOINED = auto()
-    """From the tape, followed by the bytes that a tail probe returned."""
+    """From memory, followed by further bytes that the origin returned."""
     MISS = auto()
     """Fetched from the origin for this request."""
     COLLAPSED = auto()
@@ -29,15 +29,15 @@ class Outcome(StrEnum):
     FOLLOWED = auto()
     """From the stream's one live upstream request."""
     STALE_IF_ERROR = auto()
-    """Immutable bytes from the tape while the origin is failing."""
+    """From memory, because the origin is failing."""
     PASS = auto()
-    """Relayed, with no attempt to store."""
+    """Relayed, without an attempt to store the reply."""
     REFUSED = auto()
-    """Answered 4xx by the gateway itself."""
+    """A 4xx from the gateway itself."""
     FAILED = auto()
-    """Answered 5xx, by the origin or by the gateway."""
+    """A 5xx from the origin or the gateway."""
     ABORTED = auto()
-    """The connection was dropped in the middle of the body."""
+    """The connection was dropped within the body."""
 
 
 _PARAMETERS: Final = {
@@ -54,7 +54,7 @@ _PARAMETERS: Final = {
     Outcome.ABORTED: "; fwd=miss",
 }
 _IS_COLLAPSED: Final = frozenset({Outcome.COLLAPSED, Outcome.FOLLOWED})
-# RFC 9211 has no parameter for these outcomes, so their name becomes the detail unless the caller gives a better one.
+# RFC 9211 has no parameter for these outcomes, so the outcome's name becomes the detail unless the caller states one.
 _DEFAULT_DETAIL: Final = frozenset(
     {Outcome.FOLLOWED, Outcome.STALE_IF_ERROR, Outcome.REFUSED, Outcome.FAILED, Outcome.ABORTED}
 )
@@ -71,12 +71,13 @@ def cache_status(
     by_method: bool = False,
     ttl_s: int | None = None,
 ) -> str:
-    """One member of a Cache-Status list, such as `durable-gateway; fwd=uri-miss; fwd-status=200; stored`.
+    """Return one member of a Cache-Status list, such as `durable-gateway; fwd=uri-miss; fwd-status=200; stored`.
 
-    `node` names this gateway.  `fwd_status` is the origin's status, if it sent one.  `stored` marks an answer that was
-    stored on the tape.  `detail` is free text.  `by_method` makes a PASS say `fwd=method`, for methods other than GET.
-    `ttl_s` is the remaining freshness of a hit in seconds, negative if it is stale.  Values without detail or TTL are
-    cached.
+    `node` names this gateway.  `fwd_status` is the origin's status, if it sent one.  `stored` states that the reply was
+    stored.  `detail` is free text.  `by_method` makes a PASS state `fwd=method`, for methods other than GET.  `ttl_s`
+    is a hit's remaining freshness in seconds, negative if stale.
+
+    Results without `detail` and `ttl_s` are cached.
     """
     if detail is not None or ttl_s is not None:
         return _render(node, outcome, fwd_status, stored, by_method, detail, ttl_s)
@@ -113,12 +114,12 @@ def _render(
 
 @lru_cache(maxsize=1024)
 def _cached(node: str, outcome: Outcome, fwd_status: int | None, stored: bool, by_method: bool) -> str:
-    # `detail` is not part of the key: free text can differ every time and would evict the common values.
+    # `detail` is not part of the key: free text could differ every time and evict the common values.
     return _render(node, outcome, fwd_status, stored, by_method, None)
 
 
 def _item(text: str) -> str:
-    """A structured-field token if the text is a valid one, else a quoted string (RFC 8941 sections 3.3.3 and 3.3.4)."""
+    """Return the text as a structured-field token, or else a quoted string (RFC 8941 sections 3.3.3 and 3.3.4)."""
     if _TOKEN.fullmatch(text):
         return text
     visible = "".join(c if " " <= c <= "~" else "?" for c in text)

@@ -1,18 +1,19 @@
-"""The client's address and scheme behind trusted proxies, by header fields or by the PROXY protocol.
+"""The client's address and scheme behind trusted proxies, from header fields or from the PROXY protocol.
 
-The fields are `X-Forwarded-For` and `X-Forwarded-Proto`, or `Forwarded` (RFC 7239).  Each proxy appends the address it
-was reached from to a list.  The list is therefore read from its end, for as long as trusted proxies wrote it: the first
-address that is not a trusted proxy is the client, and everything before it is that client's own claim.  If all
-addresses are trusted, the first one is the client.  A member that is not an address (`unknown`, a pseudonym) ends the
-search; the proxy that wrote it then counts as the client.
+The header fields are `X-Forwarded-For` and `X-Forwarded-Proto`, or `Forwarded` (RFC 7239).  Each proxy appends the
+address of its peer to a list.  The list is therefore read from its end, while its members are addresses of trusted
+proxies.  The first address that is not a trusted proxy is the client.  Everything before it is the client's own claim
+and is ignored.  If all addresses are trusted, the first one is the client.  A member that is not an address
+(`unknown`, a pseudonym) ends the search: the proxy that wrote it counts as the client.
 
-Only one of the two headers is read, because a proxy that writes one of them may pass on the other as the client has
-invented it.
+Only one of the two header fields is read, according to the configuration.  A proxy that writes one of them may forward
+the other unchanged from the client.
 
-The header of the PROXY protocol (versions 1 and 2) names the client that a load balancer forwards.  Parsing is strict,
-because the header sets another party's identity: a single wrong byte ends the connection.  Accepted are TCP addresses
-over IPv4 and IPv6.  LOCAL (the balancer's own health check), UNKNOWN and Unix sockets name no client: the connection's
-peer counts as the client, and is not trusted to name others.  The TLVs behind the addresses of version 2 are skipped.
+A PROXY protocol header (versions 1 and 2) names the client that a load balancer forwards.  Parsing is strict, because
+the header sets the identity of another party: a single wrong byte ends the connection.  TCP addresses over IPv4 and
+IPv6 are accepted.  LOCAL (the balancer's own health check), UNKNOWN and Unix sockets name no client.  The connection's
+peer then counts as the client, and is not trusted to name others.  The TLVs after the addresses of version 2 are
+skipped.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 UNIX: Final = "unix"
-"""Listed in place of a network: trusts peers on a Unix socket."""
+"""A list entry in place of a network: peers on a Unix socket are trusted."""
 _MOST_HOPS: Final = 64
 _LONGEST_KEPT: Final = 256
-"""The most characters of the headers whose result is remembered."""
+"""The most characters of header fields whose result is cached."""
 _LONGEST_NODE: Final = 64
-"""Longer members are no addresses: an address with brackets and a port has fewer characters."""
+"""Longer members are not addresses: even an IPv6 address with brackets and a port is shorter."""
 _SCHEMES: Final = frozenset({"http", "https"})
 _PAIR: Final = re.compile(
     r"""[ \t]*(?:([!#$%&'*+\-.^_`|~0-9A-Za-z]+)=([!#$%&'*+\-.^_`|~0-9A-Za-z:\[\]]+|"(?:[^"\\]|\\.)*"))?[ \t]*(;|,|\Z)"""
@@ -38,14 +39,14 @@ _ESCAPED: Final = re.compile(r"\\(.)")
 
 
 class HeaderLines(Protocol):
-    """The header lines of a request."""
+    """The header fields of a request."""
 
     def getall(self, key: str, default: Sequence[str]) -> Sequence[str]:
-        """All lines of this name, or `default`."""
+        """Return all lines of the field `key`, or `default`."""
 
 
 class _RawLines:
-    """The lines of one name in a raw request."""
+    """The lines of one field in a raw request."""
 
     def __init__(self, request: bytes, name: str) -> None:
         self._name = name
@@ -62,15 +63,15 @@ class _RawLines:
 
 
 class Hop(NamedTuple):
-    """One proxy's statement about the peer that reached it."""
+    """The statement of one proxy about its peer."""
 
     client: str
     scheme: str
-    """Empty if the proxy does not state it."""
+    """Empty if the proxy does not state a scheme."""
 
 
 class Proxies:
-    """The trusted proxies.  `networks` are as in the configuration; `header` is the header that the proxies write."""
+    """The trusted proxies.  `networks` are as in the configuration; `header` is the field that the proxies write."""
 
     def __init__(self, networks: Iterable[str], header: str) -> None:
         texts = tuple(networks)
@@ -78,11 +79,11 @@ class Proxies:
         self._networks = tuple(ipaddress.ip_network(text) for text in texts if text != UNIX)
         self._reads_forwarded = header == "forwarded"
         self.trusts = lru_cache(4_096)(self._trusts)
-        """Whether the peer at this address (None: on a Unix socket) is a trusted proxy."""
+        """Returns whether the peer at this address is a trusted proxy; None stands for a peer on a Unix socket."""
         self._read_again = lru_cache(4_096)(self._read)
 
     def writes_x_forwarded(self, peer: str | None) -> bool:
-        """Whether the peer at this address is a trusted proxy that writes `X-Forwarded-*` itself."""
+        """Return whether the peer at this address is a trusted proxy that writes `X-Forwarded-*`."""
         return not self._reads_forwarded and self.trusts(peer)
 
     def _trusts(self, address: str | None) -> bool:
@@ -95,23 +96,23 @@ class Proxies:
         return any(plain in network for network in self._networks)
 
     def client_address(self, peer: str | None, headers: HeaderLines) -> str | None:
-        """The client's address, without a port, for a request with these headers from `peer`; None if unknown."""
+        """Return the client's address, without a port, for a request from `peer` with these headers; None if
+        unknown."""
         return self._client_and_scheme(peer, headers)[0] if self.trusts(peer) else peer
 
     def client_of(self, peer: str | None, request: bytes) -> str | None:
-        """The client's address, without a port, for a raw request from `peer` whose bytes have been parsed before; None
-        if unknown."""
+        """Like `client_address`, for a raw request that is not parsed again."""
         if not self.trusts(peer):
             return peer
         wanted = "Forwarded" if self._reads_forwarded else "X-Forwarded-For"
         return self._client_and_scheme(peer, _RawLines(request, wanted))[0]
 
     def scheme(self, peer: str | None, headers: HeaderLines, own: str) -> str:
-        """The scheme that the client used; `own` is the scheme of this connection."""
+        """Return the scheme that the client used; `own` is the scheme of this connection."""
         return (self._client_and_scheme(peer, headers)[1] or own) if self.trusts(peer) else own
 
     def _client_and_scheme(self, peer: str | None, headers: HeaderLines) -> tuple[str | None, str]:
-        """The client's address, and the scheme as the trusted proxy closest to the client states it."""
+        """Return the client's address, and the scheme as stated by the trusted proxy closest to the client."""
         schemes: tuple[str, ...] = ()
         if self._reads_forwarded:
             members = tuple(headers.getall("Forwarded", ()))
@@ -125,7 +126,7 @@ class Proxies:
         client, scheme = peer, ""
         hops = _forwarded_hops(members) if self._reads_forwarded else _x_forwarded_hops(members, schemes)
         for hop in hops:
-            # A trusted proxy closer to the client knows the scheme better.
+            # A trusted proxy closer to the client has better information about the scheme.
             scheme = hop.scheme or scheme
             address = _host(hop.client) if len(hop.client) <= _LONGEST_NODE else None
             if address is None:
@@ -137,7 +138,8 @@ class Proxies:
 
 
 def _x_forwarded_hops(members: Sequence[str], schemes: Sequence[str]) -> list[Hop]:
-    """Hops from the nearest on.  They share one scheme: the last member of the last line, written by the nearest."""
+    """Return the hops, nearest first.  All have one scheme: the last member of the last line, written by the
+    nearest."""
     scheme = schemes[-1].rpartition(",")[2].strip().lower() if schemes else ""
     if scheme not in _SCHEMES:
         scheme = ""
@@ -178,8 +180,10 @@ def _forwarded_hops(lines: Sequence[str]) -> list[Hop]:
 
 @lru_cache(4_096)
 def _host(node: str) -> str | None:
-    """The address of `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:80`; None for
-    anything else."""
+    """Return the address in a node such as `192.0.2.1:80` or `[2001:db8::1]:80`; None if it is not an address.
+
+    The port and the brackets are optional.
+    """
     if node.startswith("["):
         host, bracket, port = node[1:].partition("]")
         if not bracket or (port and not (port[0] == ":" and port[1:].isalnum())):
@@ -199,9 +203,9 @@ def _host(node: str) -> str | None:
 _SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
 _FIXED_BYTES: Final = 16
 _LONGEST_LINE: Final = 107
-"""The longest line of version 1, line end included."""
+"""The longest line of version 1, including its line end."""
 LONGEST_BYTES: Final = 4_096
-"""The largest header of version 2; balancers' TLVs take a few hundred bytes."""
+"""The longest header of version 2.  The TLVs of load balancers take a few hundred bytes."""
 _LOCAL, _PROXY = 0, 1
 _UNSPECIFIED: Final = 0
 _STREAM: Final = 1
@@ -214,16 +218,19 @@ class BadProxyHeader(ValueError):
 
 
 class ProxyHeader(NamedTuple):
-    """A parsed header."""
+    """A parsed PROXY header."""
 
     client: str | None
-    """The client's address; None if the header names none, and the connection's peer is the client."""
+    """The client's address; None if the header names none, so that the connection's peer is the client."""
     size: int
-    """Bytes of the header; the client's data follows them."""
+    """The length of the header in bytes.  The client's data follows."""
 
 
 def read_proxy_header(data: bytes) -> ProxyHeader | None:
-    """Parse the header at the start of `data`.  None while it is incomplete; BadProxyHeader at the first wrong byte."""
+    """Parse the PROXY header at the start of `data`; return None while it is incomplete.
+
+    Raises BadProxyHeader at the first wrong byte.
+    """
     if data.startswith(_SIGNATURE):
         return _read_binary(data)
     if _SIGNATURE.startswith(data):
@@ -260,7 +267,7 @@ def _read_line(data: bytes) -> ProxyHeader | None:
 
 def _address(family: str, text: str) -> str:
     try:
-        # A zone ("%eth0") belongs to the balancer's machine and has no meaning here.
+        # IPv6Address accepts a zone ("%eth0"), which is valid only on the balancer's machine; refused below.
         address = ipaddress.IPv4Address(text) if family == "TCP4" else ipaddress.IPv6Address(text)
     except ValueError:
         raise BadProxyHeader("no address") from None
@@ -296,7 +303,7 @@ def _read_binary(data: bytes) -> ProxyHeader | None:
 
 
 def plain_address(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
-    """The address as text; an IPv4-mapped IPv6 address (RFC 4291 section 2.5.5.2) becomes plain IPv4."""
+    """Return the address as text, an IPv4-mapped IPv6 address (RFC 4291 section 2.5.5.2) as plain IPv4."""
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(address)

@@ -1,8 +1,8 @@
-"""The server name in a TLS ClientHello (SNI, RFC 6066 section 3), parsed before OpenSSL sees the message.
+"""Parses the server name in a TLS ClientHello (SNI, RFC 6066 section 3) before OpenSSL processes the message.
 
 Only the name is parsed, and only from a ClientHello laid out as in RFC 8446 section 4.1.2.  Any other message yields no
-name; OpenSSL decides whether it is valid.  A name that is not ASCII is refused, because Python does not call its
-`sni_callback` for such a name and writes a traceback to stderr instead.
+name; OpenSSL decides whether it is valid.  A name that is not ASCII is refused here: for such a name Python does not
+call its `sni_callback`, but writes a traceback to stderr.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 from gateway.protocol.target import canonical_name
 
 LONGEST_BYTES: Final = 1 << 14
-"""The longest ClientHello to parse; post-quantum key shares take some two kilobytes."""
+"""The longest ClientHello that is parsed.  With post-quantum key shares a message takes about two kilobytes."""
 _MOST_BYTES: Final = 2 * LONGEST_BYTES
-"""The most bytes to examine, including record headers."""
+"""The most bytes examined, including record headers."""
 _RECORD_HEAD: Final = 5
 _MESSAGE_HEAD: Final = 4
 _HANDSHAKE: Final = 22
@@ -22,29 +22,29 @@ _CLIENT_HELLO: Final = 1
 _SERVER_NAME: Final = 0
 _HOST_NAME: Final = 0
 _FIXED_BYTES: Final = 34
-"""The version and the random bytes."""
+"""The protocol version (2 bytes) and the random bytes (32)."""
 
 
 class BadServerName(ValueError):
-    """The name is not ASCII."""
+    """The server name is not ASCII."""
 
 
 class ClientHello(NamedTuple):
-    """A parsed message."""
+    """A parsed ClientHello."""
 
     server_name: str | None
-    """In lower case, without a trailing dot; None if the client names no host."""
+    """The server name in lower case, without a trailing dot; None if the client names no host."""
 
 
 class _Unreadable(Exception):
-    """The bytes are not a ClientHello, or it is too long to parse."""
+    """The bytes are not a ClientHello, or the message is too long to parse."""
 
 
 def read_client_hello(data: bytes) -> ClientHello | int:
     """Parse the message at the start of `data`.  Raises BadServerName.
 
-    While it is incomplete, returns the least number of bytes that it needs, so that a client that sends one byte at a
-    time causes only a few attempts.
+    While the message is incomplete, return the minimum number of bytes to wait for.  A client that sends one byte at a
+    time therefore causes only a few attempts.
     """
     try:
         message = _message(data)
@@ -61,7 +61,7 @@ def read_client_hello(data: bytes) -> ClientHello | int:
 
 
 def _message(data: bytes) -> bytes | int:
-    """The body of the ClientHello, joined from its records; while it is incomplete, the number of bytes needed."""
+    """Return the body of the ClientHello, joined from its records, or the number of bytes needed if incomplete."""
     found = bytearray()
     size = _MESSAGE_HEAD
     at = 0
@@ -78,13 +78,13 @@ def _message(data: bytes) -> bytes | int:
                 raise _Unreadable
             if len(found) >= size:
                 return bytes(found[_MESSAGE_HEAD:size])
-    # The rest of the message, plus a record header if the last record is complete.
+    # Wait for the rest of the message, and for another record header if the last record is complete.
     return (len(data) if at > len(data) else at + _RECORD_HEAD) + size - len(found)
 
 
 def _server_name(message: bytes) -> bytes | None:
     at = _FIXED_BYTES
-    # Session id and compression methods have one-byte lengths; the cipher suites between them have a two-byte length.
+    # The session id and the compression methods have 1-byte lengths, the cipher suites between them a 2-byte length.
     at += 1 + message[at]
     at += 2 + int.from_bytes(message[at : at + 2], "big")
     at += 1 + message[at]
@@ -94,7 +94,7 @@ def _server_name(message: bytes) -> bytes | None:
         kind, size = int.from_bytes(message[at : at + 2], "big"), int.from_bytes(message[at + 2 : at + 4], "big")
         at += 4
         if kind == _SERVER_NAME:
-            # A list with at most one member of each type (RFC 6066): two bytes of length, then type, length, name.
+            # The list has at most one name of each type (RFC 6066): its length (2 bytes), type (1), length (2), name.
             if message[at + 2] != _HOST_NAME:
                 return None
             length = int.from_bytes(message[at + 3 : at + 5], "big")

@@ -1,11 +1,11 @@
-"""Content codings: which ones a client accepts, and which types are worth coding (RFC 9110 sections 8.4 and 12.5.3).
+"""Content codings: which ones a client accepts, and which types are worth compressing (RFC 9110 sections 8.4, 12.5.3).
 
 `negotiate` turns Accept-Encoding into an `AcceptedCodings`: the preferred coding, all acceptable codings, and whether
-identity is acceptable.  A client without Accept-Encoding gets identity: the RFC would allow any coding, but clients
+identity is acceptable.  A client without Accept-Encoding gets identity.  The RFC would allow any coding, but clients
 that send no Accept-Encoding usually cannot decode one.  A member that does not parse counts as refused, so a client
-never receives a coding it did not ask for.  If a coding is named twice, its lower weight counts.
+never receives a coding that it did not ask for.  If a coding is named twice, its lower weight counts.
 
-This module negotiates only; `gateway.engine.coder` encodes.
+This module negotiates only; `gateway.engine.coder` compresses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Coding(StrEnum):
 
 
 def applied(content_encoding: str | None) -> Coding | None:
-    """The coding that a Content-Encoding names; None if it is absent or names another coding."""
+    """Return the coding that a Content-Encoding names; None if it is absent or names another coding."""
     return _BY_NAME.get(content_encoding or "")
 
 
@@ -38,7 +38,7 @@ _BY_NAME: Final = {coding.value: coding for coding in Coding}
 
 @dataclass(frozen=True, slots=True)
 class AcceptedCodings:
-    """The codings that one client accepts, of those offered to it."""
+    """The codings that one client accepts, out of those offered to it."""
 
     best: Coding | None = None
     """The coding to use; None if the client accepts none or prefers identity."""
@@ -47,7 +47,7 @@ class AcceptedCodings:
 
 
 PLAIN: Final = AcceptedCodings()
-"""For a client that accepts identity only."""
+"""The result for a client that accepts only identity."""
 
 _WEIGHTED_MEMBER: Final = re.compile(
     r"[ \t]*(?P<name>[!#$%&'*+\-.^_`|~0-9A-Za-z]+)"
@@ -85,18 +85,18 @@ _COMPRESSIBLE: Final = frozenset(
         "image/svg+xml",
     }
 )
-"""Types other than text/* that usually shrink.  Types that say nothing about their bytes (application/octet-stream),
-images, audio, video and archives are not coded."""
+"""Types other than text/* that usually compress well.  Generic types (application/octet-stream), images, audio, video
+and archives are not compressed."""
 
 
 LONGEST_LIST: Final = 1_024
-"""The most characters of a request's Accept-Encoding, and of its Cache-Control, that are read."""
+"""The longest Accept-Encoding, or request Cache-Control, that is parsed, in characters."""
 
 
 def negotiate(accept_encoding: str | None, cache_control: str | None, offered: tuple[Coding, ...]) -> AcceptedCodings:
     """Parse a request's Accept-Encoding (several lines joined by commas); `offered` is in order of preference.
 
-    A list longer than `LONGEST_LIST` is not read, and counts as absent, because a head has room for 16,000 members.
+    A field longer than `LONGEST_LIST` counts as absent.  A header section has room for a list of 16,000 codings.
     """
     if len(accept_encoding or "") > LONGEST_LIST or len(cache_control or "") > LONGEST_LIST:
         return PLAIN
@@ -107,10 +107,10 @@ def negotiate(accept_encoding: str | None, cache_control: str | None, offered: t
 def negotiate_read(
     accept_encoding: str | None, cache_control: str | None, offered: tuple[Coding, ...]
 ) -> AcceptedCodings:
-    """The codings that a request accepts, from lists of any length.
+    """Like `negotiate`, for fields of any length.
 
-    The highest weight wins; the order of `offered` breaks ties.  Identity wins only if it is named with a higher
-    weight.  `Cache-Control: no-transform` in the request means identity only (RFC 9111 section 5.2.1.6).
+    The highest weight wins; ties go to the first in `offered`.  Identity wins only if it is named with a higher weight.
+    `Cache-Control: no-transform` in the request means identity only (RFC 9111 section 5.2.1.6).
     """
     if accept_encoding is None or not offered or "no-transform" in parse_cache_control(cache_control):
         return PLAIN
@@ -127,7 +127,7 @@ def negotiate_read(
 
 
 def _weights(accept_encoding: str) -> dict[str, int]:
-    """The codings named in the field, in lower case, with their weights in thousandths; 0 is a refusal."""
+    """Return the weights of the codings in the field, in thousandths, by lower-case name; 0 is a refusal."""
     weights: dict[str, int] = {}
     for member in accept_encoding.split(","):
         if (found := _WEIGHTED_MEMBER.fullmatch(member)) is not None:
@@ -145,7 +145,7 @@ def _weights(accept_encoding: str) -> dict[str, int]:
 
 @lru_cache(maxsize=1024)
 def is_compressible(content_type: str | None) -> bool:
-    """Whether bytes of this type usually shrink.  False for SSE, which is never a stored type."""
+    """Return whether bytes of this type usually compress well.  False for SSE, which is never a stored type."""
     media = media_type(content_type)
     if media == "text/event-stream":
         return False

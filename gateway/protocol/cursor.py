@@ -1,9 +1,9 @@
-"""Cursors: they stop caches between client and gateway from answering a live read twice (section 8.1).
+"""Cursors: they prevent caches between client and gateway from answering two live reads alike (section 8.1).
 
-A cursor is the count of 20-second intervals since 2024-10-09T00:00:00Z, as a decimal string.  It varies cache keys and
-nothing else: it never changes the answer to a read.  The one rule is that the cursor returned to a client is above the
-one it sent.  Client input is untrusted: anything but a plain decimal number up to 2^53 counts as an absent cursor,
-never as an error.  The live readers of a stream that wait together share a cursor: `gateway.live.topic`.
+A cursor is the number of 20-second intervals since 2024-10-09T00:00:00Z, as a decimal string.  It only varies cache
+keys, and never changes the answer to a read.  The one rule is that the cursor returned to a client is above the one
+that it sent.  A client's cursor that is not a plain decimal number up to 2^53 counts as absent.  Live readers of a
+stream that wait together share a cursor (`gateway.live.topic`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _MAX_CHARS: Final = len(str(_MAX_CURSOR))
 
 
 def interval(wall_s: float) -> int:
-    """The number of the interval that contains `wall_s` (Unix seconds); 0 before the epoch."""
+    """Return the number of the interval that contains `wall_s` (Unix seconds); 0 before the epoch."""
     return max(0, int((wall_s - EPOCH_S) // INTERVAL_S))
 
 
 def parse_cursor(text: str | None) -> int | None:
-    """The client's cursor as a number; None if it is absent or not a valid cursor."""
-    # Check the length first: int() of thousands of digits is slow, and beyond 4300 digits it raises.
+    """Return the client's cursor as a number; None if it is absent or invalid."""
+    # Check the length first: int() is slow for thousands of digits, and raises beyond 4300.
     if not text or len(text) > _MAX_CHARS or not (text.isascii() and text.isdigit()):
         return None
     value = int(text)
@@ -37,7 +37,8 @@ def parse_cursor(text: str | None) -> int | None:
 
 
 def next_cursor(wall_s: float, client_cursor: str | None, rng: random.Random) -> str:
-    """The cursor for one client: the current interval, or the client's plus 1 to 180 if that is not below it."""
+    """Return the cursor for one client: the current interval, or 1 to 180 more than the client's if that is not
+    lower."""
     current = interval(wall_s)
     theirs = parse_cursor(client_cursor)
     if theirs is None or theirs < current:
@@ -46,6 +47,8 @@ def next_cursor(wall_s: float, client_cursor: str | None, rng: random.Random) ->
 
 
 def shared_cursor(wall_s: float, floor: int) -> int:
-    """The cursor for a frame with many receivers: the current interval, but above `floor`, the highest cursor that a
-    client has shown."""
+    """Return the cursor for a response with many receivers: the current interval, but more than `floor`.
+
+    `floor` is the highest cursor that one of the clients has sent.
+    """
     return max(interval(wall_s), floor + 1)

@@ -1,12 +1,13 @@
-"""Entity tags: the gateway's own, and what an origin's tag reveals (sections 5.6, 8.1; RFC 9110 section 8.8.3).
+"""Entity tags: the gateway's own, and the stream identity in an origin's (sections 5.6, 8.1; RFC 9110 section 8.8.3).
 
-Origins differ: some leave the stream's identity out of the ETag, others the closure mark.  The gateway therefore mints
-its own tag, `"<incarnation>:<start>:<end>[:c]"`.  The incarnation names one life of one stream: after delete and
-re-create, the same URL, offsets and length give another tag.  Closing changes the tag although it adds no bytes.
+Origins differ: some leave the stream's identity out of their ETags, some leave out whether the stream is closed.  The
+gateway therefore makes its own tags, `"<incarnation>:<start>:<end>[:c]"`.  An incarnation is one life of a stream, so
+that a re-created stream has other tags for the same URL, offsets and length.  Closing a stream changes the tag although
+it adds no bytes.
 
-A content-coded body is another representation and has its own tag with the coding at the end:
-`"<incarnation>:<start>:<end>[:c]:gzip"`.  `without_codings` strips the codings from a client's If-None-Match, so the
-code that compares tags does not deal with codings.
+A compressed body is another representation, and its tag ends in the coding: `"<incarnation>:<start>:<end>[:c]:gzip"`.
+`without_codings` removes the codings from a client's If-None-Match, so that tags can be compared without regard to
+codings.
 """
 
 from __future__ import annotations
@@ -21,27 +22,29 @@ _TAG: Final = re.compile(r'(?:W/)?("[\x21\x23-\x7e\x80-\U0010ffff]*")')
 _SEPARATOR: Final = re.compile(r"[ \t]*(?:,[ \t]*)+")
 _UNSAFE: Final = str.maketrans({"%": "%25", '"': "%22", ":": "%3A"})
 _PLAIN: Final = re.compile(r'[^%":]*')
-"""Text that needs no escapes."""
+"""Text that needs no escaping."""
 
 
 LONGEST_LIST: Final = 1_024
-"""The most characters of an If-None-Match with several tags that is read.  A cache lists the tags of a few variants."""
+"""The longest If-None-Match with several tags that is read, in characters.  Caches list the tags of a few variants."""
 
 
 def readable(if_none_match: str | None) -> str | None:
-    """The field, or None if it is a list longer than `LONGEST_LIST`, because a head has room for 10,000 tags.
+    """Return the field, or None if it is a list longer than `LONGEST_LIST`.
 
-    Without the field the client gets the bytes, which is always valid (RFC 9110 section 13.1.2).
+    A header section has room for 10,000 tags.  Without the field the client gets the bytes, which is always correct
+    (RFC 9110 section 13.1.2).
     """
     is_long = if_none_match is not None and len(if_none_match) > LONGEST_LIST and "," in if_none_match
     return None if is_long else if_none_match
 
 
 def mint(incarnation: str, start: str, end: str, is_closed: bool) -> str:
-    """The quoted strong tag for the bytes from `start` to `end`.
+    """Return the quoted strong tag for the bytes from `start` to `end`.
 
-    `is_closed` means that the stream is closed and ends at `end`.  A quote in an offset would end the tag, and a colon
-    would make two positions look like one, so both are percent-encoded.  Clients compare tags and never parse them.
+    `is_closed` states that the stream is closed and ends at `end`.  Quotes and colons in the parts are percent-encoded:
+    a quote would end the tag, and a colon could make two positions look alike.  Clients compare tags and never parse
+    them.
     """
     mark = ":c" if is_closed else ""
     if _PLAIN.fullmatch(f"{incarnation}{start}{end}") is None:
@@ -50,14 +53,14 @@ def mint(incarnation: str, start: str, end: str, is_closed: bool) -> str:
 
 
 def names(etag: str, incarnation: str) -> bool:
-    """Whether this tag was minted for this incarnation."""
+    """Return whether this tag was made for this incarnation."""
     return etag.removeprefix("W/").startswith(f'"{incarnation.translate(_UNSAFE)}:')
 
 
 def matches(if_none_match: str | None, etag: str) -> bool:
-    """Whether an If-None-Match names `etag`: a list compared weakly, or `*` (RFC 9110 section 13.1.2).
+    """Return whether If-None-Match names `etag`: by `*` or by a list, compared weakly (RFC 9110 section 13.1.2).
 
-    A malformed field matches nothing, so the client gets the bytes.  Pass several field lines joined by commas.
+    A malformed field matches nothing, so the client gets the bytes.  Join several field lines by commas first.
     """
     if if_none_match is None:
         return False
@@ -81,15 +84,15 @@ def matches(if_none_match: str | None, etag: str) -> bool:
 
 
 def of_coding(etag: str, coding: Coding) -> str:
-    """The tag of the same bytes in this content coding."""
+    """Return the tag of the same bytes in this content coding."""
     return f'{etag[:-1]}:{coding.value}"'
 
 
 def without_codings(if_none_match: str | None, accepted: AcceptedCodings) -> str | None:
-    """The field with each coding's tag replaced by the tag of the uncoded bytes.
+    """Return the field with each coding's tag replaced by the tag of the uncompressed bytes.
 
     Tags of codings that the client does not accept are dropped.  A cache may list the tags of all its variants in a
-    request for a client without gzip; a 304 for the gzip tag would make it serve gzip to that client.
+    request for a client without gzip.  A 304 for the gzip tag would make the cache serve gzip to that client.
     """
     if if_none_match is None or not accepted.codings:
         return if_none_match
@@ -119,7 +122,7 @@ def _coding_of(tag: str) -> Coding | None:
 
 
 def matched_coding(if_none_match: str | None, etag: str, accepted: AcceptedCodings) -> Coding | None:
-    """The coding whose tag made `etag` match, the preferred one of several; None if the plain tag or `*` matched."""
+    """Return the coding whose tag made `etag` match, preferring the client's best; None for the plain tag or `*`."""
     if if_none_match is None or if_none_match.strip(" \t,") == "*":
         return None
     ranked = sorted(accepted.codings, key=lambda coding: (coding is not accepted.best, coding.value))
@@ -127,11 +130,11 @@ def matched_coding(if_none_match: str | None, etag: str, accepted: AcceptedCodin
 
 
 def stream_identity(headers: Mapping[str, str], start: str, end: str) -> str | None:
-    """The `<id>` of an ETag of the form `"<id>:<start>:<end>[:c]"` for exactly these offsets, else None.
+    """Return the `<id>` of an ETag of the form `"<id>:<start>:<end>[:c]"` for exactly these offsets, else None.
 
-    Two different ids prove two streams; equal ids prove nothing, because some origins use the path.  A reply with
-    Cache-Status (RFC 9211) comes from a cache: its id may be the cache's own, as in this gateway, and change when the
-    cache forgets the stream.
+    Two different ids prove two streams.  Equal ids prove nothing, because some origins use the path.  A reply with
+    Cache-Status (RFC 9211) comes from a cache.  Its id may be the cache's own, and may change when the cache drops the
+    stream.
     """
     origin_etag = headers.get("ETag")
     if origin_etag is None or "Cache-Status" in headers:

@@ -1,11 +1,11 @@
 """Header forwarding: which headers pass in each direction, and which the gateway adds (RFC 9110 section 7.6).
 
-The functions select the request headers for the origin, the reply headers for the client, and the reply headers that a
-tape may replay.  They also detect loops.  `gateway.protocol.client_address` reads the client from forwarding headers.
+The functions select request headers for the origin, reply headers for the client, and reply headers to store with a
+stream.  They also detect loops.  `gateway.protocol.client_address` reads the client's address from forwarding headers.
 
-A Connection header may name further headers to drop.  It may not name the headers that the gateway uses for keys,
-routes, framing or loop detection, nor the protocol's own.  Otherwise a client could make two parties see two different
-requests.
+A Connection header may name further headers to drop.  The gateway ignores it for the protocol's own headers, and for
+those that it uses for keys, routes, framing or loop detection.  Otherwise a client could make the gateway and the
+origin see two different requests.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _UNTRUSTED: Final = _NOT_FORWARDED | {
     "x-forwarded-server",
     "x-real-ip",
 }
-"""Also drop the forwarding headers that an untrusted client may have invented."""
+"""`_NOT_FORWARDED`, and the forwarding headers that an untrusted client may have made up."""
 
 _NEVER_NOMINATED: Final = frozenset(
     {
@@ -124,19 +124,19 @@ _NODE: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z:\[\]]+")
 _MOST_NODES: Final = 8
 _LONGEST_CHAIN: Final = 256
 _LONGEST_KEPT_HOST: Final = 256
-"""A longer host is no valid name, so its Forwarded member is not remembered."""
+"""The longest host whose Forwarded member is cached.  Longer hosts are not valid names."""
 
 
 def joined(headers: Headers, name: str) -> str | None:
-    """All lines of a header joined into one, or None without any (RFC 9110 section 5.3)."""
+    """Return all lines of a header joined into one; None if there are none (RFC 9110 section 5.3)."""
     lines = headers.getall(name, None)
     return ", ".join(lines) if lines is not None else None
 
 
 def nominated(headers: Headers) -> frozenset[str]:
-    """The names of this message's headers, in lower case, that its Connection fields bind to the connection."""
+    """Return the names, in lower case, of the message's headers that Connection makes hop-by-hop."""
     listed = {name.strip() for name in ",".join(headers.getall("Connection", ())).lower().split(",")}
-    # A list may have 16,000 names, and a message has few headers.
+    # Intersect with the message's own headers, which are few: the list may have 16,000 names.
     names = listed.intersection(map(str.lower, headers))
     return frozenset(name for name in names if name not in _NEVER_NOMINATED and not name.startswith(_PROTOCOL_PREFIXES))
 
@@ -157,21 +157,22 @@ def request_headers_for_origin(
     http_version: str,
     is_from_proxy: bool = False,
 ) -> CIMultiDict[str]:
-    """The client's request headers as the origin receives them.
+    """Return the client's request headers as the origin should receive them.
 
-    Drops hop-by-hop fields, Host (the origin has its own) and Expect (this server has answered it).  Adds one member to
-    Via (RFC 9110 section 7.6.3), Forwarded (RFC 7239) and CDN-Loop (RFC 8586).  `client` is the peer's address without
-    a port, None if unknown; `host` is the host that the client asked for; `http_version` is the client's, as in `1.1`.
+    Drops hop-by-hop headers, Host (the origin has its own) and Expect (the gateway has answered it).  Appends to Via
+    (RFC 9110 section 7.6.3), Forwarded (RFC 7239) and CDN-Loop (RFC 8586).  `client` is the peer's address without a
+    port, None if unknown.  `host` is the host that the client asked for.  `http_version` is the client's, such as
+    `1.1`.
 
-    Every hop appends to Forwarded, so a reader who starts at its end knows which hop wrote each member.  Among the
-    X-Forwarded-* headers only X-Forwarded-For is such a list; the others hold one party's claim.  They pass if a
-    trusted proxy wrote them (`is_from_proxy`), with that proxy appended to X-Forwarded-For.  From a client they are
-    dropped, because the origin would take them for the gateway's claim.
+    Every proxy appends to Forwarded, so the end of the list shows which proxy wrote which member.  X-Forwarded-For is
+    such a list too, but each other X-Forwarded-* header is the claim of one party.  If a trusted proxy wrote them
+    (`is_from_proxy`), they pass, and the proxy is appended to X-Forwarded-For.  A client's own are dropped, because the
+    origin would take them for the gateway's.
     """
     passed = _end_to_end(headers, _NOT_FORWARDED if is_from_proxy else _UNTRUSTED)
     if is_from_proxy and "X-Forwarded-For" in passed:
         _append(passed, "X-Forwarded-For", client or "unknown")
-        # The proxy wrote X-Forwarded-For and passed Forwarded on as its client sent it, so Forwarded is not trusted.
+        # The proxy wrote X-Forwarded-For, but may have forwarded its client's Forwarded unchanged.
         passed.popall("Forwarded", None)
     _append(passed, "Via", f"{http_version} {node}")
     forwarded = _forwarded if len(host) <= _LONGEST_KEPT_HOST else _forwarded.__wrapped__
@@ -181,10 +182,10 @@ def request_headers_for_origin(
 
 
 def passed_nodes(headers: Headers) -> tuple[str, ...]:
-    """The gateways that a request has passed by its own account (RFC 8586), in lower case, each once.
+    """Return the gateways that a request states it has passed (CDN-Loop, RFC 8586), in lower case, each once.
 
-    Members that are not valid names are skipped.  The result is sorted, because the order does not matter for a loop.
-    Raises LoopDetected if the list is longer than any sensible chain.
+    Invalid names are skipped.  The result is sorted, because the order does not matter for loops.  Raises LoopDetected
+    if the list is longer than any sensible chain.
     """
     lines = headers.getall("CDN-Loop", ())
     if not lines:
@@ -199,19 +200,20 @@ def passed_nodes(headers: Headers) -> tuple[str, ...]:
 
 
 def is_looping(headers: Headers, node: str) -> bool:
-    """Whether this request has already passed through `node` (RFC 8586).
+    """Return whether this request has already passed through `node` (RFC 8586).
 
-    A shield in front of the origin therefore needs a node name of its own.
+    A shield in front of the origin therefore needs its own node name.
     """
     wanted, lines = node.lower(), headers.getall("CDN-Loop", ())
-    # A list longer than any sensible chain takes long to read, and is refused in any case (`passed_nodes`).
+    # A list that is too long is slow to read, and is refused in any case (`passed_nodes`).
     return sum(map(len, lines)) > _LONGEST_CHAIN or any(
         member.partition(";")[0].strip().lower() == wanted for line in lines for member in line.split(",")
     )
 
 
 def response_headers_for_client(headers: Headers, *, node: str, http_version: str) -> CIMultiDict[str]:
-    """The origin's reply headers as the client receives them: the end-to-end ones, with one more Via member.
+    """Return the origin's reply headers as the client should receive them: end-to-end headers, with one more Via
+    member.
 
     An event stream gets `X-Accel-Buffering: no`, unless the origin set that header, so that nginx does not buffer it.
     """
@@ -225,11 +227,10 @@ def response_headers_for_client(headers: Headers, *, node: str, http_version: st
 
 
 def storable_headers(headers: Headers) -> CIMultiDict[str]:
-    """The reply headers that a tape may replay: the ones that hold for the stream, such as CORS, nosniff or
-    Content-Disposition.
+    """Return the reply headers that apply to the whole stream, such as CORS headers, nosniff or Content-Disposition.
 
-    Drops headers that hold for one reply only (dates, validators, lengths, codings, cookies, positions, traces) and
-    headers that the gateway sets itself.
+    They are stored and sent with later answers.  Headers of one reply (dates, validators, lengths, codings, cookies,
+    positions, traces) and headers that the gateway sets itself are left out.
     """
     dropped = _NEVER_REPLAYED | nominated(headers) if "Connection" in headers else _NEVER_REPLAYED
     return CIMultiDict(
@@ -242,7 +243,7 @@ def storable_headers(headers: Headers) -> CIMultiDict[str]:
 
 
 def _append(headers: CIMultiDict[str], name: str, member: str) -> None:
-    """Append a member to a list field and join all its lines into one."""
+    """Append a member to a list header, and join all its lines into one."""
     if name in headers:
         member = ", ".join([*(value for value in headers.getall(name) if value.strip()), member])
     headers[name] = member
@@ -254,16 +255,16 @@ def _forwarded(client: str | None, host: str, scheme: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A token unchanged, anything else as a quoted string (RFC 9110 section 5.6.4)."""
+    """Return a token unchanged, other text as a quoted string (RFC 9110 section 5.6.4)."""
     if _TOKEN.fullmatch(text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _node_identifier(client: str | None) -> str:
-    """RFC 7239 section 6: an address, an IPv6 one in brackets and quotes, or `unknown`."""
+    """Return a node identifier (RFC 7239 section 6): an address, an IPv6 one in brackets and quotes, or `unknown`."""
     try:
-        # A link-local address carries its interface (`fe80::1%eth0`), which has no meaning on another machine.
+        # The zone of a link-local address (`fe80::1%eth0`) has no meaning on another machine.
         address = ipaddress.ip_address((client or "").partition("%")[0])
     except ValueError:
         return "unknown"
@@ -277,6 +278,6 @@ _WHOLE: Final = re.compile(TRACEPARENT)
 
 
 def trace_id_of(traceparent: str | None) -> str | None:
-    """The trace id in a `traceparent` (section 3.2); None if it is absent or invalid."""
+    """Return the trace id in a `traceparent` (W3C Trace Context section 3.2); None if it is absent or invalid."""
     match = _WHOLE.fullmatch(traceparent) if traceparent is not None else None
     return match[1] if match is not None else None

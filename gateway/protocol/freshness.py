@@ -1,11 +1,10 @@
-"""Whether and how long an origin's reply may be kept: Cache-Control, and the stream's own lifetime.
+"""Header parsing for freshness: Cache-Control, a stream's lifetime, dates, and surrogate keys.
 
-Pure header parsing; the module makes no decision about a tape.  Ambiguous headers get the cautious reading: a
-directive that is present in any form forbids.  No header, however malformed, raises.
+The module only parses, and makes no decisions about streams.  Ambiguous headers get the cautious reading: a directive
+that is present in any form takes effect if it forbids something.  No header raises an exception, however malformed.
 
-Surrogate keys are an origin's names for groups of content that are purged together.  Keys are separated by spaces in
-`Surrogate-Key` (Fastly, Varnish's xkey) and by commas in `Cache-Tag` (Cloudflare, Akamai).  They are compared byte for
-byte.
+Surrogate keys name groups of content that are purged together.  They are separated by spaces in `Surrogate-Key`
+(Fastly, Varnish's xkey) and by commas in `Cache-Tag` (Cloudflare, Akamai), and compared byte for byte.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL
 _MAX_DELTA_S: Final = 31_536_000
 
 MAX_TTL_S: Final = 2**53 - 1
-"""The largest TTL, 285 million years; longer ones are clamped to it."""
+"""The largest TTL in seconds, 285 million years.  Longer ones are clamped to it."""
 
 _DIRECTIVE: Final = re.compile(
     r"[ \t]*(?P<name>[!#$%&'*+\-.^_`|~0-9A-Za-z]+)"
@@ -46,22 +45,22 @@ CacheControl = Mapping[str, str | None]
 _LONGEST_DATE: Final = 64
 
 LONGEST_CACHE_CONTROL: Final = 4_096
-"""The most characters of a Cache-Control that is read."""
+"""The longest Cache-Control that is parsed, in characters."""
 _UNREAD: Final[CacheControl] = MappingProxyType({"no-store": None, "private": None, "no-transform": None})
-"""The directives that a longer Cache-Control counts as."""
+"""The directives assumed for a longer Cache-Control."""
 
 
 def parse_cache_control(values: str | None) -> CacheControl:
-    """The directives of a Cache-Control field (several lines joined by commas), read-only.
+    """Parse a Cache-Control field (several lines joined by commas) into a read-only mapping.
 
-    A field longer than `LONGEST_CACHE_CONTROL` is not read, and counts as one that forbids everything.
+    A field longer than `LONGEST_CACHE_CONTROL` is not parsed, and counts as one that forbids everything.
     """
     return _UNREAD if len(values or "") > LONGEST_CACHE_CONTROL else _parse_cache_control(values)
 
 
 @lru_cache(maxsize=256)
 def _parse_cache_control(values: str | None) -> CacheControl:
-    """The directives of a field of any length.
+    """Parse a field of any length.
 
     The first of two equal directives counts (RFC 9111 section 4.2.1).  Text that does not parse is skipped up to the
     next comma.
@@ -83,7 +82,7 @@ def _parse_cache_control(values: str | None) -> CacheControl:
 
 
 def forbids_storing(cache_control: CacheControl | str | None) -> bool:
-    """Whether a shared cache must not store the reply: `no-store` or `private`, even if it names fields."""
+    """Return whether a shared cache must not store the reply: `no-store` or `private`, even with field names."""
     if cache_control is None or isinstance(cache_control, str):
         return _forbids_storing(cache_control)
     return _forbidding(cache_control)
@@ -99,17 +98,19 @@ def _forbidding(directives: CacheControl) -> bool:
 
 
 class Freshness(NamedTuple):
-    """How long a reply may be reused, in seconds: first without asking the origin, then stale while it revalidates."""
+    """How long a reply may be reused, in seconds: `fresh_s` without asking the origin, then `stale_s` while it is
+    asked."""
 
     fresh_s: float = 0.0
     stale_s: float = 0.0
 
 
 def freshness_from_headers(headers: Mapping[str, str]) -> Freshness:
-    """The reuse that a reply's Cache-Control and Age allow a shared cache (RFC 9111 section 4.2, RFC 5861 section 3).
+    """Return how long Cache-Control and Age let a shared cache reuse a reply (RFC 9111 section 4.2, RFC 5861 section
+    3).
 
-    Zero if the reply states no freshness: heuristics (RFC 9111 section 4.2.2) do not suit content that may change at
-    any time.  `headers` is case-insensitive.
+    Zero if the reply states no freshness.  Heuristic freshness (RFC 9111 section 4.2.2) does not suit content that may
+    change at any time.  `headers` is case-insensitive.
     """
     text = (
         ", ".join(headers.getall("Cache-Control", ()))
@@ -130,9 +131,9 @@ def _is_stated(directives: CacheControl) -> bool:
 
 
 def stated_lifetime(directives: CacheControl) -> float:
-    """How long a shared cache may reuse a reply with these directives, in seconds (RFC 9111 section 4.2.1).
+    """Return how long a shared cache may reuse a reply with these directives, in seconds (RFC 9111 section 4.2.1).
 
-    0 if it has to be revalidated each time, inf if they do not say.
+    0 if the reply must be revalidated each time, inf if the directives do not state a lifetime.
     """
     if "no-cache" in directives:
         return 0.0
@@ -142,44 +143,44 @@ def stated_lifetime(directives: CacheControl) -> float:
 
 
 def forbids_stale(directives: CacheControl) -> bool:
-    """Whether a shared cache must not reuse the reply once it is stale (RFC 9111 section 4.2.4)."""
+    """Return whether a shared cache must not reuse a stale reply (RFC 9111 section 4.2.4)."""
     return not {"must-revalidate", "proxy-revalidate", "s-maxage"}.isdisjoint(directives)
 
 
 def stated_stale(directives: CacheControl) -> float:
-    """For how many seconds after its lifetime a reply may be reused while it is revalidated (RFC 5861 section 3)."""
+    """Return for how many seconds after its lifetime a reply may be reused while revalidated (RFC 5861 section 3)."""
     return 0.0 if forbids_stale(directives) else _seconds(directives.get("stale-while-revalidate"))
 
 
 class Reuse(NamedTuple):
-    """The reuse of a reply's bytes that its Cache-Control allows."""
+    """How a reply's bytes may be reused, by its Cache-Control."""
 
     lifetime_s: float
-    """As `stated_lifetime`."""
+    """See `stated_lifetime`."""
     stale_s: float
-    """As `stated_stale`."""
+    """See `stated_stale`."""
     forbids_stale: bool
     is_verbatim: bool
-    """Whether the bytes must not be coded (`no-transform`, RFC 9111 section 5.2.2.6)."""
+    """Whether the bytes must not be compressed (`no-transform`, RFC 9111 section 5.2.2.6)."""
 
 
 def stated_reuse(directives: CacheControl) -> Reuse:
-    """The reuse of a reply's bytes that these directives allow."""
+    """Return how these directives let a reply's bytes be reused."""
     return Reuse(
         stated_lifetime(directives), stated_stale(directives), forbids_stale(directives), "no-transform" in directives
     )
 
 
 def age_from_headers(headers: Mapping[str, str]) -> float:
-    """Seconds that a reply has spent in caches, by its Age (RFC 9111 section 5.1); 0 if it does not say."""
+    """Return the seconds that a reply has spent in caches, by its Age (RFC 9111 section 5.1); 0 if there is none."""
     age = headers.get("Age")
     return _seconds(age) if age is not None else 0.0
 
 
 def requested_max_age(cache_control: str | None) -> float | None:
-    """The age in seconds up to which a client accepts a cached answer (RFC 9111 section 5.2.1): 0 for `no-cache`.
+    """Return the greatest age, in seconds, of a cached answer that a client accepts (RFC 9111 section 5.2.1).
 
-    None if the client does not say, or if the directive cannot be read.
+    0 for `no-cache`; None if the client states none, or if the directive is malformed.
     """
     directives = parse_cache_control(cache_control)
     if directives is _UNREAD:
@@ -191,14 +192,15 @@ def requested_max_age(cache_control: str | None) -> float | None:
 
 
 def _seconds(text: str | None) -> float:
-    """Delta-seconds (RFC 9111 section 1.2.2), at most a year; 0 if absent or malformed."""
+    """Parse delta-seconds (RFC 9111 section 1.2.2), at most a year; 0 if absent or malformed."""
     if text is None or not text.isascii() or not text.isdigit():
         return 0.0
     return float(min(int(text[:9]), _MAX_DELTA_S))
 
 
 def parse_ttl(header: str | None) -> int | None:
-    """Seconds from Stream-TTL by the grammar of section 5.1 (decimal, no sign, no leading zero); else None."""
+    """Parse Stream-TTL in seconds, by the grammar of section 5.1 (decimal, no sign, no leading zero); None if
+    invalid."""
     if header is None:
         return None
     text = header.strip(" \t")
@@ -208,7 +210,7 @@ def parse_ttl(header: str | None) -> int | None:
 
 
 def parse_expires_at(header: str | None) -> float | None:
-    """Unix seconds from Stream-Expires-At, an RFC 3339 date-time with any fraction and offset; else None."""
+    """Parse Stream-Expires-At, an RFC 3339 date-time, into Unix seconds; None if it is absent or invalid."""
     if header is None:
         return None
     found = _RFC3339.fullmatch(header.strip(" \t"))
@@ -222,7 +224,7 @@ def parse_expires_at(header: str | None) -> float | None:
             return None
         offset = timedelta(hours=int(offset_hours), minutes=int(offset_minutes))
         zone = timezone(-offset if sign == "-" else offset)
-    # RFC 3339 allows a leap second.  Unix time has none: it counts as the second after :59.
+    # RFC 3339 allows leap seconds.  Unix time has none, so a leap second counts as the second after :59.
     is_leap = second == 60
     try:
         moment = datetime(year, month, day, hour, minute, 59 if is_leap else second, tzinfo=zone).timestamp()
@@ -233,26 +235,29 @@ def parse_expires_at(header: str | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """A stream's lifetime by its headers: a window in seconds, an absolute Unix time, both or neither."""
+    """A stream's lifetime from its headers: a TTL in seconds, an expiry in Unix seconds, both or neither."""
 
     ttl_s: int | None
     expires_at: float | None
 
 
 def lifetime_from_headers(headers: Mapping[str, str]) -> Lifetime:
-    """The lifetime in the headers of a PUT or HEAD; `headers` is case-insensitive or spelled as in the protocol."""
+    """Parse the lifetime in the headers of a PUT or HEAD; `headers` is case-insensitive or spelled as in the
+    protocol."""
     return Lifetime(parse_ttl(headers.get(STREAM_TTL)), parse_expires_at(headers.get(STREAM_EXPIRES_AT)))
 
 
 def lifetime_here(lifetime: Lifetime, answer: Mapping[str, str], asked_at: float, answered_at: float) -> Lifetime:
-    """The lifetime by this machine's clock, which may differ from the origin's.
+    """Return the lifetime by this machine's clock, which may differ from the origin's.
 
     `answer` is the header section with the origin's Date.  Its request was sent at `asked_at` and answered at
-    `answered_at` (Unix seconds by this machine's clock).  The difference of the clocks counts only as far as the
-    exchange proves it (RFC 9111 section 4.2.3), so nothing changes if the clocks may agree.  The result may be early by
-    up to a second and the time of the exchange, and is not late.  An expiry that had passed by the origin's clock
-    before the request cannot be right, because the origin still shows the stream.  It is then read by this machine's
-    clock if it is in the future there, and is unknown otherwise.
+    `answered_at` (Unix seconds by this machine's clock).
+
+    The clocks are taken to differ only as far as the exchange proves it (RFC 9111 section 4.2.3).  The result is never
+    late.  It may be early by up to a second plus the duration of the exchange.
+
+    By the origin's clock, an expiry before the request cannot be right, because the origin still serves the stream.  It
+    is then read by this machine's clock if that puts it in the future, and is otherwise unknown.
     """
     expires_at = lifetime.expires_at
     if expires_at is None:
@@ -260,7 +265,7 @@ def lifetime_here(lifetime: Lifetime, answer: Mapping[str, str], asked_at: float
     date = date_from_headers(answer)
     if date is not None:
         date += age_from_headers(answer)
-        # The origin wrote its Date, cut to whole seconds, during the exchange.
+        # The origin wrote its Date, truncated to whole seconds, during the exchange.
         least_ahead_s, most_ahead_s = date - answered_at, date + 1 - asked_at
         if not least_ahead_s <= 0 <= most_ahead_s and expires_at - least_ahead_s > asked_at:
             return Lifetime(lifetime.ttl_s, max(asked_at, expires_at - most_ahead_s))
@@ -268,7 +273,7 @@ def lifetime_here(lifetime: Lifetime, answer: Mapping[str, str], asked_at: float
 
 
 def date_from_headers(headers: Mapping[str, str]) -> float | None:
-    """Unix seconds from Date (RFC 9110 section 6.6.1); None if it is absent or malformed."""
+    """Parse Date (RFC 9110 section 6.6.1) into Unix seconds; None if it is absent or malformed."""
     text = headers.get("Date", "")
     if not 0 < len(text) <= _LONGEST_DATE:
         return None
@@ -285,7 +290,7 @@ _NO_KEYS: Final[frozenset[str]] = frozenset()
 
 
 def surrogate_keys(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> frozenset[str]:
-    """All keys in a reply's head: both fields, all their lines."""
+    """Return all surrogate keys in a reply's headers."""
     if SURROGATE_KEY not in headers and CACHE_TAG not in headers:
         return _NO_KEYS
     return frozenset(_keys(headers))
@@ -311,12 +316,15 @@ _TARGETED: Final = (
     "X-Accel-Expires",
     "Expires",
 )
-"""Fields that some caches obey instead of Cache-Control."""
+"""Fields that some caches use instead of Cache-Control."""
 
 
 def keep_private(headers: CIMultiDict[str], varied: Sequence[str]) -> None:
-    """Keep an answer that depends on a credential out of shared caches.  Private caches may replay it only for equal
-    values of the `varied` request headers (RFC 9111 sections 4.1 and 5.2.2.7, RFC 9213)."""
+    """Change an answer's headers so that only private caches may store it, because it depends on a credential.
+
+    A private cache may repeat it only for equal values of the `varied` request headers (RFC 9111 sections 4.1 and
+    5.2.2.7, RFC 9213).
+    """
     said = ", ".join(headers.popall("Cache-Control", ()))
     directives = parse_cache_control(said)
     if "no-store" in directives:

@@ -1,18 +1,16 @@
-r"""JSON in bodies, without a change to its bytes: one text checked by the grammar, and arrays without their brackets.
+r"""JSON in message bodies, without changing its bytes: a grammar check, and removal of an array's brackets.
 
-`is_json` decides whether bytes are one JSON text, by the grammar of RFC 8259 alone.  A parser also has to represent the
-values, and refuses texts that the grammar allows: `"\ud83d"`, which is half of a surrogate pair (section 7), and
-`1e400`, for which there is no double (section 6).  Origins store both.  A command or a bridge that only copies messages
-must pass them on.
+`is_json` checks bytes against the grammar of RFC 8259.  An ordinary parser also has to represent the values, so it
+refuses some texts that the grammar allows: `"\ud83d"`, half of a surrogate pair (section 7), and `1e400`, for which
+there is no double (section 6).  Origins store both, and code that only copies messages must forward them.
 
-`ArrayUnwrapper` removes an array's outer brackets as it streams, so that arrays can be joined (section 7.1).  A JSON
-stream's tape holds the elements' text without brackets; a reply is `[` + text + `]`.  It takes an origin's array in
-pieces and returns the elements' text in pieces.  It never parses or re-serialises: number formats and spacing belong to
-the writer.  It holds back the trailing run of whitespace, commas and `]`, because only the end of the body tells
-whether the last `]` is the outer one.
+`ArrayUnwrapper` removes the outer brackets of an array while it arrives, so that arrays can be joined (section 7.1).
+The tape of a JSON stream holds the text of the elements, and a reply adds the brackets.  The elements are neither
+parsed nor serialised, so number formats and spacing stay as written.  Trailing whitespace, commas and `]` are held
+back, because only the end of the body shows whether the last `]` is the outer one.
 
-It checks both ends and not the middle: a body with a broken middle passes through unchanged.  A comma before the last
-bracket is dropped (the spec's own SSE example has one).
+The unwrapper checks both ends of the body, not its middle: invalid JSON in the middle passes through unchanged.  A
+comma before the last bracket is dropped (the specification's own SSE example has one).
 """
 
 from __future__ import annotations
@@ -24,7 +22,10 @@ import orjson
 
 
 def is_json(data: bytes) -> bool:
-    """Whether `data` is one JSON text in UTF-8, nested at most some 1,000 deep (RFC 8259 section 9 allows a limit)."""
+    """Return whether `data` is one JSON text in UTF-8.
+
+    The nesting is limited to some 1,000 levels (RFC 8259 section 9 allows a limit).
+    """
     try:
         orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -45,7 +46,7 @@ def _refuse(name: str) -> Never:
 
 
 _DECODER: Final = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=_refuse)
-"""Converts no number to a value, because the conversion of a long number takes quadratic time."""
+"""Does not convert numbers to values, because converting a long number takes quadratic time."""
 
 
 _SPACE: Final = b" \t\r\n"
@@ -57,7 +58,7 @@ class NotAnArray(ValueError):
 
 
 class ArrayUnwrapper:
-    """Yields one array's elements as text while the array arrives.  Use a new instance for each body."""
+    """Returns the text of an array's elements while the array arrives.  Use a new instance for each body."""
 
     __slots__ = ("_bracket_seen", "_element_seen", "_held")
 
@@ -68,11 +69,11 @@ class ArrayUnwrapper:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no element has been seen; final once `finish` has returned."""
+        """Whether there has been no element; final when `finish` has returned."""
         return not self._element_seen
 
     def feed(self, chunk: bytes) -> bytes:
-        """The element text that is final after this piece; may be empty.
+        """Take the next piece of the body; return the element text that is final after it, possibly empty.
 
         Raises `NotAnArray` as soon as the beginning shows that the body is not an array.
         """
@@ -101,10 +102,10 @@ class ArrayUnwrapper:
         return text
 
     def _before_first(self, chunk: bytes) -> bytes:
-        """Skip whitespace before the first element and check that the next byte may follow `[`."""
+        """Skip whitespace before the first element, and check that the next byte may follow `[`."""
         chunk = chunk.lstrip(_SPACE)
         if chunk and (self._held or chunk[0] == 0x2C):
-            # Text after `[]`, or `[,`.
+            # There is text after `[]`, or the body begins with `[,`.
             raise NotAnArray("a JSON reply is not one array")
         if chunk and chunk[0] == 0x5D:
             self._held += b"]"
@@ -114,7 +115,7 @@ class ArrayUnwrapper:
         return chunk
 
     def finish(self) -> bytes:
-        """The rest of the element text after the last piece.  Raises `NotAnArray` if the array did not end."""
+        """Return the rest of the element text after the last piece.  Raises `NotAnArray` if the array is incomplete."""
         held = bytes(self._held).rstrip(_SPACE)
         if not held.endswith(b"]"):
             raise NotAnArray("a JSON reply does not end with ]")
@@ -127,7 +128,7 @@ class ArrayUnwrapper:
 
 
 def unwrap(body: bytes) -> bytes:
-    """The element text of one complete array.  Raises `NotAnArray`."""
+    """Return the element text of one complete array.  Raises `NotAnArray`."""
     if body[:1] == b"[" and body[-1:] == b"]" and body[1] not in _TRAILING and body[-2] not in _TRAILING:
         return body[1:-1]
     unwrapper = ArrayUnwrapper()

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Mode(StrEnum):
-    """The kind of a request, by its method and `live` parameter."""
+    """The kind of a request, determined by its method and `live` parameter."""
 
     CATCHUP = "catchup"
     """GET without `live`: bytes from an offset (section 5.6)."""
@@ -23,4 +23,4 @@ class Mode(StrEnum):
     DELETE = "delete"
     """DELETE (section 5.4)."""
     OTHER = "other"
-    """Anything else: OPTIONS, unknown methods, reserved paths."""
+    """All other requests: OPTIONS, unknown methods, reserved paths."""

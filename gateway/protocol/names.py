@@ -1,9 +1,9 @@
-"""Header, query and event names of the Durable Streams protocol, spelled once, and its offset tokens.
+"""Names of the Durable Streams protocol (headers, query parameters, events), and its offset tokens.
 
-The modules that read the values define their meaning.  Source: Durable Streams Protocol, sections 5 and 11.2; the fork
-headers and the SSE encoding header are from the current protocol text.
+The names are from the protocol text, sections 5 and 11.2; the fork headers and the SSE encoding header are from its
+current version.  The modules that use a value document its meaning.
 
-Offset tokens are opaque: compared for equality and lexicographic order, never parsed or invented (section 6).
+Offset tokens are opaque: they are compared for equality and lexicographic order, never parsed or made up (section 6).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PRODUCER_EXPECTED_SEQ: Final = "Producer-Expected-Seq"
 PRODUCER_RECEIVED_SEQ: Final = "Producer-Received-Seq"
 
 ACCEL_BUFFERING: Final = "X-Accel-Buffering"
-"""An nginx header: `no` on an answer disables its buffering, which by default holds events until a buffer is full."""
+"""An nginx header: `no` in a response disables nginx's response buffering, which would delay events."""
 
 QUERY_OFFSET: Final = "offset"
 QUERY_LIVE: Final = "live"
@@ -52,12 +52,12 @@ DEFAULT_TYPE: Final = "application/octet-stream"
 
 
 def is_true(value: str | None) -> bool:
-    """Whether a presence header says `true`; any other value counts as absent (section 4.1)."""
+    """Return whether a presence header has the value `true`; any other value counts as absent (section 4.1)."""
     return value is not None and value.strip().lower() == "true"
 
 
 def media_type(content_type: str | None) -> str:
-    """The content type without parameters, in lower case; the protocol's default if absent."""
+    """Return the content type without parameters, in lower case; the protocol's default type if absent."""
     if not content_type:
         return DEFAULT_TYPE
     return content_type.partition(";")[0].strip().lower() or DEFAULT_TYPE
@@ -65,21 +65,21 @@ def media_type(content_type: str | None) -> str:
 
 @lru_cache(maxsize=256)
 def is_json(content_type: str | None) -> bool:
-    """Whether streams of this type hold JSON messages (section 7.1)."""
+    """Return whether streams of this type hold JSON messages (section 7.1)."""
     return media_type(content_type) == JSON_TYPE
 
 
 def is_sse_text(content_type: str | None) -> bool:
-    """Whether SSE carries this type as text; every other type is base64 (section 5.8)."""
+    """Return whether SSE carries this type as text.  Every other type is sent as base64 (section 5.8)."""
     media = media_type(content_type)
     return media.startswith("text/") or media == JSON_TYPE
 
 
 START: Final = "-1"
-"""The beginning of the stream; for catch-up an omitted offset means the same."""
+"""The beginning of the stream; an omitted offset in a catch-up read means the same."""
 
 NOW: Final = "now"
-"""The current tail; resolved by the origin, never stored."""
+"""The current tail.  The origin resolves this sentinel; it is never stored."""
 
 SENTINELS: Final = frozenset({START, NOW})
 
@@ -88,27 +88,28 @@ _WELL_FORMED: Final = re.compile(rf"[!-%'-+\-.0-<>@-~]{{1,{MAX_OFFSET_CHARS}}}")
 
 
 def is_well_formed(offset: str) -> bool:
-    """Whether a token may be an offset: 1-256 printable ASCII characters, none that section 6 forbids."""
+    """Return whether a token may be an offset: 1-256 printable ASCII characters, except those that section 6
+    forbids."""
     return _WELL_FORMED.fullmatch(offset) is not None
 
 
 def stated_offset(headers: MultiMapping[str]) -> str | None:
-    """The value of a reply's Stream-Next-Offset; None if it has none.
+    """Return the value of a reply's Stream-Next-Offset; None if it has none.
 
-    Several lines count as one list (RFC 9110 section 5.3), which is not well formed.  Otherwise two parties that use
-    different lines would disagree on the position.
+    Repeated lines are joined into one list (RFC 9110 section 5.3), which is not a well-formed offset.  Otherwise two
+    parties that use different lines would disagree on the position.
     """
     lines = headers.getall(STREAM_NEXT_OFFSET, ())
     return ", ".join(lines) if lines else None
 
 
 def is_sentinel(offset: str) -> bool:
-    """Whether the token is one of the two sentinels, which an origin must not return as a position."""
+    """Return whether the token is a sentinel, which an origin must not return as a position."""
     return offset in SENTINELS
 
 
 def is_before(left: str, right: str) -> bool:
-    """Whether `left` lies before `right` in the same stream; the sentinel START lies before all other offsets."""
+    """Return whether `left` is before `right` in the same stream; the sentinel START is before all other offsets."""
     if left == right or right == START:
         return False
     return left == START or left < right

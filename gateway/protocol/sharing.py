@@ -1,18 +1,16 @@
-"""The readers that share a tape, and the origin's replies that may be shared: one judgement for all read modes.
+"""Which readers share a tape, and which of the origin's replies may be shared.  All read modes use the same rules.
 
-A reply to a catch-up read is stored, so it may be shared only if a shared cache may store it (RFC 9111 section 3).  A
-reply that is passed on to several readers and not stored (live, `offset=now`, HEAD) may say `no-store`; all other
+The reply to a catch-up read is stored, so it may be shared only if a shared cache may store it (RFC 9111 section 3).  A
+reply that goes to several readers without being stored (live, `offset=now`, HEAD) may say `no-store`.  The other
 conditions are the same.
 
-A shared request carries credentials and no other header of its readers.  A reply with a Vary on any other header is
-therefore for its requester alone.  Origin is a special case: a reply is valid for readers that send no Origin, and for
-all readers if it allows any web origin (`*`).  Without Access-Control-Allow-Origin a reply is not valid for readers
-with an Origin, whatever its Vary, because common middleware adds both headers only to replies to requests with an
-Origin.  The reply to a relayed read with that Origin shows whether the origin allows it.
+A shared request carries its readers' credentials and none of their other headers.  So a reply with Vary on another
+header is for its requester alone.  Origin is a special case.  A shared reply is valid for readers without an Origin
+header, and for all readers if it allows any web origin (`*`).  If it has no Access-Control-Allow-Origin, it is not
+valid for readers with an Origin header, even without Vary: common middleware adds both fields only to replies to
+requests with Origin.  The reply to a relayed read shows whether the origin allows the reader's web origin.
 
-These are the grounds in a reply's fields.  `gateway.engine.classifier` adds those of form (status, length, coding,
-offset).  A tape's key (`StreamKey`) has the stream at its origin, the query, and the partition of readers by their
-credentials.
+This module judges header fields.  `gateway.engine.classifier` judges the rest (status, length, coding, offset).
 """
 
 from __future__ import annotations
@@ -27,23 +25,23 @@ from gateway.protocol.freshness import forbids_storing, parse_cache_control
 
 
 class Group(NamedTuple):
-    """Everything that a write to one URL path of an origin affects: all queries and partitions, across all routes."""
+    """All streams that a write to one URL path of an origin affects: for any query, partition and route."""
 
     origin: str
     path: str
-    """The path as it is requested from the origin."""
+    """The path as requested from the origin."""
 
 
 class Partition(NamedTuple):
-    """The readers that share a tape: same route, same credentials, same chain of gateways."""
+    """The readers that share a tape: with the same route, the same credentials and the same chain of gateways."""
 
     route: str
     """The route's name."""
     generation: int = 0
-    """Increases when a new configuration changes which readers may share the route's tapes.  The old tapes are then not
-    used any more."""
+    """Incremented when a new configuration changes which readers may share the route's tapes, so that they start
+    empty."""
     readers: str = ""
-    """A digest of the credentials and gateways; empty if the readers have neither."""
+    """A digest of the credentials and the chain of gateways; empty without either."""
 
     @property
     def public(self) -> Partition:
@@ -58,8 +56,7 @@ class Partition(NamedTuple):
 class StreamKey(NamedTuple):
     """Identifies one tape.
 
-    Two requests share a tape only if the origin must answer both alike: same origin and path, same query, same
-    partition.
+    Two requests share a tape if the origin must answer both alike: same origin and path, same query, same partition.
     """
 
     group: Group
@@ -76,38 +73,38 @@ ALLOW_ORIGIN: Final = "Access-Control-Allow-Origin"
 
 
 class Ground(StrEnum):
-    """Why a reply is for its requester alone, in the words of Cache-Status, metrics and log lines."""
+    """The reason why a reply may not be shared, as named in Cache-Status, metrics and logs."""
 
     COOKIE = "Set-Cookie"
     CACHE_CONTROL = "Cache-Control"
     VARY = "Vary"
     ORIGIN = "Vary: Origin"
-    """The reply is for requesters without an Origin header."""
+    """The reply is valid only for requests without an Origin header."""
 
 
 class SharingRules(NamedTuple):
-    """A route's rules for replies that may be shared."""
+    """A route's rules for which replies may be shared."""
 
     credential_headers: frozenset[str]
-    """Request headers that distinguish readers, in lower case.  Each set of their values has its own tape."""
+    """Request headers that distinguish readers, in lower case.  Each set of values has its own tape."""
     ignored_cookies: frozenset[str] = frozenset()
-    """Names of cookies whose Set-Cookie does not prevent sharing."""
+    """Names of cookies that may be set by shared replies."""
     has_cors: bool = False
     """Whether the gateway answers for CORS itself."""
     stores_private: bool = False
-    """Whether replies that are `private` may be shared, because the gateway authorises each of their readers."""
+    """Whether `private` replies may be shared, because the gateway authorises each reader."""
 
     def why_alone(self, headers: Headers, *, is_stored: bool) -> Ground | None:
-        """Why a reply is for its requester alone; None if readers without an Origin header may share it.
+        """Return why a reply is for its requester alone; None if readers without an Origin header may share it.
 
-        `is_stored` says that it is to be stored, which `no-store` forbids.
+        `is_stored` states that the reply would be stored, which `no-store` forbids.
         """
         if self.cookies(headers):
             return Ground.COOKIE
         cache_control = ", ".join(headers.getall("Cache-Control", ())) or None
         if self.stores_private:
             directives = parse_cache_control(cache_control)
-            # `private="field"` forbids sharing, because every reader would receive the named fields.
+            # `private="field"` still forbids sharing, because other readers must not receive the named fields.
             if (is_stored and "no-store" in directives) or directives.get("private") is not None:
                 return Ground.CACHE_CONTROL
         elif forbids_storing(cache_control) if is_stored else "private" in parse_cache_control(cache_control):
@@ -115,34 +112,32 @@ class SharingRules(NamedTuple):
         return Ground.VARY if self.varies(headers) else None
 
     def cookies(self, headers: Headers) -> list[str]:
-        """The names of the cookies that a reply sets and the route does not ignore."""
+        """Return the names of the cookies that a reply sets, except ignored ones."""
         lines = headers.getall("Set-Cookie", ())
         names = [line.partition(";")[0].partition("=")[0].strip() for line in lines]
         return [name for name in names if name not in self.ignored_cookies]
 
     def varies(self, headers: Headers) -> bool:
-        """Whether a reply depends on a request header that shared requests do not carry, other than Origin."""
+        """Return whether a reply depends on a request header, other than Origin, that shared requests do not carry."""
         if "Vary" not in headers:
             return False
         fine = self.credential_headers
         return any(name not in fine and name not in ("accept-encoding", "origin") for name in _varied(headers))
 
     def varies_by_origin(self, headers: Headers) -> bool:
-        """Whether a reply is no answer to requests with an Origin header: it says that it depends on that
-        header.
-        """
+        """Return whether Vary makes a reply invalid for requests with an Origin header."""
         if self.has_cors or "Vary" not in headers or headers.get(ALLOW_ORIGIN, "").strip() == "*":
             return False
         return "origin" not in self.credential_headers and "origin" in _varied(headers)
 
 
 def allows(headers: Headers, web_origin: str) -> bool:
-    """Whether a reply with these headers allows pages of a web origin to read it (Fetch standard, CORS check)."""
+    """Return whether these reply headers allow pages of a web origin to read the reply (Fetch standard, CORS check)."""
     return headers.get(ALLOW_ORIGIN, "").strip() in ("*", web_origin)
 
 
 def rules_of(config: RouteConfig) -> SharingRules:
-    """A route's rules."""
+    """Return a route's rules."""
     return SharingRules(
         frozenset(map(str.lower, config.credential_headers)),
         frozenset(config.ignore_set_cookie),
@@ -152,12 +147,13 @@ def rules_of(config: RouteConfig) -> SharingRules:
 
 
 def _varied(headers: Headers) -> Iterator[str]:
-    """The names in a reply's Vary, in lower case."""
+    """Yield the names in a reply's Vary, in lower case."""
     return (name for line in headers.getall("Vary", ()) for part in line.split(",") if (name := part.strip().lower()))
 
 
 def cure(ground: str, headers: Headers, rules: SharingRules) -> str | None:
-    """For the operator: the trouble with such a reply, and its cure; None if there is nothing to configure."""
+    """Describe for the operator why a reply is not shared, and how to change that; None if nothing can be
+    configured."""
     match ground:
         case Ground.COOKIE:
             names = sorted(set(rules.cookies(headers)))[:_MOST_NAMES]
@@ -190,7 +186,7 @@ def cure(ground: str, headers: Headers, rules: SharingRules) -> str | None:
 
 
 _MOST_NAMES: Final = 8
-"""The most names that one line for the operator shows."""
+"""The most names shown in one log line."""
 _MOST_CHARS: Final = 120
 
 

@@ -1,14 +1,14 @@
-"""Server-Sent Events as Durable Streams uses them (section 5.8): parsing an origin's, encoding a client's.
+"""Server-sent events as Durable Streams uses them (section 5.8): a parser for origins, an encoder for clients.
 
-Parsing is incremental.  `SseParser` takes pieces of any size and returns whole events only: an event exists once its
-blank line has arrived, so half an event at the end of a broken connection is never delivered.  Lines end in CR, LF or
-CRLF, even if a CRLF is split between two pieces.  Every byte is examined a constant number of times, however small the
-pieces: an unfinished line waits in one growing buffer, and whole lines are cut by `bytes.splitlines`, which splits at
-exactly these three terminators.
+The parser is incremental: it takes pieces of any size and returns whole events.  An event exists only when its blank
+line has arrived, so half an event at the end of a broken connection is never delivered.  Lines end in CR, LF or CRLF,
+even if a CRLF is split between two pieces.  Each byte is examined a constant number of times, however small the pieces
+are.  An unfinished line waits in one growing buffer, and `bytes.splitlines` cuts whole lines; it splits at exactly
+these three terminators.
 
-Encoding produces complete events.  SSE cannot carry a text payload byte for byte (a CR comes back as an LF), so nothing
-here is used to copy a text stream; JSON and base64 survive the round trip.  A payload is encoded as one piece: a caller
-that cuts a text stream into events must cut between characters and not inside a CRLF.
+The encoder produces complete events.  SSE does not preserve text exactly, because a CR is received as an LF.  JSON and
+base64 are preserved.  So text streams must not be copied by way of SSE.  A payload is encoded as one piece: a caller
+that cuts a text stream into events must cut between characters, and not inside a CRLF.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gateway.protocol import names
 from gateway.protocol.names import EVENT_CONTROL, EVENT_DATA
 
 HEARTBEAT: Final = b": heartbeat\n\n"
-"""A comment that keeps an idle connection alive; clients do not see it as an event."""
+"""A comment that keeps an idle connection alive.  Clients do not report comments as events."""
 
 DEFAULT_MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 
@@ -35,11 +35,11 @@ _NAMES: Final = {EVENT_DATA.encode(): EVENT_DATA, EVENT_CONTROL.encode(): EVENT_
 
 
 class SseTooLarge(ValueError):
-    """One event exceeds the parser's limit."""
+    """An event exceeds the parser's limit."""
 
 
 class SseEvent(NamedTuple):
-    """One whole event: its name (`message` if the stream gave none), its data lines joined by LF, its own id line."""
+    """A whole event: its name (by default `message`), its data lines joined by LF, and its id line."""
 
     name: str
     data: bytes
@@ -47,17 +47,17 @@ class SseEvent(NamedTuple):
 
 
 class SseParser:
-    """Cuts a byte stream into whole events; one parser per connection.
+    """Cuts a byte stream into whole events.  Each connection needs its own parser.
 
-    `max_event_bytes` bounds the lines of one event together, including field names and excluding terminators.  A
-    longer event raises `SseTooLarge`; the parser must not be used after that.
+    `max_event_bytes` limits the total size of an event's lines, including field names but not line ends.  A longer
+    event raises `SseTooLarge`, after which the parser must not be used.
     """
 
     __slots__ = ("_at_start", "_data", "_id", "_max_event_bytes", "_name", "_pending", "_size", "_skip_lf", "comments")
 
     def __init__(self, max_event_bytes: int = DEFAULT_MAX_EVENT_BYTES) -> None:
         self.comments = 0
-        """Comment lines seen so far: the heartbeats of an idle origin."""
+        """The number of comment lines so far.  An idle origin sends them as heartbeats."""
         self._max_event_bytes = max_event_bytes
         self._pending = bytearray()
         self._at_start = True
@@ -69,17 +69,17 @@ class SseParser:
 
     @property
     def is_between_events(self) -> bool:
-        """Whether no event is partly received."""
+        """Whether no event has been received in part."""
         return not self._pending and not self._data
 
     def feed(self, data: bytes) -> list[SseEvent]:
-        """Take the next bytes and return the events they complete, in order.  Raises `SseTooLarge`."""
+        """Parse the next bytes; return the events that they complete, in order.  Raises `SseTooLarge`."""
         if self._at_start:
             data = self._without_bom(data)
             if self._at_start:
                 return []
         if self._skip_lf and data:
-            # The CR at the end of the last piece has ended its line; an LF right behind it belongs to that line end.
+            # The last piece ended in CR, which ended a line.  An LF directly after it belongs to the same line end.
             self._skip_lf = False
             if data[0] == 0x0A:
                 data = data[1:]
@@ -93,7 +93,7 @@ class SseParser:
             self._pending += whole
             whole = bytes(self._pending)
             self._pending.clear()
-        # An LF can follow only if the CR is the very last byte.
+        # Only a CR that is the very last byte can be followed by an LF in the next piece.
         self._skip_lf = end == len(data) and whole[-1] == 0x0D
         events = self._take_lines(whole)
         if end < len(data):
@@ -101,7 +101,7 @@ class SseParser:
         return events
 
     def _without_bom(self, data: bytes) -> bytes:
-        """The bytes after an optional byte order mark; empty until enough bytes are here to tell."""
+        """Return the bytes after an optional byte order mark; empty until enough bytes have arrived to decide."""
         head = bytes(self._pending) + data
         self._pending.clear()
         if len(head) < len(_BOM) and _BOM.startswith(head):
@@ -117,7 +117,7 @@ class SseParser:
             raise SseTooLarge(f"an event is larger than {self._max_event_bytes} bytes")
 
     def _take_lines(self, whole: bytes) -> list[SseEvent]:
-        """Apply complete lines to the current event; return the events that ended."""
+        """Apply complete lines to the current event; return the events that have ended."""
         events: list[SseEvent] = []
         for line in whole.splitlines():
             if not line:
@@ -126,7 +126,7 @@ class SseParser:
                     joined = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
                     events.append(SseEvent(name, joined, self._id))
                     self._data = []
-                # An event without a data line is not dispatched; its name and id are dropped too.
+                # An event without a data line is not dispatched, and its name and id are dropped.
                 self._name = b""
                 self._id = ""
                 self._size = 0
@@ -147,7 +147,7 @@ class SseParser:
             field, _, value = line.partition(b":")
             value = value.removeprefix(b" ")
             if field == b"data":
-                # A line without a colon.
+                # A data line without a colon.
                 self._data.append(value)
             elif field == b"event":
                 self._name = value
@@ -157,9 +157,9 @@ class SseParser:
 
 
 class Control(NamedTuple):
-    """A control event: the position after the data event before it (section 5.8).
+    """A control event: the position after the preceding data event (section 5.8).
 
-    `cursor` is absent only if the stream is closed.  A closed stream is always up to date.
+    `cursor` is None only if the stream is closed.  A closed stream is always up to date.
     """
 
     next_offset: str
@@ -171,8 +171,8 @@ class Control(NamedTuple):
 def parse_control(data: bytes) -> Control:
     """Parse a control event's JSON.
 
-    Raises `ValueError` with a one-line reason.  Unknown fields are ignored; `null` in an optional field counts as
-    absent.
+    Unknown fields are ignored, and `null` in an optional field counts as absent.  Raises `ValueError` with a one-line
+    reason.
     """
     try:
         fields = orjson.loads(data)
@@ -203,9 +203,9 @@ def _flag(fields: dict[str, object], name: str) -> bool:
 
 
 def encode_control(control: Control) -> bytes:
-    """The whole control event, including the final blank line.
+    """Return a whole control event, including the final blank line.
 
-    A closed stream has no cursor, because its client does not reconnect, and is always marked up to date.  Raises
+    For a closed stream the event has no cursor, because the client does not reconnect, and states `upToDate`.  Raises
     `ValueError` for an open stream without a cursor (section 8.1 requires one).
     """
     fields: dict[str, object] = {"streamNextOffset": control.next_offset}
@@ -221,10 +221,11 @@ def encode_control(control: Control) -> bytes:
 
 
 def encode_data(payload: bytes | Sequence[bytes], *, base64: bool) -> bytes:
-    """The whole data event for `payload` (the pieces form one payload, in order), including the final blank line.
+    """Return a whole data event, including the final blank line.  The pieces of `payload` are joined.
 
-    Base64 is one line of standard base64 with padding, empty for an empty payload.  Text becomes one `data:` line per
-    line of the payload.  A trailing newline gives a trailing empty line and returns when the client joins the lines.
+    Base64 is one line of standard base64 with padding, empty for an empty payload.  Text becomes one `data:` line for
+    each line of the payload.  A trailing newline becomes a trailing empty line, and is restored when the client joins
+    the lines.
     """
     body = payload if isinstance(payload, bytes) else b"".join(payload)
     if base64:
@@ -234,5 +235,5 @@ def encode_data(payload: bytes | Sequence[bytes], *, base64: bool) -> bytes:
     if b"\n" in body:
         body = body.replace(b"\n", b"\ndata:")
         body = body.replace(b"\ndata: ", b"\ndata:  ")
-    # The parser drops one space after the colon, so a line that begins with a space gets a second one.
+    # Parsers drop one space after the colon, so a line that begins with a space gets a second one.
     return (_DATA_HEAD + b" " if body.startswith(b" ") else _DATA_HEAD) + body + b"\n\n"

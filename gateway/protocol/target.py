@@ -1,21 +1,21 @@
-"""Canonical request targets, so that one stream has one key (RFC 3986 section 6.2.2, RFC 9112 section 3.2).
+"""Canonical request targets and host names, so that each stream has one key (RFC 3986 section 6.2.2, RFC 9112
+section 3.2).
 
-Spellings that every origin must treat alike become the same text: unreserved characters are decoded, hex is upper case,
-dot segments are removed, other parameters are sorted by name.  Spellings that an origin may distinguish stay distinct:
-`%2F` and `/`, `%2B` and `+`, `a` and `a=`, `//` and `/`.  An invalid target is refused with a one-line message for the
-client.
+Spellings that every origin must treat alike become equal.  Unreserved characters are decoded, hex digits become upper
+case, dot segments are removed, and query parameters are sorted by name.  Spellings that an origin may distinguish stay
+different: `%2F` and `/`, `%2B` and `+`, `a` and `a=`, `//` and `/`.  An invalid target is refused with a one-line
+message for the client.
 
-A path that begins with `//` is refused, also if removed dot segments or a removed prefix make it so.  An origin that
-resolves targets as URL references (the WHATWG's `new URL()`, RFC 3986 section 4.2) reads `//x/s` as `/s` on the host
-`x`: it would serve a stream that the gateway knows by another path, past routes and rate limits.
+A path that begins with `//` is refused, even if it does so only after dot segments or a prefix were removed.  An origin
+that resolves targets as URL references (the WHATWG's `new URL()`, RFC 3986 section 4.2) reads `//x/s` as `/s` on the
+host `x`.  It would serve a stream that the gateway knows by another path, and routes and rate limits would be bypassed.
 
-`offset`, `live` and `cursor` are decoded and removed from the query; each may appear once.  Names are compared after
-decoding, so `%6Fffset` does not evade that rule.
+The parameters `offset`, `live` and `cursor` are decoded and removed from the query, and each may appear once.  Names
+are compared after decoding, so `%6Fffset` does not evade this rule.
 
-Host names as clients spell them: in Host, `:authority`, an absolute-form target and SNI (RFC 3986 section 3.2.2).
-
-One host has one name here, whatever its spelling: in lower case, without a port, without the dot that ends a fully
-qualified name, and with IPv6 addresses in their shortest form.  Routes and certificates are chosen by that name.
+Host names come from Host, `:authority`, absolute-form targets and SNI (RFC 3986 section 3.2.2).  The canonical name is
+in lower case, without a port and without the trailing dot of a fully qualified name.  IPv6 addresses are in their
+shortest form.  The canonical name selects routes and certificates.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from gateway.protocol.names import QUERY_CURSOR, QUERY_LIVE, QUERY_OFFSET
 
 _AUTHORITY: Final = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_~.-]+))(?::[0-9]{0,5})?")
 _LONGEST: Final = 255
-"""The most characters of a name in DNS."""
+"""The longest DNS name, in characters."""
 
 
 class BadHost(ValueError):
-    """The text names no host; the message is one line for the client."""
+    """The text does not name a host.  The message is one line for the client."""
 
 
 @lru_cache(maxsize=1_024)
 def host_of(authority: str) -> str:
-    """The host of `host`, `host:port`, `[v6]` or `[v6]:port`; an IPv6 address in brackets.  Raises BadHost."""
+    """Return the canonical host of `host`, `host:port`, `[v6]` or `[v6]:port`, with brackets for IPv6.  Raises
+    BadHost."""
     found = _AUTHORITY.fullmatch(authority) if len(authority) <= _LONGEST + 7 else None
     if found is None:
         raise BadHost("Invalid host")
@@ -55,22 +56,22 @@ def host_of(authority: str) -> str:
 
 
 def canonical_name(name: str) -> str:
-    """The one spelling of a host name."""
+    """Return the canonical spelling of a host name."""
     return name.lower().removesuffix(".")
 
 
 _PROTOCOL_NAMES: Final = (QUERY_OFFSET, QUERY_LIVE, QUERY_CURSOR)
 _UNRESERVED: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
 SEGMENT_SAFE: Final = "!$&'()*+,;=:@"
-"""The delimiters that a segment of a path may have unescaped (RFC 3986 section 3.3)."""
+"""The delimiters that a path segment may contain unescaped (RFC 3986 section 3.3)."""
 
 _PATH_SAFE: Final = "/" + SEGMENT_SAFE
 _QUERY_SAFE: Final = "/?!$'()*+,;:@"
 
 _PLAIN_PATH: Final = re.compile(r"/[A-Za-z0-9\-_~/!$&'()*+,;=:@]*")
-"""A path that is already canonical: no escapes, no dots that could form a dot segment."""
+"""A path that is already canonical: without escapes, and without dots that could form a dot segment."""
 _PLAIN_OFFSET: Final = re.compile(rf"{QUERY_OFFSET}=([A-Za-z0-9\-_.~]*)")
-"""The query of most catch-up reads: an offset without escapes, and nothing else."""
+"""The query of most catch-up reads: only an offset, without escapes."""
 _UNRESERVED_TEXT: Final = re.compile(r"[A-Za-z0-9\-_.~]*")
 _CONTROL: Final = re.compile(r"[\x00-\x20\x7f]")
 _BAD_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -80,19 +81,19 @@ _ABSOLUTE: Final = re.compile(r"[Hh][Tt][Tt][Pp][Ss]?://([^/?#]*)(.*)", re.DOTAL
 
 
 _DELIMITER: Final = re.compile("%(?:2[146-9A-C]|3[ABD]|40)")
-"""One of `SEGMENT_SAFE`, escaped."""
+"""An escaped character of `SEGMENT_SAFE`."""
 
 
 class BadTarget(ValueError):
-    """The request target is invalid; the message is one line for the client."""
+    """The request target is invalid.  The message is one line for the client."""
 
 
 class Target(NamedTuple):
     """A request target in canonical form.
 
     `path` and `query` (the other parameters, sorted by name) are percent-encoded.  `offset`, `live` and `cursor` are
-    decoded; None if absent, `""` if sent empty.  `authority` comes from an absolute-form target, in lower case, and
-    replaces the Host header (RFC 9112 section 3.2.2).  It names a host (`gateway.protocol.target`).
+    decoded; None if absent, `""` if empty.  `authority` is that of an absolute-form target, in lower case.  It replaces
+    the Host header (RFC 9112 section 3.2.2).
     """
 
     path: str
@@ -104,7 +105,7 @@ class Target(NamedTuple):
 
 
 def parse_target(raw: str) -> Target:
-    """Parse a request line's target in origin-form or absolute-form.  Raises `BadTarget`."""
+    """Parse the target of a request line, in origin-form or absolute-form.  Raises `BadTarget`."""
     authority = None
     if not raw.startswith("/"):
         absolute = _ABSOLUTE.fullmatch(raw)
@@ -132,21 +133,21 @@ def parse_target(raw: str) -> Target:
 
 
 def check_path(path: str) -> None:
-    """Raise `BadTarget` for a canonical path that some origins read as an authority and another path."""
+    """Raise `BadTarget` if some origins would read this canonical path as an authority and another path."""
     if path.startswith("//"):
         raise BadTarget("The path of a request must not begin with two slashes")
 
 
 def unescaped_delimiters(path: str) -> str:
-    """A canonical path without the escapes that no segment needs, for origins that treat both spellings alike."""
+    """Return a canonical path without unnecessary escapes, for origins that treat both spellings alike."""
     return _DELIMITER.sub(lambda found: chr(int(found[0][1:], 16)), path) if "%" in path else path
 
 
 def upstream_query(target: Target, *, offset: str | None, live: str | None = None, cursor: str | None = None) -> str:
-    """The query for a request to the origin: these protocol parameters and the target's others, sorted by name.
+    """Return the query for a request to the origin: these protocol parameters and the target's others, sorted by name.
 
-    Sorted, because caches between the gateway and the origin use the text as key (section 8.1).  None omits a
-    parameter.
+    A parameter that is None is left out.  Sorting matters because caches between gateway and origin use the query as
+    key (section 8.1).
     """
     if offset is not None and live is None and cursor is None and not target.query:
         return f"{QUERY_OFFSET}={_escaped(offset)}"
@@ -169,7 +170,7 @@ def _name_of(pair: str) -> str:
 
 
 def _canonical(text: str, safe: str) -> str:
-    """The canonical text: unreserved characters decoded, other escapes in upper case, unsafe characters escaped."""
+    """Return the text with unreserved characters decoded, other escapes in upper case and unsafe characters escaped."""
 
     def respell(match: re.Match[str]) -> str:
         character = chr(int(match[0][1:], 16))
@@ -177,7 +178,7 @@ def _canonical(text: str, safe: str) -> str:
 
     if "%" in text:
         text = _PERCENT.sub(respell, text)
-    # Raw bytes above ASCII are escaped as received; the server represents undecodable ones as lone surrogates.
+    # Raw bytes above ASCII are escaped as received.  The server represents undecodable ones as lone surrogates.
     return quote(text.encode("utf-8", "surrogateescape"), safe=safe + "%")
 
 
@@ -193,14 +194,14 @@ def _check(text: str) -> None:
 def _canonical_path(path: str) -> str:
     _check(path)
     if _ENCODED_CONTROL.search(path):
-        # Legal in a query value, where text with newlines is common.  In a path it can only be an attack on a log or a
-        # header.
+        # Encoded control characters are legal in a query value, where text with newlines is common.  In a path they
+        # are only used to attack logs or headers.
         raise BadTarget("Control character in request target")
     return _without_dot_segments(_canonical(path, _PATH_SAFE)) if path else "/"
 
 
 def _without_dot_segments(path: str) -> str:
-    """RFC 3986 section 5.2.4, for a path that begins with a slash."""
+    """Remove dot segments (RFC 3986 section 5.2.4) from a path that begins with a slash."""
     if "/." not in path:
         return path
     kept: list[str] = []
@@ -217,11 +218,11 @@ def _without_dot_segments(path: str) -> str:
 
 
 def _split_query(query: str) -> tuple[dict[str, str], str]:
-    """The protocol's parameters, decoded, and the canonical text of the other parameters."""
+    """Return the protocol's parameters, decoded, and the canonical text of the other parameters."""
     _check(query)
     parameters: dict[str, str] = {}
     others: list[str] = []
-    # Canonicalise all parameters at once, because there may be thousands; no escape of a delimiter is decoded.
+    # Canonicalise the query as a whole, because it may have thousands of parameters.  Escaped delimiters stay escaped.
     for pair in _canonical(query, _QUERY_SAFE + "&=").split("&"):
         name, _, value = pair.partition("=")
         if not pair:
@@ -238,7 +239,7 @@ def _split_query(query: str) -> tuple[dict[str, str], str]:
 
 
 def _decoded(name: str, value: str) -> str:
-    """A parameter's decoded text.  A plus is a space, as for every origin that parses queries as form data."""
+    """Decode a parameter.  A plus is a space, as in all origins that parse queries as form data."""
     if "%" not in value and "+" not in value and value.isascii():
         return value
     try:
@@ -248,13 +249,16 @@ def _decoded(name: str, value: str) -> str:
 
 
 def authority_of(target: str) -> str | None:
-    """The authority of an absolute-form target as received, in lower case; None for another form."""
+    """Return the authority of an absolute-form target, as received but in lower case; None for other forms."""
     found = _ABSOLUTE.fullmatch(target)
     return found[1].lower() if found is not None else None
 
 
 def without_authority(target: str) -> str:
-    """The target as received, without scheme and authority, which may hold a password (RFC 9112 section 3.2.2)."""
+    """Return the target as received, without scheme and authority (RFC 9112 section 3.2.2).
+
+    The authority may contain a password.
+    """
     if target.startswith("/") or "://" not in target:
         return target
     return "/" + target.partition("://")[2].partition("/")[2]
