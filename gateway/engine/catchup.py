@@ -351,13 +351,16 @@ class _Attempt(FirstRead):
             try:
                 patience_s = read.route.config.collapse_wait_s
                 head = await self._fetches.head_within(flight, patience_s, read.source.client)
+                if isinstance(head, StreamHead):
+                    # The reply may have no bytes: `-1` leads to the offset of an empty stream.
+                    await flight.until_begun()
                 if isinstance(head, StreamHead) and head.next_offset != progress.at and flight.error is None:
                     # Do not share a flight that is too large to keep.  Its end may be minutes away, and the flight
                     # would have to run at full speed, too fast for some of its readers.
                     if flight.is_kept:
                         self.parts.attach(flight)
-                        progress.at, progress.has_bytes = head.next_offset, True
-                        self._has_joined = True
+                        progress.at, self._has_joined = head.next_offset, True
+                        progress.has_bytes = progress.has_bytes or flight.size > 0
                         return None
                 elif isinstance(head, NotShareable):
                     # A reply that may not be shared says nothing about the tail, so all waiters go on alone and in

@@ -307,6 +307,11 @@ class Flight(SharedFetch):
             self.head = error
         super().fail(error, end)
 
+    async def until_begun(self) -> None:
+        """Wait for the first byte of the body, or for the end."""
+        while not (self.size or self.is_over):
+            await self.changed.wait()
+
     @property
     def is_wanted(self) -> bool:
         """Whether the fastest reader is within a window of what has arrived."""

@@ -107,6 +107,45 @@ async def test_a_reader_that_comes_while_bytes_are_fetched_looks_at_the_tail_beh
     assert asked_of(bench) == [("GET", "-1"), ("GET", "0004")]
 
 
+@pytest.mark.parametrize(
+    ("content_type", "empty", "full"), [("text/plain", b"", b"ab"), ("application/json", b"[]", b"[1]")]
+)
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_an_empty_reply_brings_its_second_reader_no_bytes(
+    start: Start, content_type: str, empty: bytes, full: bytes, is_chunked: bool
+) -> None:
+    """`-1` leads to the offset of an empty stream.  Another reader has learned that bytes follow, so an answer
+    that ended there would be empty and not up to date."""
+    bench = start(lambda asked: asked.answer(405) if asked.method == "HEAD" else None)
+    first = asyncio.create_task(bench.body())
+    fetch = await bench.until(1)
+    second = asyncio.create_task(bench.body())
+    await eventually(lambda: bench.engine.fetches.readers == 2, look_s=0)
+    append = asyncio.create_task(bench.relay(Mode.APPEND, full))
+    (await bench.until(2)).answer(204, {"Stream-Next-Offset": "0002"})
+    (await append).close()
+    third = asyncio.create_task(bench.body("/s?offset=0000"))
+    fields = {"Content-Type": content_type, "Stream-Next-Offset": "0002"}
+    later = await bench.until(3)
+    later.begin(200, fields)
+    await eventually(lambda: bench.stream.tape.is_short("0000"), look_s=0)
+    fields |= {"Stream-Next-Offset": "0000", "Stream-Up-To-Date": "true"}
+    if is_chunked:
+        fetch.begin(200, fields)
+        await pass_turns()
+        fetch.inflow.say(empty)
+        fetch.inflow.finish()
+    else:
+        fetch.answer(200, fields, empty)
+    assert await first == (200, empty)
+    await pass_turns()
+    later.inflow.say(full)
+    later.inflow.finish()
+    assert await third == (200, full)
+    assert await second == (200, full)
+    assert asked_of(bench) == [("GET", "-1"), ("POST", None), ("GET", "0000"), ("HEAD", None)]
+
+
 @pytest.mark.parametrize("now", [b"xy", b"uvwxyz"])
 @pytest.mark.parametrize("offset", ["-1", "0002", "0004"])
 async def test_bytes_that_are_forgotten_in_the_middle_of_a_read_are_not_joined_to_those_of_another_stream(
