@@ -1,13 +1,13 @@
-"""The framing of messages on a connection: the states of one direction, and the framing of bodies.
+"""The framing of messages on a connection: the parser's states, and the framing of bodies.
 
-One table of states holds for parsed requests and parsed replies.  Messages follow one another.  Each has a head, an
-optional body and an end.  A syntax error ends the connection, because the start of the next message cannot be found any
-more (RFC 9112 section 9.6).
+Request and reply parsers share one table of states.  Messages follow one another, each with a head, an optional body
+and an end.  A syntax error ends the connection, because the start of the next message cannot be found any more (RFC
+9112 section 9.6).
 
-Bodies are framed by RFC 9112 section 6.  Most chunks (section 7.1) of a small body, or of an event, arrive in one
-piece.  These are read here; llhttp reads all others.
+Bodies are framed as in RFC 9112 section 6.  The chunks (section 7.1) of a small body or of one event mostly arrive
+whole.  `whole_chunks` reads these, and llhttp reads all others.
 
-Interim replies are bounded in their rate: an origin may send them for as long as it works.
+`InterimRate` bounds the rate of interim replies, which an origin may send for as long as it works.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 
 
 class State(StrEnum):
-    """The part that is read next."""
+    """The part of a message that is read next."""
 
     IDLE = "idle"
     """The first byte of a message."""
@@ -28,22 +28,22 @@ class State(StrEnum):
     BODY = "body"
     """The body, or the rest of it."""
     CLOSED = "closed"
-    """Nothing: the peer has closed, announced its last message, or broken the syntax."""
+    """Nothing more: the peer has closed, has announced its last message, or has sent invalid bytes."""
 
 
 class Step(StrEnum):
     """A step of parsing that changes the state."""
 
     BEGUN = "begun"
-    """The first bytes of a head were read."""
+    """The first bytes of a head have been read."""
     HEAD_DONE = "head done"
-    """A complete head was read; a body follows, which may be empty."""
+    """A complete head has been read.  A body follows, which may be empty."""
     DONE = "done"
-    """A complete message was read."""
+    """A complete message has been read."""
     LAST_DONE = "last done"
-    """A complete message was read, and it announces that it is the last one."""
+    """A complete message has been read, and it is the connection's last."""
     BROKEN = "broken"
-    """The bytes are not a message, or the peer closed in the middle of one."""
+    """The bytes are not a message, or the peer has closed within one."""
 
 
 TRANSITIONS: Final[Mapping[tuple[State, Step], State]] = {
@@ -62,7 +62,7 @@ _SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
 
 
 class Framing(Enum):
-    """How the end of a body is found."""
+    """How a body's end is found."""
 
     LENGTH = auto()
     CHUNKS = auto()
@@ -70,8 +70,8 @@ class Framing(Enum):
 
 
 def whole_chunks(data: bytes) -> tuple[bytes, int, bool]:
-    """The content of the chunks at the start of `data`, the number of bytes that they take, and whether the last chunk
-    of the body is among them.
+    """Read the complete chunks at the start of `data`.  Returns their content, the bytes that they take, and whether
+    the last chunk is among them.
 
     Stops at a chunk that is incomplete, invalid or has an extension, and at a last chunk with trailers.
     """
@@ -90,13 +90,13 @@ def whole_chunks(data: bytes) -> tuple[bytes, int, bool]:
 
 
 MOST_INTERIM: Final = 16
-"""The most interim replies that may come at once before one final reply."""
+"""The most interim replies in a burst before one final reply."""
 INTERIM_PER_S: Final = 4.0
-"""The most interim replies a second after these."""
+"""The most interim replies a second after the burst."""
 
 
 class InterimRate:
-    """The interim replies to one request, bounded by rate.  Owner of their level."""
+    """Bounds the rate of interim replies to one request."""
 
     __slots__ = ("_at", "_level")
 
@@ -105,7 +105,7 @@ class InterimRate:
         self._at = 0.0
 
     def count(self, now: float) -> bool:
-        """Count an interim reply that arrives at `now`, in monotonic seconds; False if there are too many."""
+        """Count an interim reply at `now`, in monotonic seconds.  Returns False if there are too many."""
         self._level = max(0.0, self._level - (now - self._at) * INTERIM_PER_S) + 1
         self._at = now
         return self._level <= MOST_INTERIM

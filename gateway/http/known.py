@@ -1,15 +1,16 @@
-"""A cache of parsed header sections.
+"""A cache of parsed header sections, which spares most requests the parser.
 
-The requests of one client differ mostly in the request line; the header section behind it is the same, byte for byte.
-A section that was parsed once as part of a complete, valid request is valid behind any other plain request line.  The
-cache therefore returns its parsed fields, with everything derived from them, and only the line is parsed.
+Requests of one client mostly differ only in the request line, and repeat the header section byte for byte.  A section
+that was part of a valid request is valid after any other plain request line.  The cache returns the section's fields,
+with everything derived from them, and only the line is parsed.
 
-The appends of an idempotent producer differ in two more lines: their number and their length.  Such a line is taken out
-of the section only if it has one form that cannot hide anything: a known name, a colon, and digits up to the end of the
-line.  If the rest was parsed once, each of these appends shares the values derived from it, and has its own numbers.
+The appends of an idempotent producer differ in two more lines: their sequence number and their length.  Such a line is
+taken out of the section only in the one form that cannot hide anything: a known name, a colon, and digits up to the end
+of the line.  If the rest of the section has been parsed before, the appends share the values derived from it.  Each has
+its own numbers.
 
-Every other request goes to the parser (`gateway.http.request`): requests that arrive in pieces or several at a time,
-chunked bodies, upgrades, unusual request lines.
+All other requests go to the parser (`gateway.http.request`): requests that arrive in pieces or several at a time,
+chunked bodies, upgrades, and unusual request lines.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _LINE: Final = re.compile(rb"(GET|HEAD|POST|PUT|DELETE) (/[A-Za-z0-9\-._~%!$&'()
 _METHODS: Final = {method.encode(): method for method in ("GET", "HEAD", "POST", "PUT", "DELETE")}
 _HEAD_END: Final = b"\r\n\r\n"
 VARIED: Final = frozenset({"producer-seq", "content-length"})
-"""Headers that hold a number, by which an idempotent producer's appends differ from each other."""
+"""Headers whose numbers differ between an idempotent producer's appends."""
 _VARIED_LINE: Final = re.compile(
     rb"\r\n(Producer-Seq|producer-seq|Content-Length|content-length): ([0-9]{1,18})(?=\r\n)"
 )
-"""Each pattern begins with the preceding line end, because a search for that is fast."""
+"""The pattern begins with the preceding line end, because a search for a fixed string is fast."""
 _NAMES: Final = {
     name.encode(): istr(name) for name in ("Producer-Seq", "producer-seq", "Content-Length", "content-length")
 }
@@ -44,14 +45,14 @@ _UNCACHEABLE: Final = ("Transfer-Encoding", "Upgrade", "Expect")
 
 
 class HeaderCache:
-    """Parsed header sections by their bytes; the oldest of more than 1,024 is dropped."""
+    """Parsed header sections by their bytes.  At most 1,024 are kept, and the oldest are dropped first."""
 
     def __init__(self) -> None:
         self._sections: OrderedDict[bytes, Fields] = OrderedDict()
         self._commons: OrderedDict[bytes, Fields] = OrderedDict()
-        """The sections of POSTs without the lines whose numbers differ from one append to the next."""
+        """Sections of POSTs without the lines of `VARIED` headers."""
         self._heads: OrderedDict[bytes, RequestHead] = OrderedDict()
-        """Whole heads, including the request line, of requests other than GETs, because clients repeat the heads of
+        """Whole heads of requests other than GETs, including the request line, because clients repeat the heads of
         their writes."""
 
     def __len__(self) -> int:
@@ -61,15 +62,16 @@ class HeaderCache:
         return f"<HeaderCache {len(self._sections)} sections>"
 
     def clear(self) -> None:
-        """Forget all sections, because the values derived from them are no longer valid."""
+        """Forget all sections, because the values derived from them have become invalid."""
         self._sections.clear()
         self._commons.clear()
         self._heads.clear()
 
     def _find_varied(self, section: bytes, length: int) -> Fields | None:
-        """The fields of a section of a request with a body of `length` bytes, if all of it except its numbers is known.
+        """Find the fields of a section that differs from an earlier one only in its numbers.  The request's body has
+        `length` bytes.
 
-        The section begins with the preceding line end.
+        The section begins with the preceding line end.  Returns None without such an earlier section.
         """
         rest, *numbers = _VARIED_LINE.split(section)
         for at in range(2, len(numbers), 3):
@@ -91,7 +93,7 @@ class HeaderCache:
         return common.varied_by(varied, length) if (stated or 0) == length else None
 
     def lookup(self, data: bytes) -> list[Event] | None:
-        """The events of `data` if it is exactly one complete request with a cached header section; else None."""
+        """The events of `data` if it is exactly one complete request with a cached section.  None otherwise."""
         size = data.find(_HEAD_END) + len(_HEAD_END)
         head = self._heads.get(data[:size])
         if head is None:
@@ -122,7 +124,7 @@ class HeaderCache:
         return [head, data[end:], _END] if fields.length else [head, _END]
 
     def store(self, data: bytes, events: list[Event]) -> None:
-        """Remember the header section of `data`, which the parser turned into `events` from its first byte on."""
+        """Remember the header section of `data`, which the parser has turned into `events`."""
         head = events[0] if events else None
         if not isinstance(head, RequestHead) or events[-1] is not _END:
             return
@@ -140,13 +142,13 @@ class HeaderCache:
             self._store_common(data[line.end() - 2 : end], fields)
 
     def _store_common(self, section: bytes, fields: Fields) -> None:
-        """Remember the part of this section that other appends may share."""
+        """Remember the part of this section that later appends may share."""
         rest, count = _VARIED_LINE.subn(b"", section)
         if not count:
             return
         common = CIMultiDict((name, value) for name, value in fields.headers.items() if name.lower() not in VARIED)
         if len(common) + count != len(fields.headers):
-            # A line with one of the names has another form.
+            # A line with one of the names has a form that the pattern does not accept.
             return
         self._commons[rest] = Fields(common, fields.keeps_alive, 0)
         evict_oldest(self._commons, _MOST_SECTIONS)

@@ -1,12 +1,12 @@
-"""Heads on their way out: requests to origins, and responses to clients (RFC 9112 section 4).
+"""Writes heads: of requests to origins, and of responses to clients (RFC 9112 section 4).
 
-The head of a request must not contain bytes that an origin could read as another line or another request.  The complete
-head is therefore checked once, after it is built, whatever the source of its parts (RFC 9112 section 11.1).  The
-framing fields follow from the body; the caller cannot set them.
+A request's head must not contain bytes that an origin could read as another line or another request.  The complete head
+is therefore checked once, whatever the source of its parts (RFC 9112 section 11.1).  The framing fields follow from the
+body, and the caller cannot set them.
 
-`PassedFields` are a reply's fields with their lines.  To render many fields takes longer than to parse them.  So the
-lines that many replies have in common are rendered once (`gateway.http.reply_lines.ReplyShape`), and a reply's own
-lines are added to their end.
+`PassedFields` are a reply's fields together with their bytes.  Rendering many fields takes longer than parsing them.
+The lines that many replies share are therefore rendered once (`gateway.http.reply_lines.ReplyShape`), and each reply's
+own lines are appended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HOST: Final = istr("Host")
 _TARGET: Final = re.compile(r"/[!-~]*")
 _FRAMING: Final = frozenset({"content-length", "transfer-encoding"})
 _OPTIONAL_LENGTH: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-"""Methods that need no Content-Length if they have no body (RFC 9110 section 8.6)."""
+"""Methods that need no Content-Length without a body (RFC 9110 section 8.6)."""
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
 _COMMON_NAMES: Final = """
@@ -43,20 +43,20 @@ _COMMON_NAMES: Final = """
 _KNOWN_TOKENS: Final = frozenset(
     spelling for name in _COMMON_NAMES.split() for spelling in (name, name.lower(), name.title())
 )
-"""Field names known to be valid tokens, in the usual spellings."""
+"""Field names that are valid tokens, in their usual spellings."""
 
 
 class RenderedHeaders(CIMultiDict[str]):
-    """Headers that no longer change, with their lines rendered once.  A copy may change and has no rendered lines."""
+    """Immutable headers with their rendered lines.  A copy is mutable and has no rendered lines."""
 
     __slots__ = ("lines",)
 
     lines: str | None
-    """The field lines without framing; None if they must be checked together with the rest of the head."""
+    """The field lines without framing fields.  None if they have to be checked together with the rest of the head."""
 
     @classmethod
     def of(cls, headers: CIMultiDict[str]) -> RenderedHeaders:
-        """Render these headers."""
+        """Make the rendered form of these headers."""
         rendered = cls(headers)
         fields = [f"{name}: {value}" for name, value in headers.items() if name.lower() not in _FRAMING]
         is_known_valid = _KNOWN_TOKENS.issuperset(headers) and "".join(fields).isprintable()
@@ -64,7 +64,7 @@ class RenderedHeaders(CIMultiDict[str]):
         return rendered
 
     def varied_by(self, varied: Iterable[tuple[str, str]]) -> RenderedHeaders:
-        """The headers together with these ones, whose numbers a client has sent."""
+        """These headers with others added, whose values are numbers."""
         changed = RenderedHeaders(self)
         changed.lines = self.lines
         for name, value in varied:
@@ -95,10 +95,11 @@ def request_head(
     *,
     is_chunked: bool = False,
 ) -> bytes:
-    """A request's head for a target in origin form, with a body of `length` bytes, chunked, or without a body.
+    """The head of a request for a target in origin form.  The body has `length` bytes or is chunked; without both there
+    is none.
 
-    `host` is used for the Host field unless the headers have one.  Raises InvalidRequest if a part is not a valid token
-    or contains control characters.
+    `host` becomes the Host field unless the headers have one.  Raises InvalidRequest if a part is not a valid token or
+    contains control characters.
     """
     if (
         type(headers) is RenderedHeaders
@@ -131,26 +132,26 @@ def request_head(
         lines.append("Content-Length: 0")
     lines += ("", "")
     text = "\r\n".join(lines)
-    # Fast path: all names are known tokens, and there is no control character anywhere.
+    # The fast path: all names are known tokens, and there are no control characters.
     is_known_valid = method in _METHODS and target and " " not in target and _KNOWN_TOKENS.issuperset(headers)
     is_known_valid = is_known_valid and "".join(lines).isprintable()
-    # The pattern reads a value that contains a line end as two fields, so only the number of lines reveals it.
+    # The pattern takes a value with a line end for two fields, so the number of lines is compared too.
     if not is_known_valid and (_HEAD.fullmatch(text) is None or text.count("\n") != len(lines) - 1):
         raise InvalidRequest("a request that could be read as another one")
     return text.encode("utf-8", "surrogateescape")
 
 
 class PassedFields:
-    """Fields of a reply on their way to a client: the lines that the reply shares with others, and its own lines.
+    """The fields of a reply for a client: lines that the reply shares with others, and its own lines.
 
-    The bytes of all lines are kept, so that most replies are passed on without a table of their fields.
+    It keeps the bytes of all lines, so that most replies are passed on without a table of their fields.
     """
 
     __slots__ = ("_fields", "_own", "_shared", "kinds", "lines")
 
     def __init__(self, shared: CIMultiDict[str], lines: bytes, own: Sequence[FieldLine]) -> None:
-        """`shared` are valid fields, and `lines` their bytes; the fields `own` follow them.  The shared fields are
-        never changed, and state neither length nor date."""
+        """`shared` are valid fields, which must not be changed, and `lines` their bytes.  Neither includes a length or
+        a date.  The fields `own` follow them."""
         kinds = PLAIN
         for line in own:
             lines += line.rendered
@@ -159,12 +160,12 @@ class PassedFields:
         self._own = own
         self._fields: CIMultiDict[str] | None = None
         self.lines: bytes | None = lines
-        """The field lines, each with its line end; None if they must be rendered and checked."""
+        """The field lines, each with its line end.  None if they have to be rendered and checked."""
         self.kinds: Kinds = kinds
-        """The kinds of the lines after the shared ones, while `lines` is not None."""
+        """The kinds of the lines after the shared ones.  Valid while `lines` is not None."""
 
     def table(self) -> CIMultiDict[str]:
-        """All fields."""
+        """All fields as a table, which is made at the first call."""
         if self._fields is None:
             fields = self._fields = self._shared.copy()
             for line in self._own:
@@ -175,7 +176,7 @@ class PassedFields:
         return self.get(name) is not None
 
     def get(self, name: str, default: str | None = None) -> str | None:
-        """The first value of a field."""
+        """The first value of a field, or `default`."""
         if self._fields is not None:
             return self._fields.get(name, default)
         found = self._shared.get(name)
@@ -188,7 +189,7 @@ class PassedFields:
         return found
 
     def add(self, name: str, value: str) -> None:
-        """Add a field behind the others."""
+        """Append a field."""
         self.table().add(name, value)
         self.kinds |= _MARKED.get(name.lower(), PLAIN)
         if self.lines is not None:
@@ -206,7 +207,7 @@ class PassedFields:
 
 @lru_cache(256)
 def _line(name: str, value: str) -> bytes | None:
-    """A field line; None if it would not be one line."""
+    """A field line; None if the name or the value contains a line break."""
     line = f"{name}: {value}"
     return None if "\n" in line or "\r" in line else f"{line}\r\n".encode("utf-8", "surrogateescape")
 
@@ -214,17 +215,17 @@ def _line(name: str, value: str) -> bytes | None:
 _CONTENT_LENGTH: Final = istr("Content-Length")
 _DATE: Final = istr("Date")
 _MARKED: Final = {"content-length": HAS_LENGTH, "date": HAS_DATE}
-"""The fields, in lower case, whose presence is recorded."""
+"""The kinds of fields that `kinds` records, by lower-case names."""
 _FIELD: Final = ": ".join
-"""Makes a field's line of its name and value, without the cost of a Python call for each."""
+"""Joins a field's name and value without a Python call for each field."""
 
 JOINED_BYTES: Final = 1 << 14
-"""A body up to this size is joined with its head, for one write without a list."""
+"""The largest body that is joined with its head for one write."""
 
 
 @lru_cache(maxsize=128)
 def status_line(status: int, reason: str | None = None) -> bytes:
-    """The status line; `reason` defaults to the standard phrase, which is empty for an unknown status."""
+    """The status line.  `reason` defaults to the standard phrase, or to an empty one for an unknown status."""
     if reason is None:
         try:
             reason = HTTPStatus(status).phrase
@@ -240,7 +241,7 @@ Fields: TypeAlias = CIMultiDict[str] | PassedFields
 def field_lines(headers: Fields) -> bytes:
     """The field lines of a head, each with its line end, without the empty line.
 
-    Raises UpstreamBroken for a value that contains a line break: it came from an origin and must not be passed on.
+    Raises UpstreamBroken for a value with a line break.  Such a value came from an origin and must not be passed on.
     """
     if type(headers) is PassedFields:
         if headers.lines is not None:
@@ -256,14 +257,14 @@ def field_lines(headers: Fields) -> bytes:
 
 
 def states_length(headers: Fields) -> bool:
-    """Whether the fields state the length of a body."""
+    """Whether the fields include a Content-Length."""
     if type(headers) is PassedFields and headers.lines is not None:
         return bool(headers.kinds & HAS_LENGTH)
     return _CONTENT_LENGTH in headers
 
 
 def state_length(headers: Fields, size: int) -> None:
-    """State the length of a body, unless the fields state it already."""
+    """Set Content-Length to this size."""
     length, stated = str(size), headers.get(_CONTENT_LENGTH)
     if stated is None:
         headers.add(_CONTENT_LENGTH, length)
@@ -278,13 +279,15 @@ def date_line(second: int) -> bytes:
 
 
 def interim_head(status: int, headers: CIMultiDict[str]) -> bytes:
-    """The whole head of an interim reply.  Raises UpstreamBroken for a header that must not be written."""
+    """The whole head of an interim reply.  Raises UpstreamBroken for a header that must not be sent."""
     return status_line(status) + field_lines(headers) + b"\r\n"
 
 
 def response_head(status: int, headers: Fields, wall: float, *, keeps: bool, reason: str | None = None) -> bytes:
-    """The whole head.  `wall` is the Unix time for a Date field if `headers` has none; `keeps` says whether the
-    connection stays open.  Raises UpstreamBroken for a header that must not be written."""
+    """The whole head of a response.  Raises UpstreamBroken for a header that must not be sent.
+
+    `wall` is the Unix time for a Date field if `headers` has none.  `keeps` means that the connection stays open.
+    """
     close = b"" if keeps else b"Connection: close\r\n"
     if type(headers) is PassedFields and headers.lines is not None:
         lines, has_date = headers.lines, headers.kinds & HAS_DATE

@@ -1,25 +1,24 @@
-"""A parser for the replies of an origin: bytes in, events out.
+"""A parser for an origin's replies, without I/O: bytes in, events out.
 
-A parser belongs to one connection and reads one reply after the other, each after `expect` has announced a request.  It
-knows no socket and no time.  Each reply yields a `Head`, the body's bytes as they arrive, and `END`.  `feed_eof` tells
-the parser that the connection has ended.
+A parser belongs to one connection and reads one reply after another.  `expect` announces the request for each reply.  A
+reply yields a `Head`, the body's bytes as they arrive, and `END`.  `feed_eof` reports the end of the connection.
 
-llhttp in strict mode checks the syntax of heads and chunks: no bare LF, no folded line, no repeated Content-Length and
-none together with chunks.  A head that arrives whole and contains nothing unusual takes a shorter path, because most of
-its lines are recognised (`gateway.http.reply_lines`).  So do the chunks behind it for as long as they arrive whole.
-Anything unusual goes to llhttp.
+llhttp in strict mode checks the syntax of heads and chunks.  It accepts no bare LF, no folded line, no second
+Content-Length, and no Content-Length together with chunks.  A head without anything unusual that arrives whole is read
+line by line, because most of its lines have been parsed before (`gateway.http.reply_lines`).  Its chunks are read
+directly too, while they arrive whole. llhttp reads everything else.
 
-This module finds the start and end of a body itself (RFC 9112 section 6.3), because llhttp cannot be told that the
-reply to a HEAD has no body, and does not report where excess bytes begin.  It is stricter than llhttp where the gateway
-could not forward the result: it refuses versions other than HTTP/1, transfer codings other than chunked, statuses below
-100, and control characters in a reason phrase.
+This module finds the start and the end of bodies itself (RFC 9112 section 6.3). llhttp has no way to learn that a
+HEAD's reply has no body, and does not report where excess bytes begin.  The module is also stricter than llhttp, to
+refuse replies that the gateway could not forward: versions other than HTTP/1, transfer codings other than chunked,
+statuses below 100, and control characters in a reason phrase.
 
-Interim replies (1xx) are kept apart from the events (`interim`) and bounded by rate: an origin may send them for as
-long as it works on the request, to keep the connection alive.  101 is refused, because the gateway never asks for an
-upgrade.  Trailers and chunk extensions are dropped.  Everything is bounded: the length and number of the head's lines,
-an incomplete head as a whole, and the framing inside a chunked body.
+Interim replies (1xx) are collected apart from the events (`interim`), and their rate is bounded.  An origin may send
+them while it works on a request, to keep the connection alive.  101 is refused, because the gateway never asks for an
+upgrade.  Trailers and chunk extensions are dropped.  Bounds apply to the length and the number of a head's lines, to an
+incomplete head, and to the framing inside a chunked body.
 
-Unrequested bytes cannot be distinguished from the next reply, so a connection that has delivered any is not used again.
+Excess bytes cannot be distinguished from the next reply, so a connection that has delivered any is not used again.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from gateway.http.framing import TRANSITIONS, Framing, InterimRate, State, Step,
 from gateway.http.reply_lines import NAMES, FieldLine, Head, ReplyShape, keeps_alive, read_lines, status_line_of
 
 MOST_LINE_BYTES: Final = 16_384
-"""The most bytes of a status line, or of a field's name and value together."""
+"""The most bytes of a status line, and of a field's name and value together."""
 MOST_FIELDS: Final = 128
 MOST_HEAD_BYTES: Final = 65_536
 MOST_FRAMING_BYTES: Final = 65_536
-"""The most consecutive bytes of chunk extensions and trailers, without a byte of body between them."""
+"""The most consecutive bytes of chunk extensions and trailers without a byte of content."""
 
 _IDLE, _BODY, _CLOSED = State.IDLE, State.BODY, State.CLOSED
 _BEGUN: Final = TRANSITIONS[_IDLE, Step.BEGUN]
@@ -50,16 +49,16 @@ _DONE, _LAST_DONE = TRANSITIONS[_HEAD_DONE, Step.DONE], TRANSITIONS[_HEAD_DONE, 
 _FIRST: Final = ord("H")
 _HEAD_END: Final = b"\r\n\r\n"
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-"""Bytes that a reason phrase must not contain (RFC 9112 section 4).  llhttp checks for them in fields only."""
+"""Bytes that a reason phrase must not contain (RFC 9112 section 4). llhttp checks only fields for them."""
 _VERSIONS: Final = frozenset({"1.1", "1.0"})
 _NO_BODY: Final = frozenset({204, 304})
 _CHUNKED: Final = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-"""A substitute for the head that llhttp has not seen; fed to it before the chunks that it reads."""
+"""Stands for the head that llhttp has not read.  It is fed to llhttp before the chunks."""
 _CONTENT_LENGTH, _TRANSFER_ENCODING = istr("Content-Length"), istr("Transfer-Encoding")
 
 
 class ReplyBroken(Exception):
-    """The bytes are not a valid reply, not one that may be forwarded, or were not requested."""
+    """The bytes are not a valid reply, must not be forwarded, or belong to no request."""
 
     is_reported = False
     """Whether another request reports the same failure of a shared connection."""
@@ -92,7 +91,7 @@ _LENGTH, _CHUNKS, _CLOSE = Framing.LENGTH, Framing.CHUNKS, Framing.CLOSE
 
 
 class ReplyParser:
-    """Parses the replies of one connection.  Not thread-safe; parses nothing more after ReplyBroken."""
+    """Parses the replies of one connection.  Parses nothing more after ReplyBroken."""
 
     __slots__ = (
         "_answers_head",
@@ -126,43 +125,43 @@ class ReplyParser:
         self._framing = _LENGTH
         self._keeps_alive = False
         self._remaining = 0
-        """Bytes of the body still to come."""
+        """Bytes of the body that have yet to arrive."""
         self._framing_bytes = 0
-        """Bytes of chunk framing since the last byte of body."""
+        """Bytes of chunk framing since the last byte of content."""
         self._now = 0.0
         self.interim: list[Interim] = []
-        """The interim replies that have arrived; the owner removes them."""
+        """Interim replies that have arrived.  The owner removes them."""
         self._interim: InterimRate | None = None
-        """The interim replies to the current request; None if there were none."""
+        """The rate of interim replies to the current request; None before the first."""
         self._pieces: list[bytes] = []
         self._fields: list[tuple[bytes, bytes]]
         self._head_fields: list[tuple[bytes, bytes]]
         self._tail: bytes
-        """The last bytes received, as many as are needed to recognise an end."""
+        """The last bytes received, enough to find an end that spans two calls."""
         self._begin()
 
     def __repr__(self) -> str:
         return f"<ReplyParser {self.state}{', awaited' if self.is_awaited else ''}>"
 
     def close(self) -> None:
-        """Parse nothing more.  Must be called on a parser that is no longer used: it and llhttp form a cycle."""
+        """Parse nothing more.  Every parser must be closed, because it forms a reference cycle with llhttp."""
         self.state = _CLOSED
         del self._llhttp
 
     @property
     def is_reusable(self) -> bool:
-        """Whether another request may be sent on this connection once the current reply has ended."""
+        """Whether another request may be sent on this connection after the current reply."""
         return self.state is not _CLOSED
 
     def expect(self, *, is_head: bool) -> None:
-        """Announce that a request has been sent; `is_head` if it is a HEAD.  Only one at a time."""
+        """Announce a request that has been sent, one at a time.  `is_head` means that it is a HEAD."""
         self.is_awaited = True
         self._answers_head = is_head
         self._interim = None
 
     def feed(self, data: bytes, now: float = 0.0) -> list[Event]:
-        """The events in these bytes, which arrive at `now` in monotonic seconds.  Raises ReplyBroken if they break the
-        syntax or were not requested."""
+        """Parse bytes that arrive at `now`, in monotonic seconds, and return their events.  Raises ReplyBroken for
+        invalid bytes, and for bytes that no request has asked for."""
         self._now = now
         events: list[Event] = []
         while data:
@@ -175,7 +174,7 @@ class ReplyParser:
                 else:
                     data = self._feed_head(data, events)
             elif events:
-                # Excess bytes behind a complete reply: the reply is valid, but it is the last one.
+                # Excess bytes after a complete reply: the reply is valid, but it is the connection's last.
                 self.state = _CLOSED
                 break
             else:
@@ -184,7 +183,7 @@ class ReplyParser:
         return events
 
     def feed_eof(self) -> list[Event]:
-        """The events that the end of the connection completes.  Raises ReplyBroken in the middle of a reply."""
+        """Return the events that the end of the connection completes.  Raises ReplyBroken within a reply."""
         if self.state is _BODY and self._framing is _CLOSE:
             events: list[Event] = []
             self._end(events, keeps_alive=False)
@@ -198,7 +197,7 @@ class ReplyParser:
     # -- heads
 
     def _begin(self) -> None:
-        """Get ready for the first byte of a head."""
+        """Prepare for the first byte of a head."""
         self._llhttp = HttpResponseParser(self)
         self._fields = self._head_fields = []
         self._reason = self._tail = b""
@@ -206,7 +205,7 @@ class ReplyParser:
         self._is_begun = self._is_head_done = self._is_complete = self._has_excess = False
 
     def _feed_head(self, data: bytes, events: list[Event]) -> bytes:
-        """Parse on in a head; returns the bytes behind it."""
+        """Parse a part of a head.  Returns the bytes after the head."""
         if self.state is _IDLE:
             self._is_begun = True
             if data[0] != _FIRST:
@@ -264,9 +263,9 @@ class ReplyParser:
         return rest
 
     def _take_common_head(self, data: bytes, end: int, events: list[Event]) -> bool:
-        """Read a complete head by its shape and the lines of its own.
+        """Read a complete head by its shape and its own lines.
 
-        Returns False and changes nothing if the head contains anything unusual; llhttp then parses it.
+        Returns False, without any effect, if the head contains anything unusual; llhttp then parses it.
         """
         if end > MOST_LINE_BYTES:
             return False
@@ -292,7 +291,7 @@ class ReplyParser:
     def _take_fields(
         self, status: int, reason: str, version: str, headers: CIMultiDictProxy[str], events: list[Event]
     ) -> None:
-        """The head that llhttp has parsed is complete."""
+        """Handle a complete head that llhttp has parsed."""
         stated = headers.get(_CONTENT_LENGTH)
         length = None if stated is None else int(stated)
         self._keeps_alive = keeps_alive(version, headers)
@@ -314,7 +313,7 @@ class ReplyParser:
         shape: ReplyShape | None = None,
         own: Sequence[FieldLine] = (),
     ) -> None:
-        """The head is complete, and the framing of a body is known: determine whether one follows."""
+        """Handle a complete head whose framing is known: find out whether a body follows."""
         framing = self._framing
         if self._answers_head or status in _NO_BODY or (framing is _LENGTH and not length):
             events.append(Head(status, reason, headers, length, True, shape, own))
@@ -325,23 +324,23 @@ class ReplyParser:
             events.append(Head(status, reason, headers, length, framing is not _CLOSE, shape, own))
 
     def _longest_line(self) -> int:
-        """Bytes of the longest line of the head, without the parts that all lines share."""
+        """The bytes of the head's longest line, without separators."""
         return max(len(self._reason), max((len(name) + len(value) for name, value in self._head_fields), default=0))
 
     def _transfer_framing(self, codings: list[str]) -> Framing:
-        """The framing that Transfer-Encoding states."""
+        """The framing that Transfer-Encoding stands for."""
         match [coding.lower() for coding in codings]:
             case ["chunked"]:
                 return _CHUNKS
             case ["identity"]:
-                # Some old servers state this for bodies that end with the connection; RFC 9112 no longer has it.
+                # Some old servers send this for bodies that end with the connection.  RFC 9112 has dropped it.
                 return _CLOSE
         raise self._broken("transfer coding that was not asked for")
 
     # -- bodies
 
     def _feed_body(self, data: bytes, events: list[Event]) -> bytes:
-        """Parse on in a body; returns the bytes behind it."""
+        """Parse a part of a body.  Returns the bytes after the body."""
         if self._framing is _LENGTH:
             rest = data[self._remaining :] if len(data) > self._remaining else b""
             piece = data[: self._remaining] if rest else data
@@ -361,7 +360,7 @@ class ReplyParser:
                 if size == len(data):
                     return b""
                 data = data[size:]
-                # llhttp has not seen the head.
+                # llhttp has not read the head.
                 self._is_begun = True
                 self._llhttp.feed_data(_CHUNKED)
             self._feed_chunks(data, events)
@@ -384,8 +383,8 @@ class ReplyParser:
         else:
             self._framing_bytes += len(data)
         if self._is_complete:
-            # llhttp does not report the end of the reply.  The reply ends after one empty line, but llhttp skips
-            # further ones.
+            # llhttp does not report the end of the reply.  The reply ends with one empty line, but llhttp skips further
+            # ones.
             is_exact = not self._has_excess and tail.endswith(_HEAD_END) and tail[:1] not in (b"\r", b"\n")
             self._end(events, keeps_alive=is_exact and self._keeps_alive)
         elif self._framing_bytes > MOST_FRAMING_BYTES:
@@ -411,10 +410,10 @@ class ReplyParser:
         self._fields.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._has_excess = self._is_complete  # a second head behind the awaited reply
+        self._has_excess = self._is_complete  # a second head after the awaited reply
         self._is_head_done = True
         self._head_fields = self._fields
-        # From here on fields belong to trailers.
+        # All later fields are trailers.
         self._fields = []
 
     def on_body(self, piece: bytes) -> None:

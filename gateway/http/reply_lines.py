@@ -1,8 +1,9 @@
-"""The lines of a reply's head: status line and fields, as strict as llhttp, and cached.
+"""Parses and caches the lines of a reply's head, as strictly as llhttp.
 
-The replies of an origin share most of their lines.  A parsed field line is remembered, and so is a head's `ReplyShape`:
-the lines that it shares with other heads, and everything derived from them.  The other lines are the reply's own, such
-as its offset and its date.  Nothing is derived from these lines.  A `Head` has both kinds.
+The replies of an origin share most of their lines.  Parsed field lines are remembered, and so are the shapes of heads.
+A `ReplyShape` has the lines that a head shares with others, and everything derived from these lines.  The reply's own
+lines, such as its offset and its date, differ from reply to reply, and nothing is derived from them.  A `Head` has both
+kinds of lines.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ _STATUS_LINE: Final = re.compile(rb"HTTP/1\.1 ([2-9][0-9]{2}) ([\t\x20-\x7e\x80-
 _FIELD_LINE: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*")
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
 _MOST_REMEMBERED_BYTES: Final = 512
-"""Bound on a cached line.  The names that an origin exposes to browsers take 300."""
+"""The longest line that is cached.  The list of headers that an origin exposes to browsers takes 300 bytes."""
 _MOST_LINES: Final = 4_096
 _MOST_SHAPES: Final = 256
 _MOST_FACTS: Final = 16
-"""Bound on the values derived from one shape, such as a set of fields for each web origin."""
+"""The most values derived from one shape, such as a set of fields for each web origin."""
 _COMMON_NAMES: Final = """
     Access-Control-Allow-Origin Access-Control-Expose-Headers Age Cache-Control Cache-Status Connection
     Content-Encoding Content-Length Content-Type Cross-Origin-Resource-Policy Date ETag Keep-Alive Location
@@ -37,23 +38,23 @@ NAMES: Final = {
     for name in _COMMON_NAMES.split()
     for spelling in (name, name.lower(), name.title())
 }
-"""Interned names of common fields, so that a reply does not allocate them."""
+"""Interned names of common fields, so that replies do not allocate them."""
 
 Kinds = int
-"""The meaning of a field, as a sum of bits."""
+"""Flags for a field's role."""
 PLAIN: Final[Kinds] = 0
 HAS_LENGTH: Final[Kinds] = 1
 HAS_DATE: Final[Kinds] = 2
 FOR_CONNECTION: Final[Kinds] = 4
 """The field is Connection."""
 UNUSUAL: Final[Kinds] = 8
-"""llhttp has to judge the framing: Upgrade, an unusual Content-Length or Transfer-Encoding."""
+"""llhttp has to check the framing: Upgrade, or an unusual Content-Length or Transfer-Encoding."""
 CHUNKED: Final[Kinds] = 16
 SHARED: Final[Kinds] = 32
 """Something is derived from the field, so it belongs to the shape."""
 NOT_ALIKE: Final[Kinds] = 64
-"""Replies with this field are not passed on in the same way: Location depends on the request, and Connection may name
-any other field."""
+"""A reply with this field needs handling of its own: Location depends on the request, and Connection may name any other
+field."""
 _KINDS: Final = {
     **dict.fromkeys(
         (*HOP_BY_HOP, "cache-status", "content-type", "server", "vary", "via", "x-accel-buffering"), SHARED
@@ -65,7 +66,7 @@ _KINDS: Final = {
     "upgrade": UNUSUAL,
 }
 _OWN_KINDS: Final = HAS_LENGTH | HAS_DATE
-"""The kinds that a reply's own lines may have."""
+"""The flags that a reply's own lines may have."""
 _CONNECTION_OPTIONS: Final = frozenset({"close", "keep-alive"})
 _CORS: Final = "access-control-"
 
@@ -77,12 +78,12 @@ _PLAIN_NAMES: Final = {
 }
 """Names of fields from which nothing is derived."""
 _OWN_NAMES: Final = frozenset({"content-length", "date", "etag", "producer-seq", "stream-cursor", "stream-next-offset"})
-"""Names of fields whose values differ from reply to reply, in lower case: their lines are not remembered."""
+"""Lower-case names of fields whose values differ from reply to reply.  Their lines are not remembered."""
 
 
 @lru_cache(64)
 def status_line_of(line: bytes) -> tuple[int, str] | None:
-    """Status and reason of a final reply's first line; None if the line is unusual."""
+    """The status and the reason in a final reply's first line.  None for an unusual line."""
     found = _STATUS_LINE.fullmatch(line)
     return None if found is None else (int(found[1]), found[2].decode("utf-8", "surrogateescape"))
 
@@ -96,10 +97,10 @@ class FieldLine:
         self.name = name
         self.value = value
         self.rendered = rendered
-        """The line as it is written, with its line end."""
+        """The line as written, with its line end."""
         self.kinds = kinds
         self.length = length
-        """The value of a Content-Length."""
+        """The value of a Content-Length; None for other fields."""
 
 
 def _field_line(line: bytes) -> FieldLine | None:
@@ -127,31 +128,32 @@ def _field_line(line: bytes) -> FieldLine | None:
 
 
 _own_line: Final = lru_cache(256)(_field_line)
-"""Replies of one second share their date."""
+"""Parses a line that is a reply's own.  The small cache serves lines such as Date, which replies of one second
+share."""
 
 
 class ReplyShape:
-    """The lines that heads have in common.  Immutable except for the derived values that are kept with them."""
+    """The lines that several heads have in common, with values derived from them.  The lines are immutable."""
 
     __slots__ = ("facts", "headers", "is_chunked", "keeps_alive", "kinds", "own_at")
 
     def __init__(self, lines: tuple[FieldLine | None, ...]) -> None:
         shared = [line for line in lines if line is not None]
         self.headers = CIMultiDict([(line.name, line.value) for line in shared])
-        """The fields of the shared lines.  Never changed."""
+        """The fields of the shared lines.  Must not be changed."""
         self.own_at = tuple([at for at, line in enumerate(lines) if line is None])
-        """The places of the lines that are a reply's own."""
+        """The positions of a reply's own lines."""
         self.kinds: Kinds = PLAIN
         for line in shared:
             self.kinds |= line.kinds
         self.is_chunked = bool(self.kinds & CHUNKED)
         self.keeps_alive = not self.kinds & FOR_CONNECTION or keeps_alive("1.1", self.headers)
-        """Whether the connection persists after the reply."""
+        """Whether the connection stays open after the reply."""
         self.facts: dict[Hashable, Any] = {}
-        """The values that were derived from the fields, by their keys."""
+        """Values derived from the fields."""
 
     def derived(self, key: Hashable, value: Any) -> None:
-        """Keep a value that was derived from the fields.  It must not depend on any line that is a reply's own."""
+        """Keep a value derived from the fields.  The value must not depend on a reply's own lines."""
         if len(self.facts) >= _MOST_FACTS:
             self.facts.clear()
         self.facts[key] = value
@@ -174,22 +176,22 @@ class Head:
     ) -> None:
         """`headers` may be None if there is a shape."""
         self.status = status
-        """200 to 999."""
+        """From 200 to 999."""
         self.reason = reason
         self._headers = headers
         self.content_length = content_length
-        """The announced length, even if there is no body (HEAD, 304); None if the reply announces none."""
+        """The Content-Length, which may be that of an omitted body (HEAD, 304).  None without the field."""
         self.is_delimited = is_delimited
-        """Whether the end of the body can be distinguished from a lost connection (RFC 9112 section 6.3, all cases
-        except the last)."""
+        """Whether the body's end can be told from a lost connection (RFC 9112 section 6.3, all cases except the
+        last)."""
         self.shape = shape
-        """The lines that the head has in common with others; None if it was not read line by line."""
+        """The lines shared with other heads.  None if llhttp has parsed the head."""
         self.own = own
         """The other lines."""
 
     @property
     def headers(self) -> CIMultiDictProxy[str]:
-        """All fields.  The table is made at the first access, because most relayed replies need only their lines."""
+        """All fields.  The table is made at the first access, because most relayed replies need only the lines."""
         if self._headers is None:
             assert self.shape is not None
             headers = self.shape.headers.copy()
@@ -203,17 +205,17 @@ class Head:
 
 
 _lines: Final[dict[bytes, FieldLine]] = {}
-"""Recently parsed field lines; the oldest are dropped."""
+"""Remembered field lines.  The oldest are dropped first."""
 _shapes: Final[dict[tuple[FieldLine | None, ...], ReplyShape]] = {}
-"""The shapes of the latest heads, by their remembered lines, with None for each line that is not remembered."""
+"""Shapes by their remembered lines, with None for each line that is not remembered."""
 
 
 ReadLines: TypeAlias = tuple[ReplyShape, list[FieldLine], int | None]
-"""The fields of a head: its shape, the lines that are not the shape's, and the value of Content-Length."""
+"""A head's shape, its own lines, and its Content-Length."""
 
 
 def read_lines(lines: list[bytes]) -> ReadLines | None:
-    """Read the field lines of a head; None if one of them is invalid or unusual."""
+    """Read the field lines of a head.  Returns None if a line is invalid or unusual."""
     shape = _shapes.get(tuple(map(_lines.get, lines)))
     if shape is None:
         return _learn(lines)
@@ -232,7 +234,7 @@ def read_lines(lines: list[bytes]) -> ReadLines | None:
 
 
 def _learn(lines: list[bytes]) -> ReadLines | None:
-    """Read the field lines of a head whose shape is not known, and remember the shape."""
+    """Read the field lines of a head with an unknown shape, and remember the shape."""
     parsed: list[FieldLine] = []
     for raw in lines:
         line = _lines.get(raw) or _field_line(raw)
@@ -244,8 +246,8 @@ def _learn(lines: list[bytes]) -> ReadLines | None:
     for raw, line in zip(lines, parsed, strict=True):
         if line.kinds & SHARED:
             _remember(raw, line)
-    # New lines belong to a shape only when they occur again, because they may differ each time.  Lines that are shared
-    # always belong to it, even if a later line of this head has just displaced one.
+    # A new line becomes part of a shape only when it occurs again, because it may differ in each reply.  SHARED lines
+    # always belong to the shape, even if a later line of this head has just displaced one from the cache.
     key = tuple(
         [
             line if line.kinds & SHARED or _lines.get(raw) is line else None
@@ -262,7 +264,7 @@ def _learn(lines: list[bytes]) -> ReadLines | None:
             _remember(raw, line)
     own = [parsed[at] for at in shape.own_at]
     lengths = [line.length for line in own if line.length is not None]
-    # The order of lines with one name matters (RFC 9110 section 5.3), and own lines come last.
+    # The order of lines with one name matters (RFC 9110 section 5.3), but own lines are moved to the end.
     if len(lengths) + shape.is_chunked > 1 or any(line.name in shape.headers for line in own):
         return None
     return shape, own, lengths[0] if lengths else None
@@ -276,6 +278,6 @@ def _remember(raw: bytes, line: FieldLine) -> None:
 
 
 def keeps_alive(version: str, headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> bool:
-    """Whether the connection persists after a reply (RFC 9112 section 9.3)."""
+    """Whether the connection stays open after a reply (RFC 9112 section 9.3)."""
     options = {word.strip().lower() for line in headers.getall("Connection", ()) for word in line.split(",")}
     return "close" not in options and (version == "1.1" or "keep-alive" in options)

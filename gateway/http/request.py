@@ -1,10 +1,10 @@
-"""A parser for requests (RFC 9112), sans-I/O: bytes in, events out.
+"""A parser for requests (RFC 9112), without I/O: bytes in, events out.
 
-llhttp parses the grammar in strict mode.  This module adds what llhttp leaves open: bounds on heads, and the refusal of
-unknown versions and of lengths and codings that leave the end of a body ambiguous.  After a syntax error it parses
-nothing more.  Trailer fields are dropped (RFC 9110 section 6.5.1); requests to upgrade are ignored (section 7.8).
+llhttp parses the grammar in strict mode.  This module adds bounds on heads, and refuses unknown versions, and lengths
+and codings that leave the end of a body ambiguous.  After a syntax error it parses nothing more.  Trailers are dropped
+(RFC 9110 section 6.5.1), and requests to upgrade are ignored (section 7.8).
 
-A parser between two messages keeps nothing of the first, so another connection may use it.
+Between two messages a parser has no state, so another connection may use it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from multidict import CIMultiDict
 from gateway.http.framing import TRANSITIONS, State, Step
 
 MOST_FIELDS: Final = 128
-"""The most fields in a head, and in a trailer section."""
+"""The most fields in a head and its trailers together."""
 LONGEST_LINE: Final = 8_190
 """The most bytes of one field, and of a request target."""
 _FIELD_COST: Final = 180
@@ -30,7 +30,7 @@ LONGEST_HEAD: Final = 1 << 15
 
 
 class Fields:
-    """The immutable header section of a request; requests with identical sections may share it."""
+    """A request's header section.  Immutable, and shared by requests with equal sections."""
 
     __slots__ = ("common", "facts", "headers", "is_plain", "keeps_alive", "length", "varied")
 
@@ -54,14 +54,14 @@ class Fields:
         self.is_plain = not any(name in headers for name in _SPECIAL) if is_plain is None else is_plain
         """Whether the section has no body framing, no Upgrade and no Expect."""
         self.facts: dict[Hashable, Any] = {}
-        """Values that other components derived from `common`, by component."""
+        """Values that other components have derived from `common`, by component."""
         self.common = headers
         """The headers without those in `varied`."""
         self.varied: Sequence[tuple[str, str]] = ()
-        """The headers in which this section differs from others with the same `facts`."""
+        """Headers with the numbers that differ between sections with the same `facts`."""
 
     def varied_by(self, varied: Sequence[tuple[str, str]], length: int) -> Fields:
-        """The section with these headers in addition, for a request whose body has `length` bytes."""
+        """This section with further headers, for a request whose body has `length` bytes."""
         headers = self.headers.copy()
         headers.extend(varied)
         fields = Fields(headers, self.keeps_alive, length, is_plain=False)
@@ -71,16 +71,15 @@ class Fields:
 
 @dataclass(slots=True)
 class RequestHead:
-    """A request without its body.  Bytes that are not UTF-8 appear as lone surrogates."""
+    """A request without its body.  Bytes that are not UTF-8 become lone surrogates."""
 
     method: str
     target: str
     version: str
-    """As in `1.1`."""
+    """In the form `1.1`."""
     fields: Fields
     known: tuple[Any, ...] | None = field(default=None, compare=False, repr=False)
-    """The latest meaning that another component has derived from the whole head, with the other values on which it
-    depends."""
+    """The value that another component has derived from the whole head, with the conditions under which it is valid."""
 
     @property
     def headers(self) -> CIMultiDict[str]:
@@ -103,11 +102,12 @@ class Mark(Enum):
     END = "end"
     """The request is complete."""
     BROKEN = "broken"
-    """The bytes are not a valid request or body; nothing after them is parsed."""
+    """The bytes are not a valid request or body.  Nothing after them is parsed."""
     TARGET_TOO_LONG = "target too long"
-    """The request's target exceeds its bound (RFC 9112 section 3); nothing after it is parsed."""
+    """The target is longer than allowed (RFC 9112 section 3).  Nothing after it is parsed."""
     HEAD_TOO_LARGE = "head too large"
-    """A field, the number of fields, or the head exceeds its bound (RFC 6585 section 5); nothing after it is parsed."""
+    """A field, the number of fields, or the whole head is larger than allowed (RFC 6585 section 5).  Nothing after it
+    is parsed."""
 
 
 Event = RequestHead | bytes | Mark
@@ -132,7 +132,7 @@ class _Rejected(Exception):
 
 
 class RequestParser:
-    """Parses the requests of one client."""
+    """Parses the requests of one connection."""
 
     __slots__ = (
         "_events",
@@ -154,19 +154,19 @@ class RequestParser:
         self._reset_parser()
         self._events: list[Event] = []
         self._parts: list[bytes] = []
-        """Parts of the body in the bytes being parsed.  They become one event, for any number of chunks."""
+        """Pieces of the body within the bytes being parsed.  They become one event, whatever the number of chunks."""
         self._fields: list[tuple[str, str]] = []
         self._trailers = 0
         self._target = b""
         self._head_bytes = 0
         """Bytes of the head's names and values so far."""
         self._refusal = Mark.BROKEN
-        """The mark with which the parser ends if it stops."""
+        """The mark to end with if parsing fails."""
         self._pending_bytes = 0
         """Bytes received since the last event or change of state."""
         self._keeps_alive = True
         self._framing = b""
-        """A substitute head with the same framing, for requests whose body another llhttp parser must read."""
+        """A substitute head with the same framing, for a body that a second llhttp parser has to read."""
 
     def _reset_parser(self) -> None:
         self._parser = HttpRequestParser(self)
@@ -175,17 +175,17 @@ class RequestParser:
         return f"<RequestParser {self.state}>"
 
     def close(self) -> None:
-        """Parse nothing more.  Must be called on a parser that is no longer used: it and llhttp form a cycle."""
+        """Parse nothing more.  Every parser must be closed, because it forms a reference cycle with llhttp."""
         self.state = State.CLOSED
         del self._parser
 
     @property
     def held_bytes(self) -> int:
-        """The approximate number of held bytes of an unfinished head, parsed or not."""
+        """About how many bytes of memory an unfinished head takes."""
         return self._pending_bytes + sum(_FIELD_COST + len(name) + len(value) for name, value in self._fields)
 
     def feed(self, data: bytes) -> list[Event]:
-        """The events in these bytes, in order."""
+        """Parse bytes, and return their events in order."""
         events = self._events = []
         began = self.state
         self._pending_bytes += len(data)
@@ -194,7 +194,7 @@ class RequestParser:
                 self._parser.feed_data(data)
                 break
             except HttpParserUpgrade as upgrade:
-                # The upgrade is ignored: the next bytes are the body, if there is one, or the next request.
+                # The upgrade is ignored: the next bytes are the body or the next request.
                 data = self._framing + data[upgrade.args[0] :]
                 self._framing = b""
                 self._reset_parser()
@@ -214,7 +214,7 @@ class RequestParser:
 
     def _break(self) -> None:
         if self.state is State.CLOSED:
-            # After the last message, bytes from the client are ignored.
+            # Bytes after the last message are ignored.
             return
         self.state = State.CLOSED
         if self._parts:
@@ -231,7 +231,7 @@ class RequestParser:
         if self.state is _HEAD_DONE:
             return
         if self.state is State.CLOSED:
-            # llhttp may continue after this parser has stopped.
+            # llhttp may call back after this parser has stopped.
             raise _Rejected
         self.state = _BEGUN
         self._fields = []
@@ -258,7 +258,7 @@ class RequestParser:
                 self._refusal = Mark.HEAD_TOO_LARGE
             raise _Rejected
         if self.state is _BEGUN:
-            # llhttp leaves the trailing whitespace, which is not part of a value (RFC 9112 section 5.1).
+            # llhttp keeps trailing whitespace, which is not part of the value (RFC 9112 section 5.1).
             fields.append((name.decode(), value.rstrip(b" \t").decode("utf-8", "surrogateescape")))
         else:
             self._trailers += 1
@@ -270,7 +270,7 @@ class RequestParser:
         version, method = parser.get_http_version(), parser.get_method().decode()
         length: int | None = 0
         if (codings := headers.getall("Transfer-Encoding", None)) is not None:
-            # The sender of an HTTP/1.0 request may not understand Transfer-Encoding (RFC 9112 section 6.1).
+            # The sender of an HTTP/1.0 request may not know Transfer-Encoding (RFC 9112 section 6.1).
             if version == "1.0" or codings[-1].rpartition(",")[2].strip(" \t").lower() != "chunked":
                 raise _Rejected
             length = None
@@ -279,7 +279,7 @@ class RequestParser:
         if version == "0.9" or method == "CONNECT":
             raise _Rejected
         if length != 0 and parser.should_upgrade():
-            # llhttp takes the body for the upgraded protocol, so a second parser reads it as a body.
+            # llhttp treats the body as data of the upgraded protocol, so a second parser has to read it.
             self._framing = _BODY_OF_UNKNOWN_SIZE if length is None else _BODY_OF_SIZE % length
         self._keeps_alive = version == "1.1" and parser.should_keep_alive()
         self._fields = []

@@ -1,12 +1,12 @@
-"""Field blocks (RFC 7541): reading those of the peer, and writing those of answers and requests.
+"""Field blocks (RFC 7541): decodes those of the peer, and encodes those of answers and requests.
 
-Blocks are written without the dynamic table, which would tie their bytes to one connection: an answer that many clients
-get is encoded once, and a remembered answer is kept in encoded form.
+Blocks are encoded without the dynamic table, which would tie their bytes to one connection.  An answer for many clients
+is therefore encoded once, and a remembered answer is kept in encoded form.
 
-A client that repeats a request sends the same block again, which consists of indexes and leaves the table unchanged.
-So the meaning of a block is remembered until the table changes.
+A client that repeats a request sends the same block again.  The block consists of indexes and leaves the dynamic table
+unchanged.  Its decoded value is remembered until the table changes.
 
-The rules for fields that requests and replies of HTTP/2 have in common (RFC 9113 section 8.2).
+The module also has the rules for fields that requests and replies share (RFC 9113 section 8.2).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from hpack.table import HeaderTable
 
 is_name: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
 is_value: Final = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?").fullmatch
-"""A field value of HTTP/1.1 (RFC 9110 section 5.5): no control characters, no whitespace at either end."""
+"""A field value of HTTP/1.1 (RFC 9110 section 5.5): no control characters, and no whitespace at either end."""
 is_length: Final = re.compile(rb"[0-9]{1,18}").fullmatch
 FORBIDDEN: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
-"""Fields that concern a connection of HTTP/1.1; a message with one of them is malformed (section 8.2.2)."""
+"""Fields of HTTP/1.1 connections.  A message with one of them is malformed (section 8.2.2)."""
 
 
 T = TypeVar("T")
@@ -32,11 +32,11 @@ T = TypeVar("T")
 FieldList = list[tuple[bytes, bytes]]
 
 _MOST_REMEMBERED: Final = 64
-"""Bound on the remembered blocks of one connection."""
+"""The most remembered blocks of one connection."""
 _LONGEST_REMEMBERED: Final = 512
-"""Bytes of the longest block that is remembered."""
+"""The longest block that is remembered, in bytes."""
 _MOST_DECODED: Final = 1 << 15
-"""Bound on the decoded bytes of one connection's remembered blocks: a short block of indexes may decode to many."""
+"""The most decoded bytes of one connection's remembered blocks.  A short block of indexes may decode to many bytes."""
 _SIZE_UPDATE: Final = 0x20
 """The first three bits of a dynamic table size update."""
 EMPTY_TABLE_UPDATE: Final = b"\x20"
@@ -44,11 +44,11 @@ EMPTY_TABLE_UPDATE: Final = b"\x20"
 
 
 class Undecodable(Exception):
-    """A block is not a valid field block; the state of the table is unknown."""
+    """A block is not a valid field block.  The state of the table is unknown."""
 
 
 class TooLarge(Undecodable):
-    """A block decodes to more than the bound; it was not decoded to its end."""
+    """A block decodes to more bytes than allowed.  It was not decoded to its end."""
 
 
 class _Table(HeaderTable):
@@ -62,7 +62,8 @@ class _Table(HeaderTable):
 
 
 class BlockReader(Generic[T]):
-    """Decodes the blocks of one connection.  `understand` turns the fields of a head into the value to return."""
+    """Decodes the blocks of one connection.  `understand` turns the fields of a head into the value that `read`
+    returns."""
 
     def __init__(self, most_bytes: int, understand: Callable[[FieldList], T]) -> None:
         self._decoder = Decoder(max_header_list_size=most_bytes)
@@ -70,10 +71,10 @@ class BlockReader(Generic[T]):
         self._understand = understand
         self._known: dict[bytes, T] = {}
         self._decoded_bytes = 0
-        """Decoded bytes of the remembered blocks."""
+        """The decoded bytes of all remembered blocks."""
 
     def read(self, block: bytes) -> T:
-        """The value for the block of a head.  Raises Undecodable."""
+        """The value for a head's block.  Raises Undecodable."""
         known = self._known.get(block)
         if known is not None:
             return known
@@ -97,7 +98,7 @@ class BlockReader(Generic[T]):
         self._decoded_bytes = 0
 
     def decode(self, block: bytes) -> FieldList:
-        """The fields of any block, trailers included.  Raises Undecodable."""
+        """The fields of any block, including trailers.  Raises Undecodable."""
         version = self._table.version
         try:
             return [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
@@ -107,7 +108,7 @@ class BlockReader(Generic[T]):
             raise Undecodable from error
         finally:
             if self._table.version != version or _changes_size(block):
-                # The same bytes may decode to something else now.
+                # Equal bytes may now decode to other fields.
                 self._forget()
 
 
@@ -116,16 +117,16 @@ def _changes_size(block: bytes) -> bool:
 
 
 _STATUSES: Final = {b"200": 8, b"204": 9, b"206": 10, b"304": 11, b"400": 12, b"404": 13, b"500": 14}
-"""Indexes of static table entries that have both name and value."""
+"""Indexes of static table entries with both name and value."""
 _NEVER_INDEXED: Final = frozenset({b"authorization", b"cookie"})
-"""Secrets, which no party on the way may put into a table (RFC 7541 section 7.1.3)."""
+"""Secrets, which no intermediary may put into a table (RFC 7541 section 7.1.3)."""
 _NAMES: Final = {
     name: index for index, (name, _) in reversed([*enumerate(HeaderTable.STATIC_TABLE, 1)]) if name[:1] != b":"
 }
 
 
 def _integer(value: int, bits: int, first: int) -> bytes:
-    """An integer with a prefix of `bits` bits, after the leading bits of `first` (RFC 7541 section 5.1)."""
+    """Encode an integer with a prefix of `bits` bits, after the leading bits of `first` (RFC 7541 section 5.1)."""
     most = (1 << bits) - 1
     if value < most:
         return bytes((first | value,))
@@ -145,7 +146,8 @@ def _string(value: bytes) -> bytes:
 
 @lru_cache(maxsize=1_024)
 def _name(name: bytes) -> bytes:
-    """The name of a literal field without indexing (RFC 7541 sections 6.2.2, 6.2.3); empty if it must not be sent."""
+    """Encode the name of a literal field without indexing (RFC 7541 sections 6.2.2, 6.2.3).  Empty if the field must
+    not be sent."""
     name = name.lower()
     if name in FORBIDDEN:
         return b""
@@ -155,14 +157,14 @@ def _name(name: bytes) -> bytes:
 
 @lru_cache(maxsize=64)
 def status_block(status: bytes) -> bytes:
-    """The pseudo field that begins every answer; `status` is its three digits."""
+    """Encode the pseudo field that begins every answer.  `status` has three digits."""
     index = _STATUSES.get(status)
     return bytes((0x80 | index,)) if index is not None else b"\x08\x03" + status
 
 
 @lru_cache(maxsize=8)
 def block_of(head: bytes) -> bytes:
-    """A field block made from a response head of HTTP/1.1, status line and empty line included."""
+    """Encode an HTTP/1.1 response head, including its status line and its empty line."""
     first, *lines = head[:-4].split(b"\r\n")
     out = [status_block(first[9:12])]
     _add_fields(out, lines)
@@ -172,11 +174,11 @@ def block_of(head: bytes) -> bytes:
 _GET: Final = b"\x82"
 _SCHEMES: Final = {"http": b"\x86", "https": b"\x87"}
 _AUTHORITY, _METHOD, _PATH = b"\x01", b"\x02", b"\x04"
-"""Names of the static table, as those of literal fields without indexing."""
+"""Encoded names from the static table, for literal fields without indexing."""
 
 
 def request_block(head: bytes, scheme: str) -> bytes:
-    """A field block made from a request head of HTTP/1.1 with one Host line, request line and empty line included.
+    """Encode an HTTP/1.1 request head with one Host line, including its request line and its empty line.
 
     The Host field becomes `:authority` (RFC 9113 section 8.3.1).
     """
@@ -191,7 +193,7 @@ def request_block(head: bytes, scheme: str) -> bytes:
 
 
 def _add_fields(out: list[bytes], lines: list[bytes]) -> None:
-    """Add the literal fields for these lines of a head."""
+    """Add literal fields for these lines of a head."""
     for line in lines:
         name, _, value = line.partition(b": ")
         if coded := _name(name):

@@ -1,15 +1,15 @@
 """One HTTP/2 connection on the client's side (RFC 9113): requests out, replies in.
 
-The peer is an origin, which may be faulty or hostile.  Everything that it sends is bounded: heads in bytes and fields,
-interim replies in rate, unread bodies by their windows, frames without content by a budget.  A reply that breaks the
-rules resets its stream, and a push ends the connection.  One RST_STREAM for each request does not count against the
-budget: it ends the request, or follows a reply that did not need the whole request (section 8.1).
+The peer is an origin, which may be faulty or hostile.  All input is bounded: heads in bytes and fields, interim replies
+in their rate, unread bodies by their windows, and frames without content by a budget.  An invalid reply resets its
+stream, and a server push ends the connection.  One RST_STREAM for each request is outside the budget: it ends the
+request, or follows a reply that did not need the whole request (section 8.1).
 
-Trailers are dropped.  A request is reported as not processed (REFUSED_STREAM) if the origin says so, for one stream or
+Trailers are dropped.  A request counts as not processed (REFUSED_STREAM) if the origin states this for the stream, or
 by the last stream in GOAWAY (section 8.7).
 
-Replies are given in the form that readers know (RFC 9113 section 8.3.2).  They are checked as strictly as those of
-HTTP/1.1 (`http/reply`): the same bounds, statuses and field syntax.
+Replies become the same `Head` as those of HTTP/1.1.  They are checked as strictly (`http/reply`): with the same bounds,
+statuses and field syntax.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from gateway.http.reply import MOST_FIELDS, MOST_HEAD_BYTES, MOST_LINE_BYTES, In
 from gateway.http.reply_lines import NAMES, Head, read_lines
 
 MOST_LIST_BYTES: Final = MOST_HEAD_BYTES + 32 * (MOST_FIELDS + 8)
-"""Decoded bytes of a reply's field list (sizes as in RFC 9113 section 6.5.2)."""
+"""The most decoded bytes of a reply's field list (sizes as in RFC 9113 section 6.5.2)."""
 
 _is_status: Final = re.compile(rb"[1-9][0-9]{2}").fullmatch
 
 
 class Http2Reply:
-    """The reply that a field list stands for.  Immutable: one object may be shared by many equal replies."""
+    """The reply that a field list stands for.  Immutable, and shared by equal replies."""
 
     __slots__ = ("head", "interim", "is_malformed")
 
     def __init__(self, fields: FieldList) -> None:
         self.interim: Interim | None = None
-        """The reply, if it is a valid interim one (1xx)."""
+        """The reply, if it is a valid interim reply (1xx)."""
         self.head: Head | None = None
         """The head of a valid final reply."""
         status = _status_of(fields)
@@ -53,11 +53,11 @@ class Http2Reply:
         elif status is not None and status >= 200:
             self.head = _head_of(status, fields)
         self.is_malformed = self.head is None and self.interim is None
-        """Whether the reply is invalid.  That includes 101, which HTTP/2 does not have (RFC 9113 section 8.6)."""
+        """Whether the reply is invalid.  HTTP/2 has no 101 (RFC 9113 section 8.6), so that status is invalid too."""
 
 
 def _status_of(fields: FieldList) -> int | None:
-    """The status of a reply; None if its fields are invalid, or too large or too many."""
+    """The status of a reply.  None if its fields are invalid, too large or too many."""
     if not fields or fields[0][0] != b":status" or not _is_status(fields[0][1]) or len(fields) > MOST_FIELDS + 1:
         return None
     size = 0
@@ -69,7 +69,7 @@ def _status_of(fields: FieldList) -> int | None:
 
 
 def _head_of(status: int, fields: FieldList) -> Head | None:
-    """The head of a final reply; None if its Content-Length is repeated or is not a number."""
+    """The head of a final reply.  None if its Content-Length is repeated or is not a number."""
     if (found := read_lines([b"%b: %b" % field for field in fields[1:]])) is not None:
         shape, own, length = found
         return Head(status, responses.get(status, ""), None, length, True, shape, own)
@@ -90,19 +90,19 @@ def _headers_of(fields: FieldList) -> CIMultiDict[str]:
 
 
 MOST_STREAMS: Final = 128
-"""The most requests open at once on one connection, even if the origin allows more.  This bounds the number of requests
-that one lost connection ends."""
+"""The most requests open at once on one connection, even if the origin allows more.  This bounds the requests that one
+lost connection fails."""
 REPLY_WINDOW: Final = 1 << 18
-"""Bytes of one reply's body that may be in flight."""
+"""The most bytes of one reply's body that may be in flight."""
 LATE_FRAMES: Final = 256
-"""Frames that may still arrive for a stream that was reset, beyond the budget."""
+"""The frames that may still arrive for a stream that was reset, outside the budget."""
 _MOST_LATE_FRAMES: Final = 1 << 16
 _MOST_LATE_RESETS: Final = 1 << 10
 _NO_BODY: Final = frozenset({204, 304})
 
 
 class ClientSession(Reading[Http2Reply]):
-    """The protocol state of one connection."""
+    """The protocol state of one connection to an origin."""
 
     __slots__ = (
         "_bodiless",
@@ -117,11 +117,11 @@ class ClientSession(Reading[Http2Reply]):
         super().__init__(counts, MOST_LIST_BYTES, Http2Reply)
         self._late_frames = 0
         self._late_resets = 0
-        """RST_STREAM frames that may still arrive for streams that have ended: one for each request."""
+        """RST_STREAM frames that may still arrive for ended streams: one for each request."""
         self._bodiless: set[int] = set()
-        """Open streams whose reply has no body, because the request was a HEAD."""
+        """Open streams whose reply has no body, because the request is a HEAD."""
         self._interim: dict[int, InterimRate] = {}
-        """The interim replies of the streams that had any."""
+        """The rates of interim replies, for streams that have had one."""
         self._write(frames.PREFACE)
         self._write(
             frames.settings(
@@ -142,15 +142,15 @@ class ClientSession(Reading[Http2Reply]):
 
     @property
     def most_streams(self) -> int:
-        """Requests that may be open at once now; 0 if no more may begin."""
+        """The most requests that may be open at once now; 0 if no more may begin."""
         if self.failed is not None or self.has_goaway or self._last_id >= frames.LAST_STREAM_ID - 2:
             return 0
         return min(self.peer_streams, MOST_STREAMS)
 
     def send_request(self, block: bytes, *, ends: bool, is_head: bool = False) -> Stream:
-        """Begin a request; `ends` if it has no body, `is_head` if it is a HEAD.
+        """Begin a request.  `ends` means that it has no body, `is_head` that it is a HEAD.
 
-        The caller respects `most_streams`.
+        The caller observes `most_streams`.
         """
         self._last_id += 2 if self._last_id else 1
         stream = self.streams[self._last_id] = Stream(self._last_id, self._first_window, REPLY_WINDOW)
@@ -162,7 +162,7 @@ class ClientSession(Reading[Http2Reply]):
         return stream
 
     def send_goaway(self) -> None:
-        """Tell the origin that the connection is about to be closed (section 6.8)."""
+        """Announce to the origin that the connection is about to close (section 6.8)."""
         if self.failed is None:
             self._counts.goaways[ErrorCode.NO_ERROR] += 1
             self._write(frames.goaway(0, ErrorCode.NO_ERROR))

@@ -1,4 +1,4 @@
-"""Ending of streams and of the connection, on either side of HTTP/2 (RFC 9113 sections 5.1, 5.4 and 6.8).
+"""The end of streams and of the connection, on both sides of HTTP/2 (RFC 9113 sections 5.1, 5.4 and 6.8).
 
 A stream is over when both sides have ended it, or either side has reset it.  A connection is over when it has failed.
 """
@@ -16,15 +16,15 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.streams import Stream
 
 _UNNEEDED: Final = (ErrorCode.NO_ERROR, ErrorCode.CANCEL)
-"""The codes with which this side resets a stream that it no longer needs, through no error of the peer's."""
+"""The codes with which this side resets a stream without an error of the peer's."""
 _MOST_LATE_BYTES: Final = 1 << 26
-"""Bound on the bytes of DATA that may still arrive for streams that were reset."""
+"""The most bytes of DATA that may still arrive for streams that were reset."""
 _MOST_RESET_IDS: Final = 256
-"""Bound on the reset streams that are distinguished from ended ones (RFC 9113 section 5.1)."""
+"""The most reset streams that are distinguished from ended streams (RFC 9113 section 5.1)."""
 
 
 class SessionError(Exception):
-    """The connection has to end with an error code."""
+    """The connection has to end, with this error code."""
 
     def __init__(self, code: ErrorCode) -> None:
         self.code = code
@@ -42,7 +42,7 @@ def unpadded(payload: bytes, flags: int) -> bytes:
 
 
 class Ending(Receiving):
-    """The ending half of a session.  Decides which streams are over, and whether the connection is."""
+    """The part of a session that ends streams and the connection."""
 
     __slots__ = (
         "_counts",
@@ -58,16 +58,16 @@ class Ending(Receiving):
         self._last_id = 0
         """The last stream that the client has begun."""
         self._late_bytes = 0
-        """Bytes of DATA that the peer may have sent before it read a reset: the windows of the streams."""
+        """Bytes of DATA that the peer may have sent before it read a reset, as the streams' windows allowed."""
         self._reset_ids: deque[int] = deque()
-        """The last streams that were reset, in the order in which they were."""
+        """The latest reset streams, oldest first."""
         self._forgotten_id = 0
-        """The highest id among the streams reset before those."""
+        """The highest id of the streams reset before those."""
 
     @property
     @abstractmethod
     def _last_peer_id(self) -> int:
-        """The last stream that the peer has begun and this side has processed; 0 if there is none."""
+        """The peer's last stream that this side has processed; 0 if there is none."""
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
         """Reset a stream, unless it is over."""
@@ -85,15 +85,15 @@ class Ending(Receiving):
         stream.queued_bytes = 0
 
     def _note_reset(self, stream_id: int) -> None:
-        """Record that frames of the peer may still arrive for this stream."""
+        """Record that the peer's frames may still arrive for this stream."""
         self._reset_ids.append(stream_id)
         if len(self._reset_ids) > _MOST_RESET_IDS:
             self._forgotten_id = max(self._forgotten_id, self._reset_ids.popleft())
 
     def _may_be_late(self, stream_id: int) -> bool:
-        """Whether a frame for this stream, which is over, may come from a peer that had not read its reset.
+        """Whether a frame for this ended stream may come from a peer that had not read a reset.
 
-        Whether an old stream was reset is not known any more.
+        Also true for every old stream, because it is unknown whether those were reset.
         """
         return stream_id <= self._forgotten_id or stream_id in self._reset_ids
 
@@ -104,13 +104,13 @@ class Ending(Receiving):
             self._write(frames.rst_stream(stream_id, code))
 
     def fail(self, code: ErrorCode) -> None:
-        """End the connection with an error; all its streams are over."""
+        """End the connection, and all its streams, with an error."""
         if self.failed is None:
             self._counts.goaways[code] += 1
             self._write(frames.goaway(self._last_peer_id, code))
             self.abandon(code)
 
     def abandon(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
-        """End the session without a frame: nothing more is read or written."""
+        """End the session without a frame.  Nothing more is read or written."""
         if self.failed is None:
             self.failed = code

@@ -1,11 +1,10 @@
-"""Rate limits on frames that cost work and bring no request, and the counters of sessions.
+"""Rate limits on frames that cost work without a request, and the counters of sessions.
 
-Each kind of frame has a bucket with a size and a drain rate.  Regular clients stay far below the limits; a flood fills
-its bucket within milliseconds, and `gateway.http.http2.reading` ends its connection (RFC 9113 section 10.5).
+Each kind of frame has a leaky bucket with a size and a drain rate.  Regular clients stay far below the limits.  A flood
+fills its bucket within milliseconds, and `gateway.http.http2.reading` then ends the connection (RFC 9113 section 10.5).
 
-`SessionCounts` counts over all HTTP/2 sessions of one gateway: open sessions, and how streams and connections ended.
-Sessions and their connections update them; figures are computed when they are read.  This module does not know what the
-counts are used for.
+`SessionCounts` counts over all HTTP/2 sessions of one gateway: the open sessions, and how streams and connections
+ended.  Sessions and connections update these counts.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from gateway.http.http2.frames import ErrorCode
 
 
 class Kind(Enum):
-    """The kinds of frames that are limited."""
+    """The limited kinds of frames."""
 
     RESET = "reset"
-    """Streams reset by the client soon after they began and before their answer did (CVE-2023-44487), or by this side
-    for an error of the client's (CVE-2025-8671)."""
+    """Streams that the client resets soon after it began them, before the answer has begun (CVE-2023-44487).  Also
+    streams that this side resets for an error of the client's (CVE-2025-8671)."""
     REFUSED = "refused"
     """Requests beyond the bound on concurrent streams."""
     PING = "ping"
@@ -32,21 +31,21 @@ class Kind(Enum):
     """DATA, HEADERS and CONTINUATION frames without content."""
     CONTINUATION = "continuation"
     WINDOW = "window"
-    """Window updates beyond what sent data accounts for (CVE-2019-9511)."""
+    """Window updates beyond those that sent data justifies (CVE-2019-9511)."""
     IDLE = "idle"
-    """Priorities, frames of unknown types, and frames for streams that have ended, resets included."""
+    """Priorities, frames of unknown types, and frames for ended streams, including resets."""
 
 
 class Allowance(NamedTuple):
-    """The size of a bucket and its drain rate, in frames and frames per second."""
+    """A bucket's size in frames, and its drain rate in frames per second."""
 
     holds: int
     per_s: int
 
 
 ALLOWANCES: Final = {
-    # Leaving a page resets its open requests: a hundred at once, several times in a row.  A stream whose answer has
-    # begun may be reset at any rate (RFC 9113 section 5.4.2).
+    # A browser that leaves a page resets its open requests: a hundred at once, several times in a row.  Streams whose
+    # answer has begun may be reset at any rate (RFC 9113 section 5.4.2).
     Kind.RESET: Allowance(400, 20),
     Kind.REFUSED: Allowance(200, 20),
     Kind.PING: Allowance(60, 5),
@@ -59,7 +58,7 @@ ALLOWANCES: Final = {
 
 
 class Budget:
-    """The buckets of one connection.  Owner of their levels."""
+    """The buckets of one connection."""
 
     __slots__ = ("_levels",)
 
@@ -72,7 +71,7 @@ class Budget:
         return f"<Budget {levels or 'unused'}>"
 
     def spend(self, kind: Kind, now: float) -> bool:
-        """Count one frame; False if it exceeds the limit.  `now` is in monotonic seconds."""
+        """Count one frame at `now`, in monotonic seconds.  Returns False if it exceeds the limit."""
         holds, per_s = ALLOWANCES[kind]
         level, at = self._levels.get(kind, (0.0, now))
         level = max(0.0, level - (now - at) * per_s) + 1
@@ -81,7 +80,7 @@ class Budget:
 
 
 class OpenSession(Protocol):
-    """The part of a session that is counted."""
+    """A session, as it is counted."""
 
     @property
     def streams(self) -> Sized:
@@ -89,17 +88,17 @@ class OpenSession(Protocol):
 
 
 class SessionCounts:
-    """Counters over all sessions of one gateway.  Owner of the set of open sessions."""
+    """The counters of all sessions of one gateway.  It owns the set of open sessions."""
 
     def __init__(self) -> None:
         self._open: set[OpenSession] = set()
         self.resets: Counter[ErrorCode] = Counter()
         """RST_STREAM frames sent by this side, by error code (RFC 9113 section 7)."""
         self.goaways: Counter[ErrorCode] = Counter()
-        """Connections on which this side has sent GOAWAY, by error code.  The two frames of an orderly end count as
-        one."""
+        """Connections on which this side has sent GOAWAY, by error code.  The two frames of an orderly end count
+        once."""
         self.floods: Counter[Kind] = Counter()
-        """Connections that this side has ended because of too many frames of a kind."""
+        """Connections that this side has ended because of too many frames of one kind."""
 
     def __repr__(self) -> str:
         return f"<SessionCounts {self.connections} connections, {self.streams} streams>"

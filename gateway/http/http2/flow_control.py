@@ -1,13 +1,13 @@
-"""Flow control on either side of HTTP/2 (RFC 9113 section 5.2): output, and the bodies that arrive.
+"""Flow control on both sides of HTTP/2 (RFC 9113 section 5.2): for output, and for bodies that arrive.
 
-`Sending` writes heads at once, and DATA as the windows allow.  DATA that fits the windows is written at once.
-Otherwise it waits in its stream, and streams with queued data take turns, one frame each.
+`Sending` writes heads at once, and DATA as far as the windows allow.  Other DATA waits in its stream.  Streams with
+queued data take turns, one frame each.
 
-`Receiving` has the windows of bodies that arrive.  The connection's window reopens as bytes arrive, so that one stalled
-body never blocks the others.  A stream's window reopens too, with two exceptions: if too much of its own body is
-unread, or if it has unread bytes while all bodies together have too many.  A body that is read as it arrives is never
-held up.  These rules bound what one connection can make the process hold to `MOST_UNREAD_BYTES` and one window for each
-stream.
+`Receiving` manages the windows of bodies that arrive.  The connection's window reopens as bytes arrive, so that a
+stalled body never blocks the others.  A stream's window reopens too, with two exceptions: while too much of its own
+body is unread, and while it has unread bytes and all bodies together have too many.  A body that is read as it arrives
+is therefore never held up.  One connection can make the process hold at most `MOST_UNREAD_BYTES` and one window for
+each stream.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.streams import Stream
 
 _PUMP_BYTES: Final = 1 << 16
-"""Output handed to the transport before checking again whether it has room."""
+"""Output that is given to the transport between two checks of whether it has room."""
 
 
 class Sending(ABC):
-    """The sending half of a session.  Owner of its send windows and of its output."""
+    """The sending half of a session.  It owns the send windows and the output."""
 
     __slots__ = (
         "_first_window",
@@ -45,37 +45,37 @@ class Sending(ABC):
         """The error code with which the connection has ended; None while it is open."""
         self._send_window = frames.DEFAULT_WINDOW
         self._first_window = frames.DEFAULT_WINDOW
-        """The initial window of a stream, as the peer's settings say."""
+        """The initial window of a stream, as in the peer's settings."""
         self._frame_bytes = frames.DEFAULT_FRAME_BYTES
         """The largest frame that is sent."""
         self._owes_size_update = False
         self._free_updates = 0
-        """Window updates that sent data accounts for; further ones count against the budget."""
+        """Window updates that sent data justifies.  Further ones count against the budget."""
         self._turns: dict[Stream, None] = {}
         """Streams with queued data, in the order of their turns."""
         self.is_blocked = False
-        """Whether the transport takes no more output for now."""
+        """Whether the transport has no room for more output."""
         self.out: list[bytes | memoryview] = []
-        """The output that has not been taken yet."""
+        """Output that has not been taken."""
         self.out_bytes = 0
 
     @abstractmethod
     def _close_if_ended(self, stream: Stream) -> None:
-        """Close the stream if it is over, after this side or the peer has ended it."""
+        """Close the stream if both sides have ended it."""
 
     def _write(self, frame: bytes) -> None:
         self.out.append(frame)
         self.out_bytes += len(frame)
 
     def take_out(self) -> list[bytes | memoryview]:
-        """Take the output that is to be written now."""
+        """Take the output, in order to write it now."""
         out, self.out = self.out, []
         self.out_bytes = 0
         return out
 
     def send_head(self, stream: Stream, block: bytes, *, ends: bool = False, is_interim: bool = False) -> None:
-        """Begin the answer or request; `ends` if it has no body, `is_interim` if it is an interim answer that another
-        one follows."""
+        """Send the head of an answer or a request.  `ends` means that it has no body, `is_interim` that another head
+        follows."""
         if stream.reset_code is not None or self.failed is not None:
             return
         if not is_interim:
@@ -89,7 +89,7 @@ class Sending(ABC):
             self._close_if_ended(stream)
 
     def send_data(self, stream: Stream, data: bytes | memoryview, *, ends: bool = False) -> None:
-        """Send a part of the body, now or when the windows allow."""
+        """Send a part of the body, now or when the windows allow.  `ends` means that the body ends with it."""
         size = len(data)
         if stream.reset_code is not None or self.failed is not None or not (size or ends):
             return
@@ -120,8 +120,8 @@ class Sending(ABC):
         if stream.send_window > 0:
             self._turns[stream] = None
             if len(self._turns) == 1:
-                # With other streams queued, this one waits for its turn; a later `send_queued` reports when it is
-                # drained.
+                # While other streams are queued, this stream waits for its turn, and a later `send_queued` reports when
+                # it is drained.
                 self.send_queued()
 
     def end_stream(self, stream: Stream) -> None:
@@ -134,7 +134,7 @@ class Sending(ABC):
             self.send_data(stream, b"", ends=True)
 
     def send_queued(self) -> list[Stream]:
-        """Write queued data in turns, as far as there is room; returns the streams that have nothing queued now."""
+        """Write queued data in turns, as far as there is room.  Returns the streams that have no queued data left."""
         drained = []
         turns = self._turns
         while turns and self.out_bytes < _PUMP_BYTES and not self.is_blocked:
@@ -143,7 +143,7 @@ class Sending(ABC):
                 break
             del turns[stream]
             if stream.send_window <= 0:
-                # The window has shrunk meanwhile; the stream gets a turn again when it opens.
+                # The window has shrunk since.  The stream gets a turn again when its window opens.
                 continue
             self._send_frame(stream)
             if not stream.queue:
@@ -154,18 +154,18 @@ class Sending(ABC):
 
     @property
     def can_pump(self) -> bool:
-        """Whether queued data waits only for the transport."""
+        """Whether queued data waits for nothing but the transport."""
         return bool(self._turns) and self._send_window > 0
 
     @property
     def is_shut(self) -> bool:
-        """Whether the connection's window is used up, so that the peer takes no byte of any body for now."""
+        """Whether the connection's window is used up, so that no byte of any body can be sent."""
         return self._send_window <= 0
 
     def _send_end(self, stream: Stream) -> None:
-        """End a body that has nothing queued.  That needs no window, and is too little to wait for the transport."""
+        """End a body without queued data.  The frame needs no window, and is too small to wait for the transport."""
         if stream.send_window < 0:
-            # Empty trailers: h2's client treats an empty DATA frame as an error here.
+            # Send empty trailers, because h2's client treats an empty DATA frame as an error here.
             self.send_head(stream, b"", ends=True)
             return
         self.out.append(frames.frame_head(0, frames.DATA, frames.END_STREAM, stream.id))
@@ -201,15 +201,15 @@ class Sending(ABC):
 
 
 CONNECTION_WINDOW: Final = 1 << 20
-"""Bytes of all arriving bodies that may be in flight."""
+"""The most bytes of all arriving bodies that may be in flight."""
 STREAM_UNREAD_BYTES: Final = 1 << 18
-"""Unread bytes of one body above which its window stays closed."""
+"""The unread bytes of one body above which its window stays closed."""
 MOST_UNREAD_BYTES: Final = 1 << 20
-"""Unread bytes of all bodies of a connection above which the windows of bodies with unread bytes stay closed."""
+"""The unread bytes of all bodies of a connection above which the windows of bodies with unread bytes stay closed."""
 
 
 class Receiving(Sending):
-    """The receiving half of a session's flow control.  Owner of its streams and of the counts of unread bytes."""
+    """The receiving half of a session's flow control.  It owns the streams and the counts of unread bytes."""
 
     __slots__ = (
         "_receive_window",
@@ -227,13 +227,13 @@ class Receiving(Sending):
         self._unread_bytes = 0
 
     def acknowledge(self, stream: Stream, size: int) -> None:
-        """Reopen the windows for `size` bytes of DATA, once `unread` has been called for them."""
+        """Reopen the windows for `size` bytes of DATA.  Call `unread` for these bytes before."""
         self._open_window(size)
         stream.unacknowledged_bytes += size
         self._open_stream(stream)
 
     def unread(self, stream: Stream, size: int) -> None:
-        """Record that `size` bytes of the stream's body wait to be read."""
+        """Record the number of bytes of the stream's body that wait to be read."""
         if self.streams.get(stream.id) is not stream:
             return
         was_over = self._unread_bytes > MOST_UNREAD_BYTES
@@ -246,8 +246,8 @@ class Receiving(Sending):
             self._open_stream(stream)
 
     def _change_windows(self, value: int) -> bool:
-        """Change the initial window of streams, and the open ones' windows (RFC 9113 section 6.9.2); returns whether
-        all are in bounds."""
+        """Change the initial window of streams, and the windows of open streams (RFC 9113 section 6.9.2).  Returns
+        whether all are within bounds."""
         difference, self._first_window = value - self._first_window, value
         for stream in self.streams.values():
             stream.send_window += difference

@@ -7,9 +7,9 @@ from struct import Struct
 from typing import Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""The first bytes of every client (section 3.4)."""
+"""The bytes that every client sends first (section 3.4)."""
 HEAD_BYTES: Final = 9
-"""Size of a frame header in bytes."""
+"""The size of a frame header in bytes."""
 DEFAULT_WINDOW: Final = 65_535
 DEFAULT_FRAME_BYTES: Final = 1 << 14
 LARGEST_WINDOW: Final = (1 << 31) - 1
@@ -38,7 +38,7 @@ HAS_PRIORITY: Final = 0x20
 
 _U16: Final = Struct(">HI")
 _HEAD: Final = Struct(">BHBBI")
-"""A frame header: the length in two parts, type, flags, stream id."""
+"""A frame header: the length in two parts, the type, the flags and the stream id."""
 _U32: Final = Struct(">I")
 _TWO_U32: Final = Struct(">II")
 
@@ -66,7 +66,7 @@ class ErrorCode(IntEnum):
 
 
 def error_code(payload: bytes) -> ErrorCode:
-    """The code in 4 bytes.  An unknown one is like INTERNAL_ERROR (RFC 9113 section 7)."""
+    """The error code in 4 bytes.  An unknown code counts as INTERNAL_ERROR (RFC 9113 section 7)."""
     code = int.from_bytes(payload, "big")
     return ErrorCode(code) if code <= ErrorCode.HTTP_1_1_REQUIRED else ErrorCode.INTERNAL_ERROR
 
@@ -103,7 +103,7 @@ def ping(payload: bytes, *, is_ack: bool) -> bytes:
 
 
 def window_update(stream_id: int, increment: int) -> bytes:
-    """A WINDOW_UPDATE frame that allows `increment` more bytes; stream 0 is the connection."""
+    """A WINDOW_UPDATE frame for `increment` more bytes.  Stream 0 is the connection."""
     return frame_head(4, WINDOW_UPDATE, 0, stream_id) + _U32.pack(increment)
 
 
@@ -113,7 +113,7 @@ def rst_stream(stream_id: int, code: ErrorCode) -> bytes:
 
 
 def goaway(last_stream_id: int, code: ErrorCode) -> bytes:
-    """A GOAWAY frame: no stream after `last_stream_id` is or will be processed."""
+    """A GOAWAY frame.  No stream after `last_stream_id` is processed."""
     return frame_head(8, GOAWAY, 0, 0) + _TWO_U32.pack(last_stream_id, code)
 
 

@@ -1,8 +1,8 @@
-"""Requests of HTTP/2 in the form that handlers know (RFC 9113 section 8.3), and as HTTP/1.1 would write them.
+"""HTTP/2 requests in the form that handlers use (RFC 9113 section 8.3), and as HTTP/1.1 would write them.
 
-Every request that passes can be written as one HTTP/1.1 head with exactly its meaning; otherwise the origin could read
-one request as two.  `_Malformed` is a malformed request by RFC 9113 (section 8.1.1).  `_Refused` is a valid request
-that this gateway does not answer over HTTP/1.1 either.
+Every accepted request can be written as one HTTP/1.1 head with exactly the same meaning.  Otherwise an origin could
+read one request as two.  `_Malformed` stands for a malformed request (RFC 9113 section 8.1.1).  `_Refused` stands for a
+valid request that the gateway refuses over HTTP/1.1 too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from gateway.http.request import LONGEST_HEAD, LONGEST_LINE, MOST_FIELDS, Fields
 
 VERSION: Final = "2.0"
 MOST_LIST_BYTES: Final = LONGEST_HEAD + LONGEST_LINE + 32 * (MOST_FIELDS + 8)
-"""Decoded bytes of a field list beyond which its sender counts as an attacker (sizes as in RFC 9113 section 6.5.2)."""
+"""The decoded bytes of a field list above which its sender counts as an attacker (sizes as in RFC 9113 section
+6.5.2)."""
 _LONGEST_ALIAS: Final = 4_096
 
 _METHOD: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
@@ -29,7 +30,7 @@ _UNPLAIN: Final = frozenset({b"content-length", b"expect"})
 
 
 class Http2Request:
-    """The request that a field list stands for.  Immutable: one object may be shared by many equal requests."""
+    """The request that a field list stands for.  Immutable, and shared by equal requests."""
 
     __slots__ = (
         "_headers",
@@ -46,15 +47,15 @@ class Http2Request:
     def __init__(self, fields: FieldList) -> None:
         self.is_malformed = False
         self.refusal = Mark.BROKEN
-        """Why the request is not answered, if it is valid and `is_answered` is False."""
+        """The reason why a valid request is refused.  Used if `is_answered` is False."""
         self._headers: CIMultiDict[str] | None = None
         self._with_body: Fields | None = None
         self._without_body: Fields | None = None
         self.method = self.target = ""
         self.length: int | None = None
-        """The announced size of the body in bytes."""
+        """The Content-Length in bytes; None without one."""
         self.alias: bytes | None = None
-        """The request's bytes in HTTP/1.1, if it is a plain GET."""
+        """The bytes of the equal HTTP/1.1 request, if this is a plain GET."""
         try:
             self._read(fields)
         except _Malformed:
@@ -64,7 +65,7 @@ class Http2Request:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the request is valid and of a kind that is answered."""
+        """Whether the request is valid and not refused."""
         return self._headers is not None
 
     def head(self, *, has_body: bool) -> RequestHead:
@@ -115,8 +116,8 @@ class Http2Request:
         if method is None or not _METHOD(method):
             raise _Malformed
         if method == b"CONNECT" or method.upper() != method:
-            # Methods are case-sensitive (RFC 9110 section 9.1): `delete` is no method, but some origins read it as
-            # DELETE.
+            # Methods are case-sensitive (RFC 9110 section 9.1).  `delete` is an unknown method, but some origins would
+            # carry out DELETE.
             raise _Refused(Mark.BROKEN)
         if path is None or not path or b":scheme" not in pseudo:
             raise _Malformed
@@ -149,7 +150,7 @@ class _Malformed(Exception):
 
 
 class _Refused(Exception):
-    """The request exceeds the bounds, or is of a kind that is not answered here."""
+    """The request exceeds the bounds, or the gateway does not support its method or scheme."""
 
     def __init__(self, why: Mark) -> None:
         super().__init__(why)

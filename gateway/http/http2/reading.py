@@ -1,8 +1,8 @@
-"""The input of one HTTP/2 connection, on either side (RFC 9113): frames in, events out.
+"""The input of one HTTP/2 connection, on both sides (RFC 9113): frames in, events out.
 
-An error of one stream resets the stream, an error of the connection ends it (`failed`), and frames that cost work
-without use are limited (`budget`).  Header blocks are decoded even if their messages are dropped, because later blocks
-depend on the table.  The meaning of a block differs between the sides: `session` and `client_session` determine it.
+An error of one stream resets that stream.  An error of the connection ends it (`failed`).  The number of frames that
+cost work without use is limited (`budget`).  Header blocks are decoded even if their messages are dropped, because
+later blocks depend on the table.  `session` and `client_session` interpret the blocks as requests and as replies.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from gateway.http.http2.streams import (
 )
 
 _FRAME_OF_SETTINGS: Final = 192
-"""Bytes of settings that count as one more frame; regular clients send a tenth of this."""
+"""The bytes of a SETTINGS frame that count as a further frame.  Regular clients send a tenth of this."""
 
 _SMALL: Final = 1_024
-"""If a piece of a body has fewer bytes than this, it is joined with the preceding piece."""
+"""A piece of a body with fewer bytes is joined with the piece before."""
 
 Head = TypeVar("Head")
-"""The head of a message as a side understands it: a request, or a reply."""
+"""The head of a message: a request or a reply, depending on the side."""
 
 
 class Reading(Ending, Generic[Head]):
@@ -65,21 +65,21 @@ class Reading(Ending, Generic[Head]):
     def __init__(self, counts: SessionCounts, most_block_bytes: int, understand: Callable[[FieldList], Head]) -> None:
         super().__init__(counts)
         self._most_block_bytes = most_block_bytes
-        """Bound on the bytes of a header block, and on its decoded bytes."""
+        """The most bytes of a header block, encoded and decoded."""
         self._reader = BlockReader(most_block_bytes, understand)
         self._budget = Budget()
         self.flood: Kind | None = None
-        """The kind of frames of which the peer has sent too many, or None."""
+        """The kind of frames that the peer has sent too many of; None without a flood."""
         self._unparsed = b""
         self._consumed = 0
-        """Bytes at the beginning of the unparsed input that have been read; 0 unless `has_more`."""
+        """Bytes at the start of the unparsed input that have been read.  0 unless `has_more`."""
         self.has_more = False
-        """Whether complete input is left to be read."""
+        """Whether complete frames are left to be read."""
         self._has_settings = False
         self._now = 0.0
         self._events: list[Event] = []
         self.peer_streams = frames.LAST_STREAM_ID
-        """Streams that the peer lets this side have open at once; only clients open any."""
+        """The most streams that this side may have open at once, by the peer's settings.  Only clients open streams."""
         self.has_goaway = False
         """Whether the peer has sent GOAWAY."""
         self._block: list[bytes] | None = None
@@ -95,28 +95,29 @@ class Reading(Ending, Generic[Head]):
 
     @property
     def is_greeted(self) -> bool:
-        """Whether the peer has sent its first SETTINGS, and a client its preface."""
+        """Whether the peer has sent its first SETTINGS, and a client its preface before."""
         return self._has_settings
 
     @property
     def is_mid_head(self) -> bool:
-        """Whether input ends within a frame other than DATA, or within a header block."""
+        """Whether the input ends within a frame other than DATA, or within a header block."""
         rest = b"" if self.has_more else self._unparsed
         return self._block is not None or (bool(rest) and (len(rest) <= 3 or rest[3] != frames.DATA))
 
     @property
     def input_bytes(self) -> int:
-        """Bytes of input that are held: an incomplete frame and header block, and unread bodies."""
+        """Bytes of held input: incomplete frames and header blocks, and unread bodies."""
         return len(self._unparsed) - self._consumed + self._block_bytes * (self._block is not None) + self._unread_bytes
 
     def receive(
         self, data: bytes, now: float, most_heads: int = sys.maxsize, most_frames: int = sys.maxsize
     ) -> list[Event]:
-        """The events in `data`, in order; `now` is in monotonic seconds.  After `failed` nothing is read.
+        """Read input that arrives at `now`, in monotonic seconds, and return its events in order.  Reads nothing after
+        a failure.
 
         Reading stops before the next HEADERS frame after `most_heads` of them, and before the next other frame after
-        `most_frames` of those; then `has_more` is true, and the next call goes on.  A long SETTINGS frame counts as
-        several.
+        `most_frames` of those.  In this case `has_more` is true, and the next call reads on.  A long SETTINGS frame
+        counts as several.
         """
         self.has_more = False
         if self.failed is not None:
@@ -159,7 +160,7 @@ class Reading(Ending, Generic[Head]):
                 break
             at = begin + size
             if (most_heads if kind == frames.HEADERS else most_frames) <= 0:
-                # The rest is not copied, because it may be long, and is read a few frames at a time.
+                # Keep the rest without a copy, because it may be long and is read a few frames at a time.
                 self.has_more, self._unparsed, self._consumed = True, data, begin - frames.HEAD_BYTES
                 return
             if kind == frames.HEADERS:
@@ -216,7 +217,7 @@ class Reading(Ending, Generic[Head]):
             self._take_block(stream_id, block, self._block_ends)
 
     def _take_block(self, stream_id: int, block: bytes, ends: bool) -> None:
-        """Handle a complete header block; `ends` if it ends its side of the stream."""
+        """Handle a complete header block.  `ends` means that the peer ends its side of the stream."""
         try:
             if self._take_head(stream_id, block, ends):
                 return
@@ -235,26 +236,23 @@ class Reading(Ending, Generic[Head]):
 
     @abstractmethod
     def _take_head(self, stream_id: int, block: bytes, ends: bool) -> bool:
-        """Handle the block if it is the head of a message, and return whether it is.
-
-        Raises Undecodable.
-        """
+        """Handle the block if it is the head of a message.  Returns whether it is.  Raises Undecodable."""
 
     def _take_trailers(self, stream: Stream, fields: FieldList, ends: bool) -> None:
-        """Handle the fields behind a body.  They are dropped."""
+        """Check and drop the fields after a body."""
         if not ends or any(name[:1] == b":" or name.lower() != name for name, _ in fields):
             self._reset_for_error(stream, ErrorCode.PROTOCOL_ERROR)
         else:
             self._end_body(stream)
 
     def _take_for_ended(self, stream_id: int, size: int = 0) -> None:
-        """Handle a HEADERS frame, or a DATA frame of `size` bytes, for a stream that has ended."""
+        """Handle a HEADERS frame, or a DATA frame of `size` bytes, for an ended stream."""
         if stream_id > self._last_id or stream_id % 2 == 0:
             raise SessionError(ErrorCode.PROTOCOL_ERROR)
         if not self._may_be_late(stream_id):
             raise SessionError(ErrorCode.STREAM_CLOSED)
         if 0 < size <= self._late_bytes:
-            # The frame was sent within the window of a stream that was reset meanwhile (section 5.1), so it is allowed.
+            # The peer may have sent the frame before it read the reset, within the stream's window (section 5.1).
             self._late_bytes -= size
         else:
             self._spend_late()
@@ -292,7 +290,7 @@ class Reading(Ending, Generic[Head]):
         if data:
             events = self._events
             if events and len(data) < _SMALL and isinstance(last := events[-1], DataReceived) and last.stream is stream:
-                # Join small pieces, because each piece costs the same further on, whatever its size.
+                # Join small pieces, because the later cost of a piece does not depend on its size.
                 events[-1] = DataReceived(stream, last.data + data, last.size + size)
             else:
                 events.append(DataReceived(stream, data, size))
@@ -331,7 +329,7 @@ class Reading(Ending, Generic[Head]):
 
     @abstractmethod
     def _end_by_reset(self, stream: Stream | None, code: ErrorCode) -> None:
-        """Handle RST_STREAM; None for a stream that has ended."""
+        """Handle RST_STREAM.  `stream` is None for an ended stream."""
 
     def _take_settings(self, payload: bytes, flags: int, stream_id: int) -> None:
         if stream_id:
@@ -345,7 +343,7 @@ class Reading(Ending, Generic[Head]):
         self._has_settings = True
         settings: dict[int, int] = {}
         for name, value in frames.read_setting(payload):
-            # All of them must be valid, and the last of each name holds (RFC 9113 section 6.5.3).
+            # All values must be valid, and the last value of each name counts (RFC 9113 section 6.5.3).
             settings[name] = value
             if name == Setting.HEADER_TABLE_SIZE:
                 # A smaller table has to be acknowledged by a size update (RFC 7541 section 4.2).
@@ -360,7 +358,7 @@ class Reading(Ending, Generic[Head]):
                 raise SessionError(ErrorCode.PROTOCOL_ERROR)
         self.peer_streams = settings.get(Setting.MAX_CONCURRENT_STREAMS, self.peer_streams)
         window = settings.get(Setting.INITIAL_WINDOW_SIZE)
-        # Apply the window once for each frame, because each change goes over all streams.
+        # Apply the window once for each frame, because each change visits all streams.
         if window is not None and not self._change_windows(window):
             raise SessionError(ErrorCode.FLOW_CONTROL_ERROR)
         self._write(frames.SETTINGS_ACK)
@@ -390,7 +388,7 @@ class Reading(Ending, Generic[Head]):
         self._end_unprocessed(int.from_bytes(payload[:4], "big") & frames.LAST_STREAM_ID)
 
     def _end_unprocessed(self, last_id: int) -> None:
-        """Handle GOAWAY: the peer processes no stream of this side after `last_id`."""
+        """Handle GOAWAY: the peer processes none of this side's streams after `last_id`."""
 
     def _take_window(self, payload: bytes, flags: int, stream_id: int) -> None:
         if len(payload) != 4:
@@ -421,7 +419,7 @@ class Reading(Ending, Generic[Head]):
     # -- stream errors
 
     def _reset_for_error(self, stream: Stream, code: ErrorCode) -> None:
-        """Reset a stream because of an error of the peer."""
+        """Reset a stream because of an error of the peer's."""
         self._spend(Kind.RESET)
         self.reset(stream, code)
         self._events.append(StreamReset(stream, is_by_peer=False))

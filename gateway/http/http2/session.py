@@ -1,11 +1,11 @@
 """One HTTP/2 connection on the server's side (RFC 9113): requests in, answers out.
 
-`reading` parses and checks the client's frames.  `Sending` writes the output to `out`, in order.  The owner of the
-transport takes it from there, and sets `is_blocked` while no more DATA may be written.  `Receiving` bounds the unread
-bytes of request bodies.
+`reading` parses and checks the client's frames.  `Sending` appends the output to `out`.  The owner of the transport
+writes it, and sets `is_blocked` while the transport has no room.  `Receiving` bounds the unread bytes of request
+bodies.
 
-An orderly end takes two GOAWAY frames: the first tells the client to begin no more requests, the second names the last
-request that is answered.
+An orderly end takes two GOAWAY frames.  The first asks the client to begin no more requests, and the second names the
+last request that is answered.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gateway.http.http2.streams import RequestReceived, Stream, StreamReset
 from gateway.http.request import LONGEST_HEAD
 
 SETTLED_S: Final = 1.0
-"""A client that resets a stream this long after it began has waited for its answer.  Such resets are no flood: their
-rate is bounded by the streams that may be open at once."""
+"""A client that resets a stream this many seconds after it began has waited for the answer.  Such resets do not count
+as a flood: the bound on open streams limits their rate."""
 
 
 class Session(Reading[Http2Request]):
-    """The protocol state of one connection."""
+    """The protocol state of one client connection."""
 
     __slots__ = (
         "_has_preface",
@@ -42,7 +42,7 @@ class Session(Reading[Http2Request]):
         self._most_streams = most_streams
         self._has_preface = False
         self.last_answered_id: int | None = None
-        """The last stream that is answered, once this side has named it."""
+        """The last stream that is answered, once this side has announced it."""
         self._has_sent_goaway = False
         """Whether this side has sent the first GOAWAY of an orderly end."""
         self._write(
@@ -62,7 +62,7 @@ class Session(Reading[Http2Request]):
 
     @property
     def has_sent_goaway(self) -> bool:
-        """Whether the client was asked to begin no more requests."""
+        """Whether the client has been asked to begin no more requests."""
         return self._has_sent_goaway
 
     def _read_preface(self, data: bytes) -> int:
@@ -88,7 +88,8 @@ class Session(Reading[Http2Request]):
     def _begin(self, stream_id: int, request: Http2Request, ends: bool) -> None:
         self._last_id = stream_id
         if self.last_answered_id is not None and stream_id > self.last_answered_id:
-            # Such a stream is ignored, as GOAWAY has announced; the client may retry elsewhere (RFC 9113 section 6.8).
+            # Ignore the stream, as GOAWAY has announced.  The client may send the request elsewhere (RFC 9113 section
+            # 6.8).
             self._spend(Kind.IDLE)
             self._note_reset(stream_id)
             return
@@ -109,7 +110,7 @@ class Session(Reading[Http2Request]):
 
     def _end_by_reset(self, stream: Stream | None, code: ErrorCode) -> None:
         if stream is None:
-            # It may have ended while the reset was on its way.
+            # The stream may have ended while the reset was on its way.
             self._spend(Kind.IDLE)
             return
         is_flood = self._now < stream.settled_at and not self._budget.spend(Kind.RESET, self._now)
@@ -119,9 +120,9 @@ class Session(Reading[Http2Request]):
         self._events.append(StreamReset(stream, is_by_peer=True))
 
     def _end_for_resets(self) -> None:
-        """End the connection: too many requests were reset before their answers began (CVE-2023-44487).
+        """End the connection after too many requests were reset before their answers began (CVE-2023-44487).
 
-        Streams that are still open may be those of other clients of a proxy, so they are answered first.
+        Open streams are answered first, because they may belong to other clients of a proxy.
         """
         self._note_flood(Kind.RESET)
         if not self.streams:
@@ -135,21 +136,22 @@ class Session(Reading[Http2Request]):
         if not stream.is_ended or stream.reset_code is not None:
             return
         if stream.is_receiving:
-            # The rest of the body has no use any more (RFC 9113 section 8.1).
+            # The rest of the request body is useless now (RFC 9113 section 8.1).
             self.reset(stream, ErrorCode.NO_ERROR)
         else:
             self._remove(stream)
 
     def probe(self) -> None:
-        """Send a frame that changes nothing, for a client that may be gone to refuse."""
+        """Send a PING, which the host of a vanished client answers with a TCP reset."""
         if self.failed is None:
             self._write(frames.ping(b"probing!", is_ack=False))
 
     def send_goaway(self, *, is_final: bool) -> None:
         """Ask the client to begin no more requests (RFC 9113 section 6.8).
 
-        First with `is_final` False: a GOAWAY without a last stream, and a PING, whose answer shows that the client has
-        read it.  Then with `is_final` True: a GOAWAY that names the last request that is answered.
+        The first call has `is_final` False.  It sends a GOAWAY without a last stream, and a PING, whose answer shows
+        that the client has read the GOAWAY.  The second call has `is_final` True.  It sends a GOAWAY with the last
+        stream that is answered.
         """
         if self.failed is not None or self.last_answered_id is not None:
             return

@@ -1,6 +1,6 @@
 """The state of one HTTP/2 stream, and the events that a session derives from the peer's frames.
 
-The state has the sides that may still send, the windows, and the queued data.
+The state is which sides may still send, the windows, and the queued data.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gateway.http.reply_lines import Head
 
 
 class Stream:
-    """One stream, owned by its session.  Data that does not fit the windows waits here, in order."""
+    """One stream, owned by its session.  Data that does not fit into the windows waits here, in order."""
 
     __slots__ = (
         "announced_bytes",
@@ -39,7 +39,7 @@ class Stream:
     def __init__(self, stream_id: int, send_window: int, receive_window: int) -> None:
         self.id = stream_id
         self.send_window = send_window
-        """Bytes of DATA that the peer accepts; negative after the peer has reduced its initial window."""
+        """Bytes of DATA that the peer accepts.  Negative after the peer has reduced its initial window."""
         self.receive_window = receive_window
         """Bytes of DATA that the peer may still send."""
         self.unacknowledged_bytes = 0
@@ -47,24 +47,24 @@ class Stream:
         self.unread_bytes = 0
         """Bytes of the body that wait to be read."""
         self.announced_bytes: int | None = None
-        """Bytes of the body still to come, if the length was announced."""
+        """Bytes of the body that have yet to arrive; None without a Content-Length."""
         self.has_head = True
-        """Whether the peer's head has arrived.  A client's stream begins without."""
+        """Whether the peer's head has arrived.  False at first on the client's side."""
         self.is_receiving = True
-        """Whether the peer has not ended its side yet."""
+        """Whether the peer may still send."""
         self.queue: deque[bytes | memoryview] = deque()
         self.queued_bytes = 0
         self.sent_bytes = 0
-        """Bytes of DATA that have left the queue, or never waited."""
+        """Bytes of DATA that have been sent."""
         self.settled_at = 0.0
-        """From this time on (monotonic seconds) a reset by the client is no sign of a flood; 0 once the answer has
-        begun."""
+        """The time in monotonic seconds from which a reset by the client does not count as part of a flood.  0 once the
+        answer has begun."""
         self.is_ending = False
-        """Whether this side ends with the queued data."""
+        """Whether this side ends the stream after the queued data."""
         self.is_ended = False
         """Whether this side has ended the stream."""
         self.reset_code: ErrorCode | None = None
-        """The error code with which either side has reset the stream; None if neither has."""
+        """The error code with which either side has reset the stream; None without a reset."""
 
     def __repr__(self) -> str:
         return f"<Stream {self.id}: {self.queued_bytes} queued, window {self.send_window}>"
@@ -76,7 +76,7 @@ class Stream:
 
 
 class RequestReceived(NamedTuple):
-    """A request has arrived; `is_whole` if it has no body."""
+    """A request has arrived.  `is_whole` means that it has no body."""
 
     stream: Stream
     request: Http2Request
@@ -84,7 +84,7 @@ class RequestReceived(NamedTuple):
 
 
 class ReplyReceived(NamedTuple):
-    """The head of a final reply has arrived; `is_whole` if it has no body."""
+    """The head of a final reply has arrived.  `is_whole` means that it has no body."""
 
     stream: Stream
     head: Head
@@ -99,7 +99,7 @@ class InterimReceived(NamedTuple):
 
 
 class DataReceived(NamedTuple):
-    """A piece of a body.  The receiver owes a call to `acknowledge` for `size` bytes."""
+    """A piece of a body.  The receiver has to call `acknowledge` with `size`."""
 
     stream: Stream
     data: bytes
@@ -113,7 +113,7 @@ class BodyEnded(NamedTuple):
 
 
 class StreamReset(NamedTuple):
-    """A stream was reset, by the peer or for an error of the peer's; `stream.reset_code` says why."""
+    """A stream was reset, by the peer or because of an error of the peer's.  `stream.reset_code` has the code."""
 
     stream: Stream
     is_by_peer: bool
