@@ -1,4 +1,4 @@
-"""The metric families of authorisation: key sets of issuers, services that decide, and what could not be decided."""
+"""The metric families of authorisation: key sets of issuers, authorisation services, and requests without a verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.upstream.auth_services import AuthServices
 
 
 def auth_families(services: AuthServices | None, routes: Iterable[str]) -> Iterator[Metric]:
-    """Their current values; `routes` are those with rules who may."""
+    """The families with their current values.  `routes` are the routes with rules of authorisation."""
     every = services.key_sets.look() if services is not None else ()
     undecided = services.undecided if services is not None else Counter[str]()
     yield counter(

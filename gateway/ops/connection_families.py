@@ -1,4 +1,4 @@
-"""The metric families of the connections to origins: how many there are, what for, and which requests wait for one."""
+"""The metric families of connections to origins: their number and purpose, and the requests that wait for one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.upstream.slots import SlotUse
 
 
 def connection_families(pools: Mapping[str, Connections], slots: SlotUse) -> Iterator[Metric]:
-    """Gauges of the connections, by pool, and gauges and counters of the slots, by purpose."""
+    """Gauges of connections by pool, and gauges and counters of connection slots by purpose."""
     yield gauge(
         "durable_gateway_upstream_connections",
         "Connections to origins, in the pool of live requests or the pool of all others, in use or idle. Excludes "

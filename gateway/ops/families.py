@@ -1,14 +1,14 @@
-"""The metric families as Prometheus reads them: name, labels, and a help text with what is included and excluded.
+"""The metric families for Prometheus: their names, labels, and help texts, which state what they include and exclude.
 
-Labels are modes, outcomes, routes, codings, status classes and names of errors; clients cannot make new values.
+The values of labels are modes, outcomes, routes, codings, status classes and names of errors.  Clients cannot make new
+values.
 
-Which series exist before anything happens: `rate()` and `increase()` see growth between two scrapes, so they miss what
-happens before the first scrape of a series, and a ratio lacks a value if one side does.  So every series that a
-dashboard or an alert reads starts at 0 with the gateway, for each configured route.  Others start with their first
-event: a histogram exists from the start for the modes of `_TIMED`, `_FIRST_BYTES` and `_UPSTREAM_FIRST_BYTES`, and for
-other modes from the first observation; body bytes exist for the modes that have bodies; `NO_ROUTE` has a series for
-each thing that happened without a route, and one at 0 for requests that cannot be parsed.  Otherwise an idle gateway
-with one route would export 900 more series, none of which is ever read.
+`rate()` and `increase()` compare two scrapes, so they miss every event before the first scrape of a series.  A ratio of
+two series has no value if one of them is missing.  Every series that a dashboard or an alert reads therefore exists
+from the start at 0, for each configured route.  Other series begin with their first event.  For histograms, `_TIMED`,
+`_FIRST_BYTES` and `_UPSTREAM_FIRST_BYTES` list the modes that exist from the start.  Body bytes exist for modes with
+bodies.  `NO_ROUTE` has a series for each event without a route, and one at 0 for requests that cannot be parsed.  If
+all series existed from the start, an idle gateway with one route would export 900 more, which no dashboard reads.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _Children = Iterable[tuple[tuple[str, ...], float]]
 
 _WRITES: Final = (Mode.CREATE, Mode.APPEND, Mode.DELETE)
 _TIMED: Final = frozenset({*READS, *_WRITES})
-"""Modes whose durations the dashboards show."""
+"""The modes whose durations the dashboards show."""
 _FIRST_BYTES: Final = frozenset({Mode.CATCHUP})
-"""Modes whose time to the first byte the dashboards show."""
+"""The modes whose time to the first byte the dashboards show."""
 _UPSTREAM_FIRST_BYTES: Final = frozenset({Mode.CATCHUP, Mode.HEAD, *_WRITES})
-"""Modes whose time to the origin's first byte a dashboard or an alert shows."""
+"""The modes whose time to the origin's first byte a dashboard or an alert shows."""
 _CODED: Final = frozenset({Mode.CATCHUP, Mode.LONGPOLL})
-"""Modes whose answers are compressed."""
+"""The modes whose answers are compressed."""
 _UNPARSED: Final = (Mode.OTHER, Outcome.REFUSED)
-"""Mode and outcome of requests that cannot be parsed."""
+"""The mode and the outcome of requests that cannot be parsed."""
 
 
 def counter(name: str, text: str, labels: tuple[str, ...], children: _Children) -> Metric:
-    """A family of counters; `name` without its `_total`."""
+    """A family of counters.  `name` has no `_total`."""
     family = CounterMetricFamily(name, text, labels=labels)
     for values, value in children:
         family.add_metric(values, value)
@@ -89,7 +89,7 @@ def by_route(routes: Routes, value: Callable[[RouteFigures], int]) -> _Children:
 def _by_mode(
     routes: Routes, spreads: Callable[[RouteFigures], Mapping[Mode, Histogram]], from_start: Container[Mode]
 ) -> Iterator[tuple[tuple[str, ...], Histogram]]:
-    """The children of a histogram by mode; modes in `from_start` have one before anything is observed."""
+    """The children of a histogram by mode.  Modes in `from_start` have one before the first observation."""
     for route, figures in routes.items():
         for mode, spread in spreads(figures).items():
             if spread or (route != NO_ROUTE and mode in from_start):
@@ -97,7 +97,7 @@ def _by_mode(
 
 
 def client_families(routes: Routes) -> Iterator[Metric]:
-    """Requests of clients, and how they were answered."""
+    """Clients' requests and their answers."""
     yield counter(
         "durable_gateway_requests",
         "Client requests that have ended, by mode and outcome. Includes refused and dropped ones, those that could not "
@@ -181,7 +181,7 @@ def client_families(routes: Routes) -> Iterator[Metric]:
 
 
 def upstream_families(routes: Routes) -> Iterator[Metric]:
-    """Requests to the origins, and how they answered."""
+    """Requests to origins, and the origins' answers."""
     yield counter(
         "durable_gateway_upstream_requests",
         "Requests sent to origins, by mode. Includes retries, tail probes, the gateway's own HEADs, and each origin "
@@ -268,7 +268,7 @@ def upstream_families(routes: Routes) -> Iterator[Metric]:
 
 
 def coding_families(coded: Mapping[Coding, tuple[Count, Count, Count]]) -> Iterator[Metric]:
-    """Compression: bodies, bytes before, bytes after."""
+    """Compression: the number of bodies, and their bytes before and after."""
     texts = (
         (
             "durable_gateway_compressions",
@@ -363,7 +363,7 @@ def _gauges_by_route(
 
 
 def route_family(routes: Routes, protocols: Mapping[str, str]) -> Metric:
-    """The protocols of the routes, for dashboards to select by."""
+    """The routes with their protocols, for selection in dashboards."""
     children = [((route, protocols[route]), 1) for route in routes if route in protocols]
     return gauge(
         "durable_gateway_route_info",
@@ -374,7 +374,7 @@ def route_family(routes: Routes, protocols: Mapping[str, str]) -> Metric:
 
 
 def build_family(version: str) -> Metric:
-    """The versions that run."""
+    """The versions of the gateway, Python and aiohttp."""
     versions = (version, platform.python_version(), aiohttp.__version__)
     return gauge(
         "durable_gateway_build_info",

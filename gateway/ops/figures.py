@@ -1,8 +1,8 @@
 """The numbers behind the metrics: counts, histograms, and all figures of one route.
 
-They are plain Python numbers owned by the event loop's thread, because they are on the path of every request: counting
-is arithmetic on an object found by one lookup in a small dictionary, without a lock.  All modes and outcomes that can
-occur exist from the start at 0; `families` decides which are exported before they occur.
+Every request changes them, so they are plain Python numbers, owned by the event loop's thread.  Counting needs one
+look-up in a small dictionary, some arithmetic, and no lock.  All modes and outcomes that can occur exist from the start
+at 0.  `families` decides which of them are exported before they occur.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ DURATION_BOUNDS_S: Final = (
     60.0,
     120.0,
 )
-"""Upper bounds of the duration buckets: from a cached read to the longest planned lifetime of an SSE connection."""
+"""Upper bounds of the duration buckets, from a cached read to the longest lifetime of an SSE connection."""
 
 FIRST_BYTE_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
-"""Upper bounds for times to the first byte: up to the longest wait of a long-poll."""
+"""Upper bounds for the time to the first byte, up to the longest wait of a long-poll."""
 
 DELAY_BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Upper bounds for delays of the event loop: from an idle loop to a stalled one."""
+"""Upper bounds for delays of the event loop, from an idle loop to a stalled one."""
 
 READS: Final = (Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE)
 LIVE: Final = (Mode.LONGPOLL, Mode.SSE)
 RELAYED: Final = (Outcome.HIT, Outcome.PASS, Outcome.REFUSED, Outcome.FAILED, Outcome.ABORTED)
-"""Outcomes of requests that are not reads; a preflight is a hit."""
+"""The outcomes of requests that are not reads.  A preflight counts as a hit."""
 
 
 FAILURES: Final = (UpstreamUnreachable, UpstreamTimeout, UpstreamBroken)
-"""Errors of requests to origins that are counted from 0; others are counted when they occur."""
+"""Errors of requests to origins that exist from the start at 0.  Other errors begin with their first occurrence."""
 
 
 class Exemplar(NamedTuple):
-    """One observation with a trace: the trace id (32 hex digits), the observed value, Unix seconds."""
+    """An observation with a trace: the trace id in 32 hex digits, the observed value, and the time in Unix seconds."""
 
     trace_id: str
     value: float
@@ -64,7 +64,7 @@ class Exemplar(NamedTuple):
 
 
 class Count:
-    """One child of a counter or a gauge: a number."""
+    """The number of one child of a counter or a gauge."""
 
     __slots__ = ("value",)
 
@@ -89,7 +89,7 @@ class Total:
 
 
 class Histogram:
-    """Durations: counts by bucket, the sum in seconds, and the latest exemplar of each bucket."""
+    """Durations: the counts by bucket, the sum in seconds, and the latest exemplar of each bucket."""
 
     __slots__ = ("bounds", "counts", "exemplars", "sum_s")
 
@@ -105,7 +105,7 @@ class Histogram:
         self.sum_s += duration_s * n
 
     def observe_traced(self, duration_s: float, trace_id: str, at_s: float) -> None:
-        """Count one observation of `duration_s` that has a trace, at Unix second `at_s`."""
+        """Count one observation with a trace, at `at_s` Unix seconds."""
         bucket = bisect_left(self.bounds, duration_s)
         self.counts[bucket] += 1
         self.sum_s += duration_s
@@ -116,18 +116,18 @@ class Histogram:
         return sum(self.counts)
 
     def __bool__(self) -> bool:
-        """Whether anything was observed."""
+        """Whether there are any observations."""
         return any(self.counts)
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Upper bounds as Prometheus spells them, each with the number of observations at or below it."""
+        """The upper bounds as Prometheus writes them, each with the number of observations up to it."""
         bounds = [*(str(bound) for bound in self.bounds), "+Inf"]
         return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
 
 
 class EndFigures:
-    """Requests of one route and mode with one outcome: their number, the bytes of their bodies, the bytes that
-    compression saved, and the histograms of their times, which all outcomes of the mode share."""
+    """The requests of one route and mode with one outcome: their number, body bytes, and bytes saved by compression.
+    The histograms of times belong to all outcomes of the mode."""
 
     __slots__ = ("durations", "first_bytes", "requests", "saved_bytes", "sent_bytes")
 
@@ -140,7 +140,7 @@ class EndFigures:
 
 
 class RouteFigures:
-    """Everything that is counted by route."""
+    """All figures of one route."""
 
     __slots__ = (
         "deliveries",
@@ -175,14 +175,14 @@ class RouteFigures:
         self.upstream_first_bytes = {mode: Histogram(FIRST_BYTE_BOUNDS_S) for mode in Mode}
         self.upstream_replies = {f"{hundreds}xx": Count() for hundreds in range(2, 6)}
         self.upstream_failures = {error.__name__: Count() for error in FAILURES}
-        """By the name of the error's class; there are few."""
+        """By the name of the error's class.  There are few such classes."""
         self.upstream_bytes = {mode: Count() for mode in Mode}
         self.retries = Count()
         self.reconnects = {True: Count(), False: Count()}
-        """By whether the previous connection ended as planned."""
+        """Keyed by whether the previous connection ended as planned."""
         self.evictions = Count()
         self.unshared: Counter[str] = Counter(dict.fromkeys(Ground, 0))
-        """Reads relayed because answers may not be shared, by the reason; there are few."""
+        """Reads relayed because their answers may not be shared, by the reason.  There are few reasons."""
 
     def ended(self, mode: Mode, outcome: Outcome) -> EndFigures:
         """The figures of requests with this mode and outcome."""

@@ -1,8 +1,8 @@
 """The last ten minutes: samples of the counters, taken whether or not a console is open.
 
-A newly opened page starts with these samples, and all pages show the same.  `History` owns the samples and knows no
-clock; `Sampling` owns the one timer.  There are at most `MOST_SAMPLES` of some thirty numbers each: a sample costs one
-pass over the figures of every route, and all of them together take less than a megabyte.
+A newly opened page begins with these samples, so all pages show the same.  `History` owns the samples, and `Sampling`
+owns the timer.  There are at most `MOST_SAMPLES` samples of some thirty numbers each, less than a megabyte together.
+Taking a sample reads the figures of every route once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INTERVAL_S: Final = 2.0
 KEPT_S: Final = 600.0
 MOST_SAMPLES: Final = int(KEPT_S / INTERVAL_S) + 1
 WINDOW_S: Final = 10.0
-"""The window over which the current shares are counted."""
+"""Seconds over which the current shares are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +31,23 @@ class Sample:
     """The counters since the start at one moment, summed over all routes."""
 
     now: float
-    """Monotonic seconds."""
+    """In monotonic seconds."""
     at: float
-    """Unix seconds."""
+    """In Unix seconds."""
     tally: Tally
     requests: Mapping[Outcome, int]
-    """Finished requests, by outcome; outcomes at 0 are left out."""
+    """Finished requests by outcome, without outcomes at 0."""
     upstream_requests: int
     upstream_bytes: int
     downstream_bytes: int
     subscribers: Mapping[Mode, int]
-    """Live readers at that moment."""
+    """Live readers at this moment."""
     delivery_delays: tuple[int, ...]
-    """Rounds of deliveries in each bucket of the histogram, not cumulative."""
+    """Rounds of delivery in each bucket of the histogram, not cumulative."""
 
 
 def sampled(metrics: Metrics, now: float, wall: float) -> Sample:
-    """The counters at `now` (monotonic) and `wall` (Unix) seconds."""
+    """Read the counters at `now` (monotonic) and `wall` (Unix) seconds."""
     metrics.before_collect()
     routes = metrics.routes.values()
     downstream_bytes = metrics.downstream_count.value
@@ -96,11 +96,11 @@ class History:
         return f"<History: {len(self._samples)} samples>"
 
     def take(self, sample: Sample) -> None:
-        """Add a sample, which is newer than all others."""
+        """Add a sample that is newer than all others."""
         self._samples.append(sample)
 
     def recent(self, until: Sample) -> Recent:
-        """The counts of the `WINDOW_S` before a sample, or since the first sample if that is less."""
+        """The counts of the `WINDOW_S` seconds before a sample, or since the first sample if it is more recent."""
         first = until
         for sample in reversed(self._samples):
             if sample.now <= until.now:
@@ -110,12 +110,12 @@ class History:
         return Recent(until.now - first.now, until.tally.since(first.tally))
 
     def samples(self) -> list[tuple[Sample, Recent]]:
-        """Every sample with the counts of the `WINDOW_S` before it, oldest first."""
+        """Every sample with the counts of the `WINDOW_S` seconds before it, oldest first."""
         return [(sample, self.recent(sample)) for sample in self._samples]
 
 
 class Sampling:
-    """Takes a sample at once and every `INTERVAL_S`, until it is closed."""
+    """Takes a sample at the start and then every `INTERVAL_S` seconds, until it is closed."""
 
     def __init__(self, clock: Clock, take: Callable[[], None]) -> None:
         self._clock = clock
@@ -123,7 +123,7 @@ class Sampling:
         self._timer: Timer | None = None
 
     def start(self) -> None:
-        """Take a sample and set the timer; needs a running loop."""
+        """Take a sample and set the timer.  Needs a running loop."""
         self._take()
         self._timer = self._clock.call_later(INTERVAL_S, self.start)
 

@@ -1,7 +1,7 @@
-"""The metric families of HTTP/2 connections: clients', and those to origins.
+"""The metric families of HTTP/2 connections, with clients and with origins.
 
-The codes are those of RFC 9113 section 7 in lower case.  Codes and kinds that occur in ordinary operation exist from
-the start; others exist from their first count.
+Error codes are those of RFC 9113 section 7, in lower case.  Codes and kinds of ordinary operation exist from the start.
+Others begin with their first event.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _GOAWAYS: Final = (ErrorCode.NO_ERROR, ErrorCode.PROTOCOL_ERROR, ErrorCode.ENHAN
 
 
 def http2_families(counts: SessionCounts) -> Iterator[Metric]:
-    """Gauges and counters of the HTTP/2 sessions."""
+    """Gauges and counters of HTTP/2 connections with clients."""
     yield gauge(
         "durable_gateway_http2_connections",
         "Open client connections that use HTTP/2. Excludes those in a TLS handshake.",
@@ -61,7 +61,7 @@ _UPSTREAM_RESETS: Final = (ErrorCode.CANCEL, ErrorCode.PROTOCOL_ERROR)
 
 
 def upstream_http2_families(counts: SessionCounts) -> Iterator[Metric]:
-    """Gauges and counters of the HTTP/2 sessions with origins."""
+    """Gauges and counters of HTTP/2 connections with origins."""
     yield gauge(
         "durable_gateway_upstream_http2_connections",
         "Open connections to origins that use HTTP/2, idle ones included. Excludes those in a TLS handshake.",

@@ -1,4 +1,5 @@
-"""Counts of what limits per client and rate limits refused, and their metric families.  Every series starts at 0."""
+"""The counts of refusals by limits per client and by rate limits, and their metric families.  Every series starts at
+0."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _CLIENT_LIMITS: Final = (
 
 
 class LimitFigures:
-    """Counts by limit.  `client_connections` counts among the refused connections."""
+    """Refusals by limit.  Those by `client_connections` are counted with the refused connections."""
 
     def __init__(self) -> None:
         self.client_limited: Counter[str] = Counter(dict.fromkeys(_CLIENT_LIMITS, 0))
@@ -36,7 +37,7 @@ class LimitFigures:
         """By the limit's name and the route."""
 
     def configure(self, limits: Iterable[RateLimitConfig], routes: Iterable[str]) -> None:
-        """Have a series for each of these limits on each of its routes; drop those of removed limits."""
+        """Have a series for each of these limits on each of its routes, and none for removed limits."""
         every = tuple(routes)
         wanted = [(limit.name, route) for limit in limits for route in limit.routes or every]
         self.rate_limited = Counter({key: self.rate_limited[key] for key in wanted})

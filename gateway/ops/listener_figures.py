@@ -1,6 +1,6 @@
 """The counts of listeners, and their metric families.
 
-A listener's counters start at 0 when it opens with TLS, one for every reason for which a handshake can fail: alerts
+A listener's counters start at 0 when it opens with TLS, including one for each reason for a failed handshake.  Alerts
 divide the rates of failures by the rate of all handshakes.
 """
 
@@ -15,20 +15,20 @@ from gateway.ops.families import counter, gauge
 
 
 class ListenerFigures:
-    """Counts by listener; a listener is named by its address in the configuration."""
+    """Counts by listener.  A listener is named by its address in the configuration."""
 
     def __init__(self) -> None:
         self.handshakes: Counter[str] = Counter()
         self.handshake_failures: Counter[tuple[str, str]] = Counter()
         self.kept: Counter[str] = Counter()
         self.expiries: Callable[[], Iterable[tuple[str, str, float]]] = lambda: ()
-        """Reads the certificates in use: listener, the certificate's first name, and the Unix second it expires."""
+        """Reads the certificates in use: the listener, the certificate's first name, and its expiry in Unix seconds."""
         self.refused: Callable[[], Mapping[str, int]] = dict
         """Reads the number of refused connections, by reason."""
         self.waited: Callable[[], int] = int
-        """Reads how many requests have waited for their turn of the loop."""
+        """Reads the number of requests that have waited for a later turn of the loop."""
         self.admin: Callable[[], tuple[int, Mapping[str, int]]] = lambda: (0, {})
-        """Reads how many connections are open to the admin port, and how many were closed, by reason."""
+        """Reads the number of open connections to the admin port, and of closed ones by reason."""
 
     def speaks_tls(self, listener: str, reasons: Sequence[str]) -> None:
         self.handshakes[listener] += 0
@@ -96,7 +96,7 @@ class ListenerFigures:
             ("listener",),
             (((listener,), n) for listener, n in self.kept.items()),
         )
-        # Of two certificates with one name, show the one that expires first.
+        # Certificates with one name share a series, which shows the earliest expiry.
         soonest: dict[tuple[str, str], float] = {}
         for listener, name, at in self.expiries():
             soonest[listener, name] = min(at, soonest.get((listener, name), at))

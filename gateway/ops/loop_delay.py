@@ -1,7 +1,7 @@
-"""Measures the delay of the event loop: a periodic timer, and how late it is called.
+"""Measures the delay of the event loop: how late it calls a periodic timer.
 
-Whatever delays the loop delays every client: a long computation, too many ready connections, a starved machine.  One
-timer ten times a second has no measurable cost.
+A delay of the loop delays every client.  Its causes are long computations, too many ready connections, and a busy
+machine.  A timer ten times a second has no measurable cost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ INTERVAL_S: Final = 0.1
 
 
 class LoopDelay:
-    """Measures from `start` to `close`.  `clock` is the loop's; `delays` is in seconds."""
+    """Measures delays in seconds from `start` to `close`.  `clock` is the loop's clock."""
 
     def __init__(self, clock: Clock) -> None:
         self.delays = Histogram(DELAY_BOUNDS_S)
@@ -24,7 +24,7 @@ class LoopDelay:
         self._timer: Timer | None = None
 
     def start(self) -> None:
-        """Begin to measure; a loop must be running."""
+        """Begin to measure.  Needs a running loop."""
         self._due = self._clock.now() + INTERVAL_S
         self._timer = self._clock.call_later(INTERVAL_S, self._called)
 

@@ -1,4 +1,4 @@
-"""The metric families of the memory guard and of what clients hold."""
+"""The metric families of the memory guard and of the memory held for clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.ops.families import counter, gauge
 
 
 class MemoryState(NamedTuple):
-    """The figures of the guard, in bytes; a bound of 0 means that there is no bound."""
+    """The figures of the memory guard, in bytes.  A limit of 0 is no limit."""
 
     client_bytes: int = 0
     client_limit_bytes: int = 0
@@ -22,7 +22,7 @@ class MemoryState(NamedTuple):
 
 
 class MemoryFigures:
-    """Reads the guard's state by `look`, which the application sets."""
+    """Metric families of the guard's state, which `look` reads.  The application sets `look`."""
 
     def __init__(self) -> None:
         self.look: Callable[[], MemoryState] = MemoryState

@@ -1,10 +1,11 @@
-"""Looks at clients and cache once a second, near the memory limit more often, and acts by what the guard decides.
+"""Watches the memory of clients and cache, once a second and more often near the limit, and applies the guard's
+decisions.
 
-The cache shrinks and grows, clients that hold the most are dropped, fetches and live requests are refused while there
-is no room for what they would bring, and at last new connections are refused.
+Possible actions are: the cache shrinks or grows, clients that hold the most are dropped, and fetches and live requests
+are refused while their data would not fit.  At the highest pressure, new connections are refused.
 
-What dropped clients held is free, but the C library may keep it, and then it stays resident.  So it is returned to the
-system before the next look, or that look would drop other clients for the same bytes.
+The C library may keep the memory of dropped clients, which then stays resident.  Such memory is returned to the system
+before the next look.  Otherwise that look would drop further clients for the same bytes.
 """
 
 from __future__ import annotations
@@ -24,35 +25,37 @@ from gateway.tape.store import TapeStore
 INTERVAL_S: Final = 1.0
 _NEAR: Final = 0.7
 _NEAR_INTERVAL_S: Final = 0.1
-"""Above this part of the limit everything is looked at this often, and below it the process's memory alone: a second is
-enough for a flood to pass all marks."""
+"""Above this part of the limit, all memory is examined at this interval.  Below it, only the process's resident memory
+is: a flood can reach the limit within a second."""
 _PASSED_S: Final = 0.005
-"""There the process's memory alone is looked at this often, and everything as soon as the guard calls for it: hundreds
-of clients that come together take memory from one mark to the limit within a tenth of a second."""
+"""Near the limit, resident memory is examined at this interval, and all memory as soon as the guard requires it.
+Hundreds of clients that connect together can exhaust the rest within a tenth of a second."""
 _TRIM_S: Final = 5.0
-"""Freed memory is returned to the system at most this often: that goes over the whole heap."""
+"""The least seconds between two returns of freed memory to the system, because each walks the whole heap."""
 _SHED_S: Final = 0.5
-"""After clients were dropped it is returned once this long has passed, or earlier if that takes little time.  No other
+"""Seconds after which the memory of dropped clients is returned, or earlier if a return takes little time.  No other
 clients are dropped before."""
 _SHRINK_BYTES: Final = 1 << 19
-"""Bytes that the cache gives back in one turn of the loop."""
+"""The bytes that the cache frees in one turn of the loop."""
 _TRIM_SHARE: Final = 0.05
-"""The part of the time that returning memory may take after clients were dropped."""
+"""The most time that returns after dropped clients may take, as a fraction."""
 
 _log = logging.getLogger("gateway.memory")
 
 
 class ClientMemory(Protocol):
-    """The memory that clients hold; `gateway.server.shedding`, with the reasons bound."""
+    """The memory that clients hold, implemented by `gateway.server.shedding`."""
 
     async def look(self) -> int:
-        """The bytes that clients hold now."""
+        """Measure the bytes that clients hold."""
 
     def drop_over_bound(self, excess: int) -> int:
-        """Drop the costliest because clients together hold too much; return how many."""
+        """Drop the clients that hold the most, because all together hold `excess` bytes too many.  Returns the number
+        dropped."""
 
     def drop_for_memory(self, excess: int) -> int:
-        """Drop the costliest because the process does."""
+        """Drop the clients that hold the most, because the process uses `excess` bytes too many.  Returns the number
+        dropped."""
 
     def refuse_new(self, refuses: bool) -> None:
         """Refuse new connections, or accept them again."""
@@ -61,20 +64,23 @@ class ClientMemory(Protocol):
         """Dropped connections by reason."""
 
     def release_connections(self) -> None:
-        """Keep nothing of what was looked at."""
+        """Drop the references to connections that `look` has made."""
 
 
 @dataclass(slots=True)
 class MemoryLimits:
-    """The bounds in bytes; 0 is no bound."""
+    """The limits in bytes.  0 is no limit."""
 
     memory_max_bytes: int
     client_bytes: int
 
 
 class MemoryWatch:
-    """`cache_budget` gives the configured budget of the cache; `resident` and `trim` are the system's; `inflow` is
-    given a bound near the limit."""
+    """Applies the memory guard's decisions to the cache, the clients and the fetches.
+
+    `cache_budget` returns the configured budget of the cache.  `resident` and `trim` are functions of the operating
+    system.  `inflow` bounds fetched bodies near the limit.
+    """
 
     def __init__(
         self,
@@ -98,9 +104,10 @@ class MemoryWatch:
         self._guard = MemoryGuard()
         self._trimmed_at = -_TRIM_S
         self._trim_took_s = 0.0
-        """How long it took the last time, which bounds how soon it is done again after clients were dropped."""
+        """The seconds that the latest return took.  They determine how soon the next may follow after clients were
+        dropped."""
         self._has_shed = False
-        """Whether clients were dropped whose memory has not been returned to the system yet."""
+        """Whether clients were dropped whose memory has not been returned to the system."""
         self.client_bytes = 0
         """The bytes that clients held at the latest look."""
 
@@ -109,7 +116,7 @@ class MemoryWatch:
 
     @property
     def cache_budget_bytes(self) -> int:
-        """The budget of the cache that the guard allows now."""
+        """The cache's budget under the guard's current decision."""
         return int(self._cache_budget() * self._guard.cache_share)
 
     def figures(self) -> MemoryState:
@@ -124,7 +131,7 @@ class MemoryWatch:
         )
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Watch until cancelled."""
         try:
             while True:
                 has_looked = False
@@ -132,14 +139,15 @@ class MemoryWatch:
                     await self.look()
                     has_looked = True
                 except Exception:
-                    # One failure must not end the guard.
+                    # One failure must not end the watch.
                     _log.exception("memory could not be looked at")
                 await self._pause(may_be_called=has_looked)
         finally:
             self._inflow.bound(None)
 
     async def _pause(self, *, may_be_called: bool) -> None:
-        """Wait until the next look is due, or the guard calls for it.  After a failed look it would call at once."""
+        """Wait until the next look is due or the guard requires one.  `may_be_called` is False after a failed look,
+        which the guard would require again at once."""
         clock, inflow = self._clock, self._inflow
         began = clock.now()
         has_looked = True
@@ -150,7 +158,8 @@ class MemoryWatch:
                 await pause(clock, left_s)
                 continue
             near, resident = _NEAR * limit, self._resident()
-            # After each whole look something may be added, or a process that stays near its limit would fetch no more.
+            # Allow some inflow after each whole look.  Otherwise a process that stays near its limit would never fetch
+            # again.
             inflow.bound(max(self._guard.may_add(resident, limit), int(has_looked)))
             has_looked = False
             await inflow.spent.wait_within(clock, min(left_s, _PASSED_S if resident > near else _NEAR_INTERVAL_S))
@@ -161,7 +170,7 @@ class MemoryWatch:
                 return
 
     async def look(self) -> None:
-        """Look once, and act."""
+        """Examine all memory once, and act."""
         limits = self.limits
         self.client_bytes = await self._clients.look()
         if limits.client_bytes and self.client_bytes > limits.client_bytes:
@@ -174,12 +183,15 @@ class MemoryWatch:
             await self._resize_cache(limits.memory_max_bytes)
 
     async def _resize_cache(self, limit: int) -> None:
-        """Give the cache the budget that the guard allows.  It gives bytes back bit by bit, with turns of the loop
-        between: thousands of small tapes may have to go.  Where memory rises meanwhile, the next look goes first."""
+        """Set the cache's budget to the guard's value.
+
+        A reduction is made in steps with turns of the loop between them, because it may evict thousands of small tapes.
+        If memory rises meanwhile, the next look comes first.
+        """
         store = self._store
         while store.budget_bytes > (wanted := self.cache_budget_bytes):
             in_use = min(store.budget_bytes, store.cost + store.lent)
-            # Lent bytes come back by themselves: a lower budget takes away only the cache's own.
+            # Lent bytes come back without help, so a reduction needs to evict only the cache's own bytes.
             store.resize(max(wanted, in_use - _SHRINK_BYTES) if store.cost else wanted)
             await asyncio.sleep(0)
             if self._guard.calls_for_look(self._resident(), limit):
@@ -206,7 +218,7 @@ class MemoryWatch:
             self._return_freed(_TRIM_S)
 
     def _return_freed(self, pause_s: float) -> None:
-        """Return freed memory to the system, unless that was done less than `pause_s` ago."""
+        """Return freed memory to the system, unless this was done less than `pause_s` seconds ago."""
         now = self._clock.now()
         if now - self._trimmed_at >= pause_s:
             self._trimmed_at = now

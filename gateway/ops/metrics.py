@@ -1,11 +1,10 @@
 """The metrics recorder, and its exposition for Prometheus.
 
-`Metrics` is both the recorder of the request path (`gateway.telemetry.metrics.MetricsRecorder`) and a
-prometheus-client collector.  The registry and the text formats are that library's, the numbers are plain ones
-(`figures`), and the names and help texts are in `families`.  State is not counted but read at each collection
-(`state`).
+`Metrics` is the recorder for requests (`gateway.telemetry.metrics.MetricsRecorder`) and a prometheus-client collector.
+The registry and the text formats come from that library.  The numbers are plain Python numbers (`figures`), and
+`families` has the names and help texts.  The gateway's state is read at each collection (`state`).
 
-Traces are shown as exemplars of the duration buckets in the OpenMetrics format; the plain format cannot hold them.
+Traces are shown as exemplars of the duration buckets in the OpenMetrics format.  The plain format has no exemplars.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ _CLASSES: Final = {hundreds: f"{hundreds}xx" for hundreds in range(2, 6)}
 
 
 _TURN_SAMPLES: Final = 500
-"""Samples encoded in one turn of the loop: about 5 ms."""
+"""Samples encoded in one turn of the loop, in about 5 ms."""
 _EOF: Final = b"# EOF\n"
 
 
 class _Part(Collector):
-    """A part of a family, as a collector of its own."""
+    """A part of a family, as a collector."""
 
     def __init__(self, part: Metric) -> None:
         self._part = part
@@ -75,15 +74,15 @@ class _Part(Collector):
 
 
 _DESCRIBED: Final[list[Metric]] = []
-"""The families of a newly started gateway, without their series; made once."""
+"""The families of a newly started gateway, without series.  Made once."""
 
 
 class Metrics(Collector):
-    """The gateway's series.  `routes` and `NO_ROUTE` exist from the start; other routes from their first count.
+    """The gateway's series.  `routes` and `NO_ROUTE` exist from the start, and other routes from their first count.
 
-    Without a registry it makes its own, with the process's figures as well, so that several gateways can live in one
-    process.  For exemplars, `wall` gives Unix seconds and `trace_now` the trace id of the current request, or None; it
-    is used for a request recorded without a trace id.
+    Without `registry`, it makes its own, which includes the figures of the process.  Several gateways can thus live in
+    one process.  For exemplars, `wall` returns Unix seconds, and `trace_now` the trace id of the current request or
+    None.  `trace_now` is called for requests recorded without a trace id.
     """
 
     def __init__(
@@ -101,26 +100,26 @@ class Metrics(Collector):
         self.routes: defaultdict[str, RouteFigures] = defaultdict(RouteFigures)
         """Counts by route."""
         self.protocols: dict[str, str] = {}
-        """The protocol that each configured route's clients speak."""
+        """The protocol of each configured route."""
         self._configured: set[str] = set()
         self._removed: set[str] = set()
-        """Routes that were configured and no longer are."""
+        """Routes that have been removed from the configuration."""
         self._wall = wall
         self._trace_now = trace_now
         self.cache_limit_bytes = 0
         self.limits: dict[str, int] = {}
-        """Limits of the configuration, by the name of the figure that they limit (`connections`)."""
+        """Configured limits, by the name of the figure that they limit, such as `connections`."""
         self.configure(routes, cache_limit_bytes, limits or {})
         self.downstream_count = Count()
         self.slow_consumers = {True: Count(), False: Count()}
-        """By whether the client was closed."""
+        """Keyed by whether the client was closed."""
         self.log_drop_count = Count()
         self.loop_delays = Histogram(DELAY_BOUNDS_S)
-        """Delays of the event loop; replaced by those of a `LoopDelay`."""
+        """Delays of the event loop.  A `LoopDelay` replaces the histogram."""
         self._coded = {coding: (Count(), Count(), Count()) for coding in Coding}
         self.cache_bytes = 0
         self.before_collect: Callable[[], None] = lambda: None
-        """Called before the series are read; flushes counts that are gathered in batches."""
+        """Called before each collection, to add the counts that are gathered in batches."""
         self.look: Callable[[], State] = State
         """Reads the gateway's state."""
         self.listeners = ListenerFigures()
@@ -128,12 +127,12 @@ class Metrics(Collector):
         self.operations = OperationFigures()
         self.limit_figures = LimitFigures()
         self.http2 = SessionCounts()
-        """Counts of clients' HTTP/2 sessions; replaced by those of the server."""
+        """The counts of clients' HTTP/2 sessions.  The server replaces the object."""
         self.upstream_http2 = SessionCounts()
+        """The counts of HTTP/2 sessions with origins.  The engine's client replaces the object."""
         self.auth_services: AuthServices | None = None
         self.guarded_routes: tuple[str, ...] = ()
-        """Routes with rules who may."""
-        """Counts of the HTTP/2 sessions with origins; replaced by those of the engine's client."""
+        """Routes with rules of authorisation."""
         self.plan: Callable[[], PlanState | None] = lambda: None
         """Reads the state of the cache plan in effect."""
         self.tenants: Callable[[], Iterable[tuple[tuple[str, str], Usage]]] = lambda: ()
@@ -145,7 +144,7 @@ class Metrics(Collector):
         registry.register(self)
 
     def configure(self, routes: Iterable[str], cache_limit_bytes: int, limits: Mapping[str, int]) -> None:
-        """Apply a configuration.  Removed routes stay exposed until all of their state is gone."""
+        """Apply a configuration.  A removed route stays exposed until all of its state is gone."""
         ordered = [*routes, NO_ROUTE]
         for route in ordered:
             self.routes.setdefault(route, RouteFigures())
@@ -155,7 +154,7 @@ class Metrics(Collector):
         self.cache_limit_bytes = cache_limit_bytes
         self.limits = dict(limits)
 
-    # Sums over routes.
+    # -- sums over routes
 
     def requests(self, mode: Mode, outcome: Outcome) -> Total:
         """Requests of all routes with this mode and outcome."""
@@ -165,7 +164,7 @@ class Metrics(Collector):
         """Requests sent to origins, over all routes."""
         return Total(lambda: sum(figures.upstream_requests[mode].value for figures in self.routes.values()))
 
-    # The recorder.
+    # -- the recorder
 
     def request(
         self,
@@ -265,18 +264,17 @@ class Metrics(Collector):
     def log_drops(self, n: int = 1) -> None:
         self.log_drop_count.value += n
 
-    # The collector.
+    # -- the collector
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """The series in the format that the Accept header `accept` prefers, and the content type."""
+        """The series in the format that the Accept header prefers, and the content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
     async def scrape(self, accept: str = "") -> tuple[bytes, str]:
-        """As `exposition`, but yielding to the loop: with many routes the text takes as long as thousands of requests.
-
-        The samples of one family are of one moment, those of different families need not be.
-        """
+        """Like `exposition`, but with turns of the loop between parts: with many routes, the text takes as long as
+        thousands of requests.  The samples of one family are from the same moment.  Those of different families may not
+        be."""
         encode, content_type = choose_encoder(accept)
         text = bytearray()
         for family in self.registry.collect():
@@ -285,7 +283,7 @@ class Metrics(Collector):
                 part.samples = family.samples[at : at + _TURN_SAMPLES]
                 encoded = encode(_Part(part)).removesuffix(_EOF)
                 while at and encoded.startswith(b"# "):
-                    # The family's header is in the first part already.
+                    # The first part has the family's header already.
                     encoded = encoded.partition(b"\n")[2]
                 text += encoded
                 await asyncio.sleep(0)
@@ -294,8 +292,8 @@ class Metrics(Collector):
         return bytes(text), content_type
 
     def describe(self) -> Iterable[Metric]:
-        """The families' names, so that a registry refuses a second gateway at once."""
-        # Those of a newly started gateway, made once: collecting all series takes longer than the rest of a start.
+        """The names of all families, by which a registry detects a second gateway."""
+        # Made once, because collecting all series takes longer than the rest of a start.
         if not _DESCRIBED:
             _DESCRIBED.extend(Metric(one.name, one.documentation, one.type, one.unit) for one in self.collect())
         return _DESCRIBED
@@ -328,7 +326,7 @@ class Metrics(Collector):
     def _forget(self, state: State) -> None:
         """Drop the figures of removed routes after their last exposition.
 
-        If a request of such a route is counted later, because it took longer than that, the route is exposed again.
+        A request of such a route that ends later makes the route appear again.
         """
         for route in self._removed & self.routes.keys():
             is_read = any(count.value for count in self.routes[route].subscribers.values())
@@ -336,7 +334,7 @@ class Metrics(Collector):
                 del self.routes[route]
 
     def _routeless_families(self) -> Iterator[Metric]:
-        """The families without a route."""
+        """The families without a route label."""
         yield counter(
             "durable_gateway_downstream_bytes",
             "Body bytes handed to clients' connections, whether or not the clients read them. Excludes headers.",

@@ -1,4 +1,4 @@
-"""The counts of operators' actions, and their metric families; dashboards mark these moments."""
+"""The counts of operators' actions, and their metric families.  Dashboards mark these moments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OperationFigures:
         self._purges = {True: 0, False: 0}
 
     def reload(self, *, is_taken: bool) -> None:
-        """Count a reload; `is_taken` is False if the configuration was refused and nothing changed."""
+        """Count a reload.  `is_taken` is False if the configuration was refused."""
         self._reloads[is_taken] += 1
 
     def purge(self, *, is_soft: bool) -> None:

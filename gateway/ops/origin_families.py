@@ -1,6 +1,6 @@
-"""The metric families of origins: whether each is up, and which requests were and were not sent to it.
+"""The metric families of origins: whether each is up, and the requests sent and not sent to it.
 
-The label `origin` is scheme, host and port of an origin that a route leads to, so its values are few.
+The label `origin` has the scheme, host and port of an origin of a route, so its values are few.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Public ids of credential partitions: equal for equal credentials, and useless for recovering them.
+"""Public ids of credential partitions: equal for equal credentials, and of no use for recovering them.
 
-A tape's partition is a plain digest of credentials, so it allows guesses to be tested.  The id is a digest of that
-under a secret key (BLAKE2b, RFC 7693 section 2.9).  With a random key, drawn at the start, ids mean nothing after a
-restart or at another gateway; with a configured key they stay the same.
+A tape's partition is a plain digest of the credentials, so anyone who has it can test guesses.  The public id is a
+digest of the partition under a secret key (BLAKE2b, RFC 7693 section 2.9).  By default the key is drawn at the start,
+and ids differ after a restart and at other gateways.  With a configured key they stay the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PartitionIds:
     """Maps partitions to ids of 16 hexadecimal digits, under one key."""
 
     def __init__(self, key: str = "") -> None:
-        """`key` is any text; if it is empty, a random key is drawn."""
+        """`key` is any text.  If it is empty, a random key is drawn."""
         self._key = hashlib.sha256(key.encode()).digest() if key else secrets.token_bytes(_KEY_BYTES)
         self._ids: dict[Partition, str] = {}
 

@@ -1,4 +1,4 @@
-"""The metric families of the cache plan in effect; absent without a plan."""
+"""The metric families of the cache plan in effect.  Without a plan there are none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def plan_families(state: PlanState) -> Iterator[Metric]:
-    """The plan's expectations, and its results."""
+    """The plan's expectations and its results."""
     memory = state.plan.memory
     yield gauge(
         "durable_gateway_plan_taken_timestamp_seconds",

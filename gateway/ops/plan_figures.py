@@ -1,8 +1,8 @@
-"""The cache plan compared with its results: the expectations it was made with, and the counts since it took effect.
+"""Compares the cache plan's expectations with the counts since the plan took effect.
 
-Both sides are defined alike.  A catch-up read is a hit if the tape, or a fetch already under way, held everything that
-it needed; it is a miss if a fetch was started for it.  The byte ratio compares the bytes that the origin sent for
-catch-up reads with the bytes of the answers to clients before compression.
+Expectations and counts have the same definitions.  A catch-up read is a hit if the tape, or a fetch in progress, has
+everything that it needs.  It is a miss if a fetch starts for it.  The byte ratio compares the bytes that the origin
+sent for catch-up reads with the bytes of the answers before compression.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HITS: Final = (
 
 
 class PlanFigures:
-    """Reads the state of the plan in effect.  Owns the counts at the moment when it took effect."""
+    """Reads the state of the plan in effect.  It owns the counts from the moment when the plan took effect."""
 
     def __init__(self, applier: PlanApplier, engine: Engine, metrics: Metrics) -> None:
         self._applier = applier
@@ -41,11 +41,11 @@ class PlanFigures:
         self._baseline = self._counted()
 
     def look(self) -> PlanState | None:
-        """The plan's current state; None without a plan.  `Metrics.before_collect` must have been called."""
+        """The plan's current state, or None without a plan.  Call `Metrics.before_collect` first."""
         applier, store = self._applier, self._engine.store
         if applier.plan is None:
             return None
-        # The counts of a removed route are gone, so a difference may be negative.
+        # A removed route takes its counts with it, so a difference may be negative.
         hits, misses, read, fetched = (
             max(0, now - before) for now, before in zip(self._counted(), self._baseline, strict=True)
         )

@@ -13,14 +13,14 @@ class PlanState:
 
     plan: CachePlan
     taken_at: float
-    """Unix seconds."""
+    """In Unix seconds."""
     hits: int
     """Catch-up reads since the plan took effect that were hits."""
     misses: int
     read_bytes: int
     """Body bytes of answers to catch-up reads since then, before compression."""
     fetched_bytes: int
-    """Body bytes that the origin sent for catch-up reads since then."""
+    """Body bytes from the origin for catch-up reads since then."""
     pinned_streams: int
     pinned_bytes: int
     pinned_limit_bytes: int
@@ -28,23 +28,23 @@ class PlanState:
     warmed_bytes: int
     is_warming: bool
     unstored_streams: int
-    """Streams that the plan says not to store."""
+    """Streams that the plan excludes from storing."""
     unstored_bytes: int
-    """Bytes fetched since then and not stored although there was room."""
+    """Bytes fetched since then that would have fitted, and were not stored because of the plan."""
     given_up: int
-    """Tapes dropped since then because their idle time passed."""
+    """Tapes dropped since then because their idle time had passed."""
     unmatched: int
     """Entries that match no route."""
 
     @property
     def hit_ratio(self) -> float | None:
-        """None before the first read."""
+        """The share of hits; None before the first read."""
         reads = self.hits + self.misses
         return self.hits / reads if reads else None
 
     @property
     def byte_hit_ratio(self) -> float | None:
-        """None before the first byte."""
+        """The share of bytes that the origin did not send; None before the first byte."""
         if not self.read_bytes:
             return None
         return min(1.0, max(0.0, 1 - self.fetched_bytes / self.read_bytes))

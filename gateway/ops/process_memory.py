@@ -1,4 +1,4 @@
-"""The process's memory as the operating system counts it: what it uses, and what its container allows."""
+"""The process's memory as the operating system counts it, and the limit of its container."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _STATM: Final = "/proc/self/statm"
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _PAGE_BYTES: Final = resource.getpagesize()
 _NO_LIMIT_BYTES: Final = 1 << 60
-"""Version 1 of cgroups states the lack of a limit as a number of about this size."""
+"""Version 1 of cgroups uses a number of about this size if there is no limit."""
 
 
 def resident_bytes() -> int:
-    """Resident bytes now; where the system has no `/proc`, the most so far."""
+    """The resident bytes now.  Without `/proc`, the highest value so far."""
     try:
-        # Read hundreds of times a second near the limit, where a file object would cost three times as much.
+        # Near the limit this is called hundreds of times a second, and a file object would cost three times as much.
         statm = os.open(_STATM, os.O_RDONLY)
         try:
             return int(os.read(statm, 256).split()[1]) * _PAGE_BYTES
@@ -32,13 +32,13 @@ def resident_bytes() -> int:
 
 
 def container_limit_bytes(root: Path = _CGROUP, own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """The least memory limit of the process's control groups; None if there is none."""
+    """The lowest memory limit of the process's control groups; None without a limit."""
     found = []
     for file in _limit_files(root, own):
         try:
             found.append(int(file.read_text()))
         except (OSError, ValueError):
-            # No such group, or "max".
+            # The group does not exist, or its limit is "max".
             continue
     least = min(found, default=_NO_LIMIT_BYTES)
     return least if 0 < least < _NO_LIMIT_BYTES else None
@@ -63,7 +63,7 @@ def _limit_files(root: Path, own: Path) -> Iterator[Path]:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system where the C library keeps it (glibc); it may take tens of milliseconds."""
+    """Return freed memory that the C library keeps (glibc) to the system.  May take tens of milliseconds."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):

@@ -1,17 +1,18 @@
-"""The load that the origin was spared: the shares of clients' reads, and of the bytes they got, that cost it nothing.
+"""The load that the origin is spared: the shares of clients' reads, and of their bytes, that need nothing from it.
 
     requests spared = 1 - requests sent to origins for reads / reads that clients began
     bytes spared    = 1 - body bytes that origins sent / body bytes of answers before compression
 
-Both sides of a share are counted over the same window.  Reads are catch-up, long-poll, SSE and HEAD on either side;
-writes, which cost the origin one request each, are left out.  A request to an origin counts when it is sent, so a read
-counts when it begins: the sum is the reads that have ended and the live ones that are open.  Counting only ended reads
-would show a thousand newly connected SSE readers as no reads, next to the origin requests that they cause.  A live read
-that does not wait, or is relayed, counts when it ends.  Bytes are not split by mode: answers to writes have next to
-none.
+Both sides of a share are counted over the same window.  Reads are catch-up, long-poll, SSE and HEAD.  Writes are left
+out, because each costs the origin one request in any case.
 
-A window without reads has no requests share; a window without bytes has no bytes share.  A share can be below 0: more
-requests went to the origin than reads came to the gateway.  `grafana.spared` has the same definition in PromQL.
+A request to an origin counts when it is sent, so a read counts when it begins: the sum has the reads that have ended
+and the open live reads.  Otherwise a thousand new SSE readers would count as no reads, while the origin requests that
+they cause would count.  A live read that does not wait, or is relayed, counts when it ends.  Bytes are not split by
+mode, because answers to writes have next to none.
+
+Without reads in the window there is no requests share, and without bytes no bytes share.  A share is below 0 if more
+went to the origin than came to the gateway.  `grafana.spared` has the same definition in PromQL.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ READ_MODES: Final = frozenset({Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE, Mode.HEAD}
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The counts on both sides: since the start, or in a window."""
+    """The counts on both sides, since the start or in a window."""
 
     reads: int = 0
     """Reads that clients began."""
@@ -41,7 +42,7 @@ class Tally:
 
     @classmethod
     def of(cls, routes: Iterable[RouteFigures], downstream_bytes: int) -> Self:
-        """The sums over routes since the start; `downstream_bytes` are the body bytes sent to clients."""
+        """The sums over routes since the start.  `downstream_bytes` are the body bytes sent to clients."""
         reads = origin_requests = saved_bytes = origin_bytes = 0
         for figures in routes:
             for (mode, _), end in figures.ends.items():
@@ -65,10 +66,10 @@ class Tally:
 
     @property
     def requests_spared(self) -> float | None:
-        """None without a read; below 0 if more requests went to the origin than reads came."""
+        """None without a read.  Below 0 if the origin got more requests than the gateway got reads."""
         return 1 - self.origin_requests / self.reads if self.reads else None
 
     @property
     def bytes_spared(self) -> float | None:
-        """None without a byte; below 0 if the origin sent more than the clients got."""
+        """None without a byte.  Below 0 if the origin sent more than the clients got."""
         return 1 - self.origin_bytes / self.answer_bytes if self.answer_bytes else None

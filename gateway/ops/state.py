@@ -1,6 +1,6 @@
-"""The gateway's state at one moment, read instead of counted.
+"""The gateway's state at one moment, read at each collection of the metrics.
 
-Reading it costs a few microseconds for each open connection, and nothing between collections.
+Reading costs a few microseconds for each open connection.  Between collections there is no cost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.upstream.slots import Purpose, SlotUse
 
 
 class Unsent(NamedTuple):
-    """Bytes in this process's buffers that clients have not accepted: the total, and the most of one client."""
+    """Bytes in this process's buffers that clients have not accepted: in total, and of the client with the most."""
 
     total: int = 0
     most: int = 0
@@ -40,9 +40,9 @@ class State:
     flights: dict[str, int] = field(default_factory=dict)
     """Shared fetches under way, by route."""
     waiters: dict[str, int] = field(default_factory=dict)
-    """Requests that wait for those fetches or read along, by route."""
+    """Requests that wait for those fetches, or read while they run, by route."""
     followed: int = 0
-    """Streams with a topic."""
+    """Followed streams."""
     holdings: dict[str, RouteUsage] = field(default_factory=dict)
     """The contents of the tapes, by route."""
     upstream: dict[str, Connections] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class State:
 def look_at(
     engine: Engine, connections: Callable[[], int], unsent: Callable[[], Unsent], is_ready: Callable[[], bool]
 ) -> State:
-    """Read the state of the engine, and its server's state of clients' connections."""
+    """Read the state of the engine, and of the server's client connections."""
     flights: Counter[str] = Counter()
     waiters: Counter[str] = Counter()
     for stream, flight in engine.fetches.flights():

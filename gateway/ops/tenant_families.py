@@ -1,4 +1,4 @@
-"""The metric families of the usage by tenant; without a series while no tenant is known."""
+"""The metric families of usage by tenant.  Each tenant's series begin with its first request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LABELS = ("tenant", "issuer")
 
 
 def tenant_families(usages: Iterable[tuple[tuple[str, str], Usage]]) -> Iterator[Metric]:
-    """Requests, bytes and time of live reads by tenant."""
+    """The requests, bytes and live-read time of each tenant."""
     known = [(("others", "") if key == OTHERS else (key[1], key[0]), usage) for key, usage in usages]
     yield counter(
         "durable_gateway_tenant_requests",

@@ -1,18 +1,19 @@
-"""Tracing by OpenTelemetry: spans of requests, flights and exchanges, exported to a collector by OTLP over HTTP.
+"""Tracing with OpenTelemetry: spans of requests, flights and exchanges, exported to a collector by OTLP over HTTP.
 
-This module needs the extra `opentelemetry` and is imported only if tracing is on.  It has no global state: each gateway
-has a tracer provider of its own, which ends with it.
+A flight is a shared fetch, and an exchange is one request to an origin.  The module needs the extra `opentelemetry`,
+and is imported only if tracing is on.  Each gateway has its own tracer provider, which ends with it; there is no global
+state.
 
-A client's `traceparent` (W3C Trace Context) is linked to.  With `follow_clients = true` it is continued, sampling
-decision included, so that any client may have its requests recorded.  Every request to an origin carries the
-`traceparent` of its span, sampled or not.  Spans hold the paths of streams, but no query, header or body: the query of
-a signed URL holds its signature.
+A request span has a link to the client's `traceparent` (W3C Trace Context).  With `follow_clients = true` it continues
+the client's trace instead, including the sampling decision, so any client may have its requests recorded.  Every
+request to an origin carries the `traceparent` of its span, sampled or not.  Spans contain the paths of streams but no
+query, header or body, because the query of a signed URL contains its signature.
 
-A remembered answer makes no further request, so it needs no span unless it is recorded.  The sampling decision comes
-first, because such requests come a hundred thousand a second.
+A remembered answer makes no further request, so it needs a span only if it is sampled.  There may be a hundred thousand
+such answers a second, so the sampling decision comes first.
 
-Span times come from the gateway's clock.  Spans wait in a bounded queue for a thread that exports them; spans that do
-not fit are dropped.  Only the shutdown waits for the export, for a bounded time.
+Span times are the gateway clock's.  Spans wait in a bounded queue for the exporting thread, and spans that do not fit
+are dropped.  Only the shutdown waits for the export, for a bounded time.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ from gateway.protocol.mode import Mode
 from gateway.telemetry.tracing import ExchangeSpan, FlightSpan, Headers, flight_now, request_now
 
 _EXPORT_S: Final = 5.0
-"""How often spans are exported."""
+"""Seconds between two exports."""
 _BATCH_SPANS: Final = 512
 _MOST_LINKS: Final = 64
-"""Links of one span; a long live read may join any number of flights."""
+"""The most links of one span.  A long live read may join any number of flights."""
 _PATH_CHARS: Final = 512
 _CONTEXT_LINES: Final = re.compile(rb"\r\n(traceparent|tracestate):[ \t]*([\x20-\x7e]*)(?=\r\n)", re.IGNORECASE)
 _NOT_SAMPLED: Final = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace]")
@@ -57,7 +58,8 @@ _METHODS: Final = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", 
 
 
 class _HeaderGetter(Getter[Headers]):
-    """Reads a trace context from headers; two `traceparent` headers count as none (W3C Trace Context, section 3.2)."""
+    """Reads a trace context from headers.  Several `traceparent` headers count as none (W3C Trace Context, section
+    3.2)."""
 
     def get(self, carrier: Headers, key: str) -> list[str] | None:
         values = carrier.getall(key, None)
@@ -68,7 +70,7 @@ class _HeaderGetter(Getter[Headers]):
 
 
 class _Ids(IdGenerator):
-    """Makes ids from the injected generator; `drawn` is a trace id that was drawn before its first span."""
+    """Makes ids with the injected generator.  `drawn` is a trace id drawn in advance for the next root span."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -90,7 +92,8 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
 class OpenTelemetryTracer:
-    """A `gateway.telemetry.tracing.Tracer`.  `processor` replaces the queue and the exporter in tests."""
+    """The `gateway.telemetry.tracing.Tracer` for OpenTelemetry.  In tests, `processor` replaces the queue and the
+    exporter."""
 
     def __init__(
         self, config: TracingConfig, clock: Clock, rng: random.Random, processor: SpanProcessor | None = None
@@ -118,7 +121,7 @@ class OpenTelemetryTracer:
         drawn = self._ids.draw()
         if self._sampler.should_sample(None, drawn, "").decision is Decision.DROP:
             return False
-        # The next span that is begun gets it.
+        # The next root span gets this trace id.
         self._ids.drawn = drawn
         return True
 
@@ -143,7 +146,7 @@ class OpenTelemetryTracer:
             client = trace.get_current_span(client_context).get_span_context()
             if client.is_valid:
                 links.append(Link(client, {"gateway.link": "client"}))
-        # The protocol has few methods; a method that a client made up must not become a span name.
+        # The protocol has few methods.  A client's invented method must not become a span name.
         name = method if method in _METHODS else "_OTHER"
         return self._begin(
             name, SpanKind.SERVER, context, {"http.request.method": name, "url.path": _short(path)}, links
@@ -182,7 +185,7 @@ class OpenTelemetryTracer:
         return _TimedSpan(span, self._clock, began, wall)
 
     async def close(self, within_s: float) -> None:
-        """Export the remaining spans; what the collector has not taken within `within_s` seconds is lost."""
+        """Export the remaining spans for at most `within_s` seconds.  Spans that are left are lost."""
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
 
@@ -191,7 +194,7 @@ class OpenTelemetryTracer:
             with suppress(RuntimeError):  # the loop has closed already
                 loop.call_soon_threadsafe(done.set)
 
-        # Not in the loop's executor, which the loop waits for when it closes.
+        # Do not use the loop's executor, because the loop waits for it when it closes.
         threading.Thread(target=shut_down, name="tracing-shutdown", daemon=True).start()
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
@@ -199,7 +202,7 @@ class OpenTelemetryTracer:
 
 
 class _TimedSpan:
-    """An OpenTelemetry span timed by the gateway's clock.  Only the first `end_span` counts."""
+    """An OpenTelemetry span with times of the gateway's clock.  Only the first `end_span` has an effect."""
 
     __slots__ = ("_began", "_clock", "_is_over", "_links", "_wall", "span")
 
@@ -219,7 +222,7 @@ class _TimedSpan:
     def end_span(self) -> None:
         if not self._is_over:
             self._is_over = True
-            # The wall clock may have been set back; the duration is that of the monotonic clock.
+            # Take the duration from the monotonic clock, because the wall clock may have been set back.
             self.span.end(int((self._wall + self._clock.now() - self._began) * 1e9))
 
 
@@ -262,7 +265,8 @@ class _RequestSpan:
         self._timed.end_span()
 
     def share(self, flight: Span, leader: Span | None) -> bool:
-        """Link to a flight and its leader; False if this request leads the flight, or is linked to it already."""
+        """Add links to a flight and its leader's span.  Returns False if this request leads the flight, or has the
+        links already."""
         if self._joined is flight or leader is self.span:
             return False
         self._joined = flight
@@ -307,7 +311,7 @@ class _ExchangeSpan:
 
     def __init__(self, timed: _TimedSpan, headers: CIMultiDict[str]) -> None:
         self._timed = timed
-        # A copy: all readers of a shared fetch share the original headers.
+        # Copy the headers, because all readers of a shared fetch use the original.
         self.headers = headers.copy()
         for name in ("traceparent", "tracestate"):
             self.headers.popall(name, None)
@@ -321,7 +325,7 @@ class _ExchangeSpan:
     def failed(self, error: BaseException) -> None:
         span = self._timed.span
         span.set_attribute("error.type", type(error).__name__)
-        # A cancelled exchange lost its readers; that is not an error of the origin.
+        # A cancelled exchange has lost its readers, which is no error of the origin's.
         if not isinstance(error, asyncio.CancelledError):
             span.set_status(Status(StatusCode.ERROR))
 
@@ -330,7 +334,7 @@ class _ExchangeSpan:
 
 
 def _context(parent: Span | None) -> Context:
-    """A context that holds `parent` and nothing from the current context."""
+    """A context with `parent` as the current span, and nothing else."""
     return Context() if parent is None else trace.set_span_in_context(parent, Context())
 
 

@@ -1,4 +1,4 @@
-"""Whether the extra that tracing needs is installed."""
+"""Checks that the extra for tracing is installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.config.telemetry import TracingConfig
 
 
 def check_tracing(config: TracingConfig) -> None:
-    """Raise ConfigError if tracing is on and its packages are not installed."""
+    """Raise ConfigError if tracing is on without its packages."""
     if not config.endpoint:
         return
     try:
