@@ -43,6 +43,8 @@ _U32: Final = Struct(">I")
 _TWO_U32: Final = Struct(">II")
 
 read_head: Final = _HEAD.unpack_from
+pack_head: Final = _HEAD.pack
+"""The parts of a frame header in bytes; `frame_head` divides the length."""
 read_setting: Final = _U16.iter_unpack
 
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import Http2Request
 from gateway.http.reply import Interim
 from gateway.http.reply_lines import Head
+
+NOTHING_QUEUED: Final[deque[bytes | memoryview]] = deque(maxlen=0)
+"""The queue of every stream in which no data has waited yet."""
 
 
 class Stream:
@@ -52,7 +55,8 @@ class Stream:
         """Whether the peer's head has arrived.  False at first on the client's side."""
         self.is_receiving = True
         """Whether the peer may still send."""
-        self.queue: deque[bytes | memoryview] = deque()
+        self.queue = NOTHING_QUEUED
+        """Data that waits.  A queue of its own takes 0.6 KB, so a stream gets one with the first data that waits."""
         self.queued_bytes = 0
         self.sent_bytes = 0
         """Bytes of DATA that have been sent."""

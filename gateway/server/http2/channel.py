@@ -286,12 +286,7 @@ class StreamChannel(Handling):
 
     def send_answer(self, block: bytes, body: Collection[bytes]) -> None:
         """Write a whole answer: its field block and its body."""
-        session, stream = self._connection.session, self.stream
-        session.send_head(stream, block, ends=not body)
-        left = len(body)
-        for piece in body:
-            left -= 1
-            session.send_data(stream, piece, ends=not left)
+        self._connection.session.send_answer(self.stream, block, body)
         self._sent()
 
     def start_response(

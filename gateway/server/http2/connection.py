@@ -297,7 +297,10 @@ class Http2Connection(TimedHttp2Connection):
         possible."""
         clients, alias = self.clients, request.alias
         assert alias is not None
-        if clients.find is None or (found := clients.find(alias)) is None:
+        if (find := clients.find) is None:
+            return False
+        # Repeated requests share their alias, so its hash is known; `find` would read it again.
+        if (found := clients.exact.get(alias) or find(alias)) is None:
             return False
         known, section = found
         if isinstance(known, Join):
@@ -326,13 +329,7 @@ class Http2Connection(TimedHttp2Connection):
         return True
 
     def _send_remembered(self, stream: Stream, answer: RememberedAnswer, request: Http2Request) -> None:
-        session = self.session
-        body = answer.body
-        session.send_head(stream, answer.block(), ends=not body)
-        left = len(body)
-        for piece in body:
-            left -= 1
-            session.send_data(stream, piece, ends=not left)
+        self.session.send_answer(stream, answer.block(), answer.body)
         self._track_unsent(stream, request, answer)
 
     def _track_unsent(self, stream: Stream, request: Http2Request, answer: RememberedAnswer | None = None) -> None:
@@ -349,8 +346,8 @@ class Http2Connection(TimedHttp2Connection):
         status, body = REFUSALS[request.refusal]
         headers, body = refusal(status, body, is_s2=self.clients.speaks_s2)
         self.clients.on_bad_request(status, len(body), self)
-        self.session.send_head(stream, block_of(response_head(status, headers, self.clients.wall(), keeps=True)))
-        self.session.send_data(stream, body, ends=True)
+        block = block_of(response_head(status, headers, self.clients.wall(), keeps=True))
+        self.session.send_answer(stream, block, (body,))
         self._track_unsent(stream, request)
 
     # -- called by channels

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from gateway.http.http2 import frames
@@ -222,6 +224,39 @@ def test_an_answer_waits_for_the_window_of_its_stream() -> None:
     assert drained == StreamDrained(first)
     assert sent(server) == {1: b"fgh"}
     assert not server.session.streams
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param(request(1), id="plain"),
+        pytest.param(OPEN, id="body not read"),
+        pytest.param(request(1) + reset(1), id="reset"),
+        pytest.param(request(1) + setting(Setting.INITIAL_WINDOW_SIZE, 100), id="small window"),
+        pytest.param(request(1) + setting(Setting.HEADER_TABLE_SIZE, 0), id="size update owed"),
+        pytest.param(request(1) + ping(b""), id="failed"),
+    ],
+)
+def test_a_whole_answer_is_written_like_its_head_and_its_pieces(before: bytes) -> None:
+    sizes, blocks = (0, 1, 100, 101, 16_384, 16_385), (1, 16_384, 16_385)
+    for size, block_bytes, pieces, is_blocked in itertools.product(sizes, blocks, (1, 2), (False, True)):
+        body = (bytes(size),) * pieces if size else ()
+        whole, parts = Server(), Server()
+        for server in (whole, parts):
+            server.take(setting(Setting.INITIAL_WINDOW_SIZE, 1 << 20), before)
+            server.session.is_blocked = is_blocked
+        stream = parts.streams[1]
+        whole.session.send_answer(whole.streams[1], bytes(block_bytes), body)
+        parts.session.send_head(stream, bytes(block_bytes), ends=not body)
+        for at, piece in enumerate(body, 1):
+            parts.session.send_data(stream, piece, ends=at == pieces)
+        for server in (whole, parts):
+            assert server.session.out_bytes == sum(map(len, server.session.out))
+        assert whole.said() == parts.said()
+        assert repr(whole.session) == repr(parts.session)
+        one = whole.streams[1]
+        assert (one.is_ended, one.reset_code) == (stream.is_ended, stream.reset_code)
+        assert one.queued_bytes == stream.queued_bytes
 
 
 def test_an_answer_waits_for_the_window_of_the_connection() -> None:
