@@ -1,44 +1,29 @@
-"""Classifies an origin's reply for the readers that share it, and applies it to the stream in memory.
+"""Classifies an origin's reply for the readers that share it.
 
 A reply is one of three things.  It is part of a stream, with bytes to store and perhaps the tail.  Or it is an error
 for all readers that wait for it.  Or it may not be shared, because it is personal (`gateway.protocol.sharing`), coded,
 of unknown length, or outside the protocol.
 
-A reply is compared with the state of the stream when the request was sent, because the tape may have grown since.  Any
-of these differences shows that another stream now has the same name: an earlier tail, a closed stream that is open
-again, another content type, another identity.
-
-`classify` is pure: it turns the head of a reply and the facts of its request into a meaning.  `ReplyRecorder` then
-changes the stream's record, and returns the effect on the live readers, which the fetch carries out.
-
-Two kinds of reply are out of date, and only answer the readers that wait for them.  An error that was requested before
-a write was acknowledged may predate the write, so it does not end the stream.  A reply is *overtaken* if the stream's
-bytes were dropped after it was requested; it changes nothing in memory.
+`classify` is pure: it turns the head of a reply and the facts of its request into a meaning.  `reply_recorder` applies
+the meaning to the stream in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
 
-from gateway.aio.clock import Clock
 from gateway.engine.manner import Manner
 from gateway.engine.route import Route
-from gateway.engine.writes import Writes
-from gateway.errors import TailMovedBack, UpstreamBroken
+from gateway.errors import UpstreamBroken
 from gateway.http.reply_lines import FieldLine, ReplyShape
-from gateway.protocol.etag import stream_identity
 from gateway.protocol.forwarded_headers import Headers, response_headers_for_client
-from gateway.protocol.freshness import Lifetime, freshness_from_headers, lifetime_from_headers, lifetime_here
-from gateway.protocol.names import DEFAULT_TYPE, NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
-from gateway.protocol.sharing import Ground
+from gateway.protocol.freshness import Lifetime, lifetime_from_headers, lifetime_here
+from gateway.protocol.names import NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.stream_version import Version
-from gateway.tape.origin_statements import Sighting
-from gateway.tape.store import TapeStore
-from gateway.tape.stream import End, Stream
+from gateway.tape.stream import Stream
 from gateway.upstream.call import Source
-from gateway.upstream.flight import METADATA, Beyond, Flight, NotShareable, OriginError, StreamHead
+from gateway.upstream.flight import METADATA, Beyond, NotShareable, OriginError, StreamHead
 from gateway.upstream.reply import Reply
 
 NO_HEAD = frozenset({405, 501})
@@ -183,224 +168,6 @@ def classify(
     is_beyond = is_fetch and not facts.has_seen and is_before(offset, start)
     up_to_date = is_closed or not is_fetch or manner.is_up_to_date
     return Learned(start, offset, up_to_date, is_closed, is_beyond, headers, manner, lifetime)
-
-
-class SentFetch(Protocol):
-    """A fetch whose request was sent, reduced to the parts that `ReplyRecorder` uses."""
-
-    stream: Stream
-    flight: Flight
-    route: Route
-    source: Source
-    facts: TapeFacts
-    asked_at: float
-    """When the request was sent (monotonic seconds)."""
-
-
-class Effect(StrEnum):
-    """The effect of a reply on the stream's live readers, which the fetch carries out."""
-
-    REFOLLOW = "refollow"
-    """Restart the live request, because the stream may have ended or may have been re-created."""
-    END_READERS = "end readers"
-    """End the live readers, because the stream has ended.  Its record states the reason."""
-
-
-class Applied(NamedTuple):
-    """The result of applying a reply."""
-
-    head: StreamHead | Beyond | NotShareable | OriginError
-    """The outcome for the readers of the flight."""
-    effect: Effect | None = None
-    tail: str | None = None
-    """The tail of the open stream, if the reply states it."""
-
-
-class ReplyRecorder:
-    """Applies replies to their streams.  Keeps no state of its own."""
-
-    def __init__(self, store: TapeStore, clock: Clock, writes: Writes) -> None:
-        self._store = store
-        self._clock = clock
-        self._writes = writes
-
-    def apply(self, fetch: SentFetch, meaning: Learned | Personal | NotShareable | OriginError) -> Applied:
-        """Apply a reply to its stream.
-
-        The reply of an overtaken flight changes nothing; only its content type is compared.  Raises TailMovedBack if
-        the reply belongs to another stream than the known one.
-        """
-        stream, flight, facts = fetch.stream, fetch.flight, fetch.facts
-        if isinstance(meaning, Learned):
-            return self._apply_part(fetch, meaning)
-        if isinstance(meaning, Personal):
-            meaning, lifetime = meaning
-            if lifetime is not None and not _may_be_of_predecessor(stream, facts):
-                # This reply may not be shown to others, but its lifetime still limits how long their replies are
-                # cached.
-                stream.expiry.know(lifetime)
-                stream.head_headers = None
-        return Applied(meaning, None if is_overtaken(stream, flight) else self._apply_refusal(fetch, meaning))
-
-    def _apply_part(self, fetch: SentFetch, learned: Learned) -> Applied:
-        stream, flight, facts, asked_at = fetch.stream, fetch.flight, fetch.facts, fetch.asked_at
-        head, tail = learned.head(), None
-        if is_overtaken(stream, flight):
-            content_type = _content_type(stream, learned)
-            if content_type is not None and not stream.learn_type(content_type):
-                raise TailMovedBack
-        else:
-            self._learn(fetch, learned)
-            if facts.version.same_acks_as(stream.version):
-                tail = _record_tail(fetch, learned)
-            if learned.is_beyond and learned.up_to_date:
-                # The stated tail is not before the known one, so the stream is still the same.
-                stream.contacted(asked_at)
-                stream.revalidated(facts.version)
-        if learned.start != METADATA and not learned.is_beyond:
-            stream.contacted(asked_at)
-            stream.revalidated(facts.version)
-        return Applied(head, None, tail)
-
-    def _learn(self, fetch: SentFetch, learned: Learned) -> None:
-        """Apply the facts stated by a reply that is part of the stream.  Raises TailMovedBack."""
-        stream, route, facts, tape = fetch.stream, fetch.route, fetch.facts, fetch.stream.tape
-        start, offset, up_to_date, is_closed, is_beyond, headers, manner, lifetime = learned
-        is_fetch, content_type = learned.is_fetch, _content_type(stream, learned)
-        if not is_beyond:
-            tape.check(start if is_fetch else facts.tail or START, offset, has_bytes=False)
-        if up_to_date and facts.tail is not None:
-            tape.check(facts.tail, offset, has_bytes=False)
-        has_reopened = not is_closed and facts.closed_at is not None and (not is_fetch or facts.closed_at == offset)
-        if has_reopened or (content_type is not None and not stream.learn_type(content_type)):
-            raise TailMovedBack
-        if not stream.learn_identity(stream_identity(headers, start if is_fetch else START, offset)):
-            raise TailMovedBack
-        if is_closed and tape.closed_at is None:
-            stream.lost_tail()
-        tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
-        if up_to_date:
-            stream.read_up_to_tail(facts.version, offset)
-        if route.is_shared:
-            stream.was_found_by(fetch.source.asker)
-        if manner.varies_by_origin:
-            route.notice(Ground.ORIGIN, headers)
-            self._store.vary_by_origin(stream)
-        stream.record_headers(manner.headers)
-        stream.origins_named_at = self._clock.now()
-        if manner.surrogate_keys:
-            self._store.tag(stream, manner.surrogate_keys)
-        if lifetime is None:
-            stream.caching.record(manner.cache_control, manner.reuse, up_to_date=up_to_date)
-        elif not _may_be_of_predecessor(stream, facts):
-            stream.record_head(headers, lifetime)
-        if is_beyond and not self._writes.is_under_way(stream.key.group):
-            stream.beyond.record(start)
-        self._store.weigh(stream)
-
-    def _apply_refusal(self, fetch: SentFetch, head: NotShareable | OriginError) -> Effect | None:
-        """Apply a reply that is not part of the stream."""
-        stream, is_metadata = fetch.stream, fetch.flight.start == METADATA
-        tells_lifetime = is_metadata and not _may_be_of_predecessor(stream, fetch.facts)
-        match head:
-            case OriginError(status=404 | 410):
-                return self._missing(fetch, head.status)
-            case NotShareable() if is_metadata:
-                if tells_lifetime:
-                    stream.expiry.not_told()
-            case NotShareable(is_personal=True):
-                stream.mark_stale()
-            case OriginError(status=status, request_headers=None) if tells_lifetime and status < 500 and status != 429:
-                # Do not ask again before every read if the origin always refuses HEAD.
-                stream.expiry.not_told()
-            case _:
-                pass
-        return None
-
-    def _missing(self, fetch: SentFetch, status: int) -> Effect | None:
-        """Apply a 404 or 410."""
-        stream, flight, facts = fetch.stream, fetch.flight, fetch.facts
-        # The origin may have trimmed only this offset, even if no later one is known.  The next request without an
-        # offset, or for a later one, shows whether the whole stream is gone.
-        may_be_trimmed = status == 410 and flight.start not in (METADATA, NOW)
-        if stream.is_hidden_from(fetch.source.asker):
-            # The stream may be hidden from this reader only.  The live request, or other readers' requests, will show
-            # it.
-            stream.mark_stale()
-            return None if may_be_trimmed else Effect.REFOLLOW
-        if is_outdated(stream, flight):
-            # A write acknowledged after the request found the stream.  The next request shows whether it still exists.
-            stream.mark_stale()
-            return Effect.REFOLLOW
-        if may_be_trimmed:
-            if facts.has_seen or flight.start == START:
-                # Origins trim from the front, so all bytes before this offset are gone.
-                self._store.forget_through(stream, flight.start)
-            stream.mark_stale()
-            return Effect.REFOLLOW if flight.start == facts.tail else None
-        return (
-            Effect.END_READERS if self._store.drop_stream(stream, End.GONE if status == 410 else End.DELETED) else None
-        )
-
-    def apply_another(self, fetch: SentFetch) -> Effect | None:
-        """Handle a reply of another stream than the one in memory: end the record in memory.
-
-        The record stays if it may already belong to the later of the two streams.
-        """
-        stream, flight = fetch.stream, fetch.flight
-        if is_overtaken(stream, flight):
-            return None
-        if fetch.facts.identity is None and stream.identity is not None and is_outdated(stream, flight):
-            # The record learned its identity after the request was sent, so it may belong to the later stream.
-            stream.mark_stale()
-            return Effect.REFOLLOW
-        return Effect.END_READERS if self._store.drop_stream(stream, End.RECREATED) else None
-
-
-def _content_type(stream: Stream, learned: Learned) -> str | None:
-    """Return the content type that a reply implies; None if it implies none."""
-    content_type = learned.manner.content_type
-    if content_type is None and learned.start != METADATA:
-        # Stored bytes need a content type.  Metadata without one leaves the type open.
-        return stream.content_type or DEFAULT_TYPE
-    return content_type
-
-
-def _record_tail(fetch: SentFetch, learned: Learned) -> str | None:
-    """Record the tail of an open stream if the reply states it, and how long it may be repeated; return the tail or
-    None."""
-    if not learned.up_to_date or learned.is_closed:
-        return None
-    route, tail, asked_at = fetch.route, learned.offset, fetch.asked_at
-    if route.heard_s:
-        fresh = freshness_from_headers(learned.headers)
-        fresh_s = max(route.config.tail_fresh_s, fresh.fresh_s)
-        if fresh_s or fresh.stale_s:
-            stale_until = asked_at + fresh_s + fresh.stale_s
-            fetch.stream.saw_tail(Sighting(tail, asked_at, asked_at + fresh_s, stale_until))
-    return tail
-
-
-def is_overtaken(stream: Stream, flight: Flight) -> bool:
-    """Return whether the stream's bytes were dropped after the flight was sent, so that its bytes may be those."""
-    seen, now = flight.version, stream.version
-    return seen is not now and not seen.same_incarnation_as(now)
-
-
-def is_outdated(stream: Stream, flight: Flight) -> bool:
-    """Return whether a write was acknowledged, or may have been done, after the flight was sent.
-
-    The stream may then have bytes, or exist, although the flight did not find them.
-    """
-    return not flight.version.same_writes_as(stream.version)
-
-
-def _may_be_of_predecessor(stream: Stream, facts: TapeFacts) -> bool:
-    """Return whether the stream may have been re-created since the request was sent.
-
-    The reply then does not show the lifetime of the present stream.
-    """
-    return facts.version.may_have_ended_by(stream.version)
 
 
 async def is_empty(reply: Reply) -> bool:

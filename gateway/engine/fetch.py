@@ -25,20 +25,17 @@ from gateway.aio.tasks import Tasks, begin
 from gateway.engine.classifier import (
     BEYOND_TAIL,
     NO_HEAD,
-    Effect,
     Learned,
     Personal,
-    ReplyRecorder,
     SharedRefusal,
     TapeFacts,
     classify,
     is_empty,
-    is_outdated,
-    is_overtaken,
     read_error,
 )
 from gateway.engine.flight_bodies import FlightBodies
 from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.reply_recorder import Effect, ReplyRecorder, is_outdated, is_overtaken
 from gateway.engine.route import Route
 from gateway.engine.writes import Writes
 from gateway.errors import (

@@ -12,14 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.engine.classifier import (
-    ReplyRecorder,
-    is_overtaken,
-)
 from gateway.engine.fetch import Fetch, FetchWork
 from gateway.engine.flight_bodies import FlightBodies
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.read import MOST_CHANGES
+from gateway.engine.reply_recorder import ReplyRecorder, is_overtaken
 from gateway.engine.route import Route
 from gateway.engine.writes import Writes
 from gateway.errors import (

@@ -27,7 +27,7 @@ from typing import Final
 
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import in_task
-from gateway.engine.classifier import Effect, SentFetch, is_overtaken
+from gateway.engine.reply_recorder import Effect, SentFetch, is_overtaken
 from gateway.errors import UpstreamBroken, UpstreamCongested
 from gateway.limits.inflow import Inflow
 from gateway.protocol.freshness import age_from_headers

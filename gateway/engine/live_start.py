@@ -14,11 +14,11 @@ import random
 from typing import Final, NamedTuple, assert_never
 
 from gateway.aio.clock import Clock
-from gateway.engine.classifier import is_outdated
 from gateway.engine.confirming import Confirming, Patience
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.hit_for_miss import ANY_LIVE
 from gateway.engine.read import Read, StreamEnded, Uncacheable
+from gateway.engine.reply_recorder import is_outdated
 from gateway.engine.route import Route
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
 from gateway.live.drain import Drain

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from gateway.engine import catchup, classifier
+from gateway.engine import catchup, reply_recorder
 from gateway.engine.catchup import _Attempt
 from gateway.engine.classifier import TapeFacts
 from gateway.engine.confirming import Patience
@@ -73,7 +73,7 @@ def earlier_lifetime_is_kept() -> Patches:
 
 @mutant("a HEAD sent before the stream may have been replaced says nothing of the lifetime")
 def early_head_tells_the_lifetime() -> Patches:
-    return [(classifier, "_may_be_of_predecessor", never)]
+    return [(reply_recorder, "_may_be_of_predecessor", never)]
 
 
 @mutant("bytes in memory do not wait for a silent origin")
@@ -188,7 +188,7 @@ def identity_is_ignored() -> Patches:
 
 @mutant("a record that learned its identity after a fetch was sent may be the later stream")
 def late_fetch_ends_the_later_stream() -> Patches:
-    return [(classifier, "is_outdated", never)]
+    return [(reply_recorder, "is_outdated", never)]
 
 
 @mutant("a 410 for an offset that the gateway chose is not the client's answer")

@@ -10,16 +10,8 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
 from gateway.config.gateway import GatewayConfig
-from gateway.engine.classifier import (
-    Applied,
-    Effect,
-    Learned,
-    Personal,
-    ReplyRecorder,
-    SharedRefusal,
-    TapeFacts,
-    classify,
-)
+from gateway.engine.classifier import Learned, Personal, SharedRefusal, TapeFacts, classify
+from gateway.engine.reply_recorder import Applied, Effect, ReplyRecorder
 from gateway.engine.route import Route
 from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
