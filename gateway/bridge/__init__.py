@@ -1,12 +1,12 @@
 """S2 streams presented as Durable Streams.
 
-The engine asks origins by an `Upstream`.  For a route with `present = "durable-streams"` this package is that
-upstream: it answers each Durable Streams request with what S2 requests at the origin bring.  The engine sees an origin
-that speaks Durable Streams, so tapes, shared fetches, live readers and everything else work as for any other.
+The engine sends requests to origins through an `Upstream`.  For routes with `present = "durable-streams"`, this package
+is that upstream.  It answers each Durable Streams request by means of S2 requests to the origin.  To the engine, the
+origin seems to speak Durable Streams, so tapes, shared fetches and live readers work as for other origins.
 
-    content     the three ways in which records are a stream's content
-    streams     the stream and basin that a URL names, and the last sighting of each stream
-    replies     one request to a bridged stream, and its reply: head, body, errors in Durable Streams' terms
+    content     the three forms of records as a stream's content
+    streams     the stream and basin that a URL names, and the last known state of each stream
+    replies     one request to a bridged stream, and its reply: head, body, errors in terms of Durable Streams
     origin      the S2 requests
     reads       metadata, catch-up and long-poll
     live        SSE from a read session

@@ -1,7 +1,7 @@
-"""The `Upstream` of all routes: requests of bridged routes are translated, all others pass.
+"""The `Upstream` of all routes: translates requests of bridged routes, and passes on all others.
 
-Each request of a bridged route runs as a task that ends with the reply's head, or when its requester leaves.  An SSE
-answer has a second task, which ends with its body.
+Each request of a bridged route runs in a task, which ends with the head of the reply, or when its requester gives up.
+An SSE answer has a second task, which ends with its body.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _PASSED: Final = ("Via", "CDN-Loop", "Forwarded", "X-Forwarded-For", "traceparen
 """Headers that S2 requests pass on, in addition to the credentials."""
 
 _MOST_WAIT_S: Final = 60
-"""S2's longest wait of a unary read."""
+"""The longest wait of a unary read in S2, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Bridged:
-    """One bridged route."""
+    """The settings of one bridged route."""
 
     name: str
     base: str
-    """The URL of the route, with the path of the origin."""
+    """The URL of the route, including the path of the origin."""
     public: str
-    """An origin's URL, as a Location has it."""
+    """The URL of an origin, for Location headers."""
     content: Content
     credentials: tuple[str, ...]
     wait_s: int
@@ -58,7 +58,7 @@ class _Bridged:
 
 
 class Bridge:
-    """Sends requests by `upstream`; owns the tasks of the translated ones and what was seen of their streams."""
+    """Sends requests by `upstream`.  Owns the tasks of translated requests and the known states of their streams."""
 
     def __init__(self, upstream: Upstream, clock: Clock, rng: random.Random, tasks: Tasks) -> None:
         self._upstream = upstream
@@ -70,13 +70,13 @@ class Bridge:
         """Sends one request.  The requester is notified of its outcome, possibly before this returns."""
         self.sightings = S2Sightings()
         self.on_trim: Callable[[str, str, str], object] = lambda route, path, offset: None
-        """Called with a route, the path of a stream at its origin, and the first offset that a trim has left."""
+        """Called with a route, the path of a stream at its origin, and the first offset that a trim has kept."""
 
     def __repr__(self) -> str:
         return f"<Bridge of {len(self._routes)} routes, {self.sightings!r}>"
 
     def configure(self, routes: Sequence[RouteConfig]) -> None:
-        """Translate the requests of these routes that are bridged, from now on."""
+        """Translate the requests of bridged routes among these from now on."""
         self._routes = {route.name: _bridged(route) for route in routes if route.is_bridged}
         self.ask = self._ask if self._routes else self._upstream.ask
 
@@ -92,13 +92,13 @@ class Bridge:
         return await answer_to(self.ask, call, on_sent)
 
     async def _run(self, requester: Requester, route: _Bridged, asked: OriginCall) -> None:
-        """Answer one request, and tell the requester."""
+        """Answer one request, and notify its requester."""
         try:
             made = await self._answer(requester, route, asked)
         except GatewayError as error:
             requester.failed(error)
         except Exception:
-            # The error is a bug, but the requester must not wait for ever.
+            # This is a bug, but the requester must not wait forever.
             requester.failed(UpstreamBroken())
             raise
         else:
@@ -145,7 +145,7 @@ class Bridge:
             case "HEAD":
                 return await reads.head(asked)
             case "GET" if mode in (LIVE_SSE, LIVE_LONG_POLL) and asked.offset is None:
-                # Section 5.7; without a cache nothing has checked it.
+                # Required by section 5.7.  Without caching, nothing has checked it yet.
                 return text(400, "A live read needs an offset")
             case "GET" if mode == LIVE_SSE:
                 return await live.open_sse(asked, self._tasks)
@@ -166,13 +166,13 @@ class Bridge:
 
 
 class _Translated:
-    """A translated request whose reply's head is awaited."""
+    """A translated request that is waiting for the head of its reply."""
 
     def __init__(self, work: Coroutine[object, object, None], tasks: Tasks) -> None:
         self._task = tasks.start(work, "bridged request")
 
     def give_up(self) -> None:
-        """Give up waiting for the head of the reply."""
+        """Stop waiting for the head of the reply."""
         self._task.cancel()
 
 
@@ -200,7 +200,7 @@ def _content(config: RouteConfig) -> Content:
 
 
 def _picked(headers: CIMultiDict[str], names: Iterable[str]) -> CIMultiDict[str]:
-    """The fields of these names, with all their values."""
+    """Return the fields with these names, with all their values."""
     found: CIMultiDict[str] = CIMultiDict()
     for name in names:
         for value in headers.getall(name, ()):
@@ -209,7 +209,7 @@ def _picked(headers: CIMultiDict[str], names: Iterable[str]) -> CIMultiDict[str]
 
 
 def _once(call: Callable[[], object]) -> Callable[[], None]:
-    """The same call, made at most once: the engine counts one request, whatever it takes here."""
+    """Return a function that makes the call at most once: to the engine, several S2 requests are one request."""
     is_made = False
 
     def made() -> None:

@@ -1,30 +1,29 @@
-"""Records as the content of a stream: the records of a page that readers see, and the three forms of content.
+"""Records as the content of a stream: the records that readers see, and the three forms of content.
 
-Commands are not part of the content.  They take sequence numbers, so an offset may lead over them without bytes.
+Commands are not part of the content.  They have sequence numbers, so an offset may advance without bytes.
 
-The mark of the close is a `fence` command with the token `CLOSE_TOKEN`.  Its sequence number is the stream's final
-offset, and nothing after it is part of the stream.  The same command keeps writers out: every append of the bridge
-names the token of a stream without a fence, so the origin refuses it, in one step with its decision on the order of the
-appends.
+A stream is closed by a `fence` command with the token `CLOSE_TOKEN`, the *close marker*.  Its sequence number is the
+stream's final offset, and records after it are ignored.  The marker also stops further appends: each append of the
+bridge requires the token of a stream without a fence, which S2 checks atomically with the append.
 
 The forms are:
 
-    json       The body of each record is one message.  A record whose body is not JSON appears as the message
-               `{"s2_record": ...}` with the record in envelope form, so that it does not keep readers from the rest.
-    bytes      The bodies follow each other.
-    envelope   Each record is one message `{"seq_num", "timestamp", "headers", "body"}`.  A record with bytes that are
-               not UTF-8 has them all in base64, and says so by `"format": "base64"`.
+    json       The body of each record is one message.  A record whose body is not JSON becomes the message
+               `{"s2_record": ...}` with the record in envelope form, so that the rest of the stream stays readable.
+    bytes      The bodies are concatenated.
+    envelope   Each record is one message `{"seq_num", "timestamp", "headers", "body"}`.  If any of its bytes are not
+               UTF-8, all are in base64, and the message has `"format": "base64"`.
 
-The first and the last are JSON streams.  An append's messages are records in the same form, and its bytes are one
-record.
+`json` and `envelope` are JSON streams.  An append turns each message into a record in the same form.  In a `bytes`
+stream, the body of an append becomes one record.
 
-JSON bodies are cut into messages without a change to any of them (section 7.1).  An append's body is one message, or an
-array of messages: exactly one level of array is removed.  The messages keep their bytes.  Parsed and written again they
-would not: numbers would lose digits, and objects repeated names.
+JSON bodies are cut into messages without changing any (section 7.1).  The body of an append is one message or an array
+of messages: exactly one level of array is removed.  Messages are not serialised again, because numbers could lose
+digits and objects repeated names.
 
-A parser makes an object of each value, and arrays and objects cost the most: 2 MiB of `[]` took 0.2 s of processor
-time.  More than half of that was the garbage collector, which new containers start.  It can find no garbage among the
-containers of a parser, so it is stopped meanwhile.  The other half is bounded by counting the containers first.
+Parsing creates an object for each value, and arrays and objects cost the most: 2 MiB of `[]` took 0.2 s of processor
+time.  More than half of that was garbage collection, triggered by new containers.  The collector finds nothing during
+parsing, so it is paused.  The number of containers is limited before parsing.
 """
 
 from __future__ import annotations
@@ -67,24 +66,24 @@ CLOSE_RECORD: Final[AppendRecord] = command_record(Fence(CLOSE_TOKEN))
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A run of a stream's content."""
+    """The content of consecutive records."""
 
     records: tuple[Record, ...]
-    """The records of data."""
+    """The records other than commands."""
     end: int
-    """The sequence number after the run; of a closed stream that is read to its end, that of the mark."""
+    """The sequence number after the page.  If the page reaches the end of a closed stream, that of the close marker."""
     is_closed: bool
     trimmed: int = 0
-    """The first sequence number that the trims among the records have left, at most `end`; 0 if there is none."""
+    """The first sequence number, up to `end`, that the trims among the records keep; 0 if there are no trims."""
 
 
 def is_close(record: Record) -> bool:
-    """Whether the record is the mark of the close."""
+    """Return whether the record is the close marker."""
     return is_command(record) and record.headers == CLOSE_RECORD.headers and record.body == CLOSE_RECORD.body
 
 
 def page_of(records: Sequence[Record]) -> Page:
-    """The page that readers see of one or more consecutive records."""
+    """Return the content of one or more consecutive records."""
     data: list[Record] = []
     closed_at: int | None = None
     for record in records:
@@ -94,17 +93,17 @@ def page_of(records: Sequence[Record]) -> Page:
             closed_at = record.seq_num
             break
     end = records[-1].seq_num + 1 if closed_at is None else closed_at
-    # Records behind the mark may be trimmed, too.
+    # Even records after the close marker may have been trimmed.
     return Page(tuple(data), end, closed_at is not None, min(trimmed_by(records), end))
 
 
 def trimmed_by(records: Iterable[Record]) -> int:
-    """The first sequence number that the trims among the records have left; 0 if there is none."""
+    """Return the first sequence number that the trims among the records keep; 0 if there are no trims."""
     trimmed = 0
     for record in records:
         match _command(record):
             case Trim(seq_num):
-                # A trim removes no record that comes after it.
+                # A trim removes no record after itself.
                 trimmed = max(trimmed, min(seq_num, record.seq_num + 1))
             case _:
                 pass
@@ -120,7 +119,7 @@ def _command(record: Record) -> Command | None:
 
 
 MOST_CONTAINERS: Final = 1 << 17
-"""Arrays and objects in the body of an append: one for each 8 bytes of the 1 MiB that S2 takes."""
+"""The most arrays and objects in the body of an append: one for each 8 bytes of the 1 MiB that S2 accepts."""
 
 _SPACE: Final = " \t\r\n"
 
@@ -134,19 +133,19 @@ class TooManyContainers(ValueError):
 
 
 def is_message(body: bytes) -> bool:
-    """Whether the bytes are one JSON text in UTF-8."""
+    """Return whether the bytes are one JSON text in UTF-8."""
     with _collector_at_rest():
         return is_json(body)
 
 
 def split_messages(body: bytes, most: int = MAX_BATCH_RECORDS) -> list[bytes]:
-    """The messages of an append's body; none for an empty array.  Raises `BadMessages` or `TooManyContainers`.
+    """Split the body of an append into messages; none for an empty array.  Raises BadMessages or TooManyContainers.
 
-    If there are more than `most`, only one more of them is returned: an array of a million takes a second to cut.
+    If there are more than `most`, only `most + 1` are returned: cutting an array of a million takes a second.
     """
     if _containers(body) > MOST_CONTAINERS:
         raise TooManyContainers
-    # One parser decides what is JSON, so that what is appended is also what reads take for a message.
+    # Validate with the parser that reads use, so that appended messages are readable.
     if not is_message(body):
         raise BadMessages
     text = body.decode()
@@ -169,18 +168,18 @@ def split_messages(body: bytes, most: int = MAX_BATCH_RECORDS) -> list[bytes]:
 
 
 def _containers(body: bytes) -> int:
-    """How many arrays and objects the body begins; at most so many, if all of it cannot be too many."""
+    """Return the number of arrays and objects that the body begins, or an upper bound if that is small enough."""
     most = body.count(b"[") + body.count(b"{")
     if most <= MOST_CONTAINERS:
         return most
-    # Leave out the strings, whose brackets begin no container.
+    # Leave out strings, whose brackets do not begin containers.
     outside = b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
     return outside.count(b"[") + outside.count(b"{")
 
 
 @contextmanager
 def _collector_at_rest() -> Iterator[None]:
-    """Stop the garbage collector, which would only look through the objects that a parser has just made."""
+    """Pause the garbage collector, which would only scan the objects that a parser creates."""
     if not gc.isenabled():
         yield
         return
@@ -202,40 +201,40 @@ def _refuse(name: str) -> Never:
 
 
 _decoder: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_refuse)
-"""Only the ends of the values matter: numbers stay text, because a long one takes quadratic time to convert."""
+"""Finds only the ends of values.  Numbers stay text, because converting a long number takes quadratic time."""
 
 
 class BadContent(ValueError):
-    """An append's body is no content of the stream; the message is one line for the client."""
+    """The body of an append is not valid content of the stream.  The message is one line for the client."""
 
 
 class TooMuchContent(BadContent):
-    """An append's body would take too long to read."""
+    """The body of an append would take too long to parse."""
 
 
 class Content(ABC):
-    """How records are shown, and what an append's body becomes."""
+    """A form of content: converts records to bytes, and the bodies of appends to records."""
 
     def __init__(self, content_type: str) -> None:
         self.content_type = content_type
         self.is_base64 = not is_sse_text(content_type)
-        """Whether SSE carries it in base64 (section 5.8)."""
+        """Whether SSE carries the content in base64 (section 5.8)."""
 
     def accepts(self, content_type: str) -> bool:
-        """Whether a stream of this type is such a stream; parameters do not count."""
+        """Return whether this content type is the stream's; parameters are ignored."""
         return media_type(content_type) == media_type(self.content_type)
 
     @abstractmethod
     def body(self, records: Sequence[Record]) -> bytes:
-        """The bytes that a reader receives of these records."""
+        """Return the bytes that a reader receives for these records."""
 
     @abstractmethod
     def records(self, body: bytes) -> tuple[AppendRecord, ...]:
-        """The records to append for this body; none if it is empty in the stream's terms.  Raises `BadContent`."""
+        """Return the records to append for this body; none if it is empty or an empty array.  Raises `BadContent`."""
 
 
 class BytesContent(Content):
-    """The records' bodies in a row."""
+    """The concatenated bodies of records."""
 
     def body(self, records: Sequence[Record]) -> bytes:
         return b"".join(record.body for record in records)
@@ -245,7 +244,7 @@ class BytesContent(Content):
 
 
 class JsonContent(Content):
-    """The content in which each record is one JSON message."""
+    """Content in which each record is one JSON message."""
 
     def __init__(self) -> None:
         super().__init__(JSON_TYPE)
@@ -258,7 +257,7 @@ class JsonContent(Content):
 
 
 class EnvelopeContent(Content):
-    """The content in which each message is a record with its headers and its timestamp."""
+    """Content in which each message is a record with its headers and timestamp."""
 
     def __init__(self) -> None:
         super().__init__(JSON_TYPE)
@@ -303,7 +302,7 @@ def _from_envelope(message: bytes) -> AppendRecord:
     try:
         fields = orjson.loads(message)
     except orjson.JSONDecodeError as error:
-        # JSON, but a record holds text, and this has half of a surrogate pair or a number that no field takes.
+        # It is JSON, but with half a surrogate pair, or with a number that no field can hold.
         raise BadContent(f"Not a record: {error}") from None
     form = fields.get(_FORMAT, Format.RAW.value) if isinstance(fields, dict) else None
     if form not in tuple(Format):
@@ -313,7 +312,7 @@ def _from_envelope(message: bytes) -> AppendRecord:
     except BadJson as error:
         raise BadContent(f"Not a record: {error}") from None
     if any(not header.name for header in record.headers):
-        # It would be a command, which trims or fences the stream.
+        # Such a record would be a command, which could trim or fence the stream.
         raise BadContent("A header needs a name")
     return record
 

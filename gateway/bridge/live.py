@@ -1,11 +1,11 @@
-"""SSE from a read session: one session at the origin for one SSE answer.
+"""SSE from a read session: one session at the origin for each SSE answer.
 
-The engine asks for one such answer a stream, whatever its live readers want.  A batch of the session is a data event
-and a control event.  A sign of life is a comment, or the control event that says for the first time that this is the
-tail.
+The engine requests one such answer for a stream, whatever the number of its live readers.  A batch of the session
+becomes a data event and a control event.  A heartbeat becomes a comment, or a control event if it is the first to show
+that the position is the tail.
 
-The answer ends in order when the session is lost, when the origin ends or refuses it, and when records have been
-trimmed that were to come next.  The client reconnects at its position, and a unary answer gives it the reason.
+The answer ends in order when the session is lost, when the origin ends or refuses it, and when the next records have
+been trimmed.  The client then reconnects at its position, and gets the reason in a unary answer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REPLACED: Final = text(410, "The stream has been created again")
 
 
 class _Lost(Exception):
-    """The records that were to come next have been trimmed."""
+    """The next records have been trimmed."""
 
 
 class _Replaced(Exception):
@@ -49,7 +49,7 @@ class _Ended(Exception):
 
 
 async def open_sse(asked: BridgedRequest, tasks: Tasks) -> Made:
-    """Open an SSE answer; `tasks` run the session behind it.  Raises BadOffset or a GatewayError."""
+    """Open an SSE answer; `tasks` run its session.  Raises BadOffset or a GatewayError."""
     if asked.start_offset == NOW:
         tail = await tail_of(asked)
         if isinstance(tail, S2Refused):
@@ -74,7 +74,7 @@ async def open_sse(asked: BridgedRequest, tasks: Tasks) -> Made:
         return _ended(asked, session.tail.seq_num, is_closed=False)
     batches = _batches(session)
     try:
-        # The first batch tells whether the records are there, and an error can still be a status.
+        # The first batch shows whether the records exist, while an error can still be sent as a status.
         first = await anext(batches, None)
         if first is not None and events.is_doubtful(first) and (refused := await asked.call.recognise(events.known)):
             await batches.aclose()
@@ -107,13 +107,13 @@ def _sse(asked: BridgedRequest, body: MadeBody | bytes) -> Made:
 
 
 def _ended(asked: BridgedRequest, tail: int, *, is_closed: bool) -> Made:
-    """The offset lies beyond the tail: say where the tail is, and end."""
+    """Return an answer that states the tail and ends, for an offset beyond the tail."""
     control = Control(offset_at(tail), asked.next_cursor(), True, is_closed)
     return _sse(asked, encode_control(control))
 
 
 async def _batches(session: Reply) -> AsyncGenerator[ReadBatch]:
-    """The batches of a session, until it ends.  Raises _Ended, or a GatewayError if it is lost."""
+    """Yield the batches of a session.  Raises _Ended if it ends with an error, or a GatewayError if it is lost."""
     frames = FrameReader()
     async with session:
         async for chunk in session.chunks():
@@ -133,36 +133,36 @@ async def _batches(session: Reply) -> AsyncGenerator[ReadBatch]:
 
 
 class _Events:
-    """Events of the batches of one session.  Knows the position of the answer.
+    """Converts the batches of one session to events, and tracks the answer's position.
 
-    If the record before the position is known, the session is asked for it as well: its timestamp shows in one step
-    whether the stream that the session reads is still the same.
+    If the record before the position is known, the session also reads that record.  Its timestamp shows whether the
+    stream was re-created.
     """
 
     def __init__(self, asked: BridgedRequest, place: int, known: KnownSighting) -> None:
         self._asked = asked
         self._at = place
         self.known = known
-        """The knowledge of the stream when the session was asked for."""
+        """The state of the stream as known when the session was requested."""
         position = known.position
         self._overlap = position if position is not None and 0 < place == position.seq_num else None
-        """The position after the record that is asked for again, until something has come."""
+        """The position after the record that is read again, until records have arrived."""
         self._is_begun = False
         self._is_told = False
-        """Whether the client has been told that its position is the tail."""
+        """Whether the latest control event has stated that the client is at the tail."""
         self.is_closed = False
 
     @property
     def start_seq_num(self) -> int:
-        """The sequence number that the session is to start at."""
+        """The sequence number at which the session must start."""
         return self._at if self._overlap is None else self._at - 1
 
     def is_doubtful(self, first: ReadBatch) -> bool:
-        """Whether the first batch leaves open that the session may read a re-created stream."""
+        """Return whether the first batch leaves open that the session may read a re-created stream."""
         return bool(first.records) and not self.known.is_shown_by(first.records)
 
     def events_of(self, batch: ReadBatch) -> bytes:
-        """The events for the next batch.  Raises _Lost or _Replaced."""
+        """Return the events for the next batch.  Raises _Lost or _Replaced."""
         asked, tail, records = self._asked, batch.tail, batch.records
         if not self._is_begun and asked.call.sighting.known().incarnation != self.known.incarnation:
             raise _Replaced
@@ -172,7 +172,7 @@ class _Events:
             self._reach(tail.seq_num)
             return HEARTBEAT if self._is_told else self._control(up_to_date=True)
         check_run(records, 0)
-        # A session is one stream's, and the first batch was compared.
+        # A session reads one stream only, and its first batch has been checked.
         asked.call.sighting.saw_records(self.known, records, is_proof=True)
         if self._overlap is not None and records[0].seq_num == self._overlap.seq_num - 1:
             if asked.call.sighting.known().incarnation != self.known.incarnation:
@@ -187,7 +187,7 @@ class _Events:
         asked.add_page(page)
         content = page.records
         if page.trimmed > self._at:
-            # S2 removes what was trimmed after a while.  Here it is gone at once, or it would be kept in memory.
+            # S2 removes trimmed records only after a while.  Leave them out, or the gateway would cache them.
             if not starts_anywhere:
                 raise _Lost
             content = tuple(record for record in content if record.seq_num >= page.trimmed)
@@ -198,7 +198,7 @@ class _Events:
         return data + self._control(up_to_date=tail is not None and tail.seq_num == page.end)
 
     def _reach(self, seq_num: int) -> None:
-        """The origin is at this number, with nothing left between it and the position."""
+        """Move to the position at which the origin continues; all records in between have been trimmed."""
         if seq_num < self._at:
             raise _Replaced
         if seq_num > self._at:

@@ -1,6 +1,6 @@
-"""The S2 requests by which the bridge answers, each compared with what was seen of the stream before.
+"""The S2 requests of the bridge.  Each reply is compared with the known state of the stream.
 
-They go to the same origin as the request that they are for, with its credentials, its bounds and its account.
+The requests go to the same origin as the engine's request, with its credentials, its time limits and its client.
 """
 
 from __future__ import annotations
@@ -39,38 +39,38 @@ from gateway.upstream.s2_client import (
 )
 
 _MOST_INCARNATIONS: Final = 3
-"""The most incarnations of a stream that one read meets before it fails."""
+"""How many re-creations of the stream one read survives before it fails."""
 
 _MOST_COMMAND_BYTES: Final = 64
-"""Metered bytes of the largest command: a fence with 36 bytes of token has 51."""
+"""The metered size limit of a command.  The largest is a fence with a token of 36 bytes, which has 51."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The common part of all S2 requests for one request of the engine."""
+    """The common parameters of all S2 requests made for one request of the engine."""
 
     client: S2Client
     base: str
-    """The URL of the origin as the route has it."""
+    """The URL of the route, including the path of the origin."""
     name: StreamName
     sighting: S2Sighting
 
     async def read(self, query: ReadQuery) -> S2Outcome:
-        """A unary read.  Raises a GatewayError."""
+        """Make a unary read.  Raises a GatewayError."""
         known = self.sighting.known()
         outcome = await self._read(query)
         self._saw(known, outcome)
         return outcome
 
     async def tail(self) -> StreamPosition | S2Refused:
-        """The tail, by a read that brings no record.  Raises a GatewayError."""
+        """Return the tail, found by a read that returns no record.  Raises a GatewayError."""
         known = self.sighting.known()
         outcome = await self.client.tail()
         self._saw(known, outcome)
         return outcome.tail if isinstance(outcome, AtTail) else outcome
 
     async def command_at(self, seq_num: int) -> Record | S2Refused | None:
-        """The record of this number if it is small enough for a command; None if not, or if it was trimmed.
+        """Return the record `seq_num` if it is small enough for a command; None if it is not, or was trimmed.
 
         Raises a GatewayError.
         """
@@ -84,10 +84,11 @@ class Call:
         return outcome.records[0]
 
     async def read_from(self, seq_num: int, wait_s: int | None = None) -> S2Outcome:
-        """A unary read from a number on, of the stream that was read before.  It waits at the tail for so many seconds.
+        """Read from `seq_num` on, from the same stream as earlier reads, waiting up to `wait_s` seconds at the tail.
 
-        If its records do not show whose they are, the last record that was read before is asked for again.  Behind a
-        full page it is asked for with its successors, because there these are likely.  Raises a GatewayError.
+        If the reply does not prove that the stream is the same, the last known record is read again.  After a page as
+        long as S2 allows, more records are likely.  The last known record is then read by the same request.  Raises a
+        GatewayError.
         """
         for _ in range(_MOST_INCARNATIONS):
             known = self.sighting.known()
@@ -98,7 +99,7 @@ class Call:
             if self.sighting.known().incarnation == known.incarnation:
                 if isinstance(outcome, FoundRecords):
                     self.sighting.saw_records(known, outcome.records, is_proof=True)
-                    # One record fewer if the last known record was asked for again.
+                    # The page may have one record fewer if the last known record was read again.
                     is_full = len(outcome.records) >= MAX_BATCH_RECORDS - 1 or (
                         2 * total_metered_bytes(outcome.records) >= MAX_BATCH_METERED_BYTES
                     )
@@ -107,13 +108,15 @@ class Call:
                 else:
                     self._saw(known, outcome)
                 return outcome
-            # Another reply has shown the stream's successor: this one may belong to either.
+            # Another reply has shown that the stream was re-created, so this one may belong to either stream.
             wait_s = None
         raise UpstreamBroken("Stream changes faster than it can be read")
 
     async def _read_joined(self, known: KnownSighting, seq_num: int) -> FoundRecords | None:
-        """Records from a number on, by a read that begins with the last known record; None if that is not due, or
-        brings nothing new.  Raises a GatewayError."""
+        """Read from the last known record on, and return the records from `seq_num` on.
+
+        Returns None if such a read is not worthwhile, or if it returns no new record.  Raises a GatewayError.
+        """
         position = known.position
         if position is None or seq_num != position.seq_num or seq_num != self.sighting.full_to:
             return None
@@ -125,7 +128,7 @@ class Call:
         return FoundRecords(left, outcome.tail) if left else None
 
     async def recognise(self, known: KnownSighting | None = None) -> S2Refused | None:
-        """Ask for the last record again that was read of the stream, as far as it was known, or say why not.
+        """Read the last known record again, to check whether the stream was re-created; return an error of the origin.
 
         Raises a GatewayError.
         """
@@ -134,13 +137,13 @@ class Call:
             return None
         seq_num = known.position.seq_num - 1
         outcome = await self._read(ReadQuery(FromSeqNum(seq_num), count=1))
-        # If it has been trimmed, nothing that was read before is left, and nothing can tell.
+        # If the record has been trimmed, no known record is left that could be compared.
         if not isinstance(outcome, FoundRecords) or outcome.records[0].seq_num == seq_num:
             self._saw(known, outcome)
         return outcome if isinstance(outcome, S2Refused) else None
 
     async def session(self, seq_num: int, lifetime_s: float) -> Reply | AtTail | S2Refused:
-        """A read session from a number on, which waits for records; the caller must close the reply.
+        """Open a read session from `seq_num` on, which waits for records; the caller must close the reply.
 
         Raises a GatewayError.
         """
@@ -151,7 +154,7 @@ class Call:
         return opened
 
     async def append(self, appended: AppendInput) -> AppendAck | S2Refused:
-        """An append.  Raises a GatewayError; unless it `is_unsent`, the append may have happened."""
+        """Append.  Raises a GatewayError; unless the error `is_unsent`, the append may have been executed."""
         known = self.sighting.known()
         body = protobuf.encode_append_input(appended)
         headers = {"Content-Type": protobuf.CONTENT_TYPE, "Accept": protobuf.CONTENT_TYPE}
@@ -163,7 +166,7 @@ class Call:
         except protobuf.BadProtobuf as error:
             raise UpstreamBroken from error
         if ack.end.seq_num - ack.start.seq_num != len(appended.records):
-            # Bytes that are not of S2 decode too: an empty body is a message of zeros.
+            # Other bytes than S2's may decode as well: an empty body is a message of zeros.
             raise UpstreamBroken("Origin acknowledged other records than it was sent")
         self.sighting.saw_append(known, ack)
         return ack
@@ -188,12 +191,14 @@ class Call:
         return refused
 
     def _is_doubtful(self, known: KnownSighting, outcome: S2Outcome, joined: FoundRecords | None) -> bool:
-        """Whether the stream has to be recognised before the outcome is joined to earlier records; `joined` is the
-        outcome if it came together with the record before it."""
+        """Return whether the stream must be checked before the outcome is joined with earlier records.
+
+        `joined` is the outcome if the same reply contained the record before it.
+        """
         closed_at = self.sighting.closed_at
         match outcome:
             case FoundRecords(records):
-                # Behind the mark, or of a stream that is not closed.
+                # The records are after the end of the closed stream, or it was re-created and is open.
                 is_behind = closed_at is not None and closed_at < records[0].seq_num
                 return is_behind or (joined is None and not known.is_shown_by(records))
             case AtTail(tail):
@@ -206,11 +211,11 @@ class Call:
             return outcome
         # All records between the start and the tail have been trimmed.
         tail = await self.client.tail()
-        # Records that have come since the read lie before this tail.
+        # Records appended since the first read are before this tail, so read again.
         return await self._ask(replace(query, wait_s=None)) or tail
 
     async def _ask(self, query: ReadQuery) -> S2Outcome | None:
-        """One unary read; None if it brings neither records nor the tail."""
+        """Make one unary read; return None if the reply has neither records nor the tail."""
         outcome = await self.client.read(query)
         if not isinstance(outcome, FoundRecords):
             return outcome
@@ -232,7 +237,7 @@ class Call:
 
 
 def check_run(records: Sequence[Record], start: int) -> None:
-    """Raise UpstreamBroken unless these are consecutive records, none of them before `start`."""
+    """Raise UpstreamBroken unless these records are consecutive and none is before `start`."""
     if records and (
         records[0].seq_num < start or any(record.seq_num != at for at, record in enumerate(records, records[0].seq_num))
     ):

@@ -1,8 +1,8 @@
 """Metadata, catch-up and long-poll reads, each by unary S2 reads.
 
-A catch-up read takes pages until the origin says that there is no record left, or until the answer is large enough.
-Only the first kind says that it is up to date.  A read from below the trim point is answered 410, unless it starts at
-the beginning of the stream, wherever that is now.
+A catch-up read takes pages until the origin has no more records, or until the answer is large enough.  Only in the
+first case is the answer up to date.  A read from before the trim point is answered with 410, unless it starts at the
+beginning of the stream.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from gateway.s2.records import Record, is_command, total_metered_bytes
 from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
 
 MOST_ANSWER_BYTES: Final = 1024 * 1024
-"""Metered bytes of records after which an answer ends before the tail."""
+"""The size in metered bytes at which an answer ends before the tail."""
 
 MOST_ANSWER_PAGES: Final = 16
-"""Pages after which an answer ends before the tail: records may be small, or be commands, which are not answered."""
+"""The number of pages at which an answer ends before the tail.  Pages may be small, or consist of commands, which are
+not part of the answer."""
 
 _LOOK_BACK: Final = 64
-"""Records in which the mark of the close is looked for behind commands that came after it."""
+"""How many records to search for the close marker, if commands were appended after it."""
 
 TRIMMED: Final = text(410, "The records after this offset have been trimmed")
 
 
 _MOST_BEGINNINGS: Final = 3
-"""How often an answer begins from its start because the stream was created again."""
+"""How many times an answer is started before it fails because the stream is re-created each time."""
 
 
 class _CreatedAgain(UpstreamBroken):
-    """The stream was created again while it was read."""
+    """The stream was re-created while it was read."""
 
     def __init__(self) -> None:
         super().__init__("Stream was created again while it was read")
@@ -52,43 +53,43 @@ class Tail:
 
 @dataclass(slots=True)
 class _Answer:
-    """The answer to a read as it is put together."""
+    """An answer to a read that is being assembled."""
 
     start: int
     end: int = field(init=False)
     records: list[Record] = field(default_factory=list)
     pages: int = 0
     size: int = 0
-    """Metered bytes of the records of all pages."""
+    """The metered bytes of the records of all pages."""
     up_to_date: bool = False
     is_closed: bool = False
     is_lost: bool = False
-    """Whether records after the offset asked for are not there any more."""
+    """Whether records after the requested offset have been trimmed."""
     identity: str = ""
-    """The stream's incarnation that the pages are of; empty before the first."""
+    """The incarnation of the stream to which the pages belong; empty before the first page."""
 
     def __post_init__(self) -> None:
         self.end = self.start
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more belongs to the answer, or fits."""
+        """Whether the answer is complete or full."""
         is_full = self.size >= MOST_ANSWER_BYTES or self.pages >= MOST_ANSWER_PAGES
         return self.up_to_date or self.is_lost or is_full
 
 
 async def tail_of(asked: BridgedRequest) -> Tail | S2Refused:
-    """Where the stream ends now.  Raises a GatewayError.
+    """Return where the stream ends now.  Raises a GatewayError.
 
-    The last record tells whether the stream is closed.  It is asked for only if it has not been seen, and then without
-    its body if it is too large for a command.
+    The last record shows whether the stream is closed.  It is read only if it is not known, and with a size limit, so
+    that the body of a large record is not transferred.
     """
     call, sighting = asked.call, asked.call.sighting
     tail = await call.tail()
     if isinstance(tail, S2Refused):
         return tail
     if sighting.closed_at is not None and not sighting.has_read_to(tail):
-        # Records behind the mark, or another stream.
+        # There are records after the close marker, or the stream was re-created.
         refused = await call.recognise()
         if refused is not None:
             return refused
@@ -98,7 +99,7 @@ async def tail_of(asked: BridgedRequest) -> Tail | S2Refused:
             last = await call.command_at(tail.seq_num - 1)
             if isinstance(last, S2Refused):
                 return last
-            # A trim, perhaps of a closed stream.
+            # The last record is another command, such as a trim, which may follow the close marker.
             looks_back = last is not None and is_command(last) and not is_close(last)
         refused = await _look_back(asked, tail.seq_num) if looks_back else None
         if refused is not None:
@@ -108,7 +109,7 @@ async def tail_of(asked: BridgedRequest) -> Tail | S2Refused:
 
 
 async def _look_back(asked: BridgedRequest, tail: int) -> S2Refused | None:
-    """Read the last records, for the sighting and for the trims among them."""
+    """Read the last records, to find the close marker and trims."""
     outcome = await asked.call.read(ReadQuery(FromSeqNum(max(0, tail - _LOOK_BACK)), count=_LOOK_BACK))
     if isinstance(outcome, S2Refused):
         return outcome
@@ -118,7 +119,7 @@ async def _look_back(asked: BridgedRequest, tail: int) -> S2Refused | None:
 
 
 async def head(asked: BridgedRequest) -> Made:
-    """Answer a request for the metadata.  Raises a GatewayError."""
+    """Answer a request for metadata.  Raises a GatewayError."""
     tail = await tail_of(asked)
     if isinstance(tail, S2Refused):
         return refusal(tail)
@@ -126,7 +127,7 @@ async def head(asked: BridgedRequest) -> Made:
 
 
 async def now(asked: BridgedRequest) -> Made:
-    """Answer a catch-up read from the tail.  Raises a GatewayError."""
+    """Answer a catch-up read with `offset=now`.  Raises a GatewayError."""
     tail = await tail_of(asked)
     if isinstance(tail, S2Refused):
         return refusal(tail)
@@ -154,11 +155,11 @@ async def long_poll(asked: BridgedRequest) -> Made:
 
 
 async def long_poll_now(asked: BridgedRequest) -> Made:
-    """Answer a long-poll from the tail.  Raises a GatewayError."""
+    """Answer a long-poll with `offset=now`.  Raises a GatewayError."""
     tail = await tail_of(asked)
     if isinstance(tail, S2Refused):
         return refusal(tail)
-    # A closed stream is read once more, at its mark, and so answered without waiting.
+    # For a closed stream, the read at its end returns at once.
     return await _poll(asked, tail.seq_num)
 
 
@@ -182,7 +183,7 @@ async def _poll(asked: BridgedRequest, place: int) -> Made:
 
 
 async def _read_on(asked: BridgedRequest, answer: _Answer) -> S2Refused | None:
-    """Take what follows until the tail, or until the answer is large enough."""
+    """Add pages until the tail, or until the answer is large enough."""
     while not answer.is_over:
         outcome = await asked.call.read_from(answer.end)
         if isinstance(outcome, S2Refused):
@@ -192,15 +193,17 @@ async def _read_on(asked: BridgedRequest, answer: _Answer) -> S2Refused | None:
 
 
 def _take(asked: BridgedRequest, answer: _Answer, outcome: FoundRecords | AtTail) -> None:
-    """Take one page, or the known tail instead.  Raises UpstreamBroken if it belongs to another stream than the
-    earlier."""
+    """Add one page, or use the known end of a closed stream.
+
+    Raises _CreatedAgain if the page belongs to another stream than the earlier pages.
+    """
     place, identity = answer.end, asked.call.sighting.identity
     if answer.identity not in ("", identity):
         raise _CreatedAgain
     answer.identity = identity
     closed_at = asked.call.sighting.closed_at
     if closed_at is not None and closed_at <= place:
-        # At the end or beyond it, where an S2 writer may have left records.
+        # The read is at the end or beyond it.  An S2 writer may have appended records there, which are ignored.
         answer.end, answer.up_to_date, answer.is_closed = closed_at, True, True
         return
     first = outcome.tail.seq_num if isinstance(outcome, AtTail) else outcome.records[0].seq_num
@@ -213,7 +216,7 @@ def _take(asked: BridgedRequest, answer: _Answer, outcome: FoundRecords | AtTail
         case _ if closed_at is not None and closed_at < first:
             answer.end, answer.up_to_date, answer.is_closed = closed_at, True, True
         case AtTail(tail):
-            # Beyond the tail as well: the stream may be another, and the engine compares.
+            # If the tail is before the requested position, the stream may have been re-created; the engine checks.
             answer.end, answer.up_to_date = tail.seq_num, True
         case FoundRecords(records, tail):
             page = page_of(records)
@@ -224,7 +227,7 @@ def _take(asked: BridgedRequest, answer: _Answer, outcome: FoundRecords | AtTail
             answer.end, answer.is_closed = page.end, page.is_closed
             answer.up_to_date = page.is_closed or (tail is not None and tail.seq_num == page.end)
             if page.trimmed > answer.start:
-                # S2 removes what was trimmed after a while.  Here it is gone at once, or it would be kept in memory.
+                # S2 removes trimmed records only after a while.  Leave them out, or the gateway would cache them.
                 answer.records = [record for record in answer.records if record.seq_num >= page.trimmed]
                 if asked.start_offset != START:
                     answer.records, answer.is_lost = [], True

@@ -1,9 +1,9 @@
-"""Requests to bridged streams, and the replies to them as a Durable Streams server makes them (section 5).
+"""Requests to bridged streams, and replies in the form of a Durable Streams server (section 5).
 
-The bodies of replies are whole, or are written while they are read.  The writer of a long body waits while the reader
-has not taken what is there (`room`), so that a client that reads slowly holds up the S2 session instead of memory.
+The body of a reply is complete, or is written while it is read.  The writer of a long body waits while the reader has
+not taken the earlier bytes (`room`).  A slow client therefore delays the S2 session instead of using up memory.
 
-`BridgedRequest` is one request, with the parts that all modules share that answer it.
+`BridgedRequest` is one request, with the functions that the other modules share for answering it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from gateway.upstream.reply import Reply
 from gateway.upstream.s2_client import S2Refused
 
 HIGH_WATER_BYTES: Final = 1 << 18
-"""Unread bytes above which the writer waits."""
+"""The number of unread bytes above which the writer waits."""
 
 
 class MadeBody:
-    """A body made here: the source of one reply's bytes.  One writer, one reader."""
+    """The body of a reply made here, with one writer and one reader."""
 
     def __init__(self, on_left: Callable[[], object] = lambda: None) -> None:
         self.on_change: Callable[[], object] = _nothing
@@ -51,7 +51,7 @@ class MadeBody:
 
     @classmethod
     def whole(cls, data: bytes) -> MadeBody:
-        """A body that is complete."""
+        """Return a body that is complete."""
         body = cls()
         body.write(data)
         body.finish()
@@ -70,14 +70,14 @@ class MadeBody:
         """Do nothing, because the body has no connection."""
 
     def finish(self) -> None:
-        """Record that the body is complete."""
+        """Mark the body as complete."""
         if not self._is_over:
             self._is_complete = True
             self.has_ended = not self._pieces
             self._changed()
 
     async def room(self) -> None:
-        """Wait until the reader has taken most of it.  The caller is cancelled if the reader leaves."""
+        """Wait until the reader has taken the bytes that are there.  The caller is cancelled if the reader leaves."""
         while self._size > HIGH_WATER_BYTES and not self._is_over:
             self._room = asyncio.Event()
             await self._room.wait()
@@ -94,7 +94,7 @@ class MadeBody:
     # -- for the reader
 
     def take(self) -> bytes | None:
-        """The bytes not yet taken; empty at the end, None if more is still to come."""
+        """Return the bytes not yet taken; empty at the end, None if there are none yet."""
         if self._pieces:
             taken = b"".join(self._pieces)
             self._pieces = []
@@ -110,7 +110,7 @@ class MadeBody:
         return None
 
     def expect(self, by: float) -> None:
-        """Fail with TimeoutError unless more arrives by this time of the loop's clock."""
+        """Fail with TimeoutError unless more bytes arrive before this time of the loop's clock."""
         if not self._is_over:
             if self._deadline is None:
                 self._deadline = Deadline(asyncio.get_running_loop(), lambda: self._fail(TimeoutError()))
@@ -126,7 +126,7 @@ class MadeBody:
             self.on_change = _nothing
 
     def break_off(self, why: str) -> None:
-        """Fail with ConnectionLost unless it is complete; the writer learns of it."""
+        """Fail with ConnectionLost unless the body is complete, and notify the writer."""
         self._fail(ConnectionLost(why))
 
     def _fail(self, error: BaseException) -> None:
@@ -140,7 +140,7 @@ class MadeBody:
 
 
 def _nothing() -> None:
-    """The callback while no reader waits."""
+    """The callback while the reader does not wait."""
 
 
 NO_STORE: Final = "no-store"
@@ -156,14 +156,14 @@ _DELETION_PENDING: Final = ("stream_deletion_pending", "basin_deletion_pending")
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A reply of the bridge: whole, or with a body that is still being written."""
+    """A reply of the bridge: complete, or with a body that is still being written."""
 
     status: int
     headers: dict[str, str]
     body: bytes | MadeBody = b""
 
     def reply(self, bounds: Bounds, *, is_head: bool = False) -> Reply:
-        """The reply as its requester receives it."""
+        """Return the reply in the form that its requester expects."""
         loop = asyncio.get_running_loop()
         length = len(self.body) if isinstance(self.body, bytes) else None
         body = self.body
@@ -176,12 +176,12 @@ class Made:
 
 
 def text(status: int, line: str, headers: dict[str, str] | None = None) -> Made:
-    """A reply of one line, such as an error."""
+    """Return a reply with one line of text, such as an error."""
     return Made(status, {"Content-Type": _TEXT, **(headers or {})}, line.encode())
 
 
 def position_headers(seq_num: int, *, up_to_date: bool = False, is_closed: bool = False) -> dict[str, str]:
-    """The fields of a reply about the position after it."""
+    """Return the headers that state a reply's position."""
     headers = {STREAM_NEXT_OFFSET: offset_at(seq_num)}
     if up_to_date or is_closed:
         headers[STREAM_UP_TO_DATE] = "true"
@@ -191,13 +191,12 @@ def position_headers(seq_num: int, *, up_to_date: bool = False, is_closed: bool 
 
 
 def refusal(refused: S2Refused, *, creates: bool = False) -> Made:
-    """The reply to a client of Durable Streams for a refusal of the origin; `creates` means of a request to create a
-    stream.
+    """Translate an error of the origin to a reply for a Durable Streams client.
 
-    For the name of a stream that is being deleted clients come back after a 503, as after a conflict between two
-    transactions, because both pass.  To all others the stream is gone.  422
-    would be a fault of the bridge in all but names, so it is a 400.  What is no error of HTTP, as the status in a
-    session's last frame may be, is a 502, and so is a condition (412, 416) that the request did not set.
+    `creates` states that the request was to create a stream.  Conflicts that pass become 503, so that clients retry:
+    conflicts between transactions, and creating a stream whose namesake is being deleted.  For other requests, a stream
+    that is being deleted is gone.  A 422 becomes a 400.  A condition (412, 416) that the request did not state becomes
+    a 502.  So does a status that is not an HTTP error, which the last frame of a session may contain.
     """
     if not 400 <= refused.status < 600 or refused.status in (412, 416):
         return text(502, "The origin has answered a request with what is no answer to it")
@@ -207,7 +206,7 @@ def refusal(refused: S2Refused, *, creates: bool = False) -> Made:
     status = refused.status
     retry = {name: value for name, value in refused.headers.items() if name == "Retry-After"}
     if status == 401:
-        # RFC 9110 section 11.6.1 requires it; S2's tokens are bearer tokens.
+        # RFC 9110 section 11.6.1 requires this header.  S2's tokens are bearer tokens.
         retry["WWW-Authenticate"] = "Bearer"
     if code == "transaction_conflict" or status == 408 or (creates and code in _DELETION_PENDING):
         return text(503, message or "Try again", {"Retry-After": _RETRY_S} | retry)
@@ -220,26 +219,26 @@ def refusal(refused: S2Refused, *, creates: bool = False) -> Made:
 
 @dataclass(frozen=True, slots=True)
 class BridgedRequest:
-    """One request of the engine."""
+    """One request from the engine."""
 
     call: Call
     content: Content
     offset: str | None
     cursor: str | None
     wait_s: int
-    """Seconds that a long-poll waits."""
+    """How long a long-poll waits, in seconds."""
     lifetime_s: float
-    """Seconds after which an SSE answer ends."""
+    """How long an SSE answer lasts, in seconds."""
     location: str
     """The stream's URL at the origin."""
     clock: Clock
     rng: random.Random
     on_trim: Callable[[int], object]
-    """Called with the first sequence number that a trim has left."""
+    """Called with the first sequence number that a trim has kept."""
 
     @property
     def start_offset(self) -> str:
-        """The offset asked for; the beginning if there is none."""
+        """The requested offset; the beginning if there is none."""
         return self.offset if self.offset is not None else START
 
     @property
@@ -248,14 +247,14 @@ class BridgedRequest:
         return 0 if self.start_offset == START else parse_offset(self.start_offset)
 
     def next_cursor(self) -> str:
-        """The cursor of the answer."""
+        """Return the cursor of the answer."""
         return next_cursor(self.clock.wall(), self.cursor, self.rng)
 
     def etag(self, end: str, *, is_closed: bool) -> str:
-        """The tag of the bytes from the offset asked for to `end`, in the form that names the stream's incarnation."""
+        """Return the tag of the bytes from the requested offset to `end`, which names the stream's incarnation."""
         return f'"{self.call.sighting.identity}:{self.start_offset}:{end}{":c" if is_closed else ""}"'
 
     def add_page(self, page: Page) -> None:
-        """Report the trims of a page that is a part of the answer."""
+        """Report the trims of a page that is part of the answer."""
         if page.trimmed:
             self.on_trim(page.trimmed)

@@ -1,23 +1,24 @@
-"""Bridged streams: how URLs name them, and by which last sighting a stream that took their place is recognised.
+"""Bridged streams: the names in URLs, offsets, and detection of re-created streams.
 
-A URL of the engine's is `route://<route>/<path of the origin>/<basin>/<stream>`: the engine has put a configured basin
-where clients' paths name one otherwise.  The rest of the path is the stream's name, slashes included.  A slash that is
-escaped would be a second spelling of the same stream, whose writes and reads were kept apart, so it is refused.
+A URL from the engine has the form `route://<route>/<path of the origin>/<basin>/<stream>`.  The engine has inserted the
+basin if the route configures one; otherwise it comes from the client's path.  The rest of the path is the stream's
+name, including slashes.  An escaped slash is refused: it would be a second spelling of the same stream, and writes in
+one spelling would not reach readers of the other.
 
-An offset is the sequence number of the record that comes next, in 20 digits: there is one at each record boundary.  All
-have the width of the largest sequence number, so that they compare as text in the order of the records.
+An offset is the sequence number of the next record, so there is one at each record boundary.  Offsets have 20 digits,
+the width of the largest sequence number, so that they sort like the records.
 
-An S2 stream that is deleted and created again counts from 0, and S2 has no name for the one life or the other.  The
-timestamp of a record tells them apart: a number that had another timestamp earlier belongs to another stream, and so
-does a tail that lies before a known record, or an append that got such a number.  Each stream found in this way is
-another *incarnation*.  Entity tags name it, and the engine drops what it holds of the earlier one.
+An S2 stream that is deleted and re-created counts from 0 again, and S2 gives it no new name.  Timestamps distinguish
+the two.  A stream was re-created if a record has another timestamp than before, if the tail is before a known record,
+or if an append got the number of a known record.  Each re-creation starts a new *incarnation*, which is named in entity
+tags.  The engine then drops the bytes of the earlier one.
 
-A reply is compared with the knowledge at the time of its request, because replies overtake each other.  A reply without
-a known record proves nothing: its records may be another stream's.  They are joined to earlier records only after the
-last known record has been asked for again.  A deleted stream never comes back, so a record that is the same before and
-after a reply shows whose the reply is.
+Replies can overtake each other, so each is compared with the state known when its request was sent.  A reply without a
+known record proves nothing, because it may belong to a re-created stream.  The last known record is then read again
+before the reply is joined with earlier records.  A deleted stream never comes back.  So a record that is the same
+before and after a reply proves that the reply belongs to its stream.
 
-The table of sightings is bounded.  A stream that falls out of it counts as the same when it is seen again.
+The table of known states is bounded.  A stream that was evicted is not compared with its earlier state.
 """
 
 from __future__ import annotations
@@ -34,31 +35,31 @@ from gateway.limits.memory import evict_oldest
 from gateway.s2.records import MAX_U64, AppendAck, Record, StreamPosition
 
 MOST_NAME_BYTES: Final = 512
-"""The longest name of an S2 stream."""
+"""The longest name of an S2 stream, in bytes."""
 
 _BASIN: Final = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
 class BadName(ValueError):
-    """The path names no stream; the message is one line for the client."""
+    """The path does not name a stream.  The message is one line for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamName:
-    """An S2 stream."""
+    """The basin and name of an S2 stream."""
 
     basin: str
     stream: str
-    """Its name, decoded."""
+    """The stream's name, decoded."""
 
     @property
     def path(self) -> str:
-        """The path of the stream below the origin's own."""
+        """The path of the stream below the origin's base path."""
         return "/v1/streams/" + quote(self.stream, safe="")
 
 
 def parse_name(path: str) -> StreamName:
-    """The stream that the path `/<basin>/<stream>` names.  Raises `BadName`."""
+    """Parse the path `/<basin>/<stream>`.  Raises `BadName`."""
     basin, slash, rest = path.removeprefix("/").partition("/")
     if not slash or not rest or _BASIN.fullmatch(basin) is None:
         raise BadName("The path is that of a basin and a stream")
@@ -77,17 +78,17 @@ WIDTH: Final = len(str(MAX_U64))
 
 
 class BadOffset(ValueError):
-    """The text is no offset of a bridged stream."""
+    """The text is not an offset of a bridged stream."""
 
 
 def offset_at(seq_num: int) -> str:
-    """The offset before the record `seq_num`."""
+    """Return the offset before the record `seq_num`."""
     return f"{seq_num:0{WIDTH}d}"
 
 
 def parse_offset(text: str) -> int:
-    """The sequence number of the record after an offset.  Raises `BadOffset`."""
-    # ASCII first: `isdigit` takes digits of other scripts.
+    """Return the sequence number of the record after an offset.  Raises `BadOffset`."""
+    # Check for ASCII first, because `isdigit` accepts digits of other scripts.
     if len(text) != WIDTH or not text.isascii() or not text.isdigit():
         raise BadOffset(text)
     seq_num = int(text)
@@ -97,27 +98,27 @@ def parse_offset(text: str) -> int:
 
 
 MOST_SIGHTINGS: Final = 65_536
-"""Streams in the table; the least recently used one falls out."""
+"""The size of the table of known states.  The least recently used one is evicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownSighting:
-    """The state of a stream, as known when a request was sent."""
+    """The state of a stream as known when a request was sent."""
 
     incarnation: int
     position: StreamPosition | None
-    """The number after the last record that was read of the stream, and the timestamp of that record; of a stream of
-    which none was read, the tail."""
+    """The position after the last record that was read, with that record's timestamp.  If no record was read, the tail
+    as stated by the origin."""
     mark: int | None = None
-    """A hash of that record; None if it was not read."""
+    """A hash of that record; None if no record was read."""
 
     def is_shown_by(self, records: Sequence[Record]) -> bool:
-        """Whether these consecutive records, of which there is at least one, have the record before the position."""
+        """Return whether these consecutive records, at least one, include the record before the position."""
         return self.position is not None and records[0].seq_num < self.position.seq_num <= records[-1].seq_num + 1
 
 
 class S2Sighting:
-    """One stream."""
+    """The known state of one stream."""
 
     __slots__ = ("_incarnation", "_mark", "_position", "_read_to", "closed_at", "full_to")
 
@@ -126,11 +127,11 @@ class S2Sighting:
         self._position: StreamPosition | None = None
         self._mark: int | None = None
         self.full_to = 0
-        """Where the last page ended that was as long as S2 allows: more records are likely to follow."""
+        """The end of the last page if it was as long as S2 allows, so that more records are likely; else 0."""
         self._read_to: StreamPosition | None = None
-        """The furthest position whose record before it was read, and not only named as a tail."""
+        """The furthest position whose preceding record was read, rather than just stated as the tail."""
         self.closed_at: int | None = None
-        """The sequence number of the mark of the close, once it was seen."""
+        """The sequence number of the close marker (`content.py`), if it was seen."""
 
     def __repr__(self) -> str:
         return f"<S2Sighting {self.identity} at {self._position}>"
@@ -141,30 +142,32 @@ class S2Sighting:
         return f"s2-{self._incarnation}"
 
     def known(self) -> KnownSighting:
-        """The knowledge of now, for comparison with the reply to a request that is about to be sent."""
+        """Return the present state, for comparison with the reply to a request that is about to be sent."""
         return KnownSighting(self._incarnation, self._position, self._mark)
 
     def has_read_to(self, tail: StreamPosition) -> bool:
-        """Whether the last record before this tail, which may be the mark of the close, has been seen."""
+        """Return whether the last record before this tail, which may be the close marker, was read."""
         return tail.seq_num == 0 or tail == self._read_to
 
     def saw_tail(self, known: KnownSighting, tail: StreamPosition) -> None:
-        """A reply has named the tail."""
+        """Process a tail stated in a reply."""
         position, is_other = known.position, False
         if position is not None:
             is_other = tail.seq_num < position.seq_num or (tail.seq_num == position.seq_num and tail != position)
-        # Between the last record read and the tail may be another stream's.
+        # Records between the last one read and the tail may belong to a re-created stream.
         self._saw(known, tail, None, is_other=is_other, is_known=known.mark is None)
 
     def saw_records(self, known: KnownSighting, records: Sequence[Record], *, is_proof: bool = False) -> None:
-        """A reply has brought these consecutive records, of which there is at least one.  `is_proof` means that they
-        are known to belong to the same stream."""
+        """Process consecutive records, at least one, from a reply.
+
+        `is_proof` states that they are known to belong to the same stream.
+        """
         last = records[-1]
         is_other = False
         if (position := known.position) is not None:
             index = position.seq_num - 1 - records[0].seq_num
             if index >= len(records):
-                # All of them lie before it: timestamps never decrease.
+                # All records are before the position, where timestamps are not later.
                 is_other = last.timestamp > position.timestamp
             elif index >= 0:
                 is_other = records[index].timestamp != position.timestamp
@@ -179,25 +182,29 @@ class S2Sighting:
                 self._read_to = end
             mark = next((record.seq_num for record in records if is_close(record)), None)
             if mark is not None:
-                # S2 writers may fence twice with the token: the first mark ends the stream.
+                # The first marker ends the stream; S2 writers may append another one.
                 self.closed_at = mark if self.closed_at is None else min(mark, self.closed_at)
 
     def saw_append(self, known: KnownSighting, ack: AppendAck) -> None:
-        """Records were appended: in the same stream, behind all that was seen before they were sent."""
+        """Process an acknowledgement: in the same stream, the records come after all that were known before."""
         if known.position is not None and ack.start.seq_num < known.position.seq_num:
             self._saw(known, ack.end, None, is_other=True, is_known=False)
 
     def gone(self, known: KnownSighting) -> None:
-        """The origin has no such stream, or has begun a new one."""
+        """Process a reply that shows that the stream does not exist or is new."""
         if known.incarnation == self._incarnation and self._position is not None:
             self._begin_another()
 
     def _saw(
         self, known: KnownSighting, position: StreamPosition, mark: int | None, *, is_other: bool, is_known: bool
     ) -> None:
-        """A record was seen; `is_known` means that it belongs to the known stream unless `is_other`."""
+        """Apply a position from a reply.
+
+        `is_other` states that it belongs to a re-created stream.  Otherwise `is_known` states that it certainly belongs
+        to the known one.
+        """
         if known.incarnation != self._incarnation:
-            # It was asked for before the stream took the other's place: it may belong to either.
+            # The request was sent before the stream was re-created, so the reply may belong to either stream.
             return
         if is_other:
             self._begin_another()
@@ -217,7 +224,7 @@ class S2Sighting:
 
 
 class S2Sightings:
-    """The streams that were seen, by an opaque key.  Owner of the table."""
+    """The table of known states, by opaque keys."""
 
     def __init__(self, most: int = MOST_SIGHTINGS) -> None:
         self._most = most
@@ -227,7 +234,7 @@ class S2Sightings:
         return f"<S2Sightings of {len(self._table)} streams>"
 
     def stream_of(self, key: object) -> S2Sighting:
-        """The stream of this key."""
+        """Return the state for this key, a new one if there is none."""
         found = self._table.get(key)
         if found is not None:
             self._table.move_to_end(key)

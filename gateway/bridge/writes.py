@@ -1,11 +1,10 @@
 """Creating, appending to, closing and deleting a stream.
 
-An append is one atomic S2 append.  It names the fencing token of an unfenced stream, so the origin refuses
-it once the stream is closed, or once an S2 writer has fenced it.  The mark of the close is appended with the last
-messages in one step.
+An append is one atomic S2 append.  It requires the fencing token of a stream without a fence, so S2 refuses it once the
+stream is closed, or fenced by an S2 writer.  The close marker (`content.py`) is appended atomically with the last
+messages.
 
-What S2 cannot keep is refused with 501 and not done in part: `Stream-Seq` and the headers of idempotent producers,
-lifetimes, and forks.
+Features that S2 cannot provide are refused with 501: `Stream-Seq`, idempotent producers, lifetimes and forks.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from gateway.upstream.call import Body
 from gateway.upstream.s2_client import S2Refused
 
 MOST_BODY_BYTES: Final = 2 * 1024 * 1024
-"""The largest body of an append.  Its records are at most 1 MiB; JSON and base64 around them take the rest."""
+"""The largest body of an append, in bytes.  Its records have at most 1 MiB; the rest is for JSON and base64."""
 
 _NOT_KEPT: Final = {
     PRODUCER_ID: "Idempotent producers are not supported on this stream",
@@ -66,8 +65,8 @@ _NOT_KEPT: Final = {
 async def create(asked: BridgedRequest, headers: CIMultiDict[str], body: Body) -> Made:
     """Create the stream, with its first content if there is a body.  Raises a GatewayError.
 
-    Creating and appending are two S2 requests.  A stream that exists and is empty takes the body, so that a client
-    whose first attempt failed between the two can repeat it.
+    Creating and appending are two S2 requests.  If the first attempt fails between the two, the client can repeat it,
+    because the body is also appended to an existing stream that is empty.
     """
     if (refused := _not_kept(headers)) is not None:
         return refused
@@ -102,11 +101,11 @@ async def create(asked: BridgedRequest, headers: CIMultiDict[str], body: Body) -
 
 
 async def _append_first(asked: BridgedRequest, records: tuple[AppendRecord, ...], *, is_new: bool) -> int | Made | None:
-    """Append to a stream that was just created or is empty; return its tail, None if it is not empty."""
+    """Append to a stream that is new or empty; return its tail, or None if it is not empty after all."""
     try:
         done = await asked.call.append(AppendInput(records, match_seq_num=0, fencing_token=OPEN_TOKEN))
     except GatewayError as error:
-        # Something has been sent: the request that created the stream.
+        # At least the request that created the stream was sent.
         error.is_unsent = error.is_unsent and not is_new
         raise
     if not isinstance(done, S2Refused):
@@ -135,7 +134,7 @@ async def append(asked: BridgedRequest, headers: CIMultiDict[str], body: Body) -
     if len(records) == closes and data:
         return text(400, "Empty arrays are not allowed")
     if asked.call.sighting.closed_at is not None:
-        # The fence may be gone since then, and readers stop at the mark.
+        # The fence may have been removed since.  Readers still stop at the close marker.
         tail = await tail_of(asked)
         if isinstance(tail, S2Refused):
             return refusal(tail)
@@ -154,7 +153,7 @@ async def append(asked: BridgedRequest, headers: CIMultiDict[str], body: Body) -
     tail = await tail_of(asked)
     if isinstance(tail, S2Refused):
         return refusal(tail)
-    # The token says that it is closed, even where the mark has been trimmed.
+    # The token shows that the stream is closed, even if the close marker has been trimmed.
     return _closed(Tail(tail.seq_num, True), data)
 
 
@@ -165,12 +164,13 @@ async def delete(asked: BridgedRequest) -> Made:
 
 
 def _closed(tail: Tail, data: bytes) -> Made:
-    """The answer to an append to a closed stream: without data it closes it once more (section 5.3)."""
+    """Return the answer to an append to a closed stream.  Without data, the stream is just closed again (section
+    5.3)."""
     return text(409, "Stream is closed", _position(tail)) if data else Made(204, _position(tail))
 
 
 async def _unless_closed(asked: BridgedRequest, otherwise: Made) -> Made:
-    """The refusal of an append, unless the stream is closed, which comes first (section 5.2)."""
+    """Return the refusal of an append, unless the stream is closed: that is reported first (section 5.2)."""
     tail = await tail_of(asked)
     if isinstance(tail, S2Refused):
         return refusal(tail)
@@ -178,7 +178,7 @@ async def _unless_closed(asked: BridgedRequest, otherwise: Made) -> Made:
 
 
 def _records(asked: BridgedRequest, data: bytes, *, closes: bool) -> tuple[AppendRecord, ...] | Made:
-    """The records of a body, and the mark of the close after them."""
+    """Return the records for a body, followed by the close marker if `closes`."""
     try:
         records = asked.content.records(data) if data else ()
     except BadContent as error:
@@ -193,7 +193,7 @@ def _records(asked: BridgedRequest, data: bytes, *, closes: bool) -> tuple[Appen
 
 
 async def _whole(body: Body, asked: BridgedRequest) -> bytes:
-    """The request's body.  Raises BodyTooLarge, RequestTimeout, or the error of the body."""
+    """Read the request's body.  Raises BodyTooLarge, RequestTimeout, or an error of the body."""
     if body is None or isinstance(body, bytes):
         return body or b""
     try:

@@ -1,15 +1,15 @@
 """S2's errors: their codes, statuses and bodies (S2's documentation, "Error codes").
 
-Every error has a JSON body, whatever the request accepts.  Most are a code and a message.  The body of a 412 is the
-condition that failed with the value that would have passed, and the body of a 416 is the tail.  Sessions carry the same
-statuses and bodies in their terminal frames, and SSE the bodies in `error` events.
+Every error has a JSON body, whatever the request accepts.  Most bodies are a code and a message.  The body of a 412
+names the condition that failed and the value that would have passed.  The body of a 416 is the tail.  Sessions carry
+the same statuses and bodies in their terminal frames, and SSE carries the bodies in `error` events.
 
-A code tells a client whether to try again: of the 409s only `transaction_conflict`, of an append none whose effect is
-not known.  `unavailable` promises that the request had no effect.
+The code shows a client whether to retry.  Of the 409s only `transaction_conflict` can be retried, and an append never
+if it may have taken effect.  `unavailable` guarantees that the request had no effect.
 
-A server that is about to leave, as before a restart, answers `server_draining` (503) to a request or at the end of a
-session, or advises to reconnect in a session's frame.  It says so of the connection: behind a load balancer a new one
-leads to another server.
+A server that is about to shut down announces it: by `server_draining` (503) in answer to a request or at the end of a
+session, or by advice to reconnect in a session's frame.  The announcement concerns the connection: behind a load
+balancer, a new connection leads to another server.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gateway.s2.sse import BadEventId
 
 
 class S2ErrorCode(Enum):
-    """A code and the status that it is sent with."""
+    """An error code and its status."""
 
     BAD_FRAME = ("bad_frame", 400)
     BAD_HEADER = ("bad_header", 400)
@@ -67,33 +67,33 @@ class S2ErrorCode(Enum):
 
 
 Refusal = InvalidAppend | InvalidJson | BadEventId | BadFormat | BadFrame | BadJson | BadProtobuf | BadQuery
-"""What decoding and checking a request can raise."""
+"""The exceptions of decoding and checking a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class FencingTokenMismatch:
-    """412: the append named another fencing token than the stream's, which is `expected`."""
+    """412: the append's fencing token differs from the stream's, `expected`."""
 
     expected: str
 
 
 @dataclass(frozen=True, slots=True)
 class SeqNumMismatch:
-    """412: the append named another sequence number than its first record would get, which is `expected`."""
+    """412: the append's first record would get the sequence number `expected` instead of the requested one."""
 
     expected: int
 
 
 @dataclass(frozen=True, slots=True)
 class Unwritten:
-    """416: the read starts where there are no records yet."""
+    """416: the read starts beyond the last record."""
 
     tail: StreamPosition
 
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """Any other error.  `code` is empty if the body is not S2's, as that of a proxy in between may be."""
+    """Any other error.  `code` is empty if the body is not S2's, for instance a proxy's."""
 
     code: str
     message: str
@@ -103,7 +103,7 @@ Error = FencingTokenMismatch | SeqNumMismatch | Unwritten | Other
 
 
 def code_of(refusal: Refusal) -> S2ErrorCode:
-    """The code that a bad request is refused with; the message is the exception's text."""
+    """Return the code for an exception.  The exception's text is the message."""
     match refusal:
         case InvalidAppend() | InvalidJson() | InvalidProtobuf() | InvalidQuery():
             return S2ErrorCode.INVALID
@@ -122,27 +122,27 @@ def code_of(refusal: Refusal) -> S2ErrorCode:
 
 
 def error_body(code: S2ErrorCode, message: str) -> bytes:
-    """The JSON body of every error but 412 and 416."""
+    """Return the JSON body of an error other than 412 and 416."""
     return orjson.dumps({"code": code.code, "message": message})
 
 
 def fencing_token_mismatch_body(expected: str) -> bytes:
-    """The body of a 412: the stream's fencing token."""
+    """Return the body of a 412 that states the stream's fencing token."""
     return orjson.dumps({"fencing_token_mismatch": expected})
 
 
 def seq_num_mismatch_body(expected: int) -> bytes:
-    """The body of a 412: the number that the next record gets."""
+    """Return the body of a 412 that states the next record's sequence number."""
     return orjson.dumps({"seq_num_mismatch": expected})
 
 
 def unwritten_body(tail: StreamPosition) -> bytes:
-    """The body of a 416: the tail."""
+    """Return the body of a 416, which states the tail."""
     return encode_tail(tail)
 
 
 def parse_error(status: int, body: bytes) -> Error:
-    """What an answer with an error says; it reads any body and raises nothing."""
+    """Parse the body of an error answer.  Accepts any body, and raises nothing."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -169,7 +169,7 @@ _CODE: Final = f'"{S2ErrorCode.SERVER_DRAINING.code}"'.encode()
 
 
 def says_draining(status: int, body: bytes) -> bool:
-    """Whether an error says that its server is about to leave."""
+    """Return whether an error announces that the server is about to shut down."""
     if status != S2ErrorCode.SERVER_DRAINING.status:
         return False
     said = parse_error(status, body)
@@ -177,9 +177,9 @@ def says_draining(status: int, body: bytes) -> bool:
 
 
 class DrainWatch:
-    """Looks at the bytes of an answer that is passed on; `on_drain` is called at most once.
+    """Watches a relayed answer for the server's announcement that it shuts down, and then calls `on_drain` once.
 
-    It keeps a few bytes, whatever the size of the answer: the messages of a session are passed over.
+    It keeps only a few bytes, whatever the size of the answer: the bodies of session messages are skipped.
     """
 
     __slots__ = ("_buffer", "_look", "_on_drain", "_skipped")
@@ -187,13 +187,13 @@ class DrainWatch:
     def __init__(self, status: int, headers: Mapping[str, str], on_drain: Callable[[], object]) -> None:
         self._on_drain = on_drain
         self._buffer = b""
-        """The bytes that are not decided yet."""
+        """The bytes that have not been decided yet."""
         self._skipped = 0
-        """Bytes of a message that are still to come."""
+        """How many more bytes of the present message to skip."""
         type_ = headers.get("Content-Type", "").partition(";")[0].strip().lower()
         self._look: Callable[[DrainWatch, bytes], bool] | None = None
-        """Decides whether the bytes so far say it; None once there is nothing more to see.  Not bound, so that no
-        reference leads back."""
+        """Decides whether the bytes so far contain the announcement; None when nothing more needs to be read.  Stored
+        unbound, to avoid a reference cycle."""
         if status == S2ErrorCode.SERVER_DRAINING.status:
             self._look = DrainWatch._in_error
         elif status == 200 and type_ == session.CONTENT_TYPE:
@@ -202,7 +202,7 @@ class DrainWatch:
             self._buffer, self._look = b"\n", DrainWatch._in_events
 
     def see(self, chunk: bytes) -> None:
-        """A part of the body has come."""
+        """Process a part of the body."""
         if self._look is not None and self._look(self, chunk):
             self._look, self._buffer = None, b""
             self._on_drain()
@@ -212,7 +212,7 @@ class DrainWatch:
         return says_draining(S2ErrorCode.SERVER_DRAINING.status, self._buffer)
 
     def _in_events(self, chunk: bytes) -> bool:
-        # A line break inside of a record is escaped, so no record can look like the event.
+        # Line breaks within records are escaped, so a record cannot look like the event.
         data = self._buffer + chunk
         at = data.find(_EVENT)
         if at >= 0:

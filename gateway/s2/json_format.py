@@ -1,12 +1,11 @@
 """Records in JSON (S2's data-plane page, "Data in JSON").
 
-Bodies, header names and header values are bytes, and the request's `s2-format` header says how JSON strings carry them:
-`raw` as UTF-8, where encoding replaces what is not UTF-8 by U+FFFD, or `base64` (RFC 4648 section 4, padded), which is
-exact.  A header is an array of its name and its value.  An absent or empty body and absent or empty headers are the
-same, and are left out; so is an absent tail.  Other members are ignored.  Answers to a check of the tail and bodies of
-412 and 416 have no bytes and so no format.
+Bodies, header names and header values are bytes.  The request's `s2-format` header states how JSON strings represent
+them.  `raw` is UTF-8; encoding replaces invalid bytes by U+FFFD.  `base64` (RFC 4648 section 4, padded) is exact.  A
+header is an array of its name and its value.  Empty bodies, empty lists of headers and absent tails are left out.
+Unknown members are ignored.  The answer to a tail check and the bodies of 412 and 416 do not depend on the format.
 
-Numbers are unsigned integers of 64 bits, written as integers: `1.0` is not one.
+Numbers are unsigned 64-bit integers in integer notation: `1.0` is not valid.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ FORMAT_HEADER: Final = "s2-format"
 
 
 class Format(StrEnum):
-    """How JSON strings carry bytes: the values of the `s2-format` header."""
+    """How JSON strings represent bytes: the values of the `s2-format` header."""
 
     RAW = "raw"
     BASE64 = "base64"
@@ -46,26 +45,26 @@ class Format(StrEnum):
 _FORMATS: Final = {
     "raw": Format.RAW,
     "base64": Format.BASE64,
-    # The names of older clients, which S2's server still takes.
+    # The names used by older clients, which S2's server still accepts.
     "json": Format.RAW,
     "json-binsafe": Format.BASE64,
 }
 
 
 class BadFormat(ValueError):
-    """An `s2-format` header names no format (400 `bad_header`)."""
+    """An `s2-format` header has an unknown value (400 `bad_header`)."""
 
 
 class BadJson(ValueError):
-    """Bytes are not JSON, or not of the shape that the function reads (400 `bad_json`)."""
+    """The bytes are not JSON, or not of the expected form (400 `bad_json`)."""
 
 
 class InvalidJson(BadJson):
-    """A string is not base64 although the request says so, or there are too many records or headers (422 `invalid`)."""
+    """A string is not base64 as stated by the request, or there are too many records or headers (422 `invalid`)."""
 
 
 def parse_format(value: str | None) -> Format:
-    """The format that an `s2-format` header names; raw without one.  Raises `BadFormat`."""
+    """Parse an `s2-format` header; raw if there is none.  Raises `BadFormat`."""
     if value is None:
         return Format.RAW
     found = _FORMATS.get(value.strip())
@@ -75,7 +74,7 @@ def parse_format(value: str | None) -> Format:
 
 
 def decode_append_input(data: bytes, format_: Format) -> AppendInput:
-    """The body of an append.  Raises `BadJson`."""
+    """Decode the body of an append.  Raises `BadJson`."""
     fields = _object(_loads(data), "the body")
     token = fields.get("fencing_token")
     if token is not None and not isinstance(token, str):
@@ -88,7 +87,7 @@ def decode_append_input(data: bytes, format_: Format) -> AppendInput:
 
 
 def encode_append_input(append: AppendInput, format_: Format) -> bytes:
-    """The body of an append."""
+    """Encode the body of an append."""
     fields: dict[str, object] = {"records": [_append_fields(record, format_) for record in append.records]}
     if append.match_seq_num is not None:
         fields["match_seq_num"] = append.match_seq_num
@@ -98,25 +97,25 @@ def encode_append_input(append: AppendInput, format_: Format) -> bytes:
 
 
 def decode_append_ack(data: bytes) -> AppendAck:
-    """The answer to an append.  Raises `BadJson`."""
+    """Decode the answer to an append.  Raises `BadJson`."""
     fields = _object(_loads(data), "the body")
     return AppendAck(_position(fields, "start"), _position(fields, "end"), _position(fields, "tail"))
 
 
 def encode_append_ack(ack: AppendAck) -> bytes:
-    """The answer to an append."""
+    """Encode the answer to an append."""
     return orjson.dumps({"start": _place(ack.start), "end": _place(ack.end), "tail": _place(ack.tail)})
 
 
 def decode_read_batch(data: bytes, format_: Format) -> ReadBatch:
-    """The answer to a unary read, and the data of an SSE batch.  Raises `BadJson`."""
+    """Decode the answer to a unary read, or the data of an SSE batch.  Raises `BadJson`."""
     fields = _object(_loads(data), "the body")
     records = tuple(_record(record, format_) for record in _records(fields))
     return ReadBatch(records, None if fields.get("tail") is None else _position(fields, "tail"))
 
 
 def encode_read_batch(batch: ReadBatch, format_: Format) -> bytes:
-    """The answer to a unary read, and the data of an SSE batch; one line."""
+    """Encode the answer to a unary read, or the data of an SSE batch, as one line."""
     fields: dict[str, object] = {"records": [_record_fields(record, format_) for record in batch.records]}
     if batch.tail is not None:
         fields["tail"] = _place(batch.tail)
@@ -124,17 +123,17 @@ def encode_read_batch(batch: ReadBatch, format_: Format) -> bytes:
 
 
 def encode_record(record: Record, format_: Format) -> bytes:
-    """One record of an answer, as tools print it; one line."""
+    """Encode one record as one line, for tools that print records."""
     return orjson.dumps(_record_fields(record, format_))
 
 
 def decode_tail(data: bytes) -> StreamPosition:
-    """The answer to a check of the tail, and the body of a 416.  Raises `BadJson`."""
+    """Decode the answer to a tail check, or the body of a 416.  Raises `BadJson`."""
     return _position(_object(_loads(data), "the body"), "tail")
 
 
 def encode_tail(tail: StreamPosition) -> bytes:
-    """The answer to a check of the tail, and the body of a 416."""
+    """Encode the answer to a tail check, or the body of a 416."""
     return orjson.dumps({"tail": _place(tail)})
 
 
@@ -196,7 +195,7 @@ def _array(value: object, name: str) -> list[Any]:
 
 def _records(fields: dict[str, Any]) -> list[Any]:
     records = _array(fields.get("records"), "records")
-    # Before the objects are made.
+    # Check before objects are created.
     if len(records) > MAX_BATCH_RECORDS:
         raise InvalidJson(f"a batch has at most {MAX_BATCH_RECORDS} records")
     headers = (record.get("headers") for record in records if isinstance(record, dict))
@@ -206,7 +205,7 @@ def _records(fields: dict[str, Any]) -> list[Any]:
 
 
 def _number(value: object, name: str) -> int:
-    # `type` and not `isinstance`, to which True is an integer.
+    # Not `isinstance`, because True is an int.
     if type(value) is not int or not 0 <= value <= MAX_U64:
         raise BadJson(f"{name} is not an unsigned integer of 64 bits")
     return value

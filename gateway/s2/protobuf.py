@@ -1,12 +1,11 @@
-"""Records in protobuf, as bodies of unary requests and as the messages of sessions (S2's data-plane page, "Protobuf
-messages").
+"""Records in protobuf, for unary bodies and for messages of sessions (S2's data-plane page, "Protobuf messages").
 
-`s2.proto` has the messages and `s2_pb2.py` is generated from it.  Nothing outside this module sees a message: functions
-here decode to the types of `records.py` and encode from them.  As usual in protobuf, unknown fields are ignored and an
-absent number, string or message is zero or empty; only the fields marked `optional` can be absent.
+`s2.proto` defines the messages, and `s2_pb2.py` is generated from it.  Only this module uses the generated classes.
+Its functions convert to and from the types of `records.py`.  As usual in protobuf, unknown fields are ignored, and an
+absent number, string or message is zero or empty.  Only fields marked `optional` can be absent.
 
-What a decoder makes of bytes is bounded by the caller's bound on their number.  An empty record or header takes 2 bytes
-and an object of many more, so a message with more of them than S2 allows is refused before the objects are made.
+The caller limits the size of the input.  But an empty record or header takes 2 bytes and becomes a much larger object,
+so a message with more of them than S2 allows is refused before the objects are created.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ from gateway.s2.records import (
 )
 
 CONTENT_TYPE: Final = "application/protobuf"
-"""What answers are sent with."""
+"""The content type of answers."""
 
 CONTENT_TYPES: Final = frozenset({CONTENT_TYPE, "application/x-protobuf"})
-"""What requests may say."""
+"""The content types accepted in requests."""
 
 M = TypeVar("M", bound=Message)
 
 
 class BadProtobuf(ValueError):
-    """Bytes are not the protobuf message that the function reads (400 `bad_proto`)."""
+    """The bytes are not the expected protobuf message (400 `bad_proto`)."""
 
 
 class InvalidProtobuf(BadProtobuf):
-    """A message has more records or headers, or a larger record, than S2 allows (422 `invalid`)."""
+    """The message has more records or headers, or a larger record, than S2 allows (422 `invalid`)."""
 
 
 def decode_append_input(data: bytes) -> AppendInput:
-    """The body of an append.  Raises `BadProtobuf`."""
+    """Decode the body of an append.  Raises `BadProtobuf`."""
     message = _parsed(s2_pb2.AppendInput, data)
     _check(message.records)
     records = tuple(
@@ -68,7 +67,7 @@ def decode_append_input(data: bytes) -> AppendInput:
 
 
 def encode_append_input(append: AppendInput) -> bytes:
-    """The body of an append, and a message of an append session."""
+    """Encode the body of an append, or a message of an append session."""
     return s2_pb2.AppendInput(
         records=[
             s2_pb2.AppendRecord(timestamp=record.timestamp, headers=_headers(record.headers), body=record.body)
@@ -80,20 +79,20 @@ def encode_append_input(append: AppendInput) -> bytes:
 
 
 def decode_append_ack(data: bytes) -> AppendAck:
-    """The answer to an append.  Raises `BadProtobuf`."""
+    """Decode the answer to an append.  Raises `BadProtobuf`."""
     message = _parsed(s2_pb2.AppendAck, data)
     return AppendAck(_position(message.start), _position(message.end), _position(message.tail))
 
 
 def encode_append_ack(ack: AppendAck) -> bytes:
-    """The answer to an append, and a message of an append session."""
+    """Encode the answer to an append, or a message of an append session."""
     return s2_pb2.AppendAck(
         start=_position_message(ack.start), end=_position_message(ack.end), tail=_position_message(ack.tail)
     ).SerializeToString()
 
 
 def decode_read_batch(data: bytes) -> ReadBatch:
-    """The answer to a unary read, and a message of a read session.  Raises `BadProtobuf`."""
+    """Decode the answer to a unary read, or a message of a read session.  Raises `BadProtobuf`."""
     message = _parsed(s2_pb2.ReadBatch, data)
     _check(message.records)
     records = tuple(
@@ -105,7 +104,7 @@ def decode_read_batch(data: bytes) -> ReadBatch:
         )
         for record in message.records
     )
-    # A record takes at most 6 metered bytes more than bytes here: without a body it takes 2 and counts as 8.
+    # A record's metered size exceeds its size here by at most 6 bytes: without a body it takes 2 and counts as 8.
     if len(data) > MAX_BATCH_METERED_BYTES - 6 and any(
         metered_bytes(record) > MAX_BATCH_METERED_BYTES for record in records
     ):
@@ -114,7 +113,7 @@ def decode_read_batch(data: bytes) -> ReadBatch:
 
 
 def encode_read_batch(batch: ReadBatch) -> bytes:
-    """The answer to a unary read, and a message of a read session."""
+    """Encode the answer to a unary read, or a message of a read session."""
     return s2_pb2.ReadBatch(
         records=[
             s2_pb2.SequencedRecord(
@@ -139,7 +138,7 @@ def _parsed(kind: type[M], data: bytes) -> M:
 
 
 def _check(records: Sequence[s2_pb2.AppendRecord] | Sequence[s2_pb2.SequencedRecord]) -> None:
-    """Bound the objects that are to be made.  Raises `InvalidProtobuf`."""
+    """Check the number of records and headers before creating objects.  Raises `InvalidProtobuf`."""
     if len(records) > MAX_BATCH_RECORDS:
         raise InvalidProtobuf(f"a batch has at most {MAX_BATCH_RECORDS} records")
     if sum(len(record.headers) for record in records) > MAX_BATCH_HEADERS:

@@ -1,14 +1,15 @@
 """The query of a read (S2's API reference, "Read records").
 
-A read starts at one place: a sequence number, a timestamp, or a number of records before the tail, which is the default
-with 0.  It ends at the first of its limits: `count` records, `bytes` metered bytes, a record at or after `until`.  A
-record that would pass a limit is not delivered.  With `clamp` a start beyond the tail is the tail.
+A read starts at a sequence number, at a timestamp, or at a number of records before the tail, by default 0.  It ends at
+the first of its limits: `count` records, `bytes` metered bytes, or a record at or after `until`.  A record that would
+exceed a limit is not delivered.  With `clamp`, a start beyond the tail is moved to the tail.
 
-`wait` is how many seconds a read that has reached the tail waits for more.  Without it, a read with a limit does not
-wait and a read without one waits for ever.  A unary read always has limits and waits at most 60 s (`unary`).
+`wait` is how long, in seconds, a read that has reached the tail waits for more.  Without `wait`, a read with limits
+does not wait, and a read without limits waits forever.  A unary read always has limits, and waits at most 60 s
+(`unary`).
 
-S2 refuses a parameter that is no number as 400 `bad_query`, and parameters that contradict each other as 422 `invalid`.
-It ignores parameters that it does not know.
+S2 refuses a parameter that is not a number with 400 `bad_query`, and contradictory parameters with 422 `invalid`.  It
+ignores unknown parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gateway.s2.records import MAX_BATCH_METERED_BYTES, MAX_BATCH_RECORDS, MAX_U
 from gateway.s2.sse import EventId
 
 MAX_UNARY_WAIT_S: Final = 60
-"""How long a unary read waits, whatever its query says."""
+"""The longest wait of a unary read, whatever its query says."""
 
 _MAX_WAIT_S: Final = 2**32 - 1
 
@@ -30,7 +31,7 @@ _LIMITS: Final = ("count", "bytes", "until", "wait")
 
 
 class BadQuery(ValueError):
-    """A parameter of a read is not of its type, or comes twice (400 `bad_query`)."""
+    """A parameter of a read has the wrong type or is repeated (400 `bad_query`)."""
 
 
 class InvalidQuery(BadQuery):
@@ -39,7 +40,7 @@ class InvalidQuery(BadQuery):
 
 @dataclass(frozen=True, slots=True)
 class FromSeqNum:
-    """Start at a sequence number, or at the first record after it that is left."""
+    """Start at a sequence number, or at the first remaining record after it."""
 
     seq_num: int
 
@@ -63,7 +64,7 @@ Start = FromSeqNum | FromTimestamp | FromTailOffset
 
 @dataclass(frozen=True, slots=True)
 class ReadQuery:
-    """What a read asks for.  None is an absent limit; `bytes` are metered, `until` is exclusive."""
+    """The parameters of a read.  None means no limit; `bytes` are metered, and `until` is exclusive."""
 
     start: Start = FromTailOffset(0)
     count: int | None = None
@@ -79,17 +80,19 @@ class ReadQuery:
 
     @property
     def longest_wait_s(self) -> int | None:
-        """How long the read waits for more at the tail, in seconds; None is for ever."""
+        """How long the read waits at the tail, in seconds; None means forever."""
         return 0 if self.wait_s is None and self.is_bounded else self.wait_s
 
     @property
     def may_start_at_tail(self) -> bool:
-        """Whether S2 takes a start at the tail: it does so if the read may wait there, and for a read without limits,
-        which then ends at once if its wait is 0."""
+        """Whether S2 accepts a start at the tail: the read may wait there, or has no limits.
+
+        A read without limits and with a wait of 0 ends there at once.
+        """
         return not self.is_bounded or bool(self.wait_s)
 
     def unary(self) -> ReadQuery:
-        """This read as one answer: at most 1,000 records and 1 MiB, with a wait of at most 60 s."""
+        """Return this read with the limits of a unary answer: 1,000 records, 1 MiB, and a wait of 60 s."""
         return replace(
             self,
             count=MAX_BATCH_RECORDS if self.count is None else min(self.count, MAX_BATCH_RECORDS),
@@ -98,7 +101,7 @@ class ReadQuery:
         )
 
     def resumed(self, last: EventId) -> ReadQuery:
-        """The rest of the same read, after a response that ended with the event `last`."""
+        """Return the rest of the read after a response whose last event was `last`."""
         return replace(
             self,
             start=FromSeqNum(min(last.seq_num + 1, MAX_U64)),
@@ -116,7 +119,7 @@ def parse_read_query(query: str) -> ReadQuery:
         texts[name] = text
     starts = [name for name in _STARTS if name in texts]
     if len(starts) > 1:
-        # Types come before contradictions, as in S2.
+        # Like S2, report wrong types before contradictions.
         for name in starts:
             _number(texts, name)
         raise InvalidQuery(f"a read starts at one of {', '.join(_STARTS)}")
@@ -140,7 +143,7 @@ def parse_read_query(query: str) -> ReadQuery:
 
 
 def encode_read_query(query: ReadQuery) -> str:
-    """The query string of a read, without a question mark."""
+    """Return the query string of a read, without a question mark."""
     parameters: list[tuple[str, object]] = []
     match query.start:
         case FromSeqNum(seq_num):

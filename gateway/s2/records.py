@@ -1,16 +1,16 @@
-"""The records of S2 and what every encoding of them has in common (S2's data-plane page, "Operations").
+"""S2's records, independent of their encoding (S2's data-plane page, "Operations").
 
-A stream is a sequence of records numbered from 0, and a trim removes records at its beginning.  A record is bytes: a
-body and headers whose names and values are bytes too.  JSON, protobuf, SSE and sessions carry the same records in
-different encodings, so the other modules of this package decode to these types and encode from them.  Decoders bound
-how many records and headers they make; the other limits of an append are those of `check_append_input`.
+A stream is a sequence of records numbered from 0; a trim removes records at its beginning.  A record has a body and
+headers, and header names and values are bytes like the body.  JSON, protobuf, SSE and sessions encode the same records
+differently; the other modules of this package convert between these encodings and the types here.  Decoders limit the
+number of records and headers.  `check_append_input` checks the other limits of an append.
 
-Sizes are *metered bytes* wherever S2 counts bytes: 8 for the record, 2 for each header, and the bytes of names, values
-and body.  A metered size does not depend on the encoding.
+S2 counts sizes in *metered bytes*: 8 for each record, 2 for each header, and the bytes of names, values and body.  A
+metered size does not depend on the encoding.
 
-A *command record* has one header and its name is empty, which no other record may have.  The header's value names the
-command and the body is its payload: `fence` sets the stream's fencing token, `trim` its first remaining sequence
-number.  Commands take a sequence number and are delivered to readers like other records ("Command records").
+A *command record* has exactly one header, with an empty name, which no other record may have.  The header's value names
+the command, and the body is its argument: `fence` sets the stream's fencing token, `trim` its first remaining sequence
+number.  Commands take up a sequence number and are delivered to readers like other records ("Command records").
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ MAX_U64: Final = 2**64 - 1
 """The largest sequence number, timestamp or count on the wire."""
 
 MAX_BATCH_RECORDS: Final = 1_000
-"""Records in one append, and in one unary read or batch of a session."""
+"""The most records in an append, a unary read, or a batch of a session."""
 
 MAX_BATCH_METERED_BYTES: Final = 1024 * 1024
-"""Metered bytes of one append, and of one unary read or batch of a session; one record alone may fill it."""
+"""The most metered bytes of an append, a unary read, or a batch of a session."""
 
 MAX_BATCH_HEADERS: Final = MAX_BATCH_METERED_BYTES // 3
-"""Headers of all records of such a batch: each meters 2 bytes, and one at least of its name.  Only the header of a
-command has no name, and the 8 bytes of its record make up for that."""
+"""The most headers in such a batch: each counts at least 3 metered bytes, 2 plus a name of one byte.  Only the header
+of a command has an empty name, which the 8 bytes of its record make up for."""
 
 MAX_FENCING_TOKEN_BYTES: Final = 36
-"""UTF-8 bytes of a fencing token, which has the room of a UUID's text."""
+"""The longest fencing token in UTF-8 bytes: the length of a UUID as text."""
 
 FENCE: Final = b"fence"
 TRIM: Final = b"trim"
 
 
 class InvalidAppend(ValueError):
-    """A well-formed append breaks one of S2's rules; it is answered with 422 `invalid` and this message."""
+    """A well-formed append violates one of S2's rules.  The answer is 422 `invalid` with this message."""
 
 
 class Header(NamedTuple):
-    """One header of a record.  Names may repeat, and their order is kept.
+    """One header of a record.  Names may repeat, and their order matters.
 
-    A tuple, because a batch may have hundreds of thousands, and a frozen dataclass takes three times as long to make.
+    A tuple, because a batch may have hundreds of thousands, and a frozen dataclass takes three times as long to create.
     """
 
     name: bytes
@@ -55,7 +55,7 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AppendRecord:
-    """A record to append.  `timestamp` is in milliseconds since the Unix epoch; None leaves it to the stream's mode."""
+    """A record to append.  `timestamp` is in Unix milliseconds; None lets the stream's mode decide."""
 
     body: bytes
     headers: tuple[Header, ...] = ()
@@ -64,7 +64,7 @@ class AppendRecord:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record as the stream holds it."""
+    """A record as stored in a stream."""
 
     seq_num: int
     timestamp: int
@@ -74,7 +74,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """A place in a stream.  At the tail: the next record's sequence number and the last record's timestamp."""
+    """A place in a stream.  For the tail: the next record's sequence number and the last record's timestamp."""
 
     seq_num: int
     timestamp: int
@@ -84,7 +84,7 @@ class StreamPosition:
 class AppendInput:
     """One atomic append.
 
-    `match_seq_num` is the number its first record must get; `fencing_token` is what the stream's token must be.
+    `match_seq_num` is the sequence number that the first record must get.  `fencing_token` must equal the stream's.
     """
 
     records: tuple[AppendRecord, ...]
@@ -94,7 +94,8 @@ class AppendInput:
 
 @dataclass(frozen=True, slots=True)
 class AppendAck:
-    """Where an append's records are: `start` is the first, `end` is exclusive, `tail` may be later than `end`."""
+    """The positions of appended records: `start` is the first, `end` is exclusive, and `tail` may be later than
+    `end`."""
 
     start: StreamPosition
     end: StreamPosition
@@ -103,7 +104,7 @@ class AppendAck:
 
 @dataclass(frozen=True, slots=True)
 class ReadBatch:
-    """Consecutive records of a read, and the tail if the read reached it.  Without records it is a heartbeat."""
+    """Consecutive records of a read, and the tail if the read has reached it.  Without records it is a heartbeat."""
 
     records: tuple[Record, ...]
     tail: StreamPosition | None = None
@@ -127,7 +128,7 @@ Command = Fence | Trim
 
 
 def metered_bytes(record: AppendRecord | Record) -> int:
-    """The size of a record as S2 counts it."""
+    """Return the size of a record in metered bytes."""
     size = 8 + 2 * len(record.headers) + len(record.body)
     for header in record.headers:
         size += len(header.name) + len(header.value)
@@ -135,17 +136,17 @@ def metered_bytes(record: AppendRecord | Record) -> int:
 
 
 def total_metered_bytes(records: Iterable[AppendRecord | Record]) -> int:
-    """The size of several records as S2 counts it."""
+    """Return the size of several records in metered bytes."""
     return sum(map(metered_bytes, records))
 
 
 def is_command(record: AppendRecord | Record) -> bool:
-    """Whether a record is a command rather than data."""
+    """Return whether a record is a command rather than data."""
     return len(record.headers) == 1 and not record.headers[0].name
 
 
 def command_of(record: AppendRecord | Record) -> Command | None:
-    """The command in a record; None for a record of data.  Raises `InvalidAppend` if it is no command that S2 knows."""
+    """Return the command in a record; None for data.  Raises `InvalidAppend` for an unknown or malformed command."""
     if not is_command(record):
         return None
     match record.headers[0].value:
@@ -160,7 +161,7 @@ def command_of(record: AppendRecord | Record) -> Command | None:
 
 
 def command_record(command: Command, timestamp: int | None = None) -> AppendRecord:
-    """The record that carries a command."""
+    """Return the record for a command."""
     match command:
         case Fence(token):
             return AppendRecord(token.encode(), (Header(b"", FENCE),), timestamp)
@@ -169,7 +170,7 @@ def command_record(command: Command, timestamp: int | None = None) -> AppendReco
 
 
 def check_append_input(append: AppendInput) -> None:
-    """Hold an append to S2's limits.  Raises `InvalidAppend`."""
+    """Check an append against S2's limits.  Raises `InvalidAppend`."""
     if not 1 <= len(append.records) <= MAX_BATCH_RECORDS:
         raise InvalidAppend(f"an append has 1 to {MAX_BATCH_RECORDS} records")
     if append.fencing_token is not None and len(append.fencing_token.encode()) > MAX_FENCING_TOKEN_BYTES:
@@ -191,16 +192,16 @@ def _fencing_token(body: bytes) -> str:
 
 
 _MAX_DIGITS: Final = 20
-"""Digits of the largest number; longer text is not converted, which takes time that grows with its square."""
+"""The number of digits of `MAX_U64`.  Longer text is not converted, because that takes quadratic time."""
 
 
 def fixed_width(number: int) -> str:
-    """A number as text whose order is that of the numbers."""
+    """Return a number as text of fixed width, which sorts like the number."""
     return f"{number:0{_MAX_DIGITS}d}"
 
 
 def parse_u64(text: str) -> int | None:
-    """The number that decimal digits stand for; None for any other text."""
+    """Parse decimal digits as an unsigned 64-bit integer; return None for any other text."""
     if not (text.isascii() and text.isdigit()) or len(text) > _MAX_DIGITS:
         return None
     number = int(text)

@@ -1,16 +1,18 @@
-"""S2S: the frames of append and read sessions (S2's data-plane page, "Sessions").
+"""The frames of append and read sessions, S2's session protocol (S2's data-plane page, "Sessions").
 
-A session is one HTTP exchange, and each of its directions is a sequence of frames: three bytes of length, in network
-order, which count what follows them; a byte of flags; a body.  Bit 7 of the flags marks the terminal frame, bits 6 and
-5 the compression of the body, bit 4 advises the receiver to continue the session on another connection; the rest is
-reserved and ignored.  The body of a regular frame is a protobuf message (`protobuf.py`).  The body of a terminal frame
-is a status of two bytes and the JSON that a unary request would have been answered with; it is never compressed, and
-what follows it is not read.  A session that is complete ends without a terminal frame.
+A session is one HTTP exchange, with a sequence of frames in each direction.  A frame has a length of three bytes in
+network order, which counts the following bytes, then a byte of flags, and a body.  Bit 7 of the flags marks the
+terminal frame.  Bits 6 and 5 state the compression of the body.  Bit 4 advises the receiver to continue the session on
+another connection.  The other bits are reserved and ignored.
 
-A length is at most 2 MiB, and so is a body once it is decompressed, as in S2's SDKs.  A batch of 1 MiB of metered bytes
-fits unless nearly all of it is headers with names and values of one byte; if that is one record, no session can carry
-it.  Compressed bytes can hold ten thousand times their number, so `FrameReader.feed` decompresses a frame when the
-caller takes it, one at a time.
+The body of a regular frame is a protobuf message (`protobuf.py`).  The body of a terminal frame is a status of two
+bytes and the JSON body of a unary error.  A terminal frame is never compressed, and bytes after it are ignored.  A
+session that is complete ends without a terminal frame.
+
+A length is at most 2 MiB, and so is a decompressed body, as in S2's SDKs.  A batch of 1 MiB in metered bytes fits,
+unless it consists almost only of headers with names and values of one byte.  A single record like that cannot be sent
+in a session.  Compressed data can expand ten-thousandfold, so `FrameReader.feed` decompresses one frame at a time, when
+the caller takes it.
 """
 
 from __future__ import annotations
@@ -24,16 +26,16 @@ import zstandard
 from zlib_ng import zlib_ng
 
 CONTENT_TYPE: Final = "s2s/proto"
-"""The type of a session's request and of its answer."""
+"""The content type of a session's request and answer."""
 
 MAX_FRAME_BYTES: Final = 2 * 1024 * 1024
-"""The largest length in a frame: its flags and its body."""
+"""The largest value of a frame's length field, which covers flags and body."""
 
 MAX_BODY_BYTES: Final = MAX_FRAME_BYTES - 1
-"""The largest body, before compression and after it."""
+"""The largest body, before and after compression."""
 
 MIN_COMPRESSED_BYTES: Final = 1024
-"""A smaller body is not compressed."""
+"""The smallest body that is compressed."""
 
 _LENGTH_BYTES: Final = 3
 _TERMINAL: Final = 0b1000_0000
@@ -43,7 +45,7 @@ _RECONNECT: Final = 0b0001_0000
 
 _ZSTD_LEVEL: Final = 3
 _ZSTD_WINDOW: Final = 8 * 1024 * 1024
-"""The memory that a frame may ask for to be decompressed; RFC 8878 section 3.1.1.1.2 recommends to support as much."""
+"""The most memory that decompressing a frame may need; RFC 8878 section 3.1.1.1.2 recommends to support this much."""
 _GZIP_LEVEL: Final = 6
 _GZIP_WINDOW: Final = 31
 """15 bits of window, plus 16 for a gzip header."""
@@ -53,7 +55,7 @@ HEAD_BYTES: Final = _LENGTH_BYTES + 1
 
 
 class Compression(IntEnum):
-    """How the body of a frame is compressed; the values are those of the flags."""
+    """The compression of a frame's body; the values are those of the flags."""
 
     NONE = 0
     ZSTD = 1
@@ -61,7 +63,7 @@ class Compression(IntEnum):
 
 
 class BadFrame(ValueError):
-    """Bytes are not a session's frames (400 `bad_frame`)."""
+    """The bytes are not valid frames of a session (400 `bad_frame`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +71,20 @@ class FrameHead:
     """The head of a frame: its first `HEAD_BYTES`."""
 
     size: int
-    """Bytes of the body."""
+    """The size of the body in bytes."""
     is_terminal: bool
     is_reconnect_advised: bool
 
     @classmethod
     def parse(cls, head: bytes) -> FrameHead:
-        """Parse the first bytes of a frame, of which there are at least `HEAD_BYTES`."""
+        """Parse the first bytes of a frame; there must be at least `HEAD_BYTES`."""
         flags, length = head[_LENGTH_BYTES], int.from_bytes(head[:_LENGTH_BYTES])
         return cls(max(0, length - 1), bool(flags & _TERMINAL), bool(flags & _RECONNECT))
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A regular frame: a protobuf message, decompressed."""
+    """A regular frame: a decompressed protobuf message."""
 
     body: bytes
     is_reconnect_advised: bool = False
@@ -90,7 +92,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """A session's last frame: the status and the JSON body that a unary request would have been answered with."""
+    """A session's last frame: the status and the JSON body of a unary error."""
 
     status: int
     body: bytes
@@ -100,7 +102,7 @@ Frame = Message | Terminal
 
 
 def choose_compression(accept_encoding: str | None) -> Compression:
-    """What the frames of an answer may be compressed with: zstd, or else gzip, if Accept-Encoding names it."""
+    """Return the compression for the frames of an answer: zstd, or else gzip, if Accept-Encoding names it."""
     accepted = set()
     for member in (accept_encoding or "").lower().split(","):
         name, _, parameters = member.partition(";")
@@ -116,7 +118,7 @@ def choose_compression(accept_encoding: str | None) -> Compression:
 def encode_message(
     body: bytes, compression: Compression = Compression.NONE, *, is_reconnect_advised: bool = False
 ) -> bytes:
-    """The whole frame of a message; a body under 1 KiB is not compressed.
+    """Return the frame for a message.  A body under 1 KiB is not compressed.
 
     Raises `ValueError` for a body larger than `MAX_BODY_BYTES`.
     """
@@ -125,7 +127,7 @@ def encode_message(
     flags = _RECONNECT if is_reconnect_advised else 0
     if compression is not Compression.NONE and len(body) >= MIN_COMPRESSED_BYTES:
         compressed = _compress(body, compression)
-        # Bytes that do not shrink are sent as they are, and so a frame is never larger than its body.
+        # Use the compressed body only if it is smaller.
         if len(compressed) < len(body):
             body = compressed
             flags |= compression << _COMPRESSION_SHIFT
@@ -133,14 +135,14 @@ def encode_message(
 
 
 def encode_terminal(status: int, body: bytes) -> bytes:
-    """The whole frame that ends a session with an error."""
+    """Return the frame that ends a session with an error."""
     return _frame(_TERMINAL, status.to_bytes(2) + body)
 
 
 class FrameReader:
-    """Cuts a session's bytes into frames; one reader for each direction of a session.
+    """Cuts a session's bytes into frames.  Each direction of a session needs its own reader.
 
-    It holds at most one frame and the bytes given to the last `feed`.
+    It holds at most one incomplete frame and the bytes of the last `feed`.
     """
 
     __slots__ = ("_buffer", "_failure", "_is_ended")
@@ -151,17 +153,17 @@ class FrameReader:
         self._failure: str | None = None
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Take the next bytes; the iterator gives the frames they complete, each decompressed when it is taken.
+        """Take the next bytes; return an iterator over the frames that they complete.
 
-        A bad frame raises `BadFrame` after the frames before it were given, and so does every later `feed`.  Frames
-        that are not taken come with the next `feed`.
+        Each frame is decompressed when it is taken from the iterator.  A bad frame raises `BadFrame` after the frames
+        before it, and so does every later `feed`.  Frames that are not taken are returned by the next `feed`.
         """
         if not self._is_ended:
             self._buffer += data
         return self._frames()
 
     def finish(self) -> None:
-        """Say that the bytes have ended.  Raises `BadFrame` if they ended inside a frame."""
+        """End the input.  Raises `BadFrame` if it ends inside a frame."""
         if self._failure is not None:
             raise BadFrame(self._failure)
         if self._buffer:
@@ -180,7 +182,7 @@ class FrameReader:
             yield frame
 
     def _take(self) -> Frame | None:
-        """The next frame; None if it is not complete.  Raises `BadFrame`."""
+        """Return the next frame; None if it is not complete.  Raises `BadFrame`."""
         if self._failure is not None:
             raise BadFrame(self._failure)
         buffer = self._buffer
@@ -222,7 +224,7 @@ def _compress(body: bytes, compression: Compression) -> bytes:
 
 
 def decompress(body: bytes, compression: int) -> bytes:
-    """A body without its compression, which is the value of a `Compression`.  Raises `BadFrame`."""
+    """Decompress a body; `compression` is the value of a `Compression`.  Raises `BadFrame`."""
     match compression:
         case Compression.NONE:
             return body
@@ -236,7 +238,7 @@ def decompress(body: bytes, compression: int) -> bytes:
 
 def _unzstd(body: bytes) -> bytes:
     try:
-        # The library sizes its output by what the frame claims, and looks at `max_output_size` only without a claim.
+        # The library allocates the size that the frame claims, and ignores `max_output_size` in that case.
         if zstandard.frame_content_size(body) > MAX_BODY_BYTES:
             raise BadFrame(f"a frame holds more than {MAX_BODY_BYTES} bytes")
         reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)

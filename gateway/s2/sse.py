@@ -1,12 +1,12 @@
-"""Reads as Server-Sent Events: what the events are, and their encoding (S2's API reference, "Read records").
+"""Reads as server-sent events, and their encoding (S2's API reference, "Read records").
 
-A `batch` has records in JSON and an id: the number of its last record, and how many records and metered bytes this
-response has delivered so far.  A client resumes with the id in `Last-Event-ID`, and the server goes on after the record
-and takes the two totals off the request's `count` and `bytes`.  They are totals of one response, so a response relayed
-or shared needs ids of its own (`EventId.after`).
+A `batch` event has records in JSON and an id.  The id consists of the last record's sequence number, and the number of
+records and of metered bytes that this response has delivered so far.  A client resumes by sending the id as
+`Last-Event-ID`.  The server then continues after that record, and subtracts the two totals from the request's `count`
+and `bytes`.  The totals are those of one response, so a shared response needs its own ids (`EventId.after`).
 
-A `ping` keeps an idle response alive.  The end has two forms: the data `[DONE]`, which is final, or an `error` event
-with the body that a unary request would have been answered with.  A response that ends with neither was broken off.
+A `ping` keeps an idle response alive.  A response ends with the data `[DONE]`, which is final, or with an `error`
+event, whose data is the body of a unary error.  A response that ends otherwise was interrupted.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ DONE_DATA: Final = b"[DONE]"
 
 
 class BadEventId(ValueError):
-    """A `Last-Event-ID` is not three numbers (400 `bad_header`)."""
+    """A `Last-Event-ID` does not consist of three numbers (400 `bad_header`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventId:
-    """How far a response is: the last record's number, and the records and metered bytes it has delivered."""
+    """A response's progress: the last sequence number, and the records and metered bytes delivered."""
 
     seq_num: int
     count: int
@@ -41,14 +41,14 @@ class EventId:
 
     @staticmethod
     def after(previous: EventId | None, batch: ReadBatch) -> EventId:
-        """The id of a batch with records; `previous` is that of the batch before it in the same response."""
+        """Return the id of a batch with records; `previous` is that of the response's previous batch, if any."""
         count, size = (0, 0) if previous is None else (previous.count, previous.bytes)
         return EventId(batch.records[-1].seq_num, count + len(batch.records), size + total_metered_bytes(batch.records))
 
 
 @dataclass(frozen=True, slots=True)
 class BatchEvent:
-    """Records of a read, and where the response is after them."""
+    """Records of a read, and the response's progress after them."""
 
     id: EventId
     batch: ReadBatch
@@ -56,7 +56,7 @@ class BatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """A sign of life; `timestamp` is the server's time in milliseconds."""
+    """A heartbeat; `timestamp` is the server's time in Unix milliseconds."""
 
     timestamp: int
     tail: StreamPosition | None = None
@@ -64,7 +64,7 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The read ends here with an error; `body` is the error's JSON."""
+    """The read ends with an error; `body` is the error's JSON."""
 
     body: bytes
 
@@ -78,7 +78,7 @@ Event = BatchEvent | Ping | Failure | Done
 
 
 def parse_event_id(value: str) -> EventId:
-    """The position in a `Last-Event-ID` header or in the id of a batch.  Raises `BadEventId`."""
+    """Parse a `Last-Event-ID` header or the id of a batch.  Raises `BadEventId`."""
     parts = [parse_u64(part) for part in value.split(",", 3)]
     match parts:
         case [int(seq_num), int(count), int(size)]:
@@ -88,7 +88,7 @@ def parse_event_id(value: str) -> EventId:
 
 
 def encode_event(event: Event, format_: Format) -> bytes:
-    """The whole event, its blank line included."""
+    """Return the whole event, including its blank line."""
     match event:
         case BatchEvent(id_, batch):
             return b"event: batch\nid: %s\ndata: %s\n\n" % (str(id_).encode(), encode_read_batch(batch, format_))
@@ -98,7 +98,7 @@ def encode_event(event: Event, format_: Format) -> bytes:
                 fields["tail"] = {"seq_num": tail.seq_num, "timestamp": tail.timestamp}
             return b"event: ping\ndata: %s\n\n" % orjson.dumps(fields)
         case Failure(body):
-            # A foreign body may have several lines; JSON means the same if they are joined again.
+            # The body may come from elsewhere and have several lines.  Line breaks do not change the meaning of JSON.
             lines = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
             return b"event: error\n%s\n" % b"".join(b"data: %s\n" % line for line in lines)
         case Done():

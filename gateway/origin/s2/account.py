@@ -1,9 +1,9 @@
-"""What an account holds: basins with their streams, and access tokens.
+"""An account: basins with their streams, and access tokens.
 
-Plain functions only; `now` (Unix seconds) is an argument.  Names have been held to their rules by the callers
-(`names.py`).  Deletion is immediate: the name is free at once.
+All functions are synchronous, and `now` (Unix seconds) is an argument.  Callers validate names (`names.py`).  Deletion
+takes effect immediately, and the name can be used again.
 
-A basin may create streams on an append or on a read of one that does not exist, if its configuration says so.
+If its configuration says so, a basin creates missing streams on append or on read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 
 
 class Provision(StrEnum):
-    """What a PUT has done, as the header `s2-provision-result` says it."""
+    """The effect of a PUT, as stated in the header `s2-provision-result`."""
 
     CREATED = "created"
     UPDATED = "updated"
@@ -35,7 +35,7 @@ class Provision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """Which part of a list is asked for: names with a prefix, after a name, at most so many."""
+    """The requested part of a list: names with a prefix, after a name, up to a limit."""
 
     prefix: str = ""
     start_after: str = ""
@@ -44,7 +44,7 @@ class PageQuery:
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Item]):
-    """A part of a list in the order of names, and whether more follows."""
+    """A part of a list, sorted by name, and whether there is more."""
 
     items: tuple[Item, ...]
     has_more: bool
@@ -52,7 +52,7 @@ class Page(Generic[Item]):
 
 @dataclass(frozen=True, slots=True)
 class _Creation:
-    """The request that created something; the same one again is no conflict."""
+    """The request that created a basin or stream.  Repeating the same request is not a conflict."""
 
     request_token: str | None
     change: Json
@@ -76,7 +76,7 @@ class Basin:
         return f"<Basin {self.name}: {len(self.streams)} streams>"
 
     def create_stream(self, name: str, change: Json, now: float, request_token: str | None = None) -> Stream:
-        """A new stream.  Raises Refused: 409 if it exists, unless the same request created it; 422."""
+        """Create a stream.  Raises Refused: 409 if it exists, unless the same request created it; 422."""
         creation = _Creation(request_token, change)
         existing = self._found(name, now)
         if existing is not None:
@@ -89,7 +89,8 @@ class Basin:
         return stream
 
     def ensure_stream(self, name: str, change: Json, now: float) -> tuple[Stream, Provision]:
-        """A stream with exactly this configuration over the basin's defaults.  Raises Refused (422)."""
+        """Create or update a stream so that it has this configuration over the basin's defaults.  Raises Refused
+        (422)."""
         stream = self._found(name, now)
         if stream is None:
             return self.create_stream(name, change, now), Provision.CREATED
@@ -110,24 +111,23 @@ class Basin:
         self._drop(self.stream(name, now))
 
     def stream(self, name: str, now: float) -> Stream:
-        """A stream, without the records that are too old by now.  Raises Refused (404)."""
+        """Return a stream after removing expired records.  Raises Refused (404)."""
         stream = self._found(name, now)
         if stream is None:
             raise Refused(S2ErrorCode.STREAM_NOT_FOUND, f"stream {name} does not exist")
         return stream
 
     def stream_to_append(self, name: str, change: Json, now: float) -> Stream:
-        """The stream of this name; created if it is missing and the basin creates streams on append.  Raises Refused
-        (404, 422)."""
+        """Return a stream, creating a missing one if the basin creates streams on append.  Raises Refused (404,
+        422)."""
         return self._stream_or_created(name, change, now, creates=self.config.creates_on_append)
 
     def stream_to_read(self, name: str, change: Json, now: float) -> Stream:
-        """The stream of this name; created if it is missing and the basin creates streams on read.  Raises Refused
-        (404, 422)."""
+        """Return a stream, creating a missing one if the basin creates streams on read.  Raises Refused (404, 422)."""
         return self._stream_or_created(name, change, now, creates=self.config.creates_on_read)
 
     def page(self, query: PageQuery, now: float) -> Page[Stream]:
-        """A part of the list of streams."""
+        """Return a part of the list of streams."""
         names = _names(tuple(self.streams), query)
         streams = [stream for name in names if (stream := self._found(name, now)) is not None]
         return _page(streams, query)
@@ -157,18 +157,18 @@ class Basin:
 
 
 class Account:
-    """All basins and access tokens.  Owner of both."""
+    """All basins and access tokens."""
 
     def __init__(self) -> None:
         self.basins: dict[str, Basin] = {}
         self.tokens: dict[str, Json] = {}
-        """What is known of each access token, by its id."""
+        """The information about each access token, by its id."""
 
     def __repr__(self) -> str:
         return f"<Account {len(self.basins)} basins>"
 
     def create_basin(self, name: str, change: Json, now: float, request_token: str | None = None) -> Basin:
-        """A new basin.  Raises Refused: 409 if it exists, unless the same request created it; 422."""
+        """Create a basin.  Raises Refused: 409 if it exists, unless the same request created it; 422."""
         creation = _Creation(request_token, change)
         existing = self.basins.get(name)
         if existing is not None:
@@ -179,7 +179,7 @@ class Account:
         return basin
 
     def ensure_basin(self, name: str, change: Json, now: float) -> tuple[Basin, Provision]:
-        """A basin with exactly this configuration over the defaults.  Raises Refused (422)."""
+        """Create or update a basin so that it has this configuration over the defaults.  Raises Refused (422)."""
         basin = self.basins.get(name)
         if basin is None:
             return self.create_basin(name, change, now), Provision.CREATED
@@ -196,23 +196,23 @@ class Account:
         return basin
 
     def basin(self, name: str) -> Basin:
-        """Raises Refused (404)."""
+        """Return a basin.  Raises Refused (404)."""
         basin = self.basins.get(name)
         if basin is None:
             raise Refused(S2ErrorCode.BASIN_NOT_FOUND, f"basin {name} does not exist")
         return basin
 
     def delete_basin(self, name: str) -> None:
-        """Raises Refused (404)."""
+        """Delete a basin and its streams.  Raises Refused (404)."""
         self.basin(name).delete()
         del self.basins[name]
 
     def page(self, query: PageQuery) -> Page[Basin]:
-        """A part of the list of basins."""
+        """Return a part of the list of basins."""
         return _page([self.basins[name] for name in _names(self.basins, query)], query)
 
     def issue_token(self, info: Json) -> str:
-        """A new access token.  Raises Refused: 409 if there is one with this id; 400; 422."""
+        """Issue an access token.  Raises Refused: 409 if the id is in use; 400; 422."""
         token_id, scope = info.get("id"), info.get("scope")
         if not isinstance(token_id, str) or not isinstance(scope, Mapping):
             raise malformed("a token has an id and a scope")
@@ -230,12 +230,12 @@ class Account:
         return f"token-{token_id}"
 
     def revoke_token(self, token_id: str) -> None:
-        """Raises Refused (404)."""
+        """Revoke an access token.  Raises Refused (404)."""
         if self.tokens.pop(token_id, None) is None:
             raise Refused(S2ErrorCode.ACCESS_TOKEN_NOT_FOUND, f"access token {token_id} does not exist")
 
     def token_page(self, query: PageQuery) -> Page[Json]:
-        """A part of the list of access tokens."""
+        """Return a part of the list of access tokens."""
         return _page([self.tokens[name] for name in _names(self.tokens, query)], query)
 
 

@@ -1,14 +1,15 @@
 """The composition: an `S2Origin` holds basins and streams, a `RunningS2Origin` serves them on a port.
 
-They are separate so that an origin can be stopped and started again on the same port with the same streams:
+Because the two are separate, an origin can be stopped and restarted on the same port with the same streams:
 
     running = await start_s2_origin()
     port = running.port
     await running.stop()
     running = await start_s2_origin(S2OriginSettings(port=port), origin=running.origin)
 
-Stopping takes three bounded steps.  The listener closes.  Sessions end with 503 `server_draining`, reads that wait are
-answered with it, and connections are asked to make no more requests.  What is left after the grace period is cut off.
+Stopping takes three steps of limited duration.  First the listener closes.  Then sessions and waiting reads end with
+503 `server_draining`, and connections accept no more requests.  Finally, connections that are still open after the
+grace period are cut off.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ DEFAULT_GRACE_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class S2OriginSettings:
-    """The origin's address and habits.  Raises ValueError for invalid values."""
+    """The origin's address and options.  Raises ValueError for invalid values."""
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0 picks a free port."""
+    """The TCP port; 0 selects a free port."""
     heartbeats: Heartbeats = field(default_factory=Heartbeats)
     has_account_per_token: bool = False
-    """Whether each access token has an account of its own, so that one path names different streams."""
+    """Whether each access token has its own account, so that one path names different streams."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
@@ -76,11 +77,11 @@ class S2Origin:
 
     @property
     def account(self) -> Account:
-        """The account of every client, if tokens do not have their own."""
+        """The account of all clients, unless each token has its own."""
         return self.account_of("")
 
     def account_of(self, authorization: str) -> Account:
-        """The account of clients with this Authorization header."""
+        """Return the account of clients with this Authorization header."""
         key = authorization if self.settings.has_account_per_token else ""
         return self._accounts.setdefault(key, Account())
 
@@ -97,7 +98,7 @@ class RunningS2Origin:
         self._connections: set[Connection] = set()
         self._listener: asyncio.Server | None = None
         self._emptied: asyncio.Future[None] | None = None
-        """Resolves when the last connection has ended."""
+        """Resolved when the last connection has ended."""
 
     @property
     def url(self) -> str:
@@ -106,7 +107,7 @@ class RunningS2Origin:
         return f"http://{host}:{self.port}"
 
     async def start(self) -> None:
-        """Bind and accept.  Raises OSError if the address is not available."""
+        """Bind and accept connections.  Raises OSError if the address is not available."""
         origin, tasks = self.origin, self._tasks
 
         def account_of(exchange: Exchange) -> Account:
@@ -131,7 +132,7 @@ class RunningS2Origin:
         self.port = bound.getsockname()[1]
 
     async def stop(self, grace_s: float = DEFAULT_GRACE_S) -> None:
-        """Stop in the module's three steps; a `grace_s` of 0 cuts every connection at once, as a crash would."""
+        """Stop in the three steps described above; with a `grace_s` of 0, cut all connections, like a crash."""
         listener, self._listener = self._listener, None
         if listener is None:
             return
@@ -147,7 +148,7 @@ class RunningS2Origin:
         await self._tasks.close()
 
     def cut_connections(self) -> None:
-        """Reset every open connection, as a network that breaks does; the origin goes on accepting."""
+        """Reset all open connections, like a network failure.  The origin continues to accept new ones."""
         for connection in tuple(self._connections):
             connection.abort()
 
@@ -160,9 +161,9 @@ class RunningS2Origin:
 async def start_s2_origin(
     settings: S2OriginSettings | None = None, *, origin: S2Origin | None = None, clock: Clock | None = None
 ) -> RunningS2Origin:
-    """Serve an origin: a new one with these settings, or an existing one at the host and port of `settings`.
+    """Serve a new origin with these settings, or an existing one at the host and port of `settings`.
 
-    An existing origin keeps its habits.  Raises OSError if the address is not available.
+    An existing origin keeps its other settings.  Raises OSError if the address is not available.
     """
     if origin is None:
         origin = S2Origin(settings, clock=clock)

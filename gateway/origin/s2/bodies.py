@@ -1,4 +1,4 @@
-"""Whole bodies of unary requests and answers, their content codings included."""
+"""Whole bodies of unary requests and answers, including content codings."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gateway.origin.s2.exchange import Exchange
 from gateway.origin.s2.refusals import invalid
 
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024
-"""Bytes of a unary request's body: an append of a MiB takes up to six in JSON."""
+"""The largest body of a unary request, in bytes.  An append of 1 MiB can take up to 6 MiB in JSON."""
 
 
 async def whole_body(exchange: Exchange) -> bytes:
-    """The body of a unary request.  Raises Refused (400, 422)."""
+    """Read and decode the body of a unary request.  Raises Refused (400, 422)."""
     parts: list[bytes] = []
     size = 0
     while (part := await exchange.incoming.take()) is not None:
@@ -26,7 +26,7 @@ async def whole_body(exchange: Exchange) -> bytes:
 
 
 async def respond(exchange: Exchange, delivery: Delivery, media_type: str, body: bytes) -> None:
-    """Answer with 200 and a body."""
+    """Answer with 200 and a body, compressed if the client accepts that."""
     await delivery.reply_faults()
     body, headers = codings.encoded(body, exchange.headers.get("accept-encoding"))
     await delivery.respond(200, {"content-type": media_type, **headers}, body)

@@ -1,6 +1,6 @@
-"""What a request asks for: its call, its stream, and how its answer is encoded.
+"""Parsing of requests: the call, the stream, and the encoding of the answer.
 
-Pure functions over a request's line and headers; bodies are read elsewhere.
+Pure functions over a request's method, path and headers.  Bodies are read elsewhere.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PROTOBUF_TYPES: Final = frozenset({PROTOBUF_TYPE, "application/x-protobuf"})
 Value = TypeVar("Value")
 
 _KEY_BYTES: Final = 32
-"""The keys of both ciphers."""
+"""The key length of both ciphers."""
 
 
 class Call(StrEnum):
@@ -50,24 +50,24 @@ class Call(StrEnum):
     READ_SESSION = "read_session"
     CHECK_TAIL = "check_tail"
     CONTROL = "control"
-    """Basins, streams, access tokens, metrics, locations."""
+    """Requests for basins, streams, access tokens, metrics and locations."""
     HEALTH = "health"
     OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A request's path: what it is about, and the names in it."""
+    """The call of a request, and the names in its path."""
 
     call: Call
     resource: str = ""
-    """The first part of the path of a control call, as in `basins`."""
+    """The first part of a control call's path after `/v1/`, such as `basins`."""
     names: tuple[str, ...] = ()
-    """The names behind it, decoded; of a data call the stream's."""
+    """The names after it, decoded.  For a data call, the stream's name."""
 
 
 def target_of(method: str, path: str, headers: Mapping[str, str]) -> Target:
-    """What a request's line and headers ask for.  Raises Refused (400) for a name that nothing may have."""
+    """Return the target of a request.  Raises Refused (400) for an invalid name."""
     if path == "/health":
         return Target(Call.HEALTH)
     root, _, rest = path.lstrip("/").partition("/")
@@ -119,27 +119,27 @@ def _name(part: str) -> str:
 
 
 def media_type(value: str | None) -> str:
-    """The media type of a header, without its parameters."""
+    """Return the media type of a header, without its parameters."""
     return (value or "").partition(";")[0].strip().lower()
 
 
 def sends_protobuf(headers: Mapping[str, str]) -> bool:
-    """Whether the body of a unary append is protobuf."""
+    """Return whether the body of a unary append is protobuf."""
     return media_type(headers.get("content-type")) in _PROTOBUF_TYPES
 
 
 def wants_protobuf(headers: Mapping[str, str]) -> bool:
-    """Whether the answer is to be protobuf."""
+    """Return whether the client wants the answer in protobuf."""
     return any(media_type(one) in _PROTOBUF_TYPES for one in headers.get("accept", "").split(","))
 
 
 def format_of(headers: Mapping[str, str]) -> Format:
-    """How JSON holds bytes.  Raises BadFormat."""
+    """Return how JSON represents bytes.  Raises BadFormat."""
     return parse_format(headers.get("s2-format"))
 
 
 def basin_of(headers: Mapping[str, str]) -> str:
-    """The basin's name.  Raises Refused (400)."""
+    """Return the basin's name.  Raises Refused (400)."""
     basin = headers.get("s2-basin", "")
     if not basin:
         raise Refused(S2ErrorCode.BAD_HEADER, "the header s2-basin is missing")
@@ -151,10 +151,10 @@ def basin_of(headers: Mapping[str, str]) -> str:
 
 
 def key_of(headers: Mapping[str, str], cipher: str | None) -> bytes | None:
-    """A digest of the encryption key that a request brings to a stream with this cipher; None for a stream without a
-    cipher.
+    """Return a digest of the request's encryption key, for a stream with this cipher; None without a cipher.
 
-    Raises Refused: 400 unless the key has 32 bytes in base64, 422 if the stream needs a key that is missing."""
+    Raises Refused: 400 unless the key has 32 bytes in base64, 422 if the key is missing.
+    """
     if cipher is None:
         return None
     given = headers.get("s2-encryption-key", "").strip()
@@ -170,7 +170,7 @@ def key_of(headers: Mapping[str, str], cipher: str | None) -> bytes | None:
 
 
 def request_token_of(headers: Mapping[str, str]) -> str | None:
-    """The token that makes a creation safe to repeat.  Raises Refused (400)."""
+    """Return the idempotency token of a creation.  Raises Refused (400)."""
     token = headers.get("s2-request-token")
     if token is not None and len(token.encode()) > MAX_REQUEST_TOKEN_BYTES:
         raise Refused(S2ErrorCode.BAD_HEADER, f"s2-request-token has at most {MAX_REQUEST_TOKEN_BYTES} bytes")
@@ -178,7 +178,7 @@ def request_token_of(headers: Mapping[str, str]) -> str | None:
 
 
 def stream_config_of(headers: Mapping[str, str]) -> Json:
-    """The configuration for a stream that the request may create.  Raises Refused (400, 422)."""
+    """Return the configuration for a stream that the request may create.  Raises Refused (400, 422)."""
     given = headers.get("s2-stream-config")
     if given is None:
         return {}
@@ -193,7 +193,7 @@ def stream_config_of(headers: Mapping[str, str]) -> Json:
 
 
 def json_object(body: bytes) -> Json:
-    """A body that is a JSON object.  Raises Refused (400)."""
+    """Decode a body that must be a JSON object.  Raises Refused (400)."""
     try:
         json = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -204,7 +204,7 @@ def json_object(body: bytes) -> Json:
 
 
 def page_of(query: str) -> PageQuery:
-    """Which part of a list is asked for.  Raises Refused (400, 422)."""
+    """Return the requested part of a list.  Raises Refused (400, 422)."""
     fields = dict(parse_qsl(query, keep_blank_values=True))
     limit = fields.get("limit", str(LARGEST_PAGE))
     if not (limit.isascii() and limit.isdigit()):

@@ -1,6 +1,6 @@
-"""Content codings of unary bodies (RFC 9110 section 8.4): gzip and zstd, as S2's SDKs use them.
+"""Content codings of unary bodies (RFC 9110 section 8.4): gzip and zstd, as used by S2's SDKs.
 
-Sessions compress each frame on their own, and SSE is not compressed.
+Sessions compress each frame separately, and SSE is not compressed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gateway.origin.s2.refusals import Refused, invalid
 from gateway.s2.errors import S2ErrorCode
 
 SMALLEST_COMPRESSED_BYTES: Final = 1024
-"""Smaller answers are not worth it."""
+"""The smallest answer that is compressed."""
 
 
 def decoded(body: bytes, coding: str | None, limit: int) -> bytes:
-    """A request's body without its coding.  Raises Refused: 400 if it is broken, 422 over `limit` bytes."""
+    """Decode a request's body.  Raises Refused: 400 if it is broken, 422 if it has more than `limit` bytes."""
     try:
         match (coding or "identity").strip().lower():
             case "identity":
@@ -40,7 +40,7 @@ def decoded(body: bytes, coding: str | None, limit: int) -> bytes:
 
 
 def encoded(body: bytes, accept_encoding: str | None) -> tuple[bytes, dict[str, str]]:
-    """An answer's body, compressed if that is accepted and worth it, and its headers."""
+    """Return an answer's body, compressed if the client accepts that and it is worthwhile, and the headers for it."""
     if len(body) < SMALLEST_COMPRESSED_BYTES:
         return body, {}
     accepted = {one.partition(";")[0].strip().lower() for one in (accept_encoding or "").split(",")}

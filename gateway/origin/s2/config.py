@@ -1,7 +1,8 @@
 """The configuration of basins and streams, and its JSON.
 
-JSON from clients is partial: a field that is left out keeps its value, and null resets it to the default.  What is held
-and sent back is always complete.  JSON of another shape is refused with 400, and a value without a meaning with 422.
+JSON from clients is partial: a field that is left out keeps its value, and null resets it to the default.  The stored
+configuration, and the JSON sent to clients, is always complete.  Malformed JSON is refused with 400, an invalid value
+with 422.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ Json = Mapping[str, object]
 
 
 class TimestampingMode(StrEnum):
-    """Which time a record gets: the client's or that of its arrival."""
+    """How a record gets its timestamp."""
 
     CLIENT_PREFER = "client-prefer"
-    """The client's if the record has one."""
+    """The client's timestamp, if the record has one."""
     CLIENT_REQUIRE = "client-require"
-    """The client's; a record without one is refused."""
+    """The client's timestamp.  A record without one is refused."""
     ARRIVAL = "arrival"
 
 
@@ -36,17 +37,17 @@ class StreamConfig:
     """The complete configuration of a stream."""
 
     storage_class: str = "express"
-    """Sent back to clients; the origin has only memory."""
+    """Returned to clients, but without effect: the origin keeps everything in memory."""
     retention_s: int | None = DEFAULT_RETENTION_S
-    """Age in seconds at which records are removed; None keeps them."""
+    """The age in seconds at which records are removed; None keeps them."""
     mode: TimestampingMode = TimestampingMode.CLIENT_PREFER
     is_uncapped: bool = False
-    """Whether a client's timestamp may lie after its arrival."""
+    """Whether a client's timestamp may be later than the record's arrival."""
     delete_on_empty_s: int = 0
     """Seconds after which an empty stream is deleted; 0 keeps it."""
 
     def changed(self, change: Json) -> StreamConfig:
-        """This configuration with the fields of a client's JSON.  Raises Refused (400, 422)."""
+        """Return this configuration with the fields of a client's JSON.  Raises Refused (400, 422)."""
         default = StreamConfig()
         config = self
         if "storage_class" in change:
@@ -68,7 +69,7 @@ class StreamConfig:
         return config
 
     def to_json(self) -> dict[str, object]:
-        """The JSON of S2's API."""
+        """Return the JSON of S2's API."""
         json: dict[str, object] = {
             "storage_class": self.storage_class,
             "retention_policy": {"infinite": {}} if self.retention_s is None else {"age": self.retention_s},
@@ -84,14 +85,14 @@ class BasinConfig:
     """The complete configuration of a basin."""
 
     default_stream_config: StreamConfig = field(default_factory=StreamConfig)
-    """Fills what the configuration of a new stream leaves out."""
+    """The defaults for new streams."""
     creates_on_append: bool = False
     creates_on_read: bool = False
     stream_cipher: str | None = None
-    """Of new streams.  The origin does not encrypt, but asks for a key as S2 does."""
+    """The cipher of new streams.  The origin does not encrypt, but asks for a key as S2 does."""
 
     def changed(self, change: Json) -> BasinConfig:
-        """This configuration with the fields of a client's JSON.  Raises Refused (400, 422)."""
+        """Return this configuration with the fields of a client's JSON.  Raises Refused (400, 422)."""
         config = self
         if "default_stream_config" in change:
             stream = _object(change["default_stream_config"], "default_stream_config")
@@ -107,7 +108,7 @@ class BasinConfig:
         return config
 
     def to_json(self) -> dict[str, object]:
-        """The JSON of S2's API."""
+        """Return the JSON of S2's API."""
         json: dict[str, object] = {
             "default_stream_config": self.default_stream_config.to_json(),
             "create_stream_on_append": self.creates_on_append,

@@ -1,7 +1,7 @@
-"""The control plane: basins, streams, access tokens, and the part of locations and metrics that the SDKs expect.
+"""The control plane: basins, streams, access tokens, and the parts of locations and metrics that the SDKs need.
 
-One plain function from a request to a reply; the account is the only state.  Permissions are not checked: any access
-token may do everything.
+`control` is a plain function from a request to a reply, and the account is its only state.  Permissions are not
+checked: any access token may do everything.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Counters of what has reached the origin: a gateway's offload is judged by them, and tests wait for them.
+"""Counters of the requests and records that reached the origin.
 
-A record counts each time it is sent.  Sessions are requests that stay: SSE reads, read sessions, append sessions.
+Tests wait for them, and use them to measure how much work a gateway saves the origin.  A record counts each time it is
+sent.  Sessions are long-lived requests: SSE reads, read sessions, append sessions.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ SESSIONS: Final = frozenset({Call.READ_EVENTS, Call.READ_SESSION, Call.APPEND_SE
 
 
 class S2Counters(RequestCounters[Call]):
-    """The S2 origin's counters: besides requests, records by call, and open sessions with their peaks."""
+    """The S2 origin's counters: also counts records by call, and open sessions with their peaks."""
 
     def __init__(self) -> None:
         super().__init__(Call)
         self.records_sent: dict[Call, int] = dict.fromkeys(Call, 0)
-        """Records in answers, as often as they were sent."""
+        """Records in answers, counted each time they are sent."""
         self.records_appended = 0
         self.heartbeats_sent = 0
         self.sessions: dict[Call, int] = dict.fromkeys(SESSIONS, 0)
@@ -35,7 +36,7 @@ class S2Counters(RequestCounters[Call]):
         return sum(self.records_sent.values())
 
     def reset(self) -> None:
-        """Reset the sums; sessions in progress stay counted, and the peaks restart from their number."""
+        """Reset the sums.  Open sessions stay counted, and their numbers become the peaks."""
         self.records_sent.update(dict.fromkeys(Call, 0))
         self.sessions_peak.update(self.sessions)
         self.records_appended = self.heartbeats_sent = 0
@@ -58,12 +59,12 @@ class S2Counters(RequestCounters[Call]):
         super().ended(call)
 
     def delivered(self, call: Call, records: int) -> None:
-        """A batch of records was sent; one without records is a heartbeat."""
+        """Count a batch that was sent.  One without records is a heartbeat."""
         self.records_sent[call] += records
         self.heartbeats_sent += not records
         self._changed()
 
     def appended(self, records: int) -> None:
-        """Records were stored."""
+        """Count records that were stored."""
         self.records_appended += records
         self._changed()

@@ -1,6 +1,6 @@
-"""Sends an answer through the fault switches and counts it.
+"""Sends an answer with the effects of fault switches, and counts it.
 
-One `Delivery` is one answer.  A fault that ends it early raises `Cut`; nothing more is sent then.
+A `Delivery` sends one answer.  A fault that ends the answer early raises `Cut`; nothing more must be sent then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Cut(Exception):
 
 
 class Delivery:
-    """One answer as it is sent."""
+    """One answer being sent."""
 
     def __init__(
         self, exchange: Exchange, call: Call, counters: S2Counters, clock: Clock, effects: Sequence[object]
@@ -40,7 +40,7 @@ class Delivery:
     # -- before the answer
 
     async def request_faults(self) -> bool:
-        """Apply the faults that come before the request is looked at; whether one of them was the answer."""
+        """Apply the faults that come before the request is processed; return whether one of them was the answer."""
         for effect in self._effects:
             match effect:
                 case Delay(delay_s):
@@ -57,7 +57,7 @@ class Delivery:
         return False
 
     async def reply_faults(self) -> None:
-        """Apply the faults between the decision and its answer."""
+        """Apply the faults between the computation of the answer and its sending."""
         for effect in self._effects:
             if isinstance(effect, Hold) and effect.when is When.REPLY:
                 await effect.gate.wait()
@@ -75,7 +75,7 @@ class Delivery:
         self._counters.sent(self._call, len(body))
 
     async def open(self, status: int, headers: Mapping[str, str]) -> None:
-        """Send the head of an answer in parts."""
+        """Send the head of an answer whose body is sent by `send`."""
         await self._exchange.begin(status, _complete(headers))
         await self._apply_due()
 
@@ -95,7 +95,7 @@ class Delivery:
     # -- sessions
 
     def due_failure(self) -> FailSession | FinishSession | None:
-        """The fault that ends the session in place of its next message."""
+        """Return the fault that ends the session in place of its next message, or None."""
         for effect in self._effects:
             if isinstance(effect, FailSession | FinishSession) and self._messages >= effect.after_messages:
                 return effect
@@ -103,7 +103,7 @@ class Delivery:
 
     @property
     def advises_reconnect(self) -> bool:
-        """Whether the session's next message advises to reconnect."""
+        """Whether the session's next message advises the client to reconnect."""
         return any(
             isinstance(effect, AdviseReconnect) and self._messages >= effect.after_messages for effect in self._effects
         )
@@ -118,7 +118,7 @@ class Delivery:
     async def _put(self, data: bytes) -> None:
         if data:
             self._sent += len(data)
-            # Counted before the wait for room: the client may have it already.
+            # Count before waiting for room: the client may receive the bytes earlier.
             self._counters.sent(self._call, len(data))
             await self._exchange.send(data)
 

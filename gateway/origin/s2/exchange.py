@@ -1,11 +1,11 @@
 """One request and the channel for its answer, the same over HTTP/1.1 and HTTP/2.
 
-Both bodies are streams, and both may flow at once: an append session answers while it is still sent.  Sending waits
-until the client has room; receiving stops while nothing is taken.
+Both bodies are streams and may flow at the same time, as in an append session.  Sending waits until the client has
+room, and the client has to wait while its body is not taken.
 
-Why not a server from a library: fault switches have to end a stream or a connection at a byte, which an ASGI server
-does not let an application do, and the gateway's own server must not be shared, because one bug in it could then hide
-another.  h11 and h2 keep the two protocols' states; what is left is this interface and their sockets.
+Why not use a server library?  Fault switches must end a stream or connection at an exact byte, which ASGI servers do
+not offer to applications.  The gateway's own server is not used either, because a bug on both sides could go unnoticed.
+h11 and h2 provide the protocol state machines, so that only this interface and the sockets are left.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from multidict import CIMultiDict
 
 
 class Stopped(Exception):
-    """This side takes no more of the body."""
+    """The origin takes no more of the body."""
 
 
 class Incoming:
-    """A request's body as it arrives.  `taken` is called with the size of each part that was taken."""
+    """A request's body as it arrives.  `taken` is called with the size of each part when it is taken."""
 
     def __init__(self, taken: Callable[[int], object]) -> None:
         self.queued_bytes = 0
@@ -37,32 +37,35 @@ class Incoming:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the client has sent everything."""
+        """Whether the client has sent the whole body."""
         return self._is_whole
 
     def feed(self, part: bytes) -> None:
-        """A part has arrived."""
+        """Add a part that has arrived."""
         self._parts.append(part)
         self.queued_bytes += len(part)
         self._wake()
 
     def end(self) -> None:
-        """The body is whole."""
+        """Mark the body as complete."""
         self._is_whole = True
         self._wake()
 
     def leave(self) -> None:
-        """The client has left."""
+        """Record that the client has left."""
         self._has_left = True
         self._wake()
 
     def stop(self) -> None:
-        """Take no more: `take` raises Stopped once everything that has arrived is taken."""
+        """Take no more: when all received parts have been taken, `take` raises Stopped."""
         self._is_stopped = True
         self._wake()
 
     async def take(self) -> bytes | None:
-        """The next part; None at the end.  Raises Stopped, and ConnectionResetError if the client leaves before it."""
+        """Return the next part; None at the end.
+
+        Raises Stopped, or ConnectionResetError if the client leaves before the end.
+        """
         while not self._parts:
             if self._has_left and not self._is_whole:
                 raise ConnectionResetError("the client has left")
@@ -88,17 +91,17 @@ class Exchange(ABC):
     def __init__(self, method: str, target: str, headers: CIMultiDict[str], incoming: Incoming) -> None:
         self.method = method
         self.path, _, self.query = target.partition("?")
-        """Both as sent: percent-encoded."""
+        """Path and query as sent, with percent-encoding."""
         self.headers = headers
         self.incoming = incoming
         self.has_begun = False
-        """Whether any of the answer was sent."""
+        """Whether a part of the answer has been sent."""
         self.has_ended = False
-        """Whether the answer is whole."""
+        """Whether the answer is complete."""
 
     @abstractmethod
     async def begin(self, status: int, headers: Mapping[str, str], length: int | None = None) -> None:
-        """Send the head of an answer whose body has `length` bytes; None if that is not known."""
+        """Send the head of an answer whose body has `length` bytes; None if the length is not known."""
 
     @abstractmethod
     async def send(self, data: bytes) -> None:
@@ -114,15 +117,15 @@ class Exchange(ABC):
 
     @abstractmethod
     def truncate(self) -> None:
-        """End the answer as if it were whole where it is not: the stream ends, or the connection closes."""
+        """End an incomplete answer as if it were complete: end the stream, or close the connection."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Break the answer off: reset the stream over HTTP/2, the connection over HTTP/1.1."""
+        """Abort the answer: reset the stream over HTTP/2, the connection over HTTP/1.1."""
 
     @abstractmethod
     def cut(self) -> None:
-        """Reset the connection, with every other answer on it."""
+        """Reset the connection, with all other answers on it."""
 
     async def respond(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Send a whole answer."""
@@ -133,4 +136,4 @@ class Exchange(ABC):
 
 
 Serve = Callable[[Exchange], Coroutine[Any, Any, None]]
-"""Answers an exchange; cancelled when the client leaves."""
+"""Answers an exchange.  Cancelled when the client leaves."""

@@ -1,13 +1,14 @@
-"""Fault switches of the S2 origin: those of `gateway.origin.faults` but `raw` and `unsolicited`, and four more.
+"""Fault switches of the S2 origin: those of `gateway.origin.faults` except `raw` and `unsolicited`, and four more.
 
     error             answer with one of S2's errors
-    fail_session      end a session with an error, in its terminal frame or its error event, after so many messages
-    finish_session    end a session in order after so many messages, as if the read were complete
-    advise_reconnect  set the reconnect bit in a session's frames from a message on
+    fail_session      end a session with an error, in its terminal frame or error event, after some messages
+    finish_session    end a session in order after some messages, as if the read were complete
+    advise_reconnect  set the reconnect bit in a session's frames after some messages
 
 A message is a batch, a heartbeat or an acknowledgement.
 
-Over HTTP/2 `drop` resets the connection, `refuse` the stream, and `truncate` ends the stream as if it were whole.
+Over HTTP/2, `drop` resets the connection, `refuse` resets the stream, and `truncate` ends the stream as if it were
+complete.
 """
 
 from __future__ import annotations
@@ -71,20 +72,20 @@ class S2Faults(Faults):
         kind: str | None = None,
         path: str | None = None,
     ) -> Switch:
-        """End sessions with this error after so many messages."""
+        """End sessions with this error after `after_messages` messages."""
         body = error_body(code, "injected by a fault switch")
         return self._set(FailSession(after_messages, code.status, body), kind, None, path, times)
 
     def finish_session(
         self, *, after_messages: int = 0, times: int | None = 1, kind: str | None = None, path: str | None = None
     ) -> Switch:
-        """End sessions in order after so many messages."""
+        """End sessions in order after `after_messages` messages."""
         return self._set(FinishSession(after_messages), kind, None, path, times)
 
     def advise_reconnect(
         self, *, after_messages: int = 0, times: int | None = 1, kind: str | None = None, path: str | None = None
     ) -> Switch:
-        """Advise to reconnect after so many messages."""
+        """Advise clients to reconnect after `after_messages` messages."""
         return self._set(AdviseReconnect(after_messages), kind, None, path, times)
 
     def _set(self, effect: object, kind: str | None, method: str | None, path: str | None, times: int | None) -> Switch:

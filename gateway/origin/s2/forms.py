@@ -1,6 +1,6 @@
-"""The two forms of a read that stays: frames of a session, and events.
+"""The two encodings of a long-lived read: frames of a session, and server-sent events.
 
-A form turns the same batches into bytes; it holds what its response has to remember, and nothing of the stream.
+A form turns batches into bytes, and keeps the state of one response.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from gateway.s2.session import Compression, encode_message, encode_terminal
 
 
 class Form(Protocol):
-    """How a read that stays is encoded."""
+    """An encoding of a long-lived read."""
 
     @property
     def headers(self) -> Mapping[str, str]:
         """The headers of the answer."""
 
     def message(self, batch: ReadBatch, now_ms: int, *, advises_reconnect: bool) -> bytes:
-        """A batch, or a heartbeat if it has no records."""
+        """Encode a batch; one without records is a heartbeat."""
 
     def failure(self, status: int, body: bytes) -> bytes:
-        """The end of a read that fails."""
+        """Encode the end of a read that fails."""
 
     def finish(self) -> bytes:
-        """The end of a read that is complete."""
+        """Encode the end of a read that is complete."""
 
 
 class SessionForm:
-    """Frames of protobuf."""
+    """Session frames with protobuf messages."""
 
     def __init__(self, compression: Compression) -> None:
         self._compression = compression
@@ -54,7 +54,7 @@ class SessionForm:
 
 
 class EventForm:
-    """Events of JSON, with ids that count from the start of the response."""
+    """Events with JSON, whose ids count from the start of the response."""
 
     def __init__(self, format_: Format) -> None:
         self._format = format_

@@ -1,8 +1,8 @@
 """Request handlers: from an exchange to its answer.
 
-A request is looked at whole before its stream, which it may create.  A unary answer is decided completely before any of
-it is sent, so an error never follows a head.  An append session says 200 as soon as its stream is found, and then looks
-at one append after the other; the first that fails ends it.
+A request is validated completely before its stream is looked up, because the request may create the stream.  A unary
+answer is computed completely before it is sent, so an error cannot occur after the head.  An append session sends a 200
+when its stream has been found.  It then processes one append after the other, and the first error ends it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Handlers:
         self._reads = reads
 
     async def handle(self, exchange: Exchange) -> None:
-        """Answer any request.  Raises ConnectionError if the client leaves, and nothing for what a client sends."""
+        """Answer any request.  Raises ConnectionError if the client leaves; no request makes it raise other errors."""
         refusal: Refusal | None = None
         try:
             target = target_of(exchange.method, exchange.path, exchange.headers)
@@ -78,7 +78,7 @@ class Handlers:
         effects = self._faults.take(call, exchange.method, exchange.path)
         delivery = Delivery(exchange, call, self._counters, self._clock, effects)
         try:
-            # A fault may cut a refusal as well.
+            # A fault may end even an error reply.
             with suppress(Cut):
                 await self._answer_or_refuse(exchange, target, delivery, refusal)
         except ConnectionError:
@@ -96,7 +96,7 @@ class Handlers:
     async def _answer_or_refuse(
         self, exchange: Exchange, target: Target, delivery: Delivery, refusal: Refusal | None
     ) -> None:
-        """Answer, or refuse a request whose target is bad by `refusal`.  Raises Cut where a fault ends the answer."""
+        """Answer a request, or send `refusal` if it is given.  Raises Cut if a fault ends the answer."""
         try:
             if not await delivery.request_faults():
                 if refusal is not None:
@@ -177,7 +177,7 @@ class Handlers:
         return ack
 
     async def _append_session(self, exchange: Exchange, target: Target, delivery: Delivery) -> None:
-        """Append batch after batch, and acknowledge each before the next is looked at."""
+        """Append batch after batch, and acknowledge each before the next is processed."""
         stream = self._stream_to_append(exchange, target)
         compression = choose_compression(exchange.headers.get("accept-encoding"))
         await delivery.open(200, {"content-type": SESSION_TYPE})
@@ -209,7 +209,7 @@ class Handlers:
             await delivery.end()
 
     async def _part(self, exchange: Exchange) -> bytes | None:
-        """The next part of a session's body.  Raises Refused (503) when the origin drains."""
+        """Return the next part of a session's body; None at its end.  Raises Refused (503) when the origin drains."""
         if self._drain.has_begun:
             exchange.incoming.stop()
         with self._drain.calling(exchange.incoming.stop):
@@ -220,7 +220,7 @@ class Handlers:
 
 
 def _query_of(exchange: Exchange, call: Call) -> ReadQuery:
-    """What a read asks for.  Raises BadFormat, BadEventId and BadQuery."""
+    """Return the query of a read.  Raises BadFormat, BadEventId or BadQuery."""
     query = parse_read_query(exchange.query)
     if call is not Call.READ_SESSION:
         format_of(exchange.headers)
@@ -230,7 +230,7 @@ def _query_of(exchange: Exchange, call: Call) -> ReadQuery:
 
 
 def _append_input(exchange: Exchange, body: bytes) -> AppendInput:
-    """Raises BadFormat, BadJson and BadProtobuf."""
+    """Decode the body of a unary append.  Raises BadFormat, BadJson or BadProtobuf."""
     if sends_protobuf(exchange.headers):
         return protobuf.decode_append_input(body)
     return json_format.decode_append_input(body, format_of(exchange.headers))

@@ -1,4 +1,4 @@
-"""HTTP/1.1 of the origin: h11's state and one socket.  Requests of a connection are answered one after the other."""
+"""The origin's HTTP/1.1: an h11 state machine and one socket.  Requests of a connection are answered one by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.origin.s2.exchange import Exchange, Incoming, Serve
 from gateway.origin.s2.sockets import Socket
 
 MAX_QUEUED_BYTES: Final = 1024 * 1024
-"""Body bytes that wait to be taken before the client has to wait."""
+"""The most body bytes queued for a handler.  With more, the connection stops reading."""
 
 _BODILESS: Final = frozenset({204, 304})
 
@@ -30,7 +30,7 @@ class Http1Exchange(Exchange):
         self._connection = connection
         self._is_bodiless = False
         self.is_chunked = False
-        """Whether the answer's body has begun, in chunks."""
+        """Whether the answer's body has begun, in chunked coding."""
 
     async def begin(self, status: int, headers: Mapping[str, str], length: int | None = None) -> None:
         self._is_bodiless = status in _BODILESS or self.method == "HEAD"
@@ -75,12 +75,12 @@ class Http1Connection:
         self._is_closing = False
 
     def receive(self, data: bytes) -> None:
-        """Take bytes of the client."""
+        """Process bytes from the client."""
         self._state.receive_data(data)
         self._advance()
 
     def half_closed(self) -> bool:
-        """The client sends no more: answer its request, then close.  False if no whole request is unanswered."""
+        """Handle a half-close: answer the request, then close.  Returns False if no complete request is pending."""
         if self._exchange is None or self._state.their_state is not h11.DONE:
             return False
         self._state.receive_data(b"")
@@ -96,14 +96,14 @@ class Http1Connection:
         return INTERIM if self._state.their_http_version == b"1.1" else b""
 
     def lost(self) -> None:
-        """The connection has ended."""
+        """Handle the end of the connection."""
         if self._exchange is not None:
             self._exchange.incoming.leave()
         if self._task is not None:
             self._task.cancel()
 
     def drain(self) -> None:
-        """Take no more requests."""
+        """Accept no more requests."""
         self._is_closing = True
         if self._task is None:
             self.socket.close()
@@ -117,7 +117,7 @@ class Http1Connection:
         await self.socket.room()
 
     def taken(self, size: int) -> None:
-        """The handler has taken a part of the body."""
+        """Continue reading if the handler has taken enough of the body."""
         exchange = self._exchange
         if exchange is not None and exchange.incoming.queued_bytes <= MAX_QUEUED_BYTES:
             self.socket.resume_reading()
@@ -161,7 +161,7 @@ class Http1Connection:
         if self.socket.is_closed:
             return
         if self._is_closing or not (self._state.our_state is h11.DONE and self._state.their_state is h11.DONE):
-            # Either side has said that it closes, or the rest of the body is not worth reading.
+            # One side has announced that it closes, or the rest of the request's body is not worth reading.
             self.socket.close()
             return
         self._state.start_next_cycle()

@@ -1,7 +1,7 @@
-"""HTTP/2 of the origin: h2's state and one socket.
+"""The origin's HTTP/2: an h2 state machine and one socket.
 
-A part of a request's body is acknowledged when it is taken, so that a client whose appends wait has to wait as well.
-An answer waits for the client's windows, and for the socket.
+Flow control credit for a request's body is returned when a handler takes the bytes, so clients wait while their appends
+wait.  An answer waits for the client's flow control windows and for the socket.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from gateway.origin.s2.exchange import Exchange, Incoming, Serve
 from gateway.origin.s2.sockets import Socket
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What a client with prior knowledge begins with (RFC 9113 section 3.4)."""
+"""The connection preface of a client with prior knowledge (RFC 9113 section 3.4)."""
 
 _GOAWAY: Final = b"\0\0\x08\x07\0\0\0\0\0"
-"""The head of a GOAWAY frame without debug data (section 6.8)."""
+"""The head of a GOAWAY frame without debug data (RFC 9113 section 6.8)."""
 
 MAX_STREAMS: Final = 256
 WINDOW_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of a request's body, and of all of a connection, that wait to be taken."""
+"""The flow control windows for request bodies, of a stream and of the connection."""
 
 
 class Http2Exchange(Exchange):
@@ -52,7 +52,7 @@ class Http2Exchange(Exchange):
         headers = CIMultiDict((name, value) for name, value in fields if not name.startswith(":"))
         headers.setdefault("host", pseudo.get(":authority", ""))
         incoming = Incoming(lambda size: connection.acknowledge(stream_id, size))
-        # CONNECT has no path (RFC 9113 section 8.5); over HTTP/1.1 its target is the authority.
+        # CONNECT has no path (RFC 9113 section 8.5).  Use the authority, which is its target in HTTP/1.1.
         super().__init__(pseudo[":method"], pseudo.get(":path", pseudo.get(":authority", "")), headers, incoming)
         self._connection = connection
         self.stream_id = stream_id
@@ -116,7 +116,7 @@ class Http2Connection:
     # -- from the client
 
     def receive(self, data: bytes) -> None:
-        """Take bytes of the client."""
+        """Process bytes from the client."""
         try:
             events = self._state.receive_data(data)
         except ProtocolError:
@@ -128,19 +128,19 @@ class Http2Connection:
         self._flush()
 
     def lost(self) -> None:
-        """The connection has ended."""
+        """Handle the end of the connection."""
         for stream_id in tuple(self._exchanges):
             self._leave(stream_id)
         self._windows.fire()
 
     def half_closed(self) -> bool:
-        """The client sends no more, not even acknowledgements: end the connection."""
+        """Handle a half-close: end the connection, because HTTP/2 needs the client's acknowledgements."""
         return False
 
     def drain(self) -> None:
-        """Take no more requests, and close when all are answered."""
+        """Accept no more requests, and close when all are answered."""
         self._is_draining = True
-        # Not by h2, which takes a connection for closed as soon as it has sent a GOAWAY.
+        # Send it without h2, which treats a connection as closed after a GOAWAY.
         self.socket.write(_GOAWAY + struct.pack(">II", self._state.highest_inbound_stream_id, ErrorCodes.NO_ERROR))
         self._close_if_done()
 
@@ -187,7 +187,7 @@ class Http2Connection:
             if not exchange.has_ended:
                 self.reset(stream_id, ErrorCodes.INTERNAL_ERROR)
             elif not exchange.incoming.is_whole:
-                # The answer is complete without the rest of the request (RFC 9113 section 8.1).
+                # The answer is complete, and the rest of the request is not needed (RFC 9113 section 8.1).
                 self.reset(stream_id, ErrorCodes.NO_ERROR)
             self._close_if_done()
 
@@ -212,8 +212,10 @@ class Http2Connection:
         self._flush()
 
     async def window(self, stream_id: int) -> int:
-        """How many bytes may be sent in one frame, once that is any.  Raises ConnectionResetError if the stream has
-        ended."""
+        """Wait until data may be sent; return how many bytes may be sent in one frame.
+
+        Raises ConnectionResetError if the stream has ended.
+        """
         while not self.socket.is_closed:
             try:
                 size = min(self._state.local_flow_control_window(stream_id), self._state.max_outbound_frame_size)
@@ -251,7 +253,7 @@ class Http2Connection:
         self._flush()
 
     def acknowledge(self, stream_id: int, size: int) -> None:
-        """Give the client room for as many bytes of a request's body."""
+        """Return flow control credit for `size` bytes of a request's body."""
         if size and not self.socket.is_closed:
             try:
                 self._state.acknowledge_received_data(size, stream_id)
@@ -265,5 +267,5 @@ class Http2Connection:
 
 
 def _text(field: bytes | str) -> str:
-    """A name or a value as over HTTP/1.1: it may have any bytes (RFC 9110 section 5.5)."""
+    """Decode a header name or value as in HTTP/1.1, where it may have any bytes (RFC 9110 section 5.5)."""
     return field.decode("latin-1") if isinstance(field, bytes) else field

@@ -1,7 +1,8 @@
-"""Queries of metrics: which set of which resource, over which time, by which interval.
+"""Validation of metrics queries, which name a resource, a metric set, a time range and an interval.
 
-The origin keeps no metrics and answers with none, but refuses what S2 refuses (422): a query without both ends, a time
-that ends before it begins, in the future, or after more than 30 days, and an interval that the set does not have.
+The origin has no metrics and answers with an empty list.  It refuses the same queries as S2 (422): without a start or
+an end, with a range that is empty, in the future or longer than 30 days, or with an interval that the set does not
+have.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from gateway.s2.records import parse_u64
 
 _LONGEST_S: Final = 30 * 24 * 3600
 _MOST_AHEAD_S: Final = 300
-"""How far the end may be ahead of the server's clock."""
+"""How far the end may be ahead of the server's clock, in seconds."""
 
 _ANY: Final = frozenset({"minute", "hour", "day"})
 _OPERATIONS: Final = ("append-ops", "read-ops", "read-throughput", "append-throughput", "basin-ops")
@@ -24,12 +25,14 @@ _SETS: Final[tuple[dict[str, frozenset[str]], ...]] = (
     {"storage": frozenset({"hour"}), **dict.fromkeys(_OPERATIONS, _ANY)},
     {"storage": frozenset({"minute"})},
 )
-"""The intervals of each set: of the account, of a basin and of a stream."""
+"""The intervals of each metric set: of the account, of a basin and of a stream."""
 
 
 def check_metrics_query(names: tuple[str, ...], query: str, now: float) -> None:
-    """Check a query of the metrics of the account, of a basin or of a stream, which `names` name; `now` is in Unix
-    seconds.  Raises Refused (400, 422)."""
+    """Check a metrics query for the account, a basin or a stream, which `names` identify.
+
+    `now` is in Unix seconds.  Raises Refused (400, 422).
+    """
     fields = dict(parse_qsl(query, keep_blank_values=True))
     sets = _SETS[len(names)]
     intervals = sets.get(fields.get("set", ""))

@@ -1,17 +1,17 @@
-"""The course of one read: which batch comes next, when it waits, and when it is over.
+"""The course of one read: the next batch, whether the read waits, and when it is over.
 
-A unary read takes one batch of it; an SSE read and a read session take all.  A `Reading` decides synchronously and
-changes only itself; the caller sends, waits and keeps the time.
+A unary read takes one batch, an SSE read and a read session take all.  A `Reading` decides synchronously and changes
+only itself.  The caller sends, waits and watches the time.  A read passes through these states:
 
-    starting  the place of the start is fixed by the tail at that moment; a start beyond the tail is refused or moved to
-              the tail, and one at the tail is refused unless the read may wait there
-    catching  each batch is as large as a batch may be
-    live      after a heartbeat with the tail, which says that all was sent
-    over      a limit is reached, or the tail is and the read may not wait
+    starting  the start is resolved by the present tail; a start beyond the tail is refused, or moved to the tail with
+              `clamp`; a start at the tail is refused unless the read may wait there
+    catching  each batch is as large as allowed
+    live      all records have been sent, and a heartbeat has stated the tail
+    over      a limit is reached, or the read is at the tail and may not wait
 
-A batch that reaches the tail has it.  A read may wait at the tail if it has neither limit nor `until`, or if `wait` is
-above 0.  With a `wait` of 0 it is over there.  One that starts before the tail is not refused, even if no record is
-left between the two.
+A batch that reaches the tail includes the tail.  A read may wait at the tail if it has neither limits nor `until`, or
+if `wait` is above 0.  With a `wait` of 0 it is over at the tail.  A read that starts before the tail is not refused,
+even if all records in between have been removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gateway.s2.records import MAX_BATCH_METERED_BYTES, MAX_BATCH_RECORDS, ReadB
 
 
 class Pause(Enum):
-    """Why there is no batch."""
+    """The reason why there is no batch."""
 
     WAITING = "waiting"
     """The read is at the tail, and may wait for a record."""
@@ -38,9 +38,9 @@ class Reading:
     """One read of one stream."""
 
     def __init__(self, stream: Stream, query: ReadQuery) -> None:
-        """Raises Unwritten for a start that can give nothing."""
+        """Raises Unwritten if the read can return nothing."""
         self.wait_s = query.wait_s
-        """Seconds to wait at the tail for a record; None without a bound."""
+        """How long to wait at the tail for a record, in seconds; None without a limit."""
         self._stream = stream
         self._count = query.count
         self._bytes = query.bytes
@@ -48,7 +48,8 @@ class Reading:
         self._may_wait = not query.is_bounded or bool(query.wait_s)
         self._is_live = False
         self._kept: list[Record] = []
-        """Records that the stream had when the read was at its tail, and may have removed since."""
+        """Records that were appended while the read was at the tail, and may have been removed from the stream
+        since."""
         self._next = self._start(query)
 
     def _start(self, query: ReadQuery) -> int:
@@ -67,10 +68,11 @@ class Reading:
         return min(max(found, stream.first_seq_num), tail.seq_num)
 
     def advance(self) -> ReadBatch | Pause:
-        """The next batch, or why there is none now.  Raises Refused (503) if the stream was deleted."""
+        """Return the next batch, or the reason why there is none now.  Raises Refused (503) if the stream was
+        deleted."""
         stream = self._stream
         if stream.is_deleted:
-            # The client asks again and learns that the stream does not exist.
+            # When the client tries again, it learns that the stream does not exist.
             raise Refused(S2ErrorCode.UNAVAILABLE, "the stream is gone")
         if self._count == 0 or self._bytes == 0:
             return Pause.OVER
@@ -94,16 +96,16 @@ class Reading:
 
     @property
     def expects(self) -> int:
-        """The number of the record that has to be kept next."""
+        """The sequence number of the next record to keep."""
         return self._kept[-1].seq_num + 1 if self._kept else self._next
 
     def keep(self, records: Iterable[Record]) -> None:
-        """Keep these records, which the stream is about to remove, if the read follows the stream."""
+        """Keep these records, which the stream is about to remove, if the read is live."""
         if self._is_live:
             self._kept += records
 
     def heartbeat(self) -> ReadBatch:
-        """The sign of life of a read that waits: the tail, up to which it has sent everything."""
+        """Return the heartbeat of a waiting read: the tail, up to which all records have been sent."""
         return ReadBatch((), self._stream.tail)
 
     def _take(self) -> list[Record]:
@@ -127,7 +129,7 @@ class Reading:
         return records
 
     def _allows(self, record: Record, count: int, size: int) -> bool:
-        """Whether the read's limits allow this record as the last of `count` in `size` metered bytes."""
+        """Return whether the limits allow this record as the last of `count` records with `size` metered bytes."""
         return (
             (self._until is None or record.timestamp < self._until)
             and (self._count is None or count <= self._count)

@@ -1,7 +1,7 @@
 """Unary reads, SSE reads and read sessions.
 
-A read decides and begins to wait in one step, without an await: no append can fall between the two.  A read that stays
-has said 200 before it knows how it ends; what goes wrong later is its terminal frame or its error event.
+A read decides and starts to wait in one step, without an await, so no append can be missed in between.  SSE reads and
+sessions send a 200 before their outcome is known.  A later error is sent in a terminal frame or an error event.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _ROUNDING_S: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Heartbeats:
-    """How long a read that stays may be silent: between these two, in seconds, drawn anew each time."""
+    """The range, in seconds, from which a session draws the time until its next heartbeat."""
 
     least_s: float = 5.0
     most_s: float = 15.0
 
     def draw(self, random: Random) -> float:
-        """The silence before the next heartbeat."""
+        """Return the time until the next heartbeat."""
         return random.uniform(self.least_s, self.most_s)
 
 
@@ -57,7 +57,7 @@ class Reads:
         self._heartbeats = heartbeats
 
     async def once(self, exchange: Exchange, stream: Stream, query: ReadQuery, delivery: Delivery) -> None:
-        """A unary read.  Raises Unwritten, BadFormat, and Refused (503)."""
+        """Answer a unary read.  Raises Unwritten, BadFormat, or Refused (503)."""
         format_ = format_of(exchange.headers)
         batch = await self._one_batch(stream, Reading(stream, query.unary()))
         self._counters.delivered(Call.READ, len(batch.records))
@@ -67,8 +67,10 @@ class Reads:
             await respond(exchange, delivery, JSON_TYPE, json_format.encode_read_batch(batch, format_))
 
     async def _one_batch(self, stream: Stream, reading: Reading) -> ReadBatch:
-        """The first batch with records; an empty one if there is none within the wait.  Only what was waited for comes
-        with the tail."""
+        """Return the first batch with records, or an empty one if none arrives within the wait.
+
+        The tail is included only if the read has waited.
+        """
         until = self._clock.now() + (reading.wait_s or 0)
         has_waited = False
         while True:
@@ -87,7 +89,7 @@ class Reads:
                     return step if has_waited else ReadBatch(step.records)
 
     async def on(self, exchange: Exchange, stream: Stream, query: ReadQuery, call: Call, delivery: Delivery) -> None:
-        """A read that stays: SSE, or a session.  Raises Unwritten and BadFormat."""
+        """Answer an SSE read or a read session.  Raises Unwritten and BadFormat."""
         form: Form
         if call is Call.READ_SESSION:
             form = SessionForm(choose_compression(exchange.headers.get("accept-encoding")))
@@ -105,9 +107,9 @@ class Reads:
         await delivery.end()
 
     async def _messages(self, stream: Stream, reading: Reading, form: Form, call: Call, delivery: Delivery) -> None:
-        """Send batches and heartbeats until the read is over.  Raises Refusal if it ends with an error."""
+        """Send batches and heartbeats until the read ends.  Raises Refusal if it ends with an error."""
         latest = heard = self._clock.now()
-        """When the read last got a record or reached the tail, and when the client last heard from it."""
+        """When the read last got a record or reached the tail, and when the client last received something."""
         silence_s = self._heartbeats.draw(self._random)
         while True:
             step = reading.advance()
@@ -142,7 +144,7 @@ class Reads:
         return milliseconds(self._clock.wall())
 
     def _is_past(self, at: float) -> bool:
-        # A timer set for the difference of two floats may fire early by a rounding error.
+        # Tolerate rounding errors: the timer's delay is the difference of two floats.
         return self._clock.now() >= at - _ROUNDING_S
 
     async def _change(self, stream: Stream, until: float) -> None:
@@ -164,5 +166,5 @@ class Reads:
 
 
 def draining() -> Refused:
-    """503: the origin ends what waits."""
+    """Return the 503 with which waiting requests end when the origin drains."""
     return Refused(S2ErrorCode.SERVER_DRAINING, "the server is draining")

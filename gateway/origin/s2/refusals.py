@@ -1,7 +1,7 @@
-"""The errors that a request may be answered with.
+"""The errors with which a request may be answered.
 
-Each carries the status and the JSON body of a unary answer; a session ends with the same two in its terminal frame, and
-an SSE read with the body in its error event.
+Each has the status and the JSON body of a unary answer.  A session sends both in its terminal frame, and an SSE read
+sends the body in its error event.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from gateway.s2.session import BadFrame
 from gateway.s2.sse import BadEventId
 
 BAD_REQUESTS: Final = (InvalidAppend, BadEventId, BadFormat, BadFrame, BadJson, BadProtobuf, BadQuery)
-"""What decoding and checking a request can raise."""
+"""The exceptions of decoding and checking a request."""
 
 
 class Refusal(Exception):
-    """A request is answered with an error: its status and its JSON body."""
+    """An error answer: its status and its JSON body."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"{status} {body.decode()}")
@@ -46,7 +46,7 @@ class Refused(Refusal):
 
 
 class FencingTokenMismatch(Refusal):
-    """412: the append's fencing token is not the stream's, which the body has."""
+    """412: the append's fencing token differs from the stream's, which the body states."""
 
     def __init__(self, actual: str) -> None:
         super().__init__(412, fencing_token_mismatch_body(actual))
@@ -54,7 +54,7 @@ class FencingTokenMismatch(Refusal):
 
 
 class SeqNumMismatch(Refusal):
-    """412: the append's first record would get another sequence number, which the body has."""
+    """412: the append's first record would get another sequence number, which the body states."""
 
     def __init__(self, actual: int) -> None:
         super().__init__(412, seq_num_mismatch_body(actual))
@@ -62,7 +62,7 @@ class SeqNumMismatch(Refusal):
 
 
 class Unwritten(Refusal):
-    """416: the read starts where nothing is written yet and does not wait for it; the body has the tail."""
+    """416: the read starts beyond the last record and does not wait; the body states the tail."""
 
     def __init__(self, tail: StreamPosition) -> None:
         super().__init__(416, unwritten_body(tail))
@@ -70,15 +70,15 @@ class Unwritten(Refusal):
 
 
 def invalid(message: str) -> Refused:
-    """422: the request is well formed and breaks a rule."""
+    """Return a 422: the request is well formed but violates a rule."""
     return Refused(S2ErrorCode.INVALID, message)
 
 
 def malformed(message: str) -> Refused:
-    """400: the body is JSON, and not of the shape that the call takes."""
+    """Return a 400: the body is JSON, but not of the expected form."""
     return Refused(S2ErrorCode.BAD_JSON, message)
 
 
 def refusal_of(error: Refusal | errors.Refusal) -> Refusal:
-    """What a request that cannot be obeyed is answered with."""
+    """Return the error answer for an exception."""
     return error if isinstance(error, Refusal) else Refused(code_of(error), str(error))

@@ -1,7 +1,7 @@
 """A client's socket, and the choice of its protocol by the first bytes.
 
-One port serves HTTP/1.1 and HTTP/2 with prior knowledge: a client of HTTP/2 begins with a preface that no request of
-HTTP/1.1 begins with (RFC 9113 section 3.3).
+One port serves HTTP/1.1 and HTTP/2 with prior knowledge.  An HTTP/2 client begins with a preface that no HTTP/1.1
+request begins with (RFC 9113 section 3.3).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gateway.origin.half_closed import watch
 
 
 class Socket:
-    """What a protocol uses of its connection."""
+    """A connection, as used by the HTTP implementations."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._is_full = False
         self._room = Signal()
         self.is_closed = False
-        """Whether nothing that is written now arrives."""
+        """Whether the connection is closed, so that written bytes are dropped."""
 
     def write(self, data: bytes) -> None:
         """Send bytes; they are dropped if the connection has ended."""
@@ -46,17 +46,17 @@ class Socket:
         await self.room()
 
     def pause_reading(self) -> None:
-        """Read no more for now."""
+        """Stop reading for now."""
         if not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Go on reading."""
+        """Continue reading."""
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Close in order, after what is written."""
+        """Close in order, after the written bytes have been sent."""
         self.is_closed = True
         self._transport.close()
         self._room.fire()
@@ -72,23 +72,23 @@ class Socket:
         self._room.fire()
 
     def watch(self, probe: Callable[[], bytes | None]) -> None:
-        """Drop the connection of a half-closed client once it is gone (`gateway.origin.half_closed`)."""
+        """Drop the connection of a half-closed client once the client is gone (`gateway.origin.half_closed`)."""
         watch(self._transport, probe)
 
     def full(self, is_full: bool) -> None:
-        """The transport's buffer is full, or no longer."""
+        """Record whether the transport's buffer is full."""
         self._is_full = is_full
         if not is_full:
             self._room.fire()
 
     def lost(self) -> None:
-        """The connection has ended."""
+        """Handle the end of the connection."""
         self.is_closed = True
         self._room.fire()
 
 
 class HttpConnection(Protocol):
-    """One version of HTTP on a socket."""
+    """An HTTP implementation on a socket."""
 
     def receive(self, data: bytes) -> None: ...
 
@@ -100,7 +100,7 @@ class HttpConnection(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """A client's connection.  Chooses the version of HTTP, then passes everything to it."""
+    """A client's connection.  Chooses the version of HTTP, and passes all bytes to its implementation."""
 
     def __init__(
         self,
@@ -153,13 +153,13 @@ class Connection(asyncio.Protocol):
         self._lost(self)
 
     def drain(self) -> None:
-        """Take no more requests, and close when all are answered."""
+        """Accept no more requests, and close when all are answered."""
         if self._http is not None:
             self._http.drain()
         elif self._socket is not None:
             self._socket.close()
 
     def abort(self) -> None:
-        """End the connection at once."""
+        """End the connection immediately."""
         if self._socket is not None:
             self._socket.reset()

@@ -1,11 +1,11 @@
 """One S2 stream: its records, its tail, its fencing token, and its watchers.
 
-Plain functions only; `now` (Unix seconds) is an argument.  A stream knows no basin and no HTTP.
+All functions are synchronous, and `now` (Unix seconds) is an argument.  A stream is independent of basins and HTTP.
 
-Invariants: sequence numbers of the records that are left have no gap and end at the tail; timestamps never decrease; a
-trim and retention remove records at the beginning only, and never move the tail.  An append happens whole or not at
-all.  Readers at the tail are given every record, also records that a trim in the same append removes.
-A deleted stream never comes back; a new one of its name starts at 0.
+Invariants: the sequence numbers of the remaining records have no gap and end at the tail.  Timestamps never decrease.
+Trims and retention remove records only at the beginning, and never move the tail.  Appends are atomic.  Readers at the
+tail get every record, even those that a trim in the same append removes.  A deleted stream never comes back; a new one
+with its name starts at 0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gateway.s2.records import (
 
 
 def milliseconds(now: float) -> int:
-    """Unix seconds as S2's timestamps have them."""
+    """Convert Unix seconds to an S2 timestamp."""
     return int(now * 1000)
 
 
@@ -42,14 +42,14 @@ class Follower(Protocol):
 
     @property
     def expects(self) -> int:
-        """The number of the record that it has to be given next."""
+        """The sequence number of the next record that it needs."""
 
     def keep(self, records: Iterable[Record]) -> None:
-        """Keep these records from that number on, because the stream is about to remove some of them."""
+        """Keep these records, which begin at that number, because the stream is about to remove some of them."""
 
 
 class Stream:
-    """A sequence of records.  Owner of its state; watchers are called after each append and at the deletion."""
+    """A sequence of records.  Watchers are called after each append and when the stream is deleted."""
 
     def __init__(self, name: str, config: StreamConfig, now: float, *, cipher: str | None = None) -> None:
         self.name = name
@@ -57,7 +57,7 @@ class Stream:
         self.created_at = now
         self.cipher = cipher
         self.keys: set[bytes] = set()
-        """Digests of the keys that records were appended with, if the stream has a cipher."""
+        """Digests of the encryption keys used by appends, if the stream has a cipher."""
         self.tail = StreamPosition(0, 0)
         self.fencing_token = ""
         self.is_deleted = False
@@ -66,7 +66,7 @@ class Stream:
         """Reads that have reached the tail."""
         self._records: list[Record] = []
         self._arrivals: list[float] = []
-        """Unix seconds at which each record arrived."""
+        """The arrival of each record, in Unix seconds."""
         self._empty_since = now
 
     def __repr__(self) -> str:
@@ -74,13 +74,13 @@ class Stream:
 
     @property
     def first_seq_num(self) -> int:
-        """The number of the first record that is left; the tail's if there is none."""
+        """The sequence number of the first remaining record; the tail's if there is none."""
         return self._records[0].seq_num if self._records else self.tail.seq_num
 
     def append(self, appended: AppendInput, now: float) -> AppendAck:
-        """Add records, all or none, and obey the commands among them.
+        """Append records atomically, and execute the commands among them.
 
-        Raises FencingTokenMismatch, SeqNumMismatch, and InvalidAppend for records that the limits or the mode forbid.
+        Raises FencingTokenMismatch, SeqNumMismatch, or InvalidAppend if the limits or the mode forbid a record.
         """
         check_append_input(appended)
         if appended.fencing_token is not None and appended.fencing_token != self.fencing_token:
@@ -106,7 +106,7 @@ class Stream:
             yield Record(seq_num, timestamp, record.headers, record.body)
 
     def _timestamp(self, record: AppendRecord, now_ms: int) -> int:
-        """The timestamp by the stream's mode, before it is held to those of earlier records."""
+        """Return the timestamp by the stream's mode, which may still be earlier than those of earlier records."""
         if self.config.mode is TimestampingMode.ARRIVAL:
             return now_ms
         if record.timestamp is None:
@@ -120,7 +120,7 @@ class Stream:
             case Fence(token):
                 self.fencing_token = token
             case Trim(seq_num):
-                # A trim removes no record that comes after it.
+                # A trim removes no record after itself.
                 self._drop_before(min(seq_num, record.seq_num + 1), now)
             case None:
                 pass
@@ -137,7 +137,7 @@ class Stream:
                 self._drop_before(self._records[0].seq_num + count, empty_at)
 
     def is_due_for_deletion(self, now: float) -> bool:
-        """Whether the stream has been empty for as long as its configuration allows."""
+        """Return whether the stream has been empty for as long as its configuration allows."""
         wait_s = self.config.delete_on_empty_s
         return wait_s > 0 and not self._records and now >= self._empty_since + wait_s
 
@@ -149,7 +149,7 @@ class Stream:
                 self._empty_since = now
 
     def delete(self) -> None:
-        """End the stream, and its readers with it."""
+        """Delete the stream, which ends its readers."""
         self.is_deleted = True
         self._records.clear()
         self._arrivals.clear()
@@ -162,12 +162,12 @@ class Stream:
     # -- reading
 
     def seq_num_at(self, timestamp: int) -> int:
-        """The number of the first record at or after a timestamp; the tail's if there is none."""
+        """Return the number of the first record at or after a timestamp; the tail's if there is none."""
         index = bisect_left(self._records, timestamp, key=lambda record: record.timestamp)
         return self._records[index].seq_num if index < len(self._records) else self.tail.seq_num
 
     def records_from(self, seq_num: int) -> Iterator[Record]:
-        """The records from a number on, or from the first that is left."""
+        """Return the records from a number on, or from the first remaining one."""
         return islice(self._records, max(0, seq_num - self.first_seq_num), None)
 
 
