@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from gateway.auth.asked import Asked
 from gateway.auth.concealment import Concealment
 from gateway.auth.forward import ForwardRule, ForwardVerdict, Inquiry, inquire, is_by_cookie
+from gateway.auth.grounds import Grounds
 from gateway.auth.permissions import Action
 from gateway.auth.questions import Heard, KeySource, Undecided
 from gateway.auth.rules import JwtRule, PublicRule, Rules, SignedRule
@@ -69,11 +70,11 @@ class Guard:
     """Owner of the known tokens of one route."""
 
     def __init__(self, config: RouteConfig, rules: Rules, verdicts: Verdicts) -> None:
-        self._rules = rules
+        self.realm = config.name
+        self._use(rules)
         self.verdicts = verdicts
         self.concealment = Concealment() if config.conceal else None
         """Makes refusals look like the 404 of an absent stream; None on a route that does not conceal its streams."""
-        self.realm = config.name
         tokens = {rule.parameter for rule in rules if isinstance(rule, JwtRule | ForwardRule) and rule.parameter}
         self.asks_services = any(isinstance(rule, ForwardRule) for rule in rules)
         """Whether a rule lets a service decide.  Any header may be configured to be sent to a service."""
@@ -102,10 +103,16 @@ class Guard:
     def replace(self, rules: Rules) -> None:
         """From now on, judge by the same rules with other keys."""
         if rules != self._rules:
-            self._rules = rules
+            self._use(rules)
             self._known.clear()
             self._patterns = 0
             self.verdicts.begin_edition()
+
+    def _use(self, rules: Rules) -> None:
+        self._rules = rules
+        self._grounds = [Grounds(self.realm, rules[: number + 1]) for number in range(len(rules))]
+        """The grounds of verdicts by the index of the deciding rule."""
+        self._public_grounds = Grounds(self.realm, rules, is_public=True)
 
     def is_public(self, path: str) -> bool:
         """Whether every client may read the stream with this canonical path."""
@@ -136,7 +143,7 @@ class Guard:
             credential, has_one = self.find_credential(asked)
             if credential is None:
                 if asked.is_read and self.is_public(asked.path):
-                    return self.verdicts.allow(PUBLIC)
+                    return self.verdicts.allow(PUBLIC, grounds=self._public_grounds)
                 if has_one:
                     raise BadCredential("No rule accepts the credential")
                 raise Unauthenticated(None, self._challenge())
@@ -153,7 +160,8 @@ class Guard:
             error.principal = principal
             raise
         renewal = Renewal(credential.value, asked.path) if isinstance(credential.value, Inquiry) else None
-        return self.verdicts.allow(principal, renewal)
+        number = next(number for number, one in enumerate(self._rules) if one is credential.rule)
+        return self.verdicts.allow(principal, renewal, self._grounds[number])
 
     def _explained(self, error: BadCredential) -> tuple[str, str]:
         """The text of a refusal, and its challenge."""

@@ -91,17 +91,17 @@ class KeySet:
         self.is_fetching = True
         return True
 
-    def fetched(self, ring: KeyRing, lifetime_s: float, share: float) -> bool:
+    def fetched(self, ring: KeyRing, lifetime_s: float, share: float) -> frozenset[str | None]:
         """Use the fetched keys, which are fresh for `lifetime_s`; `share`, from 0 to 1, jitters the next fetch.
-        Returns whether a key was withdrawn."""
-        is_withdrawn = self.ring is not None and not self.ring.names() <= ring.names()
-        self.version += is_withdrawn
+        Returns the ids of the keys that were withdrawn."""
+        withdrawn = self.ring.names() - ring.names() if self.ring is not None else frozenset()
+        self.version += bool(withdrawn)
         self.ring, self.fetched_at, self.is_fetching = ring, self._now(), False
         self.fetches += 1
         self.failed_in_a_row, self.problem = 0, ""
         lifetime_s = min(max(lifetime_s, _LEAST_LIFETIME_S), _MOST_LIFETIME_S)
         self.due_at = self.fetched_at + lifetime_s * (_AHEAD[0] + (_AHEAD[1] - _AHEAD[0]) * share)
-        return is_withdrawn
+        return frozenset(kid for kid, _, _ in withdrawn)
 
     def fetch_failed(self, problem: str, share: float) -> None:
         """Record that the fetch has failed; the keys stay as they are."""

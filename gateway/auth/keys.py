@@ -43,6 +43,10 @@ class KeyRing(NamedTuple):
         """The ids, algorithms and thumbprints of the keys (RFC 7638); equal keys have equal thumbprints."""
         return frozenset((one.kid, one.alg, one.key.thumbprint()) for one in self.keys)
 
+    def names_of(self, kid: str) -> frozenset[tuple[str | None, str | None, str]]:
+        """As `names`, of the keys that may have signed a token of this key id."""
+        return frozenset(name for name in self.names() if name[0] in (None, kid))
+
     def keys_for(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
         """The keys that may have signed a token with this header; `kind` is the key type that its algorithm needs.  A
         token without a `kid` fits only if one key does."""

@@ -74,6 +74,12 @@ class Pattern:
     def __repr__(self) -> str:
         return f"<Pattern {self.text}>"
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pattern) and type(other) is type(self) and other.text == self.text
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.text))
+
     @property
     def places(self) -> frozenset[str]:
         """The claims that fill in the pattern."""

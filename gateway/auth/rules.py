@@ -99,7 +99,7 @@ def _rule(route: RouteConfig, index: int, config: AuthRuleConfig) -> Rule:
         frozenset(config.audience),
         frozenset(config.algorithms),
         _keys(config, where),
-        registry_of(config.algorithms),
+        registry_of(frozenset(config.algorithms)),
         config.any_type,
         config.leeway_s,
         permissions,

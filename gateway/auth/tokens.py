@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from base64 import urlsafe_b64decode
-from collections.abc import Iterable
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from gateway.auth.permissions import BadPermission, Permission, parse_claim, parse_details
@@ -52,8 +52,9 @@ class TokenRule(NamedTuple):
     tenant_claim: str
 
 
-def registry_of(algorithms: Iterable[str]) -> jws.JWSRegistry:
-    """The JWS registry that accepts these algorithms alone."""
+@cache
+def registry_of(algorithms: frozenset[str]) -> jws.JWSRegistry:
+    """The JWS registry that accepts these algorithms alone; one object for all equal rules, so that they are equal."""
     # Imported here, as below, because a gateway without rules for tokens need not load the library.
     from joserfc import jws
 

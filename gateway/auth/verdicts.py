@@ -8,11 +8,14 @@ with their verdicts, so that a revocation reaches them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, Literal, NamedTuple, Protocol
 
 from gateway.auth.forward import ForwardVerdicts, Inquiry
+from gateway.auth.grounds import Grounds
 from gateway.auth.key_sets import KeySets
+from gateway.auth.questions import KeySource
+from gateway.auth.rules import Rules
 from gateway.auth.usage import Tenants, Usage
 from gateway.auth.verdict import PUBLIC, Caller, Principal
 from gateway.limits.accounts import NO_PARTIES, Parties
@@ -35,10 +38,15 @@ class Renewal(NamedTuple):
 class Allowed:
     """A verdict that allows a principal the requested actions."""
 
-    __slots__ = ("_caller", "edition", "parties", "principal", "renewal", "scheme", "until", "usage")
+    __slots__ = ("_caller", "edition", "grounds", "parties", "principal", "renewal", "scheme", "until", "usage")
 
     def __init__(
-        self, principal: Principal, edition: int, usage: Usage | None = None, renewal: Renewal | None = None
+        self,
+        principal: Principal,
+        edition: int,
+        usage: Usage | None = None,
+        renewal: Renewal | None = None,
+        grounds: Grounds | None = None,
     ) -> None:
         # Many verdicts are kept, so drop the permissions, which a verdict on one request does not need.
         self.principal = (
@@ -49,6 +57,8 @@ class Allowed:
         self.edition = edition
         self.renewal = renewal
         """How the verdict is renewed; None if no service has decided."""
+        self.grounds = grounds
+        """The rules that it rests on; None if no rule was asked."""
         self.scheme: str | None = None
         """The scheme of the connections for which it is valid; None for any."""
         self.parties = parties_of(principal)
@@ -84,6 +94,9 @@ class GuardedRead(Protocol):
     def revoke(self) -> None:
         """End the read."""
 
+    def end_soon(self) -> None:
+        """End the read within a few seconds: others end as well."""
+
 
 class Revocation(NamedTuple):
     """A principal, a token or a key that is refused."""
@@ -115,10 +128,10 @@ class Verdicts:
         """Whether a remembered verdict is still valid."""
         return allowed is not None and allowed.edition == self.edition and self.wall() < allowed.until
 
-    def allow(self, principal: Principal, renewal: Renewal | None = None) -> Allowed:
+    def allow(self, principal: Principal, renewal: Renewal | None = None, grounds: Grounds | None = None) -> Allowed:
         """A verdict that allows this principal from now on."""
         usage = self.tenants.usage(principal.issuer, principal.tenant) if principal.tenant else None
-        return Allowed(principal, self.edition, usage, renewal)
+        return Allowed(principal, self.edition, usage, renewal, grounds)
 
     def begin_edition(self) -> None:
         """Have every request judged again."""
@@ -135,6 +148,20 @@ class Verdicts:
         for one in ended:
             one.revoke()
         return len(ended)
+
+    def end_reads_without_grounds(self, rules: Mapping[str, Rules]) -> None:
+        """End the live reads that these rules, by the names of their routes, would not allow."""
+        for one in tuple(self.live):
+            grounds, key_id = one.allowed.grounds, one.allowed.principal.key_id
+            if grounds is not None and not grounds.stand_in(rules.get(grounds.route, ()), key_id):
+                one.end_soon()
+
+    def end_reads_of_keys(self, source: KeySource, ids: Collection[str | None]) -> None:
+        """End the live reads whose tokens were verified with keys of this source that had these ids."""
+        for one in tuple(self.live):
+            grounds, key_id = one.allowed.grounds, one.allowed.principal.key_id
+            if grounds is not None and grounds.key_source == source and (None in ids or key_id in ids):
+                one.end_soon()
 
     def is_revoked(self, principal: Principal) -> bool:
         """Whether the credential, its key or its principal is revoked now."""

@@ -424,13 +424,23 @@ class RouteTable:
             if route.guard is not None and (anew := self._rules.get(route.name)) is not None:
                 # A key file may have changed although the configuration has not.
                 route.guard.replace(anew)
+        before = self.routes
+        self._replace_routes(configs)
+        # A route that serves other requests than before may have left some to rules that do not allow them.
+        kept = {name for name, served in _served(self.routes).items() if served == _served(before).get(name)}
+        self.verdicts.end_reads_without_grounds(
+            {route.name: route.guard.rules for route in self.routes if route.guard is not None and route.name in kept}
+        )
+        return self.routes is not before
+
+    def _replace_routes(self, configs: Sequence[RouteConfig]) -> None:
         if [route.config for route in self.routes] == list(configs):
-            return False
+            return
         by_name = {route.config.name: route for route in self.routes}
         self._begun += 1
         names = self._named(configs)
         self.routes = tuple(self._successor(by_name.get(config.name), config, names[config.name]) for config in configs)
-        return True
+        self.verdicts.begin_edition()
 
     def _successor(self, route: Route | None, config: RouteConfig, origin: str) -> Route:
         if route is not None and route.config == config and route.authority == origin:
@@ -439,3 +449,22 @@ class RouteTable:
         if route is not None and _sharing(route.config, route.authority) == _sharing(config, origin):
             public = route.public
         return Route(config, self._node, self._clock, public, self._budgets[origin], origin, self._guard(config))
+
+
+def _served(routes: Sequence[Route]) -> dict[str, frozenset[tuple[str, str]]]:
+    """Which requests each route serves, by its name: its host and prefix, and those of the routes that serve some of
+    these requests before it."""
+    places = [(route, (route.config.host, route.config.prefix)) for route in routes]
+    return {
+        route.name: frozenset(
+            there
+            for other, there in places
+            if other is route or (other.precedence > route.precedence and _overlap(route, other))
+        )
+        for route, _ in places
+    }
+
+
+def _overlap(one: Route, other: Route) -> bool:
+    """Whether the prefixes of two routes have paths in common."""
+    return one.covers(other.config.prefix) or other.covers(one.config.prefix)

@@ -9,7 +9,7 @@ if the stream was read too rarely.  Hot topics take at most half of the live req
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from functools import partial
 
@@ -335,7 +335,15 @@ class LiveTopics:
     def drain_readers(self, spread_s: float, within_s: float) -> None:
         """Drain all live readers at random times within `spread_s` seconds.  All must end within `within_s`."""
         self.cool_all()
-        for topic in list(self._topics.values()):
+        self._drain_topics(list(self._topics.values()), spread_s, within_s)
+
+    def drain_routes(self, routes: Collection[str], spread_s: float) -> None:
+        """End the live readers of these routes, spread over `spread_s` seconds."""
+        topics = [topic for topic in self._topics.values() if topic.stream.key.route in routes]
+        self._drain_topics(topics, spread_s, spread_s)
+
+    def _drain_topics(self, topics: Iterable[Topic], spread_s: float, within_s: float) -> None:
+        for topic in topics:
             for reader in tuple(topic.readers_now):
                 for alone in reader.split():
                     alone.drain_within(self._rng.uniform(0, spread_s), within_s)

@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote_plus
 
 from multidict import CIMultiDict
 
-from gateway.aio.clock import Clock, Timer
+from gateway.aio.timers import NEVER
 from gateway.auth.asked import Asked
 from gateway.auth.guard import Guard
 from gateway.auth.permissions import Action
@@ -56,6 +56,8 @@ _MOST_EARLY: Final = 0.1
 _MOST_EARLY_S: Final = 5.0
 """Bounds on how long before its credential's expiry a live read ends, as a fraction of the time left and in seconds.
 The moment is random, so that readers do not all return at once."""
+SPREAD_S: Final = 5.0
+"""Seconds over which live reads end because of a reload or a withdrawn key, so that readers return one by one."""
 _RESERVED: Final = "/__ds/"
 _OF_THE_ORIGIN: Final = {
     "GET": re.compile(r"jwks\.json"),
@@ -105,6 +107,8 @@ class Authoriser:
         self._sections = sections
         self._remembered = remembered
         self._admission = admission
+        self.now = admission.now
+        """Monotonic seconds."""
         self._rng = rng
         self._bad = Rate(_BAD_PER_S, BAD_AT_ONCE)
 
@@ -202,8 +206,7 @@ class Authoriser:
     def register(self, channel: Channel, allowed: Allowed, net: str) -> None:
         """Register an admitted live read of this client network."""
         channel.live_bytes = 0
-        use = GuardedUse(channel, channel.live_use, allowed, self.verdicts, self._admission.now)
-        channel.live_use = use
+        channel.live_use = use = GuardedUse(channel, channel.live_use, allowed, self)
         if allowed.renewal is not None:
             use.renewing = VerdictRenewal(use, allowed.renewal, net, self.services, self._rng)
 
@@ -214,12 +217,19 @@ class Authoriser:
             channel.live_use.has_begun = False
         channel.end_live_use()
 
-    def end_at_expiry(self, clock: Clock) -> None:
+    def end_at_expiry(self) -> None:
         """Set each guarded live read to end at its credential's expiry again, after an undone drain has changed its
         lifetime."""
         for one in self.verdicts.live:
             if isinstance(one, GuardedUse):
-                one.end_at_expiry(clock)
+                one.end_at_expiry()
+
+    def end_within(self, use: GuardedUse, spread_s: float) -> int:
+        """End a live read at its credential's expiry, or earlier, at a random moment within `spread_s`; returns its
+        tick on the wheel of `services`."""
+        left_s = use.allowed.until - self.verdicts.wall() if use.renewing is None else math.inf
+        delay_s = self._rng.uniform(0, spread_s) if spread_s < math.inf else spread_s
+        return self.services.wheel.add(use, max(0.0, min(delay_s, left_s)))
 
     def _note_refusal(self, request: Request, parsed: ParsedRequest, error: AuthRefused) -> None:
         """Write an audit line about a refused request, at a bounded rate."""
@@ -384,45 +394,48 @@ def _is_from_site(request: Request, config: RouteConfig) -> bool:
 class GuardedUse:
     """A live read with a verdict.  It is counted like any other live read, and registered until it ends."""
 
-    __slots__ = ("_began", "_channel", "_now", "_timer", "_use", "_verdicts", "allowed", "has_begun", "renewing")
+    __slots__ = ("_authoriser", "_began", "_channel", "_tick", "_use", "allowed", "has_begun", "renewing")
 
-    def __init__(
-        self,
-        channel: Channel,
-        use: LiveUse | None,
-        allowed: Allowed,
-        verdicts: Verdicts,
-        now: Callable[[], float],
-    ) -> None:
-        self._now = now
-        self._began = now()
+    def __init__(self, channel: Channel, use: LiveUse | None, allowed: Allowed, authoriser: Authoriser) -> None:
+        self._authoriser = authoriser
+        self._began = authoriser.now()
         self._channel = channel
         self._use = use
-        self._verdicts = verdicts
         self.allowed = allowed
-        self._timer: Timer | None = None
+        self._tick = NEVER
+        """The tick on the wheel at which the read ends; NEVER if it has none."""
         self.renewing: VerdictRenewal | None = None
         """Renews a verdict that an authorisation service has given."""
         self.has_begun = True
         """Whether the read counts in its tenant's usage."""
-        verdicts.live[self] = None
+        authoriser.verdicts.live[self] = None
 
-    def end_at_expiry(self, clock: Clock) -> None:
+    def end_at_expiry(self) -> None:
         """End the read at its credential's expiry.  Only the origin would end a relayed read otherwise."""
-        if self._timer is None and self.renewing is None and math.isfinite(self.allowed.until):
-            self._timer = clock.call_later(max(0.0, self.allowed.until - clock.wall()), self._channel.end_early)
+        if self._tick == NEVER and self.renewing is None and math.isfinite(self.allowed.until):
+            self._tick = self._authoriser.end_within(self, math.inf)
+
+    def due(self) -> None:
+        """End the read: its credential expires, or the rules in effect do not allow it."""
+        self._tick = NEVER
+        self._channel.end_early()
 
     def end_live(self, sent_bytes: int) -> None:
-        self._verdicts.live.pop(self, None)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._authoriser.verdicts.live.pop(self, None)
+        if self._tick != NEVER:
+            self._authoriser.services.wheel.unlink(self, self._tick)
         if self.renewing is not None:
             self.renewing.stop_asking()
         if self._use is not None:
             self._use.end_live(sent_bytes)
         if self.has_begun and (usage := self.allowed.usage) is not None:
-            usage.add(sent_bytes, self._now() - self._began)
+            usage.add(sent_bytes, self._authoriser.now() - self._began)
 
     def revoke(self) -> None:
         """End the read at once: an SSE answer in order, any other by dropping the connection."""
         self._channel.end_early()
+
+    def end_soon(self) -> None:
+        """End the read like `revoke`, within `SPREAD_S`: many others may end for the same reason."""
+        self._authoriser.services.wheel.unlink(self, self._tick)
+        self._tick = self._authoriser.end_within(self, SPREAD_S)

@@ -29,7 +29,7 @@ from gateway.protocol.client_address import Proxies
 from gateway.protocol.mode import Mode
 from gateway.protocol.target import BadHost, host_of, without_authority
 from gateway.server.admission import Admission
-from gateway.server.authorising import Authoriser
+from gateway.server.authorising import SPREAD_S, Authoriser
 from gateway.server.client_connections import ClientConnection, Clients, ConnectionRefusal, Handler, Peer
 from gateway.server.connection import Connection, SecureConnection
 from gateway.server.handler import RequestHandler
@@ -220,7 +220,7 @@ class Frontend:
         """End the drain, and keep connections open again."""
         for clients in self.every_clients:
             clients.undo_drain()
-        self._authoriser.end_at_expiry(self._engine.clock)
+        self._authoriser.end_at_expiry()
         # Answers remembered during the drain announce the end of their connection.
         self._joins.clear()
         self._choose_shortcuts()
@@ -326,7 +326,11 @@ class Frontend:
         self._admission.use_limits(config.limits)
         self._rates.replace(config.rate_limits)
         self.clients.header_cache.clear()
+        open_ones = {route.name for route in self.routes.routes if route.guard is None}
         is_other = self.routes.replace(config.routes, rules)
+        if closed := {route.name for route in self.routes.routes if route.guard is not None} & open_ones:
+            # Their live reads were never judged.
+            self._engine.live.drain_routes(closed, SPREAD_S)
         self.auth_services.configure((rules or {}).values())
         if is_other:
             if self.clients.remembered is not None:

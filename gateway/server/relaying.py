@@ -146,7 +146,7 @@ class Relays:
         if passed.is_live:
             channel = context.request.channel
             if isinstance(channel.live_use, GuardedUse):
-                channel.live_use.end_at_expiry(self.engine.clock)
+                channel.live_use.end_at_expiry()
             channel.live_use = _RelayedLiveUse(channel.live_use, self.engine.live_table.begin_relayed(parsed.client))
         if context.why_alone is not None:
             self.recorder.metrics.unshared(context.why_alone, parsed.route.name)

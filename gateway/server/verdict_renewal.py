@@ -110,7 +110,7 @@ class VerdictRenewal:
         if principal is None or not principal.allows(Action.READ, self._path) or verdicts.is_revoked(principal):
             self._end_read()
             return
-        read.allowed = verdicts.allow(principal, read.allowed.renewal)
+        read.allowed = verdicts.allow(principal, read.allowed.renewal, read.allowed.grounds)
         self._ends_at = verdict.live_until
         self._await_renewal()
 

@@ -321,9 +321,10 @@ class AuthServices:
                 then = "its tokens get a 503" if keys.ring is None else "the keys in use stay"
                 _log.warning("keys of %s: %s: %s; %s", source.issuer, source.url, found, then)
         else:
-            if keys.fetched(found.ring, found.lifetime_s, self._rng.random()):
+            if withdrawn := keys.fetched(found.ring, found.lifetime_s, self._rng.random()):
                 # Tokens of a withdrawn key are still known and their verdicts remembered, so have them judged again.
                 self.verdicts.begin_edition()
+                self.verdicts.end_reads_of_keys(source, withdrawn)
             if was_failing:
                 _log.warning("keys of %s: fetched again from %s", source.issuer, source.url)
         self._schedule(keys)

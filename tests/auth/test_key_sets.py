@@ -68,9 +68,10 @@ class Fetches(RuleBasedStateMachine):
         share=st.floats(0, 1),
     )
     def fetched(self, ring: KeyRing, lifetime_s: float, share: float) -> None:
-        version, lost = self.keys.version, self.held is not None and bool(self.held.names() - ring.names())
-        assert self.keys.fetched(ring, lifetime_s, share) is lost
-        assert self.keys.version == version + lost
+        lost = {kid for kid, _, _ in self.held.names() - ring.names()} if self.held is not None else set()
+        version = self.keys.version
+        assert self.keys.fetched(ring, lifetime_s, share) == lost
+        assert self.keys.version == version + bool(lost)
         self.held = ring
         assert 45 <= self.keys.due_at - self.clock.now() <= 86_400
 

@@ -11,6 +11,7 @@ import pytest
 from gateway.auth.key_sets import LEAST_S
 from gateway.auth.rules import load_rules
 from gateway.origin.app import RunningOrigin
+from gateway.server.authorising import SPREAD_S
 from gateway.upstream.auth_services import FETCH_S, MOST_KEY_SET_BYTES
 from tests.scenarios.auth_service import AuthService, key_set, probe_and_metrics
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
@@ -146,6 +147,7 @@ async def test_a_withdrawn_key_ends_its_tokens_and_an_added_one_does_not(
     await made(edge, **{"Stream-Closed": "true"})
     edition = edge.gateway.routes.verdicts.edition
     former, wire = bearer("ada"), await edge.wire()
+    await made(edge, "/shared/live")
 
     async def status(headers: dict[str, str]) -> int:
         await wire.ask("/shared/s?offset=-1", headers)
@@ -157,6 +159,8 @@ async def test_a_withdrawn_key_ends_its_tokens_and_an_added_one_does_not(
     await until_fetched(edge, 2)
     assert await status(bearer("ada", alg="Ed25519")) == 200
     assert edge.gateway.routes.verdicts.edition == edition
+    live = [await edge.begin("/shared/live?live=sse&offset=now", one) for one in (former, bearer("bob", alg="Ed25519"))]
+    assert [(await bounded(wire.head())).status for wire in live] == [200] * 2
     issuer.body = key_set([KEYS["Ed25519"]])
     edge.clock.advance(LEAST_S)
     assert [await status(former) for _ in range(3)] == [200] * 3
@@ -165,6 +169,9 @@ async def test_a_withdrawn_key_ends_its_tokens_and_an_added_one_does_not(
     # It was known, and the verdict on these bytes was remembered.
     assert await status(former) == 401
     assert await status(bearer("ada", alg="Ed25519")) == 200
+    edge.clock.advance(SPREAD_S + 1)
+    await bounded(live[0].body())
+    assert [one.allowed.principal.name for one in edge.gateway.routes.verdicts.live] == ["bob"]
 
 
 BAD: dict[str, dict[str, Any]] = {

@@ -1,0 +1,83 @@
+"""The rules that a verdict rests on, and whether other rules would allow the same request.
+
+The credential of a live read is not kept, so a read cannot be judged again after a reload.  Instead, its verdict stands
+as long as the rules that led to it do: the rule that decided, and the earlier rules, which did not know the credential.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from gateway.auth.forward import ForwardRule
+from gateway.auth.permissions import Pattern
+from gateway.auth.questions import KeySource
+from gateway.auth.rules import JwtRule, PublicRule, Rule, Rules, SignedRule
+
+if TYPE_CHECKING:
+    from gateway.auth.keys import KeyRing
+
+
+class Grounds(NamedTuple):
+    """The rules that a verdict rests on."""
+
+    route: str
+    rules: Rules
+    """The rule that decided, behind all earlier ones; every rule of the route if the stream is public."""
+    is_public: bool = False
+
+    @property
+    def key_source(self) -> KeySource | None:
+        """The place where the keys of the deciding rule are published, if they are."""
+        last = self.rules[-1]
+        keys = last.tokens.keys if isinstance(last, JwtRule) and not self.is_public else None
+        return keys if isinstance(keys, KeySource) else None
+
+    def stand_in(self, rules: Rules, key_id: str) -> bool:
+        """Whether these rules allow the same reads.  `key_id` is the id of the key that has signed the credential.
+
+        A public rule refuses nothing, so it never takes an allowed read away from a later rule."""
+        earlier = self.rules if self.is_public else self.rules[:-1]
+        did_not_know = {_known_by(one) for one in earlier if not isinstance(one, PublicRule)}
+        for rule in rules:
+            if isinstance(rule, PublicRule):
+                continue
+            if not self.is_public and _accepts(self.rules[-1], rule, key_id):
+                return True
+            if _known_by(rule) not in did_not_know:
+                return False
+        return self.is_public and _patterns(self.rules) <= _patterns(rules)
+
+
+def _known_by(rule: Rule) -> object:
+    """The part of a rule that determines which credentials it knows."""
+    match rule:
+        case JwtRule():
+            return JwtRule, rule.tokens.issuer, rule.cookie, rule.parameter
+        case SignedRule():
+            return SignedRule, rule.cookie
+        case ForwardRule() | PublicRule():
+            return rule
+
+
+def _patterns(rules: Rules) -> frozenset[Pattern]:
+    return frozenset(one for rule in rules if isinstance(rule, PublicRule) for one in rule.patterns)
+
+
+def _accepts(before: Rule, after: Rule, key_id: str) -> bool:
+    """Whether a rule accepts what an earlier version of it has accepted, with a signature by this key."""
+    match before, after:
+        case JwtRule(), JwtRule():
+            same = before._replace(tokens=before.tokens._replace(keys=after.tokens.keys)) == after
+            return same and _has_key(before.tokens.keys, after.tokens.keys, key_id)
+        case SignedRule(), SignedRule():
+            used = [one for one in before.keys if one.id == key_id]
+            return before.cookie == after.cookie and all(one in after.keys for one in used)
+        case _:
+            return before == after
+
+
+def _has_key(before: KeyRing | KeySource, after: KeyRing | KeySource, key_id: str) -> bool:
+    if isinstance(before, KeySource) or isinstance(after, KeySource):
+        # The reads of a key that an issuer withdraws end when its key set is fetched.
+        return before == after
+    return after.names() >= before.names_of(key_id)
