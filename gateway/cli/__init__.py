@@ -1,4 +1,4 @@
-"""The command line `durable-gateway`: the program, the servers that it runs, and what it prints."""
+"""The command line `durable-gateway`: the program, its servers, and its messages."""
 
 import sys
 
@@ -9,7 +9,7 @@ __all__ = ["PROGRAM", "main"]
 
 
 def main() -> int:
-    """Prepare the process, load the program, run the command line, and give the exit status."""
+    """Prepare the process, load the program and run the command line.  Returns the exit status."""
     prepare(sys.argv[1:])
     from gateway.cli import program
 

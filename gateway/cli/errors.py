@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class FailedToRunError(Exception):
-    """A valid command cannot run on this machine now, e.g. because a port is taken.  The text is one line."""
+    """A valid command cannot run on this machine now, for example because a port is taken.  The text is one line."""

@@ -9,7 +9,7 @@ PROGRAM: Final = "durable-gateway"
 
 
 def print_message(text: str) -> None:
-    """Print `text` on stderr as one line, behind the program's name."""
+    """Print `text` on stderr as one line, after the program's name."""
     print(f"{PROGRAM}: {' '.join(text.split())}", file=sys.stderr)  # noqa: T201
 
 

@@ -1,6 +1,6 @@
 """The process before the program is loaded: its descriptors and its signals.
 
-Loading the program takes half a second, in which a signal or a closed descriptor must not end the process.
+Loading the program takes half a second.  Meanwhile a signal or a closed descriptor must not end the process.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ _hangups = 0
 
 
 def prepare(arguments: Sequence[str]) -> None:
-    """Make the process safe for the command of these arguments."""
+    """Make the process safe for the command with these arguments."""
     open_standard_descriptors()
     if arguments[:1] == ["serve"]:
-        # By default, SIGHUP ends a process.  `run_serve` takes it over once there is something to read again.
+        # By default, SIGHUP ends a process.  `run_serve` replaces the handler once a configuration is loaded.
         signal.signal(signal.SIGHUP, _note_hangup)
 
 
 def open_standard_descriptors() -> None:
     """Open descriptors 0 to 2 on the null device if they are closed.
 
-    A supervisor may close them.  The first sockets would then take their numbers: output would go to a client, and
-    libuv aborts the process when it finds its own descriptors there.
+    A supervisor may close them.  The first sockets would then get these numbers: output would go to a client, and libuv
+    aborts the process if it finds its own descriptors there.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            # The lowest number that is free is this one.
+            # open() returns the lowest free number, which is this one.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    # Python has no stream for a descriptor that was closed when it started.
+    # Python has no stream object for a descriptor that was closed at its start.
     if sys.stdin is None:
         sys.stdin = os.fdopen(0, "r", closefd=False)
     if sys.stdout is None:

@@ -1,11 +1,11 @@
 """The command line: `serve`, `dev` and `origin`, the commands of `gateway/commands/`, and the pipeline.
 
 `serve`, `dev` and `origin` turn their flags into a configuration and start servers.  They print `READY <name> <url>` on
-stdout for every port that accepts, and run until SIGTERM or SIGINT.
+stdout for each port that accepts connections, and run until SIGTERM or SIGINT.
 
-Exit statuses: 0 done or drained; 1 it could not run (a port is taken) or was cut short; 2 the command line or the
-configuration is wrong.  Every error is one line on stderr.  Heavy modules are imported when a command runs, so that
-`--help` and `check` answer at once.
+Exit statuses: 0 means done or drained.  1 means that the command could not run, for example because a port is taken, or
+was interrupted.  2 means that the command line or the configuration is wrong.  Every error is one line on stderr.
+Heavy modules are imported only when a command runs, so that `--help` and `check` answer at once.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _Admin = Annotated[
 
 
 def main() -> int:
-    """Run the command line and give the exit status."""
+    """Run the command line.  Returns the exit status."""
     status = 0
     try:
         status = _exit_status()
@@ -108,7 +108,7 @@ def _exit_status() -> int:
 
 
 def _with_hint(error: TyperException) -> str:
-    """The error's text; for a missing or unknown argument, also the `--help` to look at."""
+    """The error's text.  For a missing or unknown argument, it also names the command's `--help`."""
     text = error.format_message()
     context = getattr(error, "ctx", None)
     if context is None or not text.startswith(("Missing", "No such")):
@@ -165,7 +165,7 @@ def dev(
     from gateway.config.file import Flag, load_config
 
     flags = _flags(listen, admin)
-    # Validate before anything listens, with a placeholder for the origin's port, which is known only afterwards.
+    # Validate before any port opens.  The origin's port is known only afterwards, so a placeholder stands for it.
     load_config(environ=os.environ, flags=[*flags, Flag("route.*.origin", f"http://{_ORIGIN_LISTEN}", "dev")])
     address, is_s2 = _address("--origin-listen", origin_listen), protocol is _OriginProtocol.S2
     if auth and is_s2:

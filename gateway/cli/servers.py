@@ -1,7 +1,7 @@
-"""The processes behind `serve`, `dev` and `origin`: start the servers, print READY lines, wait for a signal, drain.
+"""The processes behind `serve`, `dev` and `origin`: start servers, print READY lines, wait for a signal, drain.
 
-SIGTERM and SIGINT ask for a drain; a second signal does not wait for it.  SIGHUP makes `serve` read its configuration
-again.
+SIGTERM and SIGINT begin a drain.  A second signal ends the process without waiting for the drain.  SIGHUP makes `serve`
+read its configuration again.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ if TYPE_CHECKING:
     from gateway.origin.s2.app import RunningS2Origin
 
 _ORIGIN_GRACE_S: Final = 2.0
-"""Seconds that the origin of `dev` has to stop; the gateway, its one reader, stops before it."""
+"""Seconds for the origin of `dev` to stop.  Its only reader, the gateway, stops before."""
 
 _DEV_DRAIN_S: Final = 1.0
-"""Seconds that the gateway of `dev` drains: a browser's idle connections would hold it for longer."""
+"""Seconds for the gateway of `dev` to drain, because a browser's idle connections would delay its end."""
 
 _MUCH_LOWER: Final = 4
-"""A default that open files lower to less than one in so many is worth a line."""
+"""A message is printed if open files reduce a default to less than one part in this many."""
 
 T = TypeVar("T")
 
 
 class Shutdown:
-    """SIGTERM and SIGINT as an event: the first asks the main task to drain, the second cancels the task."""
+    """SIGTERM and SIGINT as an event.  The first signal makes the main task drain, and the second cancels the task."""
 
     def __init__(self) -> None:
         self._requested = asyncio.Event()
@@ -76,8 +76,10 @@ class Shutdown:
 
 
 async def run_serve(load: Callable[[], GatewayConfig], *, has_file: bool) -> None:
-    """Run the gateway with the configuration that `load` reads, at the start and at each SIGHUP.  Without a file, files
-    that it names are still read again: certificates, credentials, a plan."""
+    """Run the gateway with the configuration that `load` reads, at the start and at each SIGHUP.
+
+    Without a configuration file, other files are still read again: certificates, credentials, and a plan.
+    """
     from gateway.app import start_gateway
 
     def load_fitting() -> GatewayConfig:
@@ -104,7 +106,7 @@ async def run_serve(load: Callable[[], GatewayConfig], *, has_file: bool) -> Non
 
 
 async def _reload_when(sighup: asyncio.Event, gateway: RunningGateway, supervisor: Supervisor) -> None:
-    """Read the configuration again at each SIGHUP, print the outcome in one line, and report it to the supervisor."""
+    """Read the configuration again at each SIGHUP.  Print the outcome in one line, and report it to the supervisor."""
     while True:
         await sighup.wait()
         sighup.clear()
@@ -115,13 +117,13 @@ async def _reload_when(sighup: asyncio.Event, gateway: RunningGateway, superviso
 
 
 async def _reloaded(gateway: RunningGateway) -> str:
-    """Read the configuration again; the outcome in one line."""
+    """Read the configuration again.  Returns the outcome in one line."""
     try:
         change = await gateway.reload()
     except ConfigError as error:
         return f"not reloaded, all stays as it was: {error}"
     except Exception as error:
-        # Keep serving: the next file may be valid.
+        # Keep serving, because the next file may be valid.
         return f"not reloaded, all stays as it was: {type(error).__name__}: {error}"
     waiting = f"; needs a restart: {', '.join(change.needs_restart)}" if change.needs_restart else ""
     nothing = "nothing has changed" if gateway.has_file else f"nothing has changed: {NO_FILE}"
@@ -161,7 +163,8 @@ async def run_s2_origin(address: Address) -> None:
 
 
 def _fit_open_files(config: GatewayConfig) -> GatewayConfig:
-    """`config` with bounds on connections that the process's limit of open files allows; say so if they are lower."""
+    """Reduce the bounds on connections to the process's limit of open files.  Prints a message if configured bounds are
+    reduced."""
     limits = config.limits
     wanted = Descriptors(
         limits.max_connections,
@@ -176,7 +179,7 @@ def _fit_open_files(config: GatewayConfig) -> GatewayConfig:
     if found == wanted:
         return config
     lowered = [one for one in zip(Descriptors._fields, found, wanted, strict=True) if one[1] != one[2]]
-    # The defaults are high; that a process may have a little less is of no interest.
+    # The defaults are high, so a small reduction of them needs no message.
     chosen = limits.model_fields_set | config.server.model_fields_set
     if any(name in chosen or new < old // _MUCH_LOWER for name, new, old in lowered):
         names = ", ".join(f"{name} {new} instead of {old}" for name, new, old in lowered)
@@ -187,7 +190,7 @@ def _fit_open_files(config: GatewayConfig) -> GatewayConfig:
 
 
 def load_local_certificate() -> LocalCertificate:
-    """The certificate for `dev --tls`, made if there is none.  Raises FailedToRunError."""
+    """The certificate for `dev --tls`, which is made if there is none.  Raises FailedToRunError."""
     from gateway.commands.dev_tls import local_certificate, state_folder
 
     folder = state_folder(os.environ, Path.home()) / "tls"
@@ -198,7 +201,7 @@ def load_local_certificate() -> LocalCertificate:
 
 
 def _over_tls(config: GatewayConfig, local: LocalCertificate) -> GatewayConfig:
-    """`config` with TLS at `server.listen`."""
+    """The configuration with TLS at `server.listen`."""
     pair = {"certificate": str(local.certificate), "key": str(local.key)}
     listener = {"address": config.server.listen, "tls": {"certificates": [pair]}}
     server = config.server.model_dump(exclude={"listen"}, exclude_unset=True)
@@ -207,7 +210,7 @@ def _over_tls(config: GatewayConfig, local: LocalCertificate) -> GatewayConfig:
 
 
 def _with_rules(config: GatewayConfig, rules: LocalRules) -> GatewayConfig:
-    """`config` with these rules on each route, and one tape for all readers."""
+    """The configuration with these rules on each route, and one tape for all readers."""
     tree = config.model_dump(exclude_unset=True)
     more = {"auth": rules.auth, "credentials": "shared"}
     return GatewayConfig.model_validate({**tree, "routes": [{**route, **more} for route in tree["routes"]]})
@@ -221,8 +224,8 @@ async def run_dev(
     is_s2: bool = False,
     has_auth: bool = False,
 ) -> None:
-    """Run an in-memory origin and a gateway in front of it, over TLS with a `local` certificate.  `has_auth` gives it
-    rules who may, and prints tokens."""
+    """Run an in-memory origin and a gateway in front of it.  With `local`, clients connect over TLS.  With `has_auth`,
+    the gateway authorises requests, and tokens are printed."""
     from gateway.app import start_gateway
 
     shutdown = Shutdown()
@@ -275,16 +278,16 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _bind_addresses(config: GatewayConfig) -> list[BindAddress]:
-    """Every address at which a gateway listens."""
+    """All addresses at which a gateway listens."""
     return [*(one.bind_address for one in config.every_listener), config.server.admin_address]
 
 
 async def _started(start: Awaitable[T], *addresses: BindAddress) -> T:
-    """The result of `start`.  Raises FailedToRunError, which names the address, if a port cannot be bound."""
+    """Wait for `start` and return its result.  If a port cannot be bound, raises FailedToRunError with the address."""
     try:
         return await start
     except OSError as error:
-        # The loop's message contains the address as ('host', port); if it does not, name every candidate.
+        # The loop's message usually contains the address as ('host', port).  Otherwise, report every candidate.
         text = str(error)
         blamed = [address for address in addresses if _is_in(address, text)] or addresses
         if error.errno is None or isinstance(error, socket.gaierror):

@@ -1,4 +1,4 @@
-"""Messages to the supervisor that started the process (sd_notify(3)): systemd with `Type=notify-reload`, and others."""
+"""Messages to the supervisor that started the process (sd_notify(3)), such as systemd with `Type=notify-reload`."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ _LONGEST_STATUS: Final = 500
 
 
 class Supervisor:
-    """The supervisor named by the environment; without one, messages go nowhere."""
+    """The supervisor that the environment names.  Without one, no messages are sent."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         path = environ.get(_VARIABLE, "")
-        # An abstract socket is written with @ in place of its leading zero byte.
+        # An abstract socket's address has @ in place of its leading zero byte.
         self._address = f"\0{path[1:]}" if path.startswith("@") else path
 
     def __repr__(self) -> str:
         return f"<Supervisor at {self._address!r}>"
 
     def ready(self, status: str = "") -> None:
-        """The start, or a reload, is over."""
+        """Report that the start or a reload is done."""
         self._send("READY=1", *([f"STATUS={status[:_LONGEST_STATUS]}"] if status else []))
 
     def reloading(self) -> None:
-        """A reload begins; systemd tells it from an earlier one by its time."""
+        """Report that a reload begins. systemd distinguishes reloads by their time."""
         self._send("RELOADING=1", f"MONOTONIC_USEC={int(SystemClock().now() * 1e6)}")
 
     def stopping(self) -> None:
-        """The drain begins."""
+        """Report that the drain begins."""
         self._send("STOPPING=1", "STATUS=draining")
 
     def _send(self, *lines: str) -> None:
         if not self._address:
             return
-        # A supervisor that does not listen must not keep the gateway from its work.
+        # A supervisor that does not listen must not stop the gateway.
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.setblocking(False)
             sock.sendto("\n".join(lines).encode(), self._address)

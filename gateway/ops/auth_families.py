@@ -36,15 +36,15 @@ def auth_families(services: AuthServices | None, routes: Iterable[str]) -> Itera
         results.update({(one.rule.route, result): count for result, count in one.results.items()})
     yield counter(
         "durable_gateway_auth_subrequests",
-        "Requests to the services that decide who may (forward-auth), by result: allowed, refused, or undecided, when "
-        "the service did not answer in time, or with another status. Excludes verdicts that were kept.",
+        "Requests to authorisation services (forward-auth), by result: allowed, refused, or undecided, when the "
+        "service did not answer in time, or with another status. Excludes verdicts that were kept.",
         ("route", "result"),
         results.items(),
     )
     yield counter(
         "durable_gateway_auth_undecided",
-        "Requests answered 503 because it could not be decided who may: a key set or a service was not reached. "
-        "Excludes requests that waited and were decided.",
+        "Requests answered 503 because they could not be authorised: a key set or a service was not reached. Excludes "
+        "requests that waited and were decided.",
         ("route",),
         (((route,), undecided[route]) for route in routes),
     )

@@ -1,1 +1,2 @@
-"""The cache plan in effect: resolving its entries to tape keys, applying them to a running engine, and warming."""
+"""The cache plan in effect: it resolves the plan's entries to tape keys, applies them to the engine, and warms
+streams."""

@@ -1,9 +1,9 @@
-"""Applies a cache plan to a running engine and undoes it when another plan replaces it.
+"""Applies a cache plan to a running engine, and undoes it when another plan replaces it.
 
-Applying a plan is one synchronous step between two requests.  The tape store learns which streams are pinned and which
-are not to be stored.  A warming round starts if the plan names other streams to warm than the plan before.  Streams
-with an idle lifetime are swept periodically.  A plan changes what is kept and never what is answered: each of its
-effects could also come from an eviction or from an earlier reader.
+A plan is applied in one synchronous step between two requests.  The tape store gets the lists of pinned streams and of
+streams not to store.  A warming round starts if the plan's streams to warm have changed.  Streams with an idle lifetime
+are swept periodically.  A plan changes only what is kept, never what is answered: each of its effects could also come
+from an eviction or from an earlier reader.
 
 The plan does no work on the request path.  A stream counts as idle while its counters do not change.
 """
@@ -25,36 +25,37 @@ from gateway.plan.warming import Warming
 from gateway.tape.stream import End, Stream
 
 _SWEEPS_PER_LIFETIME: Final = 4
-"""Sweeps of idle streams within the shortest lifetime."""
+"""The number of sweeps for idle streams within the shortest lifetime."""
 _SHORTEST_INTERVAL_S: Final = 1.0
 _LONGEST_INTERVAL_S: Final = 30.0
 _SWEEP_BATCH: Final = 256
-"""Lifetimes examined in one turn of the loop: about a millisecond."""
+"""Lifetimes examined in one turn of the loop, in about a millisecond."""
 
 
 class _Idle(NamedTuple):
-    """A stream's counters, and since when they have had these values (monotonic seconds)."""
+    """A stream's counters, and since when they have not changed, in monotonic seconds."""
 
     counters: tuple[int, int, float]
     since: float
 
 
 class PlanApplier:
-    """Owner of the plan in effect and of its warming round and sweeps; `stop` stops both."""
+    """The owner of the plan in effect, of its warming round and of its sweeps.  `stop` stops the round and the
+    sweeps."""
 
     def __init__(self, engine: Engine, rng: random.Random) -> None:
         self._engine = engine
         self._rng = rng
         self.plan: CachePlan | None = None
         self.taken_at = 0.0
-        """When the plan was applied (Unix seconds)."""
+        """When the plan was applied, in Unix seconds."""
         self.entries = PlanEntries()
         self._resolved_for: tuple[CachePlanConfig, Sequence[Route]] | None = None
         self.warming: Warming | None = None
         """The latest warming round."""
         self._unstored_before = 0
         self.given_up = 0
-        """Tapes dropped since the plan was applied because they were idle for their lifetime."""
+        """Tapes dropped since the plan was applied, because they were idle for their lifetime."""
         self._idle: dict[Stream, _Idle] = {}
         self._timer: Timer | None = None
 
@@ -76,10 +77,9 @@ class PlanApplier:
         routes: Sequence[Route],
         budget_bytes: int | None = None,
     ) -> bool:
-        """Apply `plan`, or no plan, and resize the budget if one is given; return whether the plan differs from the
-        one before.
+        """Apply `plan`, or no plan, and resize the budget if one is given.  Returns whether the plan has changed.
 
-        Call it again with the same plan when the configuration or the routes have changed.
+        Call it again with the same plan after a change of the configuration or of the routes.
         """
         engine, is_new = self._engine, plan != self.plan
         before = self.entries.warm
@@ -89,7 +89,7 @@ class PlanApplier:
             or self._resolved_for[0] != grants
             or self._resolved_for[1] is not routes
         ):
-            # Resolving tens of thousands of names is too costly for reloads that change neither plan nor routes.
+            # Resolving tens of thousands of names is too costly for a reload that changes neither plan nor routes.
             self.entries = resolve_entries(plan, grants, routes)
             self._resolved_for = grants, routes
         if is_new:
@@ -105,7 +105,7 @@ class PlanApplier:
             grants.pin_share if plan is not None else 0.0,
             [keyed.key for keyed in self.entries.not_stored],
         )
-        # Shrink the budget only now, so that the streams the new plan pins are not evicted for it.
+        # Shrink the budget last, so that the new plan's pinned streams are not evicted.
         engine.store.resize(budget_bytes)
         if [keyed.key for keyed in self.entries.warm] != [keyed.key for keyed in before]:
             self._warm(grants)
@@ -113,7 +113,7 @@ class PlanApplier:
         return is_new
 
     def stop(self) -> None:
-        """Stop warming and sweeping: the gateway is draining."""
+        """Stop warming and sweeping, because the gateway is draining."""
         if self.warming is not None:
             self.warming.stop()
         if self._timer is not None:
@@ -121,7 +121,7 @@ class PlanApplier:
             self._timer = None
 
     def resume(self) -> None:
-        """Sweep again after `stop`; streams that are still cold are warmed by their readers."""
+        """Sweep again after `stop`.  Streams that are not warm yet are left to their readers."""
         self._schedule_sweep()
 
     def _warm(self, grants: CachePlanConfig) -> None:
@@ -159,7 +159,7 @@ class PlanApplier:
         self._sweep_from({}, 0)
 
     def _sweep_from(self, idle: dict[Stream, _Idle], begin: int) -> None:
-        """Examine one batch of lifetimes and schedule the next batch."""
+        """Examine one batch of lifetimes, and schedule the next batch."""
         self._timer = None
         store, now = self._engine.store, self._engine.clock.now()
         end = begin + _SWEEP_BATCH

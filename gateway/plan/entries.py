@@ -1,12 +1,11 @@
 """Resolves a plan's entries: streams named by route and target become tape keys.
 
-A plan holds no credentials.  Pinning and warming therefore apply to the tape of readers without credentials.  Entries
-that limit storing or lifetime apply to every partition's tape of the stream.  An entry is left out and counted if no
-route covers it or its route does not cache.
+A plan contains no credentials.  Pinning and warming therefore apply to the tape of readers without credentials.
+Entries that limit storing or lifetime apply to the stream's tapes of all partitions.  An entry is skipped and counted
+if no route covers it, or if its route does not cache.
 
-An S2 stream is named as the access log names it, by the path of the stream and `s2-basin=…` as the query, which is what
-its key has.  Entries to warm are left out on routes to S2 origins: a read there may create the stream, and needs a
-basin and mostly a token.
+An S2 stream has the same name as in the access log and in its key: the stream's path, with `s2-basin=…` as the query.
+Entries to warm S2 streams are skipped.  A read might create the stream, and needs a basin and usually a token.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ class PlanEntries:
     not_stored: tuple[KeyedEntry[Entry], ...] = ()
     lifetimes: tuple[KeyedEntry[Lifetime], ...] = ()
     unmatched: int = 0
-    """Entries that no caching route covers, and those to warm S2 streams."""
+    """The number of entries that no caching route covers, and of entries to warm S2 streams."""
 
 
 def resolve_entries(plan: CachePlan | None, grants: CachePlanConfig, routes: Sequence[Route]) -> PlanEntries:
-    """The entries of `plan` that the configuration permits, resolved against `routes`."""
+    """The entries of `plan` that the configuration permits, resolved to `routes`."""
     if plan is None:
         return PlanEntries()
     by_name = {route.config.name: route for route in routes}
@@ -87,13 +86,17 @@ def _keyed(entry: E, routes: Mapping[str, Route]) -> KeyedEntry[E] | None:
 
 
 def budget_bytes(limit: int, *, is_set: bool, plan: CachePlan | None, grants: CachePlanConfig) -> int:
-    """The byte budget for tapes: the plan's if the configuration permits it and the operator has not set `limit`
-    (`is_set`), else `limit`.  A short plan needs `take_short_memory`: the streams of a few minutes fit into little."""
+    """The byte budget for tapes.  This is the plan's if the configuration permits it and `is_set` is False; otherwise
+    `limit`.
+
+    `is_set` means that the operator has set `limit`.  A short plan needs `take_short_memory`, because the streams of a
+    few minutes need little memory.
+    """
     if plan is None or is_set or not grants.take_memory or is_too_short(plan, grants):
         return limit
     return plan.memory.cache_bytes
 
 
 def is_too_short(plan: CachePlan, grants: CachePlanConfig) -> bool:
-    """Whether the plan was made from too little traffic to take its memory."""
+    """Whether the plan was made from too little traffic for its memory to be used."""
     return plan.is_short and not grants.take_short_memory

@@ -1,9 +1,9 @@
-"""Warming: fetch the streams that a plan names before clients ask, so that the first readers after a restart hit.
+"""Warming: fetches the streams of a plan before clients need them, so that the first readers after a restart have hits.
 
-Each fetch goes through the fetch table, so a reader that arrives meanwhile shares it, and its bytes are stored by the
-usual rules.  A round runs a few fetches at a time, spreads their starts (gateways are restarted together), stops at a
-byte bound, and ends when its time is over or the gateway shuts down, whatever the origin does.  After a failure the
-round pauses, longer with each failure in a row, and retries the stream after the others.  Requests carry no
+Each fetch goes through the fetch table.  A reader that arrives meanwhile shares the fetch, and its bytes are stored by
+the usual rules.  A round runs a few fetches at a time, and spreads their starts because gateways are often restarted
+together.  It ends at a bound on bytes, when its time is over, or when the gateway shuts down.  After a failure the
+round pauses, longer with each failure in a row, and retries the stream after the others.  The requests carry no
 credentials.
 """
 
@@ -39,7 +39,7 @@ _JITTER: Final = (0.5, 1.5)
 
 
 class Warming:
-    """One warming round, started by `start`.  Owner of its tasks."""
+    """One warming round, which `start` begins.  It owns its tasks."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class Warming:
         self._rng = rng
         self._waiting = deque(entries)
         self._remaining_bytes = most_bytes
-        """Bytes that may still be fetched; fetches under way have reserved the sizes that the plan estimates."""
+        """Bytes that may still be fetched.  Each fetch in progress has reserved the plan's estimate of its size."""
         self._within_s = within_s
         self._concurrent = concurrent
         self.streams = 0
-        """Streams fetched, to the tail or as far as the byte bound allowed."""
+        """Streams that were fetched to the tail, or as far as the bound on bytes allowed."""
         self.bytes = 0
-        """Stream bytes stored by this round."""
+        """Stream bytes that this round has stored."""
         self._running: set[asyncio.Task[None]] = set()
         self._timer: Timer | None = None
 
@@ -90,7 +90,7 @@ class Warming:
             worker.add_done_callback(self._ended)
 
     def stop(self) -> None:
-        """Stop the round; stored bytes stay."""
+        """Stop the round.  Stored bytes stay."""
         self._waiting.clear()
         for worker in tuple(self._running):
             worker.cancel()
@@ -108,13 +108,13 @@ class Warming:
             if await self._try_fetch(keyed):
                 pause_s = _PAUSE_S
                 continue
-            # Retry it after the others: perhaps only this stream fails.
+            # Retry the stream after the others, because the failure may affect only this one.
             self._waiting.append(keyed)
             await pause(self._clock, pause_s * self._rng.uniform(*_JITTER))
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
     async def _try_fetch(self, keyed: KeyedEntry[Entry]) -> bool:
-        """Fetch one stream if its estimated size fits; return False if the origin failed."""
+        """Fetch a stream if its estimated size fits.  Returns False if the origin failed."""
         expected = max(1, keyed.entry.bytes)
         if expected > self._remaining_bytes:
             return True
@@ -130,7 +130,7 @@ class Warming:
         """Fetch one stream from its start to its tail."""
         stream = self._store.open(keyed.key, self._clock.now())
         if stream.has_expired(self._clock.now(), self._clock.wall()):
-            # Leave it to a reader's request, which handles expiry.
+            # Leave the stream to a reader's request, which handles expiry.
             return
         held = stream.tape.size
         stream.hold()
@@ -143,11 +143,11 @@ class Warming:
             self._store.release(stream)
 
     async def _fetch_to_tail(self, keyed: KeyedEntry[Entry], stream: Stream, attempt: _Attempt) -> None:
-        # The HEAD gives the stream its lifetime, so a reader's hit needs no HEAD of its own.
+        # The HEAD gives the stream its lifetime, so that a reader's hit needs no HEAD of its own.
         head = await self._fetch_at(keyed, stream, METADATA, attempt)
         if not isinstance(head, NotShareable | StreamHead):
             return
-        # An origin without HEAD can still be read: its answers to GET carry the same facts.
+        # If the origin does not support HEAD, the answers to GET have the same facts.
         tail, at = head.next_offset if isinstance(head, StreamHead) else None, START
         while stream.ended is None and attempt.fetched < attempt.expected + self._remaining_bytes:
             at = _end_of_held(stream.tape, at)
@@ -155,7 +155,7 @@ class Warming:
                 return
             head = await self._fetch_at(keyed, stream, at, attempt)
             if not isinstance(head, StreamHead) or head.next_offset == at or not stream.tape.knows_after(at):
-                # Refused, not storable, or empty.
+                # The origin has refused the request, or the answer is empty or cannot be stored.
                 return
             if head.up_to_date:
                 return
@@ -170,7 +170,7 @@ class Warming:
 
 @dataclass(slots=True)
 class _Attempt:
-    """One stream's fetch: bytes reserved for it, bytes received, and whether the origin failed."""
+    """The fetch of one stream: its reserved bytes, its received bytes, and whether the origin failed."""
 
     expected: int
     fetched: int = 0
@@ -178,7 +178,7 @@ class _Attempt:
 
 
 def _is_failure(head: Head) -> bool:
-    """Whether the origin failed or is overloaded, so that another request now may fail as well."""
+    """Whether the origin failed or is overloaded, so that another request may fail too."""
     if isinstance(head, OriginError):
         return head.status >= 500 or head.status == 429
     return isinstance(head, GatewayError) and not isinstance(head, TailMovedBack)

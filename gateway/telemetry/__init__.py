@@ -1,1 +1,2 @@
-"""Interfaces for what the request path reports: metrics, access records, traces.  `gateway.ops` implements them."""
+"""The interfaces that the request path reports to: metrics, access records and traces.  `gateway.ops` implements
+them."""

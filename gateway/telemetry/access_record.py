@@ -1,19 +1,19 @@
 """Access records: the facts of each request, independent of the log that writes them.
 
-A `Record` is filled in while a request is answered and handed to an `AccessLog` once, when the request has ended.  A
-long live read hands it over several times, and only the last one is final.  Every call to an `AccessLog` is synchronous
-and cheap, never fails and never waits.  `NoAccessLog` is the log of a gateway that keeps none.
+A `Record` is filled in while a request is answered, and goes to an `AccessLog` when the request has ended.  A long live
+read reports several times, and only its last record is final.  All calls of an `AccessLog` are synchronous and cheap.
+They never fail and never wait.  `NoAccessLog` is used if there is no log.
 
-Exactly one record accounts for each request to the origin and for each byte of its answer.  A request accounts for its
-own traffic.  A shared fetch keeps its figures until a record claims them in `finalize`.  Traffic without a record, such
-as a stream's live request or a fetch that outlived its waiters, goes to `AccessLog.unclaimed`.
+Exactly one record accounts for each request to the origin, and for each byte of the answer.  A request accounts for its
+own traffic.  A shared fetch keeps its figures until a record claims them in `finalize`.  Traffic without a record goes
+to `AccessLog.unclaimed`.  Examples are a stream's live request, and a fetch that all its waiters have left.
 
-Several layers know facts of a request.  While the request is being answered, the context variable `record_now` holds
-its record, and the `note_*` functions below write to it.  Without an access log, or in a task that serves no single
-request, they do nothing.
+Several layers contribute facts.  While a request is answered, the context variable `record_now` has its record, and the
+`note_*` functions of this module write to it.  They do nothing without an access log, and in a task that serves no
+single request.
 
-A connection can repeat the same hit faster than records can be filled in.  A `Repeated` holds what such answers have in
-common; each of them adds only its times, its client and the bytes of its request.
+A connection can repeat a hit faster than records can be filled in.  A `Repeated` has the common facts of such answers.
+Each answer adds its times, its client and the bytes of its request.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from gateway.protocol.target import Target
 
 
 class CloseReason(StrEnum):
-    """Why a live read ended."""
+    """The reason why a live read ended."""
 
     ANSWERED = auto()
-    """A long-poll that was answered with bytes."""
+    """The long-poll was answered with bytes."""
     TIMED_OUT = auto()
-    """A long-poll that reached its timeout without bytes."""
+    """The long-poll reached its timeout without bytes."""
     LIFETIME = auto()
-    """An SSE connection that reached its planned age."""
+    """The SSE connection reached its planned age."""
     CLOSED = auto()
-    """The stream is closed and the client has received all of it."""
+    """The stream is closed, and the client has received all of it."""
     ENDED = auto()
     """The stream was deleted, expired, purged or re-created during the read."""
     DRAINED = auto()
@@ -52,11 +52,12 @@ class CloseReason(StrEnum):
     LEFT = auto()
     """The client disconnected."""
     FAILED = auto()
-    """The bytes that follow could not be fetched from the origin."""
+    """The next bytes could not be fetched from the origin."""
 
 
 class RecordedStream(NamedTuple):
-    """The stream that a request names, as records show it: route, path with query, partition, and protocol."""
+    """The stream of a request, as records show it: its route, its path with the query, its partition, and its
+    protocol."""
 
     route: str | None
     stream: str
@@ -65,34 +66,34 @@ class RecordedStream(NamedTuple):
 
     @classmethod
     def of(cls, route: str, target: Target, partition: Partition) -> RecordedStream:
-        """The name of `target` on `route`; the route's own public partition is recorded as None."""
+        """The name of `target` on `route`.  The partition is None if it is the route's public one."""
         return cls.named(route, target.path, target.query, partition)
 
     @classmethod
     def named(cls, route: str, path: str, query: str, partition: Partition, *, is_s2: bool = False) -> RecordedStream:
-        """The name of the stream with this path and query; the route's own public partition is recorded as None."""
-        # The public partition is the default and carries no information.
+        """The name of the stream with this path and query.  The partition is None if it is the route's public one."""
+        # The public partition is the default.
         known = partition if partition != (route, 0, "") else None
         return cls(route, f"{path}?{query}" if query else path, known, is_s2)
 
 
 class RecordedFetch(Protocol):
-    """A shared fetch, as far as records account for it."""
+    """A shared fetch, as records use it."""
 
     fetched: int
-    """Body bytes received from the origin so far, as they came."""
+    """Body bytes received from the origin so far, before decoding."""
     accounted: int
-    """How many of these bytes a record has claimed."""
+    """Body bytes that records have claimed."""
     requests: int
     """Requests sent to the origin so far."""
     accounted_requests: int
-    """How many of these requests a record has claimed."""
+    """Requests to the origin that records have claimed."""
     holders: int
-    """Records that may still claim figures."""
+    """The number of records that may still claim figures."""
     is_led: bool
     """Whether the record of the request that started the fetch may still claim figures."""
     sharers: int
-    """Requests with a record that started the fetch or waited for it."""
+    """Requests with a record that have started the fetch or waited for it."""
 
     @property
     def is_over(self) -> bool:
@@ -101,54 +102,54 @@ class RecordedFetch(Protocol):
 
 @dataclass(slots=True)
 class Record:
-    """The facts of one client request, as far as they are known; None and 0 where there is nothing to report.
+    """The known facts of one client request.  None and 0 mean that there is nothing to report.
 
     `gateway.ops.access_log.fields` documents the written form of each field.  The code that answers the request owns
-    the record until it hands it to an access log, which only reads it.
+    the record until it goes to an access log, which only reads it.
     """
 
     mode: Mode = Mode.OTHER
     outcome: Outcome = Outcome.REFUSED
     method: str = ""
     route: str | None = None
-    """The configured route's name."""
+    """The name of the configured route."""
     stream: str = ""
-    """Path and other query parameters of the request, in canonical form."""
+    """The path and the other query parameters of the request, in canonical form."""
     is_s2: bool = False
-    """Whether the client speaks S2 and not Durable Streams."""
+    """Whether the client uses S2 instead of Durable Streams."""
     partition: Partition | None = None
-    """`StreamKey.partition` where credentials or gateways on the way are a part of it, None for the route's public
-    partition.  It is derived from credentials: an access log must not write it as it is."""
+    """`StreamKey.partition` if it depends on credentials or on gateways before this one.  None for the route's public
+    partition.  An access log must not write it unchanged, because it is derived from credentials."""
     status: int = 0
-    """0 where no status was sent."""
+    """0 if no status was sent."""
     ended_at: float = 0.0
-    """Unix seconds."""
+    """In Unix seconds."""
     duration_s: float = 0.0
     first_byte_s: float | None = None
-    """Seconds from reading the request to writing the first byte of the response; None if none was written."""
+    """Seconds from reading the request to writing the response's first byte; None without a response."""
     start: str | None = None
     next_offset: str | None = None
     sent_bytes: int = 0
-    """Body bytes handed to the client's connection."""
+    """Body bytes given to the client's connection."""
     saved_bytes: int = 0
-    """Bytes that content coding saved: size before coding minus size sent."""
+    """Bytes that content coding saved: the size before coding minus the size sent."""
     fetched_bytes: int = 0
-    """Body bytes received from the origin for this request.  The leader of a shared flight claims the flight's bytes;
-    bytes that arrive after the leader has left go to the next request that ends."""
+    """Body bytes received from the origin for this request.  The leader of a shared flight claims the flight's bytes.
+    Bytes that arrive after the leader has left go to the next request that ends."""
     origin_requests: int = 0
-    """Requests sent to the origin for this one; requests of a shared flight are claimed like its bytes."""
+    """Requests sent to the origin for this request.  Those of a shared flight are claimed like its bytes."""
     collapsed: int = 0
-    """How many requests shared the flight that answered this one, itself included; 0 without a flight."""
+    """The number of requests that shared the flight for this request, including itself; 0 without a flight."""
     subscribers: int | None = None
-    """Live readers of the stream when this one ended, itself included; live reads only."""
+    """The stream's live readers at the end of this read, including itself.  Only live reads have it."""
     coding: Coding | None = None
     client: str | None = None
-    """The peer's full address; the access log decides how much of it to write."""
+    """The peer's full address.  The access log decides how much of it to write."""
     principal: str = ""
-    """The party that an authorised request's credential speaks for."""
+    """The principal of an authorised request."""
     tenant: str = ""
     issuer: str = ""
-    """Who has named the principal and the tenant; empty for keys of signed URLs."""
+    """The issuer of the principal and the tenant; empty for keys of signed URLs."""
     user_agent: str | None = None
     trace_id: str | None = None
     """32 hexadecimal digits (W3C Trace Context)."""
@@ -157,13 +158,13 @@ class Record:
     """False for an interim record of a live read that continues."""
 
     fetches: tuple[tuple[RecordedFetch, bool], ...] = ()
-    """The shared fetches that the request waited for, each with whether it started it; `finalize` claims their
+    """The shared fetches that the request waited for, each with whether it started the fetch.  `finalize` claims their
     figures."""
     is_accounted: bool = False
-    """Whether the record is complete: later work for its request is charged to no record."""
+    """Whether the record is complete.  Later work for the request belongs to no record."""
 
     def share(self, fetch: RecordedFetch, *, leads: bool) -> None:
-        """Add a shared fetch that the request started (`leads`) or waits for."""
+        """Add a shared fetch that the request waits for.  `leads` means that it has started the fetch."""
         if not self.is_accounted and all(known is not fetch for known, _ in self.fetches):
             fetch.sharers += 1
             fetch.holders += 1
@@ -171,7 +172,7 @@ class Record:
             self.fetches += ((fetch, leads),)
 
     def common(self) -> Record:
-        """The facts that the records of equal requests of other clients share with this one."""
+        """The facts that records of equal requests of other clients share with this one."""
         return Record(
             mode=self.mode,
             method=self.method,
@@ -183,7 +184,7 @@ class Record:
         )
 
     def finalize(self, *, goes_on: bool = False) -> None:
-        """Claim the figures of the shared fetches and release them; if the request `goes_on`, release only those that
+        """Claim the figures of the shared fetches and release the fetches.  With `goes_on`, release only fetches that
         have ended."""
         for fetch, leads in self.fetches:
             self.collapsed = max(self.collapsed, fetch.sharers)
@@ -204,64 +205,62 @@ record_now: ContextVar[Record | None] = ContextVar("record_now", default=None)
 
 
 def note_request(mode: Mode, stream: RecordedStream, start: str | None) -> None:
-    """Record what the current request asks for, once it is parsed."""
+    """Record the mode, the stream and the start of the current request, once it is parsed."""
     if (record := record_now.get()) is not None:
         record.mode, record.start = mode, start
         record.route, record.stream, record.partition, record.is_s2 = stream
 
 
 def note_principal(caller: Caller) -> None:
-    """Record for whom the current request was allowed."""
+    """Record the principal of the current request."""
     if (record := record_now.get()) is not None:
         record.principal, record.tenant, record.issuer = caller.principal, caller.tenant, caller.issuer
 
 
 def note_span(start: str, next_offset: str) -> None:
-    """Record from where to where the current answer goes, if its request and its headers do not say that."""
+    """Record the start and the end of the current answer, if neither request nor headers give them."""
     if (record := record_now.get()) is not None:
         record.start, record.next_offset = record.start or start, next_offset
 
 
 def note_fetch(fetch: RecordedFetch, *, leads: bool) -> None:
-    """Record that the current request starts a shared fetch, or waits for one."""
+    """Record that the current request starts a shared fetch (`leads`), or waits for one."""
     if (record := record_now.get()) is not None:
         record.share(fetch, leads=leads)
 
 
 def detach_record() -> None:
-    """Detach the running task from any record."""
+    """Detach the running task from its record."""
     record_now.set(None)
 
 
 _MOST_LINES: Final = 16
-"""Different lines of the live reads that ask for the same, of which the common part is kept."""
+"""The most different lines kept for equal live reads."""
 
 
 class Repeated:
-    """The facts that all repetitions of one remembered answer share; `line` belongs to the access log that writes
-    it."""
+    """The facts that all repetitions of a remembered answer share.  `line` belongs to the access log."""
 
     __slots__ = ("line", "record")
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        """Without times, client, user agent and trace."""
+        """A record without times, client, user agent and trace."""
         self.line: bytes | None = None
 
 
 class CommonFacts:
-    """The facts that the records of live reads that ask for the same share."""
+    """The facts that the records of equal live reads share."""
 
     __slots__ = ("_lines", "record")
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        """Without an end, times, client, user agent and trace."""
+        """A record without end, times, client, user agent and trace."""
         self._lines: dict[tuple[Outcome, CloseReason | None, str | None, int], Repeated] = {}
 
     def line(self, outcome: Outcome, reason: CloseReason | None, next_offset: str | None, sent_bytes: int) -> Repeated:
-        """What the lines of all such reads have in common that have come to the same; `reason` is None if they go
-        on."""
+        """The common facts of lines with these values.  `reason` is None for reads that continue."""
         key = outcome, reason, next_offset, sent_bytes
         if (line := self._lines.get(key)) is None:
             record = self.record.common()
@@ -274,8 +273,8 @@ class CommonFacts:
 
 
 LiveCounts = tuple[float, str, int, int]
-"""The figures of an SSE read: the seconds until its first byte, the offset behind what was sent, the body bytes so
-far, and the live readers of its stream."""
+"""The figures of an SSE read: seconds until the first byte, the offset after the bytes sent, the body bytes so far, and
+the stream's live readers."""
 
 
 def note_repeated(
@@ -305,26 +304,25 @@ def note_repeated(
 
 
 class CountedRead(Protocol):
-    """An SSE read."""
+    """An SSE read with its figures."""
 
     def live_counts(self) -> LiveCounts:
-        """The figures of the read so far.  The access log asks before writing a line."""
+        """The figures of the read so far.  The access log calls this before it writes a line."""
 
 
 class HeaderSection(Protocol):
     """The header section of a request that was not parsed."""
 
     text: bytes
-    """Its bytes."""
 
 
 Client = str | Caller | None
-"""The client of a request that was not parsed: its address, with its principal if the request was authorised."""
+"""The client of a request that was not parsed: its address, or its principal if the request was authorised."""
 LiveClient = tuple[Client, HeaderSection]
 """The client of a live request that was not parsed, and its header section."""
 PolledBy = tuple[float, Client, HeaderSection]
-"""The client of a long-poll that was not parsed.  The time at which its request was read, in seconds of the streams'
-clock, comes first."""
+"""The client of a long-poll that was not parsed: when its request was read in seconds of the streams' clock, the
+client, and the header section."""
 
 
 class LiveNote(Protocol):
@@ -332,13 +330,13 @@ class LiveNote(Protocol):
 
     @property
     def trace_id(self) -> str | None:
-        """None: the access log keeps no trace."""
+        """Always None, because the access log has no trace id for exemplars."""
 
     def record_end(self, outcome: Outcome, reason: CloseReason) -> None:
-        """The read has ended.  Further calls do nothing."""
+        """Record the end of the read.  Further calls do nothing."""
 
     def discard(self) -> None:
-        """Write no line any more: another record takes the read's place."""
+        """Write no more lines, because another record replaces this one."""
 
 
 class AccessLog(Protocol):
@@ -346,41 +344,43 @@ class AccessLog(Protocol):
 
     @property
     def is_kept(self) -> bool:
-        """Whether records are kept; if not, callers need not fill any in."""
+        """Whether records are kept.  If not, callers need not fill any in."""
 
     def record(self, record: Record) -> None:
-        """A request has ended, or continues if the record is not final.  The access log owns the record from now on."""
+        """Take the record of a request that has ended, or that continues if the record is not final.  The access log
+        owns the record from now on."""
 
     def repeat(self, hit: Repeated, began: float, ended: float, client: Client, request: bytes) -> None:
-        """A remembered answer was sent again: these request bytes were read at `began`, and the answer was handed to
-        the connection at `ended` (monotonic seconds)."""
+        """Record that a remembered answer was sent again.  The request bytes were read at `began`, and the answer was
+        written at `ended`, in monotonic seconds."""
 
     def live(self, record: Record, began: float, update: Callable[[Record], None]) -> LiveNote:
-        """A live read has begun at `began` (monotonic seconds).  The log calls `update` before writing a line, to fill
-        the current offsets, bytes since the start and subscribers into a record."""
+        """Record that a live read began at `began`, in monotonic seconds.  Before it writes a line, the log calls
+        `update`, which fills in the current offsets, the bytes since the start and the subscribers."""
 
     def join(self, facts: CommonFacts, began: float, read: CountedRead, client: LiveClient) -> LiveNote:
-        """An SSE read of this client has begun, which has these `facts` in common with others."""
+        """Record that an SSE read of this client began, which shares these `facts` with others."""
 
     def watch(self, began: float, write: Callable[[int], bool]) -> LiveNote | None:
-        """Live reads that began together go on: call `write` when their next lines are due, until `discard`.  It writes
-        at most so many lines, and returns False if it has to be called again.  None if live reads have a line at their
-        end only."""
+        """Have `write` called when the next interim lines of live reads that began together are due, until `discard`.
+
+        `write` gets the most lines to write, and returns False if it has to be called again.  Returns None if live
+        reads have no interim lines.
+        """
 
     def repeat_live(self, hit: Repeated, ended: float, clients: Sequence[PolledBy]) -> None:
-        """Long-polls were sent the same answer at `ended`: when each began, its client's address, and its header
-        section."""
+        """Record that these long-polls were sent the same answer at `ended`."""
 
     def record_of(self, record: Record, began: float, client: Client, section: HeaderSection) -> None:
-        """A live read that began at `began`, with this client and this header section, has ended or continues as the
-        record says."""
+        """Record a live read of this client that began at `began`, and that has ended or continues according to the
+        record."""
 
     def unclaimed(self, stream: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
-        """Traffic with the origin that belongs to no record; `mode` is the mode of the request to the origin."""
+        """Count traffic with the origin that belongs to no record.  `mode` is that of the request to the origin."""
 
 
 class NoAccessLog:
-    """The access log of a gateway that keeps none."""
+    """Stands for the access log if there is none."""
 
     is_kept = False
     trace_id = None

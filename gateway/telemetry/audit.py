@@ -1,8 +1,8 @@
-"""Audit lines: changes and refusals, each one line of a logger of its own.
+"""Audit lines: changes and refusals, each one line of a separate logger.
 
-Lines are written whatever the level of other loggers.  They never have a token, a signature, or the query of a stream,
-which may hold either.  Refusals are bounded, because an unauthorised client can cause any number of them:
-`REFUSALS_PER_WINDOW` lines in each `WINDOW_S`.  The first line after a window says how many were left out.
+Lines are written at any level of the other loggers.  They never contain a token, a signature, or a stream's query,
+which may contain either.  Lines about refusals are bounded, because an unauthorised client can cause any number: at
+most `REFUSALS_PER_WINDOW` in each `WINDOW_S` seconds.  The first line after a window states the number left out.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Final
 WINDOW_S: Final = 10.0
 REFUSALS_PER_WINDOW: Final = 20
 _SHOWN_CHARS: Final = 200
-"""The most characters of a path, prefix or key in a line: an unauthorised client may send one of 32 KiB."""
+"""The most characters of a path, prefix or key in a line.  An unauthorised client may send 32 KiB."""
 
 
 def audit_log(name: str) -> logging.Logger:
-    """The logger with this name, which writes its lines at any log level."""
+    """The logger with this name, which writes its lines at any log level of its parent."""
     log = logging.getLogger(name)
     log.setLevel(logging.INFO)
     return log
 
 
 AUDIT: Final = audit_log("gateway.audit")
-"""Of requests of clients."""
+"""The logger for clients' requests."""
 
 
 class RefusalLines:
-    """Writes lines about refusals.  Owns their count in the current window; `now` is monotonic seconds."""
+    """Writes lines about refusals, and owns their count in the current window.  `now` returns monotonic seconds."""
 
     def __init__(self, log: logging.Logger, now: Callable[[], float]) -> None:
         self._log = log
@@ -42,7 +42,7 @@ class RefusalLines:
         return f"<RefusalLines {self._written} written, {self._left_out} left out>"
 
     def has_room(self) -> bool:
-        """Whether one more line may be written now; if not, it is counted as left out."""
+        """Return whether another line may be written now.  If not, count it as left out."""
         now = self._now()
         if now >= self._window_ends_at:
             if self._left_out:
@@ -56,7 +56,7 @@ class RefusalLines:
         return True
 
     def write(self, line: str, *arguments: object) -> None:
-        """Write a line, if there is room for one."""
+        """Write a line about a refusal, if the bound allows."""
         if self.has_room():
             self._log.warning(line, *arguments)
 

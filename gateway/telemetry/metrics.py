@@ -1,11 +1,11 @@
 """The metrics interface of the request path.
 
-The engine and the layers below it take a `MetricsRecorder`; production uses `gateway.ops.metrics.Metrics`.  Every call
-is synchronous and cheap and never fails.  State that can be read at any time (flights, tapes, connections) is not
-reported here; it is read at scrape time.  `NoMetrics` only counts calls, for tests.
+The engine and the layers below it use a `MetricsRecorder`.  In production this is `gateway.ops.metrics.Metrics`.  All
+calls are synchronous and cheap, and never fail.  State that can be read at any time, such as flights, tapes and
+connections, is read when metrics are scraped instead.  `NoMetrics` only counts calls, for tests.
 
-Routes are labelled with their configured names, which bounds the number of labels.  `NO_ROUTE` stands for requests
-without a route, or before one was chosen.
+The label of a route is its configured name, so the number of labels is bounded.  `NO_ROUTE` stands for requests without
+a route.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ NO_ROUTE: Final = "-"
 
 
 class Sent(NamedTuple):
-    """How much of an answer a client was sent, and when."""
+    """How much of an answer was sent to a client, and when."""
 
     first_byte_s: float | None = None
-    """The time from reading the request to the start of the answer; None if there was none."""
+    """Seconds from reading the request to the start of the answer; None without an answer."""
     body_bytes: int = 0
-    """The body bytes handed to the connection."""
+    """Body bytes given to the connection."""
     saved_bytes: int = 0
-    """The bytes that content coding saved."""
+    """Bytes that content coding saved."""
 
 
 NOTHING_SENT: Final = Sent()
@@ -49,74 +49,75 @@ class MetricsRecorder(Protocol):
         trace_id: str | None = None,
         requests: int = 1,
     ) -> None:
-        """A client's request was answered, or its connection dropped, `duration_s` after it was read.
+        """Count a client's request that was answered, or whose connection was dropped, `duration_s` after it was read.
 
-        `trace_id` is the trace's 32 hex digits, if there is a trace.  `requests` counts requests answered identically.
+        `trace_id` is the trace's 32 hex digits, if there is a trace.  `requests` is the number of requests with this
+        same answer.
         """
 
     def hits(
         self, mode: Mode, outcome: Outcome, n: int, body_bytes: int, route: str = NO_ROUTE, *, saved_bytes: int = 0
     ) -> None:
-        """`n` requests were answered from memory, with `body_bytes` in all; reported together, a little later."""
+        """Count `n` remembered answers with `body_bytes` in all.  They are reported together, a little later."""
 
     def upstream_request(self, mode: Mode, route: str = NO_ROUTE) -> None:
-        """A request is being sent to the origin; each attempt counts."""
+        """Count an attempt to send a request to the origin."""
 
     def upstream_head(self, mode: Mode, status: int, first_byte_s: float, route: str = NO_ROUTE) -> None:
-        """The head of the origin's answer arrived, `first_byte_s` after sending began."""
+        """Count the head of an origin's answer, which arrived `first_byte_s` after sending began."""
 
     def upstream_failure(self, mode: Mode, fault: str, route: str = NO_ROUTE) -> None:
-        """A request to the origin failed; `fault` is the name of the error's class."""
+        """Count a failed request to the origin.  `fault` is the name of the error's class."""
 
     def upstream_bytes(self, n: int, mode: Mode = Mode.OTHER, route: str = NO_ROUTE) -> None:
-        """Body bytes were received from the origin."""
+        """Count body bytes received from the origin."""
 
     def downstream_bytes(self, n: int) -> None:
-        """Body bytes were handed to a client's connection."""
+        """Count body bytes given to a client's connection."""
 
     def subscribers(self, mode: Mode, delta: int, route: str = NO_ROUTE) -> None:
-        """Live clients arrived (positive) or left (negative)."""
+        """Count live clients that arrived (positive) or left (negative)."""
 
     def delivered(self, readers: int, delay_s: float, route: str = NO_ROUTE) -> None:
-        """Bytes from a follower were handed to `readers` live readers, `delay_s` after they arrived."""
+        """Count bytes of a follower that `readers` live readers were given, `delay_s` after the bytes arrived."""
 
     def cache(self, bytes_: int, tapes: int) -> None:
-        """The current contents of the cache: stream bytes, and the number of tapes."""
+        """Set the current contents of the cache: stream bytes, and the number of tapes."""
 
     def eviction(self, n: int = 1, route: str = NO_ROUTE) -> None:
-        """Tapes were dropped to stay within the byte budget."""
+        """Count tapes dropped to stay within the byte budget."""
 
     def coded(self, coding: Coding, plain_bytes: int, coded_bytes: int) -> None:
-        """A body of `plain_bytes` was compressed to `coded_bytes`, once for all its readers."""
+        """Count a body of `plain_bytes` that was compressed to `coded_bytes`, once for all its readers."""
 
     def slow_consumer(self, *, is_closed: bool = True) -> None:
-        """A client did not keep up: it was closed, or moved back to reading from the tape at its own pace."""
+        """Count a client that did not keep up.  It was closed, or reads from the tape at its own pace again."""
 
     def client_limited(self, limit: str) -> None:
-        """A request was refused, or its client dropped, by a limit per client; `limit` is its key in the section
+        """Count a request refused, or a client dropped, by a limit per client.  `limit` is the key in the section
         `limits`."""
 
     def unshared(self, reason: str, route: str = NO_ROUTE) -> None:
-        """A read was relayed because answers of the origin may not be shared; `reason` is one of a fixed set."""
+        """Count a read relayed because answers of the origin may not be shared.  `reason` is one of a fixed set."""
 
     def rate_limited(self, limit: str, route: str = NO_ROUTE) -> None:
-        """A request was refused by the configured rate limit of this name."""
+        """Count a request refused by the configured rate limit of this name."""
 
     def retry(self, route: str = NO_ROUTE) -> None:
-        """A request to the origin is being retried."""
+        """Count a retry of a request to the origin."""
 
     def reconnect(self, route: str = NO_ROUTE, *, is_planned: bool) -> None:
-        """A follower's live request ended, as planned or by a failure, and is being sent again."""
+        """Count a follower's live request that ended, as planned or by a failure, and is sent again."""
 
     def log_drops(self, n: int = 1) -> None:
-        """Access-log records were dropped because the sink did not keep up."""
+        """Count access-log records that were dropped because the sink was too slow."""
 
 
 class NoMetrics:
-    """A `MetricsRecorder` for tests: `counts` by tuples of words, such as `("request", "catchup", "hit")` or
+    """A `MetricsRecorder` for tests.  `counts` has keys of words, such as `("request", "catchup", "hit")` or
     `("retry",)`.
 
-    Routes are left out, because tests use one.
+    Routes are left out, because tests use one route.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""The surroundings of the engine's parts: time, randomness, tasks, and where they report to.
+"""The surroundings of the engine's parts: time, randomness, tasks, and the recorders of metrics, log and traces.
 
-They are handed in together, because each part needs most of them.  Tests hand in their own.
+They are passed as one value, because each part needs most of them.  Tests pass their own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gateway.telemetry.tracing import NO_TRACER, Tracer
 
 
 class Surroundings(NamedTuple):
-    """One value for the whole engine."""
+    """The surroundings that all parts of an engine share."""
 
     clock: Clock
     rng: random.Random

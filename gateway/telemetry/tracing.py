@@ -1,14 +1,14 @@
 """The tracing interface of the request path.
 
-A *request span* lasts from reading a client's request to the end of its answer.  A *flight span* lasts as long as a
-shared fetch and is a child of the request that launched it.  An *exchange* is one request to an origin.  A request that
-joins a flight is linked to the flight and to its leader, because a span has one parent and a flight may have a thousand
-followers.
+A request span lasts from reading a client's request to the end of its answer.  A flight span lasts as long as a shared
+fetch, and is a child of the request that launched it.  An exchange span covers one request to an origin.  A request
+that joins a flight is linked to the flight and to the request that leads it: a span has one parent, and a flight may
+have a thousand followers.
 
-The current spans travel in the context of the running task (`contextvars`) instead of in arguments.  A task that a
-request starts inherits them, so a flight belongs to the read that launches it without knowing that read.  A task that
-outlives its starter calls `detach` first.  `gateway.ops.tracing` implements the interface; without it the request path
-calls `NO_TRACER` once per fetch and not at all on a hit.
+The current spans are in the context of the running task (`contextvars`), not in arguments.  A task inherits the spans
+of the request that starts it, so a flight becomes a child of the right request.  A task that outlives its request first
+calls `detach`.  `gateway.ops.tracing` implements the interface.  Without tracing, the request path calls `NO_TRACER`
+once for each fetch, and never for a hit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Headers = CIMultiDict[str] | CIMultiDictProxy[str]
 
 
 class RequestSpan(Protocol):
-    """One client's request.  The owner must call `end_span`; calls after it do nothing."""
+    """The span of a client's request.  The owner must call `end_span`.  Later calls do nothing."""
 
     @property
     def trace_id(self) -> str:
@@ -42,61 +42,62 @@ class RequestSpan(Protocol):
         """Record the HTTP status of the answer."""
 
     def aborted(self) -> None:
-        """The connection was dropped before the answer was complete."""
+        """Record that the connection was dropped before the answer was complete."""
 
     def end_span(self) -> None:
-        """The answer has ended."""
+        """End the span, because the answer has ended."""
 
 
 class FlightSpan(Protocol):
-    """One shared fetch.  The owner must call `end_span`."""
+    """The span of a shared fetch.  The owner must call `end_span`."""
 
     def enter(self) -> None:
-        """Attribute the running task's requests to this flight from now on."""
+        """Make exchanges of the running task children of this flight from now on."""
 
     def joined(self) -> None:
-        """The current request shares this flight: link it to the flight and to its leader."""
+        """Link the current request, which shares this flight, to the flight and to its leader."""
 
     def end_span(self, result: str, status: int | None, size: int) -> None:
-        """The flight ended: its result in one word, the status its readers were given, if any, and body bytes."""
+        """End the span: with the result in one word, the status for the flight's readers, if any, and the body
+        bytes."""
 
 
 class ExchangeSpan(Protocol):
-    """One request to an origin.  The owner must call `end_span`."""
+    """The span of a request to an origin.  The owner must call `end_span`."""
 
     headers: CIMultiDict[str]
-    """The headers to send: the request's own with this span in `traceparent`."""
+    """The headers to send: the request's own, with this span in `traceparent`."""
 
     def set_status(self, status: int) -> None:
-        """The head of the answer has arrived."""
+        """Record the status of the answer, whose head has arrived."""
 
     def failed(self, error: BaseException) -> None:
-        """There is no answer, or no complete one."""
+        """Record that there is no complete answer."""
 
     def end_span(self) -> None:
-        """The exchange is over."""
+        """End the span, because the exchange is over."""
 
 
 class Tracer(Protocol):
-    """Starts spans.  Every call is synchronous and cheap and never fails; the owner must call `close`."""
+    """Starts spans.  All calls are synchronous and cheap, and never fail.  The owner must call `close`."""
 
     def request(self, method: str, path: str, headers: Headers) -> RequestSpan:
-        """A client's request was read; `headers` may name its trace (W3C Trace Context)."""
+        """Start the span of a client's request.  `headers` may contain the client's trace (W3C Trace Context)."""
 
     def chooses(self, request: bytes) -> bool:
-        """Whether the request with these header bytes is to be traced; if so, `request` is called for it."""
+        """Return whether to trace the request with these header bytes.  If so, the caller calls `request`."""
 
     def hit(self, request: bytes, mode: Mode, outcome: Outcome) -> None:
-        """A whole request, given as its bytes, was answered from a remembered answer."""
+        """Record a request that a remembered answer has answered, if it is sampled.  `request` has its bytes."""
 
     def flight(self, kind: str) -> FlightSpan:
-        """A shared fetch is launched for the current request; `kind` is one of a few words."""
+        """Start the span of a shared fetch that the current request launches.  `kind` is one of a few words."""
 
     def exchange(self, method: str, url: str, headers: CIMultiDict[str]) -> ExchangeSpan | None:
-        """A request is about to be sent to an origin; None without tracing."""
+        """Start the span of a request to an origin.  Returns None without tracing."""
 
     async def close(self, within_s: float) -> None:
-        """Export what has been recorded, for at most `within_s` seconds."""
+        """Export the recorded spans, for at most `within_s` seconds."""
 
 
 class _NoRequest:
@@ -150,9 +151,9 @@ class _NoTracer:
 NO_TRACER: Tracer = _NoTracer()
 
 request_now: ContextVar[RequestSpan] = ContextVar("request_now", default=NO_REQUEST)
-"""The request that the running task serves."""
+"""The span of the request that the running task serves."""
 flight_now: ContextVar[FlightSpan] = ContextVar("flight_now", default=NO_FLIGHT)
-"""The flight that the running task performs."""
+"""The span of the flight that the running task performs."""
 
 
 def current() -> RequestSpan:
@@ -161,6 +162,6 @@ def current() -> RequestSpan:
 
 
 def detach() -> None:
-    """Detach the running task from its request and flight."""
+    """Detach the running task from its request and its flight."""
     request_now.set(NO_REQUEST)
     flight_now.set(NO_FLIGHT)

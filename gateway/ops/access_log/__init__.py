@@ -1,1 +1,1 @@
-"""The access log: its fields, its lines, the writer that queues them, and the sinks that take them."""
+"""The access log: its fields, its lines, the writer with its queue, and the sinks."""

@@ -1,22 +1,22 @@
-"""The fields of an access-log line: the schema of the log.
+"""The schema of the access log: the fields of a line.
 
-`FIELDS` is the schema.  Readers of the log (the pipeline, dashboards, people with jq) may rely on it:
+Readers of the log, such as the pipeline, dashboards and people with jq, may rely on `FIELDS` and on these rules:
 
-- A line is one JSON object in UTF-8, ended by a newline, with no newline inside.  In a durable stream each object is
+- A line is one JSON object in UTF-8 without newlines inside, ended by a newline.  In a durable stream, each object is
   one message.
-- `v` is the version of the schema.  It is raised when a field changes its meaning or is removed, not when one is added.
+- `v` is the version of the schema.  It is raised when a field is removed or changes its meaning, not when one is added.
 - A field without a value is left out, unless it is marked as always present.
-- Seconds are decimal numbers.  Bytes count bodies only: no heads, no chunk sizes.
-- A sink that cannot tell whether a line arrived may write it again.  Both copies have the same `id`; no two other lines
-  do.
-- Summing bytes over all lines counts each byte once.  A long live read writes lines while it goes on (`is_final` is
-  false), each with the bytes since the previous line; `duration_s` is its age so far.  To count requests, count the
-  lines with `is_final` true.
-- As long as no line was dropped, the sums of `origin_requests` and `fetched_bytes` over all lines equal
-  `durable_gateway_upstream_requests_total` and `durable_gateway_upstream_bytes_total`.  The cost of a stream's one live
-  upstream request is in the next line written for a live reader of that stream.  Upstream work that belongs to no
-  request (a follower whose readers have left, a stream fetched by warming) has a line of its own; it does not count as
-  a request: `is_final` is false and there is neither `status` nor `client`.
+- Seconds are decimal numbers.  Bytes count bodies only, without heads and chunk sizes.
+- A sink may write a line twice if it cannot tell whether the line arrived.  Both copies have the same `id`.  All other
+  ids differ.
+- The sum of bytes over all lines counts each byte once.  A long live read writes interim lines (`is_final` is false),
+  each with the bytes since the line before.  Its `duration_s` is its age so far.  To count requests, count the lines
+  with `is_final` true.
+- While no line is dropped, the sums of `origin_requests` and `fetched_bytes` over all lines equal
+  `durable_gateway_upstream_requests_total` and `durable_gateway_upstream_bytes_total`.  A stream's one live upstream
+  request is counted in the next line of a live reader of that stream.  Upstream work without a request has a line of
+  its own.  Examples are a follower whose readers have left, and a stream fetched by warming.  Such a line does not
+  count as a request: `is_final` is false, and there is neither `status` nor `client`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from typing import Final, Literal
 
 VERSION: Final = 1
 S2: Final = "s2"
-"""The field `protocol` of a request to an S2 stream."""
+"""The value of `protocol` for requests to S2 streams."""
 STREAM_CHARS: Final = 2_048
-"""Longest `stream` in a line."""
+"""The longest `stream` in a line."""
 METHOD_CHARS: Final = 32
-"""Longest `method` in a line: over HTTP/2 a client may invent one of any length."""
+"""The longest `method` in a line.  Over HTTP/2 a client may invent a method of any length."""
 
 Kind = Literal["integer", "number", "string", "boolean"]
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a line: its JSON type, its unit or set of values, and its meaning."""
+    """One field of a line: its JSON type, its unit or its values, and its meaning."""
 
     name: str
     kind: Kind
@@ -54,7 +54,7 @@ FIELDS: Final = (
     Field("v", "integer", "", f"Version of this schema: {VERSION}.", True),
     Field("node", "string", "", "`server.node_name` of the gateway that wrote the line.", True),
     Field("route", "string", "", "Name of the configured route; absent where none matched."),
-    Field("protocol", "string", "`s2`", "What the client speaks; absent for Durable Streams."),
+    Field("protocol", "string", "`s2`", "The client's protocol; absent for Durable Streams."),
     Field(
         "stream",
         "string",
@@ -104,7 +104,7 @@ FIELDS: Final = (
         "fetched_bytes",
         "integer",
         "bytes",
-        "Body bytes that the origin sent for this request; those of a shared or live fetch are in one line only.",
+        "Body bytes from the origin for this request. Those of a shared or live fetch are in one line only.",
         True,
     ),
     Field(
@@ -125,16 +125,16 @@ FIELDS: Final = (
         "client",
         "string",
         "IP address",
-        "Peer address; as `log.client_address` says in full, or cut to /24 (IPv4) and /48 (IPv6).",
+        "Client's address, in full or cut to /24 (IPv4) and /48 (IPv6), as in `log.client_address`.",
     ),
     Field(
         "principal",
         "string",
         "",
-        "The party for whom the request was allowed on a route with `[[route.auth]]`: `sub`, or a key of signed URLs.",
+        "Principal of a request on a route with `[[route.auth]]`: the token's `sub`, or a key of signed URLs.",
     ),
     Field("tenant", "string", "", "Tenant of the principal (`route.auth.tenant_claim`)."),
-    Field("issuer", "string", "", "Who has named principal and tenant: `iss`; absent for keys of signed URLs."),
+    Field("issuer", "string", "", "Issuer of principal and tenant, the token's `iss`; absent for signed URLs."),
     Field("user_agent", "string", "", "`User-Agent`, its first 256 characters."),
     Field("trace_id", "string", "32 hexadecimal digits", "Trace of the request (`traceparent`)."),
     Field(
@@ -143,5 +143,5 @@ FIELDS: Final = (
         "`gateway.telemetry.access_record.CloseReason`",
         "Why a live read ended; live reads only.",
     ),
-    Field("is_final", "boolean", "", "False for a live read that goes on, and for upstream work of no request.", True),
+    Field("is_final", "boolean", "", "False for an open live read, and for upstream work without a request.", True),
 )

@@ -1,8 +1,8 @@
-"""The lines of the access log: one JSON object for each finished request, with the fields of `fields`.
+"""Writes the lines of the access log: one JSON object for each finished request, with the fields of `fields`.
 
-A repeated hit, and an SSE read that joins others, is written from a piece made once, plus its time and id and the
-looked-up pieces for its duration, client and user agent.  Every other line goes through orjson.  All ways give the same
-fields, which a test checks.
+Repeated hits share most of their line, and so do SSE reads that join others.  The common piece is made once.  The time,
+the id, and remembered pieces for duration, client and user agent are added to it. orjson makes every other line.  A
+test checks that both ways give the same fields.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ _TRACE_LINES: Final = re.compile(rb"\r\ntraceparent:([^\r\n]*)", re.IGNORECASE)
 _TRACE_LINE: Final = b"\r\ntraceparent:"
 _THOUSANDTHS: Final = tuple(b'%03d,"id":"' % number for number in range(1_000))
 _PROCESS_BYTES: Final = 6
-"""Random bytes in an id: the chance that any two of a hundred thousand gateway starts draw the same is 1 in 50,000."""
+"""Random bytes in an id.  Among a hundred thousand starts of gateways, the chance of two equal draws is 1 in 50,000."""
 
 
 Hit = tuple[Repeated, float, float, Client, bytes]
-"""One more repetition of a remembered answer: the part it shares with others, when its request was read and when it was
-answered (monotonic seconds), the client, and the end of its line (from `Lines.ending`).  A plain tuple, because it is
-made on the hottest path."""
+"""A repetition of a remembered answer: the part shared with others, when its request was read and answered (monotonic
+seconds), the client, and the end of its line (from `Lines.ending`).  A plain tuple, because the hottest path makes
+it."""
 
 Joined = tuple[Repeated, float, float, Client, bytes, float, int]
-"""A line of an SSE read that has most of it in common with others: the same, and the seconds until its first byte and
-the live readers of its stream."""
+"""An SSE read that shares most of its line with others: the same, with the seconds until its first byte and the number
+of the stream's live readers."""
 
 Item = Record | Hit | Joined
 
 
 def cut(record: Record) -> None:
-    """Cut a record's client-supplied texts to what a line may hold, so that a queued record stays small."""
+    """Cut the texts of a record that its client supplied to the sizes of a line, so that a queued record stays
+    small."""
     if len(record.stream) > STREAM_CHARS:
         record.stream = record.stream[:STREAM_CHARS]
     if len(record.method) > METHOD_CHARS:
@@ -60,10 +61,7 @@ def cut(record: Record) -> None:
 
 
 class Lines:
-    """Writes records and hits as lines.
-
-    Owns the memory of client and user-agent pieces, which is bounded.
-    """
+    """Writes records and hits as lines.  It remembers pieces of lines, within bounds."""
 
     def __init__(self, node: str, masking: Masking, partitions: PartitionIds, query: Query = "full") -> None:
         self._node = node
@@ -71,22 +69,22 @@ class Lines:
         self._query = query
         self._partitions = partitions
         self._masked: dict[str, str] = {}
-        # Not from the injected generator: gateways with the same seed must differ here.
+        # Do not use the injected generator, because gateways with the same seed need different ids.
         self._process = secrets.token_hex(_PROCESS_BYTES)
         self._batches = 0
         self._indexes: list[bytes] = []
         """The last parts of ids, by position in a batch."""
         self._clients: dict[Client, bytes] = {}
         self._durations: dict[int, bytes] = {}
-        """Pieces of hits by their duration in microseconds, of less than `_REMEMBERED`."""
+        """Pieces of hits by their duration in microseconds, up to `_REMEMBERED` microseconds."""
         self.endings: dict[bytes, bytes] = {}
-        """Results of `ending`, by the bytes of the request or of its header section.  Callers look here first to save
-        the call."""
+        """The results of `ending`, by the bytes of the request or of its header section.  Callers look here first to
+        spare the call."""
         self._facts: dict[bytes, tuple[str | None, str | None]] = {}
-        """User agents and trace ids of live reads, by their header sections."""
+        """User agents and trace ids of live reads, by header section."""
 
     def written(self, items: Sequence[Item], wall_lead_s: float) -> bytes:
-        """The lines of `items`, in order.  `wall_lead_s` is how far the wall clock is ahead of the monotonic one."""
+        """The lines of `items`, in order.  `wall_lead_s` is the wall clock's time minus the monotonic clock's."""
         pieces: list[bytes] = []
         add, clients, durations = pieces.extend, self._clients, self._durations
         self._forget()
@@ -107,7 +105,8 @@ class Lines:
             else:
                 repeated, began, ended, client, ending, first_byte_s, subscribers = item
                 times = _joined_piece(int((ended - began) * 1e6 + 0.5), int(first_byte_s * 1e6 + 0.5), subscribers)
-            # Hits within one millisecond share its text: formatting a number costs as much as the rest of the line.
+            # Format the time once for each millisecond, because formatting a number costs as much as the rest of the
+            # line.
             micros = int((ended + wall_lead_s) * 1e6 + 0.5)
             if (millis := micros // 1_000) != stamped:
                 stamped, stamp = millis, b'{"time":%d.%03d' % divmod(millis, 1_000)
@@ -117,21 +116,21 @@ class Lines:
 
     @property
     def remembered(self) -> int:
-        """The size of the largest of the memories."""
+        """The number of entries in the largest memory of pieces."""
         return max(len(self._clients), len(self._masked), len(self._durations), len(self.endings), len(self._facts))
 
     def _forget(self) -> None:
-        # Plain dictionaries, cleared when full: keeping them in LRU order costs more than making the pieces again.
+        # Plain dictionaries that are cleared when full.  LRU order would cost more than making the pieces again.
         for remembered in (self._clients, self._masked, self._facts):
             if len(remembered) > _REMEMBERED:
                 remembered.clear()
 
     def line(self, record: Record) -> bytes:
-        """One record's line."""
+        """The line of one record."""
         return self._line(record, self._batch() + "0")
 
     def _batch(self) -> str:
-        """The prefix of the ids of the next batch."""
+        """Begin a batch.  Returns the prefix of its ids."""
         self._batches += 1
         return f"{self._process}.{self._batches:x}."
 
@@ -145,7 +144,7 @@ class Lines:
         return _dumped(fields)
 
     def _add_facts(self, record: Record, fields: dict[str, Any]) -> None:
-        """Add every field except the id, the times, and the fields that identify the client."""
+        """Add all fields except the id, the times, and those that identify the client."""
         fields["v"] = VERSION
         fields["node"] = self._node
         if record.route is not None:
@@ -191,7 +190,7 @@ class Lines:
             fields["trace_id"] = record.trace_id
 
     def _loggable_target(self, stream: str) -> str:
-        """The target as `log.query` allows it: values in a query may be credentials."""
+        """The target in the form of `log.query`, because values in a query may be credentials."""
         if self._query == "full" or "?" not in stream:
             return stream
         path, _, query = stream.partition("?")
@@ -200,7 +199,7 @@ class Lines:
         return f"{path}?{'&'.join(part.partition('=')[0] for part in query.split('&'))}"
 
     def _loggable_client(self, client: str | None) -> str | None:
-        """The address as `log.client_address` allows it."""
+        """The address in the form of `log.client_address`."""
         if client is None or self._masking == "none":
             return None
         if self._masking == "full":
@@ -220,10 +219,10 @@ class Lines:
 
     def _duration_piece(self, micros: int) -> bytes:
         seconds = b"%d.%06d" % divmod(micros, 1_000_000)
-        # The answer is handed to the connection whole, its first byte with its last.
+        # The answer goes to the connection in one piece, so both times are equal.
         piece = b',"duration_s":%b,"first_byte_s":%b' % (seconds, seconds)
         if micros < _REMEMBERED:
-            # Hits take a few microseconds, and no two long-polls wait equally long.
+            # Remember only durations of hits, which take a few microseconds.  No two long-polls wait equally long.
             self._durations[micros] = piece
         return piece
 
@@ -231,13 +230,13 @@ class Lines:
         caller = client if isinstance(client, Caller) else Caller(client, "", "", "")
         named = (("client", self._loggable_client(caller.address)), *zip(Caller._fields[1:], caller[1:], strict=True))
         pieces = [b',"%b":%b' % (name.encode(), _dumped({"": value})[4:-2]) for name, value in named if value]
-        # JSON ignores a space, and a piece that is not empty is truthy, so the first lookup finds it.
+        # A space is valid in JSON, and keeps the piece from being falsy, so that the first look-up finds it.
         piece = b"".join(pieces) or b" "
         self._clients[client] = piece
         return piece
 
     def facts_of(self, section: bytes) -> tuple[str | None, str | None]:
-        """The user agent and the trace id in the bytes of a header section."""
+        """The user agent and the trace id in a header section."""
         facts = self._facts.get(section)
         if facts is None:
             agent, traces = _AGENT_LINE.search(section), _TRACE_LINES.findall(section)
@@ -248,13 +247,13 @@ class Lines:
             )
             if not traces:
                 if len(self._facts) > _REMEMBERED:
-                    # Readers may come for long while no line is written.
+                    # Readers may come for a long time while no line is written.
                     self._facts.clear()
                 self._facts[section] = facts
         return facts
 
     def ending(self, request: bytes) -> bytes:
-        """The rest of a line: the user agent and trace id found in the bytes of the request, and the closing brace."""
+        """The end of a line: the user agent and the trace id in the request's bytes, and the closing brace."""
         if len(self.endings) > _REMEMBERED:
             self.endings.clear()
         lower = request.lower()
@@ -264,9 +263,9 @@ class Lines:
             return piece
         end = lower.find(b"\r\n", at + 2)
         if lower.find(_TRACE_LINE, end) >= 0:
-            # Two traceparent headers name no trace.
+            # A request with two traceparent headers has no trace.
             return _agent_piece(request)
-        # Each request has its own trace id: remember the piece for the rest of its bytes.
+        # Trace ids differ for each request, so remember the piece for the other bytes.
         rest = request[:at] + request[end:]
         piece = self.endings.get(rest) or self.ending(rest)
         match = _TRACE_VALUE.fullmatch(request, at + len(_TRACE_LINE), end)
@@ -279,9 +278,9 @@ def _joined_piece(took_us: int, first_us: int, subscribers: int) -> bytes:
 
 
 def _network_of(client: str) -> str:
-    """The network part of an address; empty for a text that is not an address."""
+    """The network part of an address.  Empty if the text is not an address."""
     try:
-        # A link-local address may carry the name of an interface.
+        # A link-local address may end with the name of an interface.
         address = ipaddress.ip_address(client.partition("%")[0])
     except ValueError:
         return ""
@@ -299,7 +298,7 @@ def _agent_piece(request: bytes) -> bytes:
 
 
 def _micros(seconds: float) -> float:
-    """Round to the microsecond; `round` takes five times as long."""
+    """Round to the microsecond.  The function `round` takes five times as long."""
     return int(seconds * 1e6 + 0.5) / 1e6
 
 
@@ -307,7 +306,7 @@ def _dumped(found: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(found, option=_OPTIONS)
     except TypeError:
-        # Header bytes that are not UTF-8 arrive as lone surrogates, which JSON cannot hold.
+        # Header bytes that are not UTF-8 arrive as lone surrogates, which JSON does not allow.
         clean = {key: _readable(value) if isinstance(value, str) else value for key, value in found.items()}
         return orjson.dumps(clean, option=_OPTIONS)
 

@@ -1,7 +1,7 @@
-"""Open live reads, which get a line every `interval_s` and one at their end.
+"""Open live reads: each gets a line every `interval_s` seconds and one at its end.
 
-They are kept in the order in which their next line is due, so one timer serves them all, and the lines of a crowd that
-came at once are spread over several turns.
+The reads are kept in the order of their next lines, so one timer serves all of them.  If many reads began together,
+their lines are spread over several turns of the loop.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ LINES_PER_TURN = 256
 
 
 class Notes(Protocol):
-    """Takes the lines of live reads, and traffic with the origin that no line of its read will have."""
+    """Takes the lines of live reads, and the traffic with the origin that no other line includes."""
 
     def unclaimed(self, place: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
-        """Write a line of this traffic with the next live read of the stream, or by itself."""
+        """Add this traffic to the next line of the stream's live reads, or to a line of its own."""
 
     def note(self, record: Record, began: float) -> None:
-        """Write a line of a live read, as of now."""
+        """Write a line of a live read at this moment."""
 
     def note_join(
         self, line: Repeated, began: float, client: LiveClient, first_byte_s: float, subscribers: int
     ) -> None:
-        """Write a line of a live read, as of now.  `line` has the values that it shares with other lines."""
+        """Write a line of a live read at this moment.  `line` has the values shared with other lines."""
 
 
 class _Open:
-    """A live read, or several that began together, that may go on until the next line is due."""
+    """A live read, or several that began together."""
 
     __slots__ = ("due_at", "reads")
 
     def __init__(self) -> None:
         self.reads: LiveReads | None = None
-        """Calls `write` when a line is due, which is at `due_at`; None if it does not."""
+        """Calls `write` when a line is due, at `due_at`.  None if there are no interim lines."""
         self.due_at = 0.0
 
     trace_id = None
-    """The access log keeps no trace."""
+    """The access log has no trace id for exemplars."""
 
     @abstractmethod
     def write(self, most: int) -> bool:
-        """Write at most so many lines as of now; returns whether these are all."""
+        """Write at most `most` lines at this moment.  Returns whether all lines are written."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Write no line any more."""
+        """Write no more lines."""
 
     def _detach(self) -> None:
         reads, self.reads = self.reads, None
@@ -71,7 +71,7 @@ class _Open:
 
 
 class LiveRead(_Open):
-    """One live read, from its start to its end; writes its interim lines and its last."""
+    """One live read, which writes its interim lines and its last line."""
 
     __slots__ = ("_began", "_fetched_bytes", "_look", "_notes", "_origin_requests", "_record", "_sent_bytes")
 
@@ -81,7 +81,7 @@ class LiveRead(_Open):
         self._record = record
         self._began = began
         self._look: Callable[[Record], None] | None = look
-        """None when the read is over."""
+        """None once the read is over."""
         self._sent_bytes = 0
         self._fetched_bytes = 0
         self._origin_requests = 0
@@ -97,7 +97,7 @@ class LiveRead(_Open):
         if self._look is None:
             return
         own = self._record
-        # Another record takes its place, and knows nothing of its fetches.
+        # The record that replaces this one does not include its fetches.
         own.finalize()
         requests = own.origin_requests - self._origin_requests
         fetched_bytes = own.fetched_bytes - self._fetched_bytes
@@ -107,7 +107,7 @@ class LiveRead(_Open):
         self._forget()
 
     def _forget(self) -> None:
-        # It leads to the client's connection.
+        # The function refers to the client's connection.
         self._look = None
         self._detach()
 
@@ -117,7 +117,7 @@ class LiveRead(_Open):
         return True
 
     def _write(self, look: Callable[[Record], None], outcome: Outcome, reason: CloseReason | None) -> None:
-        """Write a line with the counts since the previous line."""
+        """Write a line with the counts since the line before."""
         own, is_final = self._record, reason is not None
         own.finalize(goes_on=not is_final)
         line = replace(own, fetches=())
@@ -133,20 +133,20 @@ class LiveRead(_Open):
 
 
 class JoinedRead(_Open):
-    """One SSE read that has its facts in common with others, from its start to its end."""
+    """An SSE read that shares its facts with other reads."""
 
     __slots__ = ("_address", "_began", "_facts", "_notes", "_read", "_section", "_sent_bytes")
 
     def __init__(self, notes: Notes, facts: CommonFacts, began: float, read: CountedRead, client: LiveClient) -> None:
-        # As in `super().__init__`, without the call: many readers come and go.
+        # Equal to `super().__init__`, but without the call, because many readers come and go.
         self.reads = None
         self.due_at = 0.0
         self._notes = notes
         self._facts = facts
         self._began = began
         self._read: CountedRead | None = read
-        """None when the read is over."""
-        # Not the tuple: it would be kept for each idle reader.
+        """None once the read is over."""
+        # Keep the parts, because the tuple would cost memory for each idle reader.
         self._address, self._section = client
         self._sent_bytes = 0
 
@@ -156,14 +156,14 @@ class JoinedRead(_Open):
         if read is not None:
             self._write(read, outcome, reason)
             self._read = None
-            # As `_detach`, without the call.
+            # Equal to `_detach`, but without the call.
             if (reads := self.reads) is not None:
                 self.reads = None
                 reads.ended(self)
 
     def discard(self) -> None:
         if self._read is not None:
-            # It leads to the client's connection.
+            # The object refers to the client's connection.
             self._read = None
             self._detach()
 
@@ -173,7 +173,7 @@ class JoinedRead(_Open):
         return True
 
     def _write(self, read: CountedRead, outcome: Outcome, reason: CloseReason | None) -> None:
-        """Write a line with the bytes since the previous line."""
+        """Write a line with the bytes since the line before."""
         first_byte_s, next_offset, sent_bytes, subscribers = read.live_counts()
         line = self._facts.line(outcome, reason, next_offset, sent_bytes - self._sent_bytes)
         self._sent_bytes = sent_bytes
@@ -198,18 +198,18 @@ class _Watched(_Open):
             self._detach()
 
     def record_end(self, outcome: Outcome, reason: CloseReason) -> None:
-        """Write no more interim lines; the ends of the reads are recorded one by one."""
+        """Write no more interim lines.  The end of each read is recorded on its own."""
         self.discard()
 
 
 class LiveReads:
-    """The open live reads, for their interim lines.  0 seconds: they get none."""
+    """The open live reads, for their interim lines.  With an interval of 0 seconds there are none."""
 
     def __init__(self, clock: Clock, interval_s: float) -> None:
         self._clock = clock
         self._interval_s = interval_s
         self._open: dict[_Open, None] = {}
-        """By the time at which their next lines are due."""
+        """In the order of their next lines."""
         self._timer: Timer | None = None
         self._is_closed = False
 
@@ -217,7 +217,7 @@ class LiveReads:
         return len(self._open)
 
     def add(self, read: _Open, began: float) -> None:
-        """A live read has begun at `began`."""
+        """Add a live read that began at `began`."""
         if self._interval_s:
             read.reads, read.due_at = self, began + self._interval_s
             self._open[read] = None
@@ -225,7 +225,7 @@ class LiveReads:
                 self._arm()
 
     def watch(self, began: float, write: Callable[[int], bool]) -> _Watched | None:
-        """Have `write` called when the next lines are due of live reads that have begun at `began`."""
+        """Have `write` called when the next lines of reads that began at `began` are due."""
         if not self._interval_s:
             return None
         watched = _Watched(write)
@@ -233,7 +233,7 @@ class LiveReads:
         return watched
 
     def ended(self, read: _Open) -> None:
-        """One of them has ended."""
+        """Remove a read that has ended."""
         self._open.pop(read, None)
 
     def close(self) -> None:
@@ -252,7 +252,7 @@ class LiveReads:
         self._timer = None
         now = self._clock.now()
         for read in list(islice(self._open, LINES_PER_TURN)):
-            # It is still the first one, and overdue, if not all of its lines were written.
+            # A read whose lines are not all written stays first and overdue.
             if read.due_at > now or not read.write(LINES_PER_TURN):
                 break
             read.due_at = now + self._interval_s

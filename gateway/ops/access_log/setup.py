@@ -1,4 +1,4 @@
-"""Builds the access log that a configuration asks for: lines, writer, sink."""
+"""Builds the configured access log: lines, writer and sink."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.ops.partition_ids import PartitionIds
 def open_access_log(
     config: GatewayConfig, clock: Clock, counter: DropCounter, rng: random.Random, partitions: PartitionIds
 ) -> LogWriter | None:
-    """A writer, not yet started; None if the log is off.  ConfigError if the sink cannot be opened."""
+    """A writer that has yet to be started; None if the log is off.  Raises ConfigError if the sink cannot be opened."""
     log, node = config.log, config.server.node_name
     sink = open_sink(log, node, clock, rng)
     if sink is None:

@@ -1,10 +1,9 @@
-"""Upstream requests and bytes that belong to no single client request, until a line of the access log has them.
+"""Upstream requests and bytes that belong to no single client request, until a line of the access log includes them.
 
 Sums are kept by place (route, stream, partition).  A stream's one live request serves all of its readers, so the next
-line of a live read of that stream claims the sum.  If none comes in time, or the stream has no live readers (a follower
-lingers, a write went on after its client had left, warming fetched the stream), the sum gets a line of its own.
-
-Owns the sums; knows neither clock nor lines.
+line of any of these readers claims the sum.  A sum that is not claimed in time gets a line of its own.  This happens if
+the stream has no live readers: for example, after the last reader has left, during a write whose client has left, or
+after warming.  The module owns the sums.  It uses no clock and writes no lines.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ from gateway.telemetry.access_record import RecordedStream
 
 LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 MOST_PLACES: Final = 4_096
-"""Bound on the sums, beyond those of followed streams; past it the oldest sum gets its line early."""
+"""The most sums, in addition to those of followed streams.  Beyond it, the oldest sum gets its line early."""
 
 
 @dataclass(slots=True)
 class Unclaimed:
-    """The sum of one place since `since` (monotonic seconds)."""
+    """The sum of one place since `since`, in monotonic seconds."""
 
     place: RecordedStream
     mode: Mode
-    """Mode of the upstream requests; a live mode if any of them was live."""
+    """The mode of the upstream requests; a live mode if any of them was live."""
     since: float
     requests: int = 0
     fetched_bytes: int = 0
 
 
 class Ledger:
-    """Sums by place, in the order in which they were begun.  Owns them."""
+    """The sums by place, oldest first."""
 
     def __init__(self, most: int = MOST_PLACES) -> None:
         self._most = most
         self.sums: OrderedDict[RecordedStream, Unclaimed] = OrderedDict()
-        """The sums.  Callers look whether there are any, and change nothing."""
+        """Callers may test whether this is empty, and must not change it."""
 
     def __repr__(self) -> str:
         return f"<Ledger {len(self.sums)} unclaimed>"
@@ -50,12 +49,12 @@ class Ledger:
 
     @property
     def oldest(self) -> float | None:
-        """When the oldest sum was begun; None without sums."""
+        """When the oldest sum began; None without sums."""
         first = next(iter(self.sums.values()), None)
         return first.since if first is not None else None
 
     def add(self, place: RecordedStream, mode: Mode, requests: int, fetched_bytes: int, now: float) -> Unclaimed | None:
-        """Add to the sum of a place.  Returns the oldest sum if there are too many: it needs a line now."""
+        """Add to the sum of a place.  Returns the oldest sum if there are too many, which then needs its line."""
         found = self.sums.get(place)
         if found is None:
             found = self.sums[place] = Unclaimed(place, mode, now)
@@ -70,6 +69,6 @@ class Ledger:
         return self.sums.pop(place, None)
 
     def due(self, until: float) -> Iterator[Unclaimed]:
-        """Remove and yield the sums begun at `until` or earlier."""
+        """Remove and yield the sums that began at `until` or earlier."""
         while self.sums and next(iter(self.sums.values())).since <= until:
             yield self.sums.popitem(last=False)[1]

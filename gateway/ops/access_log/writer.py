@@ -1,17 +1,17 @@
 """The access log's writer: a bounded queue, and one task that empties it into a sink.
 
-A request pays for one append to the queue.  If the queue is full, in records or in the bytes that they take, because
-the sink does not keep up, the new record is dropped and counted; requests never wait.  Texts from the client are cut to
-what a line holds before they are queued, so long requests do not fill the queue.
+A request costs one append to the queue, and never waits.  The queue is bounded in records and in bytes of memory.  If
+it is full because the sink is too slow, the new record is dropped and counted.  Texts from clients are cut to the sizes
+of a line before they are queued.
 
-The task takes the queued records after `batch_s`, or sooner when they amount to a batch, makes lines of a few hundred
-at a time, yields to the loop in between, and gives the lines to the sink in batches of at most `batch_bytes`.  Lines
-are made on the loop, because a thread would hold the interpreter for milliseconds at a stretch and block the loop
-anyway; work that may block happens in the sink.
+The task takes the queued records after `batch_s` seconds, or earlier once they amount to a batch.  It makes a few
+hundred lines at a time, with turns of the loop between, and gives the sink batches of at most `batch_bytes`.  Lines are
+made on the loop.  A thread would hold the interpreter lock for milliseconds and block the loop as well.  Work that may
+block is done in the sink.
 
-Open live reads get a line every `live_interval_s` (`live_reads`).  Unclaimed upstream
-work waits for the next line of a live reader of its stream, for `live_interval_s` at most, or five minutes where that
-is 0.
+Open live reads get a line every `live_interval_s` seconds (`live_reads`).  Upstream work that belongs to no request
+waits for the next line of a live reader of its stream.  It waits for `live_interval_s`, or five minutes if that is 0,
+and then gets a line of its own.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ from gateway.telemetry.access_record import (
 _log = logging.getLogger("gateway.log")
 
 _SLICE = 256
-"""Records made into lines in one turn of the loop: well below a millisecond."""
+"""Records made into lines in one turn of the loop, in far less than a millisecond."""
 _LINE_BYTES = 384
-"""About the bytes of a line, for estimating when a batch is full."""
+"""The usual size of a line, which estimates when a batch is full."""
 _LONGEST_UNCLAIMED_S = 300.0
-"""Longest wait of unclaimed work where live reads have one line only, at their end."""
+"""The longest wait for unclaimed work if live reads have no interim lines."""
 _METHODS = {Mode.HEAD: "HEAD", Mode.CREATE: "PUT", Mode.APPEND: "POST", Mode.DELETE: "DELETE"}
 _RECORD_BYTES = 512
-"""Memory of a record without its texts, and of its slot in the queue."""
+"""The memory of a record without its texts, and of its place in the queue."""
 _HIT_BYTES = 192
-"""Memory of a hit without the end of its line; the part shared with other hits is not counted."""
+"""The memory of a hit without the end of its line and without the part shared with other hits."""
 
 
 class DropCounter(Protocol):
@@ -72,7 +72,7 @@ class DropCounter(Protocol):
 class LogWriter:
     """A `gateway.telemetry.access_record.AccessLog` that writes to a sink.
 
-    Owns the queue and the sink.  `close` must follow `start`.
+    It owns the queue and the sink.  `close` must follow `start`.
     """
 
     is_kept = True
@@ -97,17 +97,17 @@ class LogWriter:
         self._counter = counter
         self._queue: deque[Item] = deque()
         self._queued_bytes = 0
-        """About the memory of the queue; may exceed its bound by one record."""
+        """The approximate memory of the queue.  May exceed its bound by one record."""
         self._limit = queue_records
         self._limit_bytes = queue_bytes
-        # At half full at the latest: records that come before the task runs need room.
+        # Wake the task at half full at the latest, because more records come before it runs.
         self._early = max(1, min(queue_records // 2, batch_bytes // _LINE_BYTES))
         self._early_bytes = queue_bytes // 2
         self._batch_bytes = batch_bytes
         self._batch_s = batch_s
         self._check_from = 0
         self._check_from_bytes = 0
-        """Below this length of the queue a request only appends; from it on, `_admits` has to decide."""
+        """While the queue is shorter than this, a request only appends.  Beyond, `_admits` has to decide."""
         self._unwritten = 0
         """Lines taken from the queue that the sink has not confirmed."""
         self._timer: Timer | None = None
@@ -116,7 +116,7 @@ class LogWriter:
         self._tasks = Tasks()
         self._writing: asyncio.Task[None] | None = None
         self._live = LiveReads(clock, live_interval_s)
-        # Each followed stream has a slot of its own: pushed out again and again, it would cost a line each time.
+        # Leave room for every followed stream.  A sum that was pushed out again and again would cost a line each time.
         self._ledger = Ledger(MOST_PLACES + most_followed)
         self._unclaimed = self._ledger.sums
         self._unclaimed_s = live_interval_s or _LONGEST_UNCLAIMED_S
@@ -132,7 +132,7 @@ class LogWriter:
 
     @property
     def unwritten(self) -> int:
-        """Lines that the sink has not confirmed, or that are about to be given to it."""
+        """Lines that the sink has not confirmed."""
         return self._unwritten
 
     def start(self) -> None:
@@ -172,7 +172,7 @@ class LogWriter:
 
     def unclaimed(self, place: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
         if len(place.stream) > STREAM_CHARS:
-            # Cut as in the records that claim it.
+            # Cut the stream like the records that claim the sum.
             place = place._replace(stream=place.stream[:STREAM_CHARS])
         pushed_out = self._ledger.add(place, mode, requests, fetched_bytes, self._clock.now())
         if pushed_out is not None:
@@ -181,13 +181,13 @@ class LogWriter:
             self._arm_ledger_timer()
 
     def _admits(self) -> bool:
-        """Whether one more record may be queued; wakes the task if that is due."""
+        """Return whether another record may be queued.  Wakes the task if a batch is due."""
         waiting, waiting_bytes = len(self._queue), self._queued_bytes
         if self._is_closing:
             self._counter.log_drops(1)
             return False
         if waiting >= self._early or waiting_bytes >= self._early_bytes:
-            # Also if the queue is full: otherwise the timer alone would empty it.
+            # Wake the task even if the queue is full, because otherwise only the timer would empty it.
             self._wake()
         elif self._timer is None:
             self._wait()
@@ -197,7 +197,7 @@ class LogWriter:
         return True
 
     def _wait(self) -> None:
-        """Let the task run after `batch_s`, or when the queue holds about a batch."""
+        """Let the task run after `batch_s`, or once the queue has about a batch."""
         self._timer = self._clock.call_later(self._batch_s, self._wake)
         self._check_from, self._check_from_bytes = self._early, self._early_bytes
 
@@ -233,17 +233,18 @@ class LogWriter:
                 self._check_from = 0
 
     async def _batch(self, most: int) -> tuple[bytes, int]:
-        """Lines of at most `most` records, about a batch, and the number of these records."""
+        """Make the lines of about a batch, from at most `most` records.  Returns the lines and the number of
+        records."""
         made: list[bytes] = []
         size = count = 0
         take = self._queue.popleft
         wall_lead_s = self._clock.wall() - self._clock.now()
-        # Stop where another slice of the last one's size would need a second write.
+        # Stop if another slice of the same size would need a second write.
         while count < most and (not made or size + len(made[-1]) <= self._batch_bytes):
             if made:
                 await asyncio.sleep(0)
             taken = [take() for _ in range(min(most - count, _SLICE))]
-            # Hits are many, and a call for each of them takes twice as long.
+            # Hits are many, and a call for each would take twice as long.
             self._queued_bytes -= sum(
                 [_HIT_BYTES + len(item[4]) if item.__class__ is tuple else _weight(item) for item in taken]
             )
@@ -254,7 +255,7 @@ class LogWriter:
         return b"".join(made), count
 
     async def close(self, timeout_s: float) -> None:
-        """Write the queued records for at most `timeout_s`; drop and count the rest."""
+        """Write the queued records for at most `timeout_s` seconds.  Drop and count the rest."""
         for unclaimed in self._ledger.due(self._clock.now()):
             self._note_unclaimed(unclaimed)
         if self._ledger_timer is not None:
@@ -283,7 +284,7 @@ class LogWriter:
             record.fetched_bytes += found.fetched_bytes
 
     def _note_unclaimed(self, found: Unclaimed) -> None:
-        """Write a line for unclaimed work that found no live reader."""
+        """Write a line for a sum that no live reader has claimed."""
         route, stream, partition, is_s2 = found.place
         record = Record(
             mode=found.mode,
@@ -346,12 +347,12 @@ class LogWriter:
             record = replace(hit.record)
             self._claim(record)
             if record.origin_requests or record.fetched_bytes:
-                # The first line accounts for the unclaimed traffic.
+                # Count the unclaimed traffic in the first line.
                 began, client, section = clients[0]
                 record.first_byte_s = ended - began
                 self.record_of(record, began, client, section)
                 clients = clients[1:]
-        # The same as `repeat`, without a call for each client.
+        # Equal to `repeat`, but without a call for each client.
         queue, endings = self._queue, self._lines.endings
         for began, client, section in clients:
             if (len(queue) < self._check_from and self._queued_bytes < self._check_from_bytes) or self._admits():
@@ -362,7 +363,7 @@ class LogWriter:
 
 
 def _weight(item: Item) -> int:
-    """About the bytes of memory that an item takes in the queue."""
+    """The approximate memory of an item in the queue, in bytes."""
     if isinstance(item, Record):
         size = _RECORD_BYTES + len(item.stream) + len(item.principal) + len(item.tenant)
         if item.user_agent is not None:
@@ -378,7 +379,7 @@ def _weight(item: Item) -> int:
 
 
 def _parts(lines: bytes, most: int) -> Iterator[bytes]:
-    """Split lines into parts of at most `most` bytes; a longer line is a part of its own."""
+    """Split lines into parts of at most `most` bytes.  A longer line is a part of its own."""
     begin = 0
     while len(lines) - begin > most:
         end = lines.rfind(b"\n", begin, begin + most) + 1 or lines.index(b"\n", begin) + 1

@@ -1,8 +1,8 @@
-"""The admin port: the API for inspecting and controlling the gateway.  Not for the public.
+"""The admin port: the API to inspect and control the gateway.  It must not be reachable by the public.
 
-`app` assembles it.  `guard` authorises requests, `endpoint` is the shape of a request and an answer, and `openapi`
-documents every endpoint.  The other modules answer: `overview`, `history`, `origins`, `streams`, `tails`, `counts`,
-`purge`, `plan` and `controls`.
+`app` puts it together.  `guard` authorises requests, `endpoint` defines requests and answers, and `openapi` documents
+every endpoint.  The other modules have the endpoints: `overview`, `history`, `origins`, `streams`, `tails`, `counts`,
+`purge`, `revoke`, `plan` and `controls`.
 """
 
 from gateway.ops.admin.app import admin_application

@@ -30,13 +30,13 @@ from gateway.ops.console.site import is_open
 from gateway.ops.partition_ids import PartitionIds
 
 MOST_LINE_BYTES: Final = 32_768
-"""The longest request line: the id of a stream is its path and query in base64, a third longer."""
+"""The longest request line.  A stream's id is its path and query in base64, a third longer than these."""
 
 _QUESTIONS: Final = frozenset({"/api/tails"})
 """Endpoints that take a body but change nothing."""
 
 _VERBOSE: Final = "verbose"
-"""`/readyz?verbose` also names the origins, so unlike the bare probe it needs the token."""
+"""`/readyz?verbose` also lists the origins, so it needs the token, unlike the plain probe."""
 
 _log = logging.getLogger("gateway.admin")
 
@@ -44,7 +44,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) -> web.Application:
-    """`/healthz`, `/readyz`, `/metrics`, `/openapi.json` and everything below `/api/`."""
+    """The application with `/healthz`, `/readyz`, `/metrics`, `/openapi.json` and everything below `/api/`."""
     directory = Directory(subject.engine, partitions)
     audit = Audit(subject.engine.clock)
     endpoints: list[Endpoint] = [
@@ -59,14 +59,15 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
         *plan_endpoints(subject),
         *controls_endpoints(subject),
     ]
-    # Built on the first request, in a thread: it takes a third of a second.
+    # Built at the first request, in a thread, because it takes a third of a second.
     document = cache(partial(openapi_document, endpoints))
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def readyz(request: web.Request) -> web.Response:
-        # Ready whatever the state of the origins: the gateway answers from memory, and fails at once what it cannot.
+        # The gateway is ready whatever the state of the origins.  It answers from memory, and other requests fail at
+        # once.
         status, text = (200, "ready\n") if subject.is_ready else (503, "not ready\n")
         if _VERBOSE in request.query:
             text += readiness_lines(subject.engine.origins.snapshot())

@@ -1,7 +1,8 @@
-"""The audit log of the admin port: one line for each attempted change and each request that failed authorisation.
+"""The audit log of the admin port: one line for each attempted change and for each request that fails authorisation.
 
-Lines go to the logger `gateway.admin.audit` (`gateway.telemetry.audit`), at level INFO (done) or WARNING (refused).  A
-line has the method, the path, the client's address and the status, then what the change was or why it was refused.
+Lines go to the logger `gateway.admin.audit` (`gateway.telemetry.audit`), at level INFO if done, or WARNING if refused.
+A line has the method, the path, the client's address and the status, followed by the change or the reason of the
+refusal.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _log: Final = audit_log("gateway.admin.audit")
 
 
 class Audit:
-    """Writes the lines."""
+    """Writes the audit lines."""
 
     def __init__(self, clock: Clock) -> None:
         self._refusals = RefusalLines(_log, clock.now)
@@ -25,7 +26,7 @@ class Audit:
         return f"<Audit {self._refusals!r}>"
 
     def done(self, method: str, path: str, remote: str | None, status: int, change: str) -> None:
-        """Log a `change` that was made or begun; an empty text if the path says all of it."""
+        """Log a change that was made or begun.  `change` is empty if the path says everything about it."""
         _log.info("%s %s by %s: %d%s", method, path, remote, status, f": {change}" if change else "")
 
     def refused(self, method: str, path: str, remote: str | None, refused: Refused) -> None:

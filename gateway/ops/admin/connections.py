@@ -1,10 +1,11 @@
-"""The connections of the admin port, bounded in number, in the size of a request's head, and in time.
+"""The connections of the admin port, bounded in number, in the size of request heads, and in time.
 
-The admin port shares the process's open files with clients and origins, and its HTTP server bounds none of these.  Each
-accepted connection is a protocol of this module, which passes what it reads on to the server's own.  A connection is
-*busy* from the moment its request reaches the application until the application has answered.  If there are too many
-connections, the one that has been idle longest is closed for the new one, connections that have never sent a whole
-request first: idle connections, however many, cannot lock an operator out.
+The admin port shares the process's open files with clients and origins, and its HTTP server has no such bounds.  Each
+accepted connection is a protocol of this module, which passes its input on to the server's own protocol.
+
+A connection is busy from the moment when its request reaches the application until the answer is written.  If there are
+too many connections, a new one replaces the one that has been idle longest.  Connections that have never sent a whole
+request are replaced first.  Idle connections can therefore never lock an operator out.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Final, cast
 from aiohttp import web
 
 MOST_HEAD_BYTES: Final = 1 << 16
-"""The largest head of a request; twice the longest request line."""
+"""The largest request head: twice the longest request line."""
 HEAD_S: Final = 10.0
-"""Longest time from a connection's beginning, or from a request's first byte, to the end of the head."""
+"""The most seconds for a head, from the connection's beginning or from the request's first byte."""
 IDLE_S: Final = 75.0
-"""Longest pause between two requests."""
+"""The longest pause between two requests, in seconds."""
 WRITE_S: Final = 30.0
-"""Longest time for which a client may leave an answer unread without taking enough of it to go on."""
+"""The most seconds for which a client may take too little of an answer."""
 
 _HEAD_END: Final = b"\r\n\r\n"
 _TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -33,24 +34,25 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Closed(StrEnum):
-    """Why a connection was closed."""
+    """The reason why a connection was closed."""
 
     LIMIT = "limit"
-    """There were too many."""
+    """There were too many connections."""
     HEAD = "head"
-    """The head of a request was too large, or not whole in time."""
+    """A request's head was too large, or incomplete after its time."""
     WRITE = "write"
     """The client did not take an answer in time."""
 
 
 class AdminConnections:
-    """The open connections of the admin port; a factory of protocols.  `serve` makes the HTTP server's own protocol."""
+    """The open connections of the admin port, and the factory of their protocols.  `serve` makes the HTTP server's own
+    protocol."""
 
     def __init__(self, serve: Callable[[], web.RequestHandler], most: int) -> None:
         self._serve = serve
         self._most = most
         self._open: dict[AdminConnection, None] = {}
-        """Connections, in the order in which they became idle."""
+        """In the order in which they became idle."""
         self._by_handler: dict[object, AdminConnection] = {}
         self.closed: Counter[Closed] = Counter()
 
@@ -64,11 +66,12 @@ class AdminConnections:
         return AdminConnection(self, self._serve())
 
     def figures(self) -> tuple[int, dict[str, int]]:
-        """How many connections are open, and how many were closed, by reason."""
+        """The number of open connections, and of closed ones by reason."""
         return len(self), {reason.value: self.closed[reason] for reason in Closed}
 
     def admit(self, connection: AdminConnection, handler: object) -> bool:
-        """Register a new connection, in place of an idle one if there are too many; False if all are busy."""
+        """Register a new connection.  If there are too many, it replaces an idle one.  Returns False if all are
+        busy."""
         if len(self._open) >= self._most:
             self.closed[Closed.LIMIT] += 1
             idle = [one for one in self._open if not one.is_busy]
@@ -80,7 +83,7 @@ class AdminConnections:
         return True
 
     def idles(self, connection: AdminConnection) -> None:
-        """The connection has answered a request."""
+        """Record that the connection has answered a request."""
         if connection in self._open:
             del self._open[connection]
             self._open[connection] = None
@@ -91,7 +94,8 @@ class AdminConnections:
         self._by_handler.pop(handler, None)
 
     def watch(self, application: web.Application) -> None:
-        """Have the application report when a request begins and ends; call this before it is served."""
+        """Have the application report the beginning and the end of each request.  Call before the application is
+        served."""
 
         @web.middleware
         async def watched(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -108,7 +112,7 @@ class AdminConnections:
 
 
 class AdminConnection(asyncio.Protocol):
-    """One connection: passes on what it reads as long as it keeps to the bounds."""
+    """One connection, which passes on its input while it observes the bounds."""
 
     def __init__(self, connections: AdminConnections, handler: web.RequestHandler) -> None:
         self._connections = connections
@@ -117,18 +121,18 @@ class AdminConnection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
         self._head_bytes = 0
-        """Bytes of the next request that have arrived; 0 once its head is whole."""
+        """Bytes of the next request that have arrived.  0 once its head is complete."""
         self._is_head_whole = False
         self._last = b""
-        """The last bytes of what has arrived of a head: its end may come in two pieces."""
+        """The last bytes of an incomplete head, whose end may arrive in two pieces."""
         self._requests = 0
-        """Requests being answered."""
+        """The number of requests being answered."""
         self.has_asked = False
-        """Whether the client has ever sent a whole request."""
+        """Whether the client has ever sent a complete request."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is being answered, or an answer is not written yet."""
+        """Whether a request is being answered, or an answer has yet to be written."""
         return self._requests > 0 or self._write_deadline is not None
 
     def abort(self) -> None:
@@ -140,7 +144,7 @@ class AdminConnection(asyncio.Protocol):
     # -- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports do not inherit from asyncio's.
+        # uvloop's transports are not subclasses of asyncio's.
         self._transport = cast("asyncio.Transport", transport)
         if not self._connections.admit(self, self._handler):
             self._transport.abort()
@@ -188,13 +192,13 @@ class AdminConnection(asyncio.Protocol):
     # -- called by the application
 
     def begins(self) -> None:
-        """A request has reached the application."""
+        """Called when a request has reached the application."""
         self._clear_deadline()
         self.has_asked = True
         self._requests += 1
 
     def ends(self) -> None:
-        """The application has answered."""
+        """Called when the application has answered."""
         self._requests -= 1
         self._head_bytes, self._is_head_whole = 0, False
         if self._transport is not None and self._requests == 0:
@@ -219,7 +223,7 @@ class AdminConnection(asyncio.Protocol):
 
     def _on_deadline(self) -> None:
         if self.has_asked and self._head_bytes == 0 and not self._is_head_whole:
-            # Between two requests: the usual end of a kept connection.
+            # Between two requests, this is the usual end of a kept connection.
             self.abort()
         else:
             self._late(Closed.HEAD)

@@ -1,4 +1,4 @@
-"""The endpoints that control the gateway: drain, log level, configuration."""
+"""The endpoints that control the gateway: drain, log level, and configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.ops.admin.subject import NothingToRead, Subject
 Level = Literal["debug", "info", "warning", "error"]
 
 LOGGER: Final = "gateway"
-"""Parent of the gateway's own loggers.  Only their level is set; libraries keep theirs."""
+"""The parent of the gateway's own loggers.  Other libraries keep their levels."""
 
 _LEVELS: Final[Mapping[Level, int]] = {
     "debug": logging.DEBUG,
@@ -29,18 +29,18 @@ _LEVELS: Final[Mapping[Level, int]] = {
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class DrainBody:
-    """How long the drain may take."""
+    """Bounds on the drain."""
 
     within_s: Annotated[float, Field(ge=0, le=3_600)] | None = None
-    """Seconds until the last live reader is sent off; the configured shutdown_timeout_s if left out."""
+    """Seconds until the last live reader is disconnected; the configured shutdown_timeout_s if left out."""
     undo: bool = False
-    """Be ready again instead; live readers that have not ended stay."""
+    """End the drain instead.  Live readers that are still connected stay."""
 
 
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """Whether the gateway is draining; true also if an earlier request began it."""
+    """Whether the gateway is draining, by this request or an earlier one."""
 
     is_draining: bool
 
@@ -48,7 +48,7 @@ class Draining:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class LogLevel:
-    """The least severe level that is logged."""
+    """The lowest level that is logged."""
 
     level: Level
 
@@ -60,16 +60,17 @@ class Reloaded:
 
     changed: list[str]
     needs_restart: list[str]
-    """Settings that differ from those in effect and keep their old values until a restart."""
+    """Settings that differ from those in effect, which stay in effect until a restart."""
     has_file: bool
-    """Whether there is a configuration file; without one, only files that flags and the environment name are read."""
+    """Whether there is a configuration file.  Without one, only the files named by flags and the environment are
+    read."""
 
 
 def controls_endpoints(subject: Subject) -> list[Endpoint]:
     """`/api/config`, `/api/drain`, `/api/log-level` and `/api/reload`."""
 
     async def config(_: ApiRequest[Nothing, Nothing]) -> dict[str, Any]:
-        # Secrets have pydantic's SecretStr as their type, which is dumped as asterisks.
+        # Secrets have pydantic's type SecretStr, which is dumped as asterisks.
         return subject.config.model_dump(mode="json")
 
     async def drain(request: ApiRequest[Nothing, DrainBody]) -> Draining:

@@ -1,16 +1,16 @@
-"""Counts between a stream's offsets: how many messages, how many bytes, and their checksum.
+"""Counts between a stream's offsets: the number of messages and bytes, and their checksum.
 
-Offsets are opaque, so a client that wants to divide a stream among several readers would have to read all of it first.
-The gateway holds the bytes and counts them once, in a thread.  A count stays true as long as the stream holds the same
-bytes, and is remembered by the offsets on both sides.
+Offsets are opaque.  A client that wants to divide a stream among several readers would otherwise have to read all of it
+first.  The gateway counts the bytes that it holds, once and in a thread.  A count is valid while the stream has the
+same bytes, and is remembered by the offsets at both ends.
 
-One path may name several streams (of different origins or partitions, or before and after a re-creation), and an offset
-of one may mean something else in another.  So a request names the ETag of a reply that its client received; it gets the
-counts of the tape which made that reply, or none.
+One path may stand for several streams, of different origins or partitions, or before and after a re-creation.  An
+offset may mean a different position in each.  A request therefore names the ETag of a reply that its client has
+received.  It gets counts of the tape that the reply came from, or none.
 
-The messages of a JSON stream are counted, measured and summed as lines: the text of each as it is, except that its own
-line breaks become spaces, followed by a line feed.  A reader that frames messages this way gets the same checksum.  The
-bytes of any other stream are measured and summed as they are.
+In a JSON stream, messages are counted, measured and summed as lines: each message's text, with spaces for its line
+breaks, and a line feed.  A reader that splits messages in the same way gets the same checksum.  The bytes of other
+streams are measured and summed unchanged.
 """
 
 from __future__ import annotations
@@ -31,38 +31,39 @@ from gateway.protocol.etag import names
 from gateway.protocol.stream_version import Edition
 
 MOST_BYTES: Final = 16 << 20
-"""The longest run.  An answer stops at the first run that reaches it in all, so it covers less than twice as much."""
+"""The longest run.  An answer ends with the first run that reaches this total, so it covers less than twice as much."""
 MOST_RUNS: Final = 1_000
 _SLICE_BYTES: Final = 1 << 17
-"""Bytes counted in one go.  A slice of plain numbers holds many messages, and listing them holds the GIL: at this size
-for 10 ms."""
+"""Bytes counted in one call.  Listing the messages of a slice holds the interpreter lock.  With many small numbers,
+this size takes 10 ms."""
 _MOST_MESSAGE_BYTES: Final = 1 << 20
-"""A run with a longer message is not counted: counting takes 25 times its memory, outside the cache's budget."""
+"""A run with a longer message is not counted, because counting takes 25 times its memory, outside the cache's
+budget."""
 _REMEMBERED: Final = 1 << 14
-"""Remembered runs: some ten megabytes."""
+"""The most remembered runs, which take some ten megabytes."""
 
 
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class CountedRun:
-    """One run of a stream: the counts between two offsets."""
+    """The counts of one run of a stream, between two offsets."""
 
     offset: str
-    """The offset at which reading begins."""
+    """The offset at which the run begins."""
     next: str
     """The offset after the run."""
     messages: int | None
-    """Null where the stream is not JSON."""
+    """Null unless the stream is JSON."""
     bytes: int
-    """Length of the run; of a JSON stream, of its messages as lines."""
+    """The length of the run.  For a JSON stream, the length of its messages as lines."""
     crc32: int
-    """CRC-32 of the same bytes (that of gzip, RFC 1952)."""
+    """The CRC-32 of the same bytes, as in gzip (RFC 1952)."""
 
 
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Consecutive runs from the requested offset, as far as the gateway holds the stream; more may follow the last."""
+    """Consecutive runs from the requested offset, as far as the gateway holds the stream.  More may follow."""
 
     runs: list[CountedRun]
 
@@ -70,15 +71,15 @@ class Counts:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class CountsQuery:
-    """The stream, and the offset to start from."""
+    """The stream, and the offset of the first run."""
 
     stream: Annotated[TargetText, Field(max_length=1_500)]
     etag: Annotated[str, Field(max_length=600)]
-    """ETag of any reply with a part of the stream."""
+    """The ETag of any reply with a part of the stream."""
     offset: Annotated[str, Field(max_length=300)] = "-1"
     """An offset that the origin or the gateway has sent."""
     run_bytes: Annotated[int, Field(ge=1 << 10, le=MOST_BYTES)] = 1 << 20
-    """The longest run, as far as there are offsets to end a run at."""
+    """The longest run, if there is an offset to end it at."""
 
 
 class _Sum(NamedTuple):
@@ -88,7 +89,7 @@ class _Sum(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """Key of a count: an edition and the offsets on both sides.  The bytes between them never change."""
+    """The key of a count: an edition, and the offsets at both ends.  The bytes between them never change."""
 
     edition: Edition
     offset: str
@@ -98,7 +99,7 @@ class _Span(NamedTuple):
 def counts_endpoints(directory: Directory) -> list[Endpoint]:
     """`GET /api/counts`."""
     counted: MutableMapping[_Span, _Sum | None] = LRUCache(_REMEMBERED)
-    # One at a time: counting faster would take the time from the clients.
+    # One run at a time, because faster counting would take the processor from clients.
     counting = asyncio.Lock()
 
     async def counts(request: ApiRequest[CountsQuery, Nothing]) -> Counts:
@@ -129,7 +130,7 @@ def counts_endpoints(directory: Directory) -> list[Endpoint]:
                 break
             runs.append(CountedRun(at, reading.end, *found))
             at, size = reading.end, size + reading.size
-        # Re-created or revoked meanwhile: the counts describe a stream that is gone.
+        # If the stream was re-created or revoked meanwhile, the counts are of the old stream.
         return Counts(runs if stream.ended is None and seen.same_bytes_as(stream.version) else [])
 
     return [
@@ -151,9 +152,10 @@ def _measured(pieces: tuple[bytes, ...]) -> _Sum:
 
 
 def _counted(pieces: tuple[bytes, ...]) -> _Sum | None:
-    """None if the pieces are not the inside of a JSON array, or hold a message too long to count."""
+    """Count the messages of a JSON array's content.  Returns None if the pieces are no such content, or contain too
+    long a message."""
     try:
-        # Needs numpy, which comes with an extra.
+        # Needs numpy, which an extra installs.
         from pyspark_durable_streams.errors import BadReply
         from pyspark_durable_streams.framing import Checksum, Elements
     except ImportError as error:

@@ -1,10 +1,10 @@
-"""Names, ids and lookup of streams for the admin port.
+"""Names, ids and look-up of streams for the admin port.
 
-An `id` encodes what identifies a stream and stays the same when the stream is re-created, so a page may keep it.  The
-partition in it is the one that the access log names: the readers' credentials can be neither read nor guessed from it.
+An `id` encodes a stream's name and stays the same when the stream is re-created, so a page may keep it.  Its partition
+is the id that the access log has, from which the readers' credentials can be neither read nor guessed.
 
-A tape store may hold a hundred thousand streams and its loop serves clients, so a walk over all streams goes in slices
-and yields to the loop between them.
+A tape store may hold a hundred thousand streams, while the loop serves clients.  A walk over all streams is therefore
+made in slices, with turns of the loop between them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import Stream
 
 _SLICE: Final = 500
-"""Streams looked at before yielding to the loop: 5 ms at most on a small core."""
+"""Streams visited in one turn of the loop, in at most 5 ms on a small core."""
 
 TargetText = Annotated[
     str,
@@ -37,39 +37,39 @@ TargetText = Annotated[
         r"(?:\?(?:[^\x00-\x20\x7f#%]|%[0-9A-Fa-f]{2})*)?$",
     ),
 ]
-"""A path as it is requested from the origin, with an optional query."""
+"""A path as requested from the origin, with an optional query."""
 
 PrefixText = Annotated[
     str,
     Field(max_length=8_192, pattern=r"^(?:/(?:[^\x00-\x20\x7f#%?]|%(?:[2-689A-Fa-f][0-9A-Fa-f]|7[0-9A-Ea-e]))*)?$"),
 ]
-"""A prefix of paths, in any spelling; empty for all."""
+"""A prefix of paths, in any spelling.  Empty for all paths."""
 
 T = TypeVar("T")
 
 
 class Name(NamedTuple):
-    """The key of a stream, in the order in which streams are listed."""
+    """A stream's key.  Streams are listed in the order of their names."""
 
     path: str
     query: str
     origin: str
     partition: str
-    """Id of the readers who share the stream; their credentials cannot be recovered from it."""
+    """The id of the readers that share the stream, from which their credentials cannot be recovered."""
 
     @property
     def cursor(self) -> str:
-        """The name as one line, for `after`; none of its parts holds a space."""
+        """The name as one line, for `after`.  No part contains a space."""
         return " ".join(self)
 
     @property
     def target(self) -> str:
-        """Path and query as they are requested from the origin."""
+        """The path and query as requested from the origin."""
         return f"{self.path}?{self.query}" if self.query else self.path
 
 
 class Directory:
-    """Finds streams."""
+    """Finds streams by id, path and query."""
 
     def __init__(self, engine: Engine, partitions: PartitionIds) -> None:
         self._engine = engine
@@ -81,7 +81,7 @@ class Directory:
         return Name(key.group.path, key.query, key.group.origin, self._partitions.of(key.partition))
 
     async def slices(self) -> AsyncIterator[Sequence[Stream]]:
-        """All streams held when the walk began and still held, in slices."""
+        """Yield slices of all streams that were held at the beginning and still are."""
         found: list[Stream] = []
         for group in self._engine.store.groups():
             for stream in list(group.values()):
@@ -94,7 +94,7 @@ class Directory:
         yield found
 
     async def find(self, id_: str) -> Stream:
-        """The stream of an id; Refused (404) if there is none."""
+        """Find a stream by its id.  Raises Refused (404) without such a stream."""
         name = name_of_id(id_)
         if name is not None:
             async for stream in in_turns(self._engine.store.group(Group(name.origin, name.path))):
@@ -103,17 +103,17 @@ class Directory:
         raise Refused(404, "no such stream is held")
 
     def by_target(self, target: str, origin: str | None = None) -> list[Stream]:
-        """Every stream of a path and query, of all partitions, and of all origins or one.
+        """All streams with this path and query, of every partition, and of one origin or all.
 
-        Refused (422) if `target` is not a path and query.
+        Raises Refused (422) if `target` is not a path and query.
         """
         path, query = read_target(target)
         return [stream for stream in self.by_path(path, origin) if stream.key.query == query]
 
     def by_path(self, path: str, origin: str | None = None) -> list[Stream]:
-        """Every stream of a path, of all queries and partitions, and of all origins or one.
+        """All streams with this path, of every query and partition, and of one origin or all.
 
-        S2 streams are held by one spelling of their names.
+        S2 streams are stored under one spelling of their names.
         """
         store, spelled = self._engine.store, unescaped_delimiters(path)
         origins = store.origins() if origin is None else [origin]
@@ -125,7 +125,7 @@ class Directory:
 
 
 async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
-    """The items, yielding to the loop after each slice of them."""
+    """Yield the items, with a turn of the loop after each slice."""
     for number, item in enumerate(items, 1):
         yield item
         if number % _SLICE == 0:
@@ -133,18 +133,18 @@ async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 def name_of_cursor(cursor: str) -> Name:
-    """The name of a cursor.  Any text is a cursor, so a path alone stands for the streams that follow it."""
+    """The name that a cursor stands for.  Any text is a cursor, so a path may be used to begin after it."""
     parts = [*cursor.split(" ", 3), "", "", ""]
     return Name(*parts[:4])
 
 
 def id_of(name: Name) -> str:
-    """The id of a name, safe in a path without escaping."""
+    """The id of a name, which needs no escaping in a path."""
     return base64.urlsafe_b64encode(orjson.dumps(list(name))).rstrip(b"=").decode()
 
 
 def name_of_id(id_: str) -> Name | None:
-    """The name of an id; None if the text is not an id."""
+    """The name that an id stands for.  None if the text is no id."""
     try:
         parts = orjson.loads(base64.b64decode(id_ + "=" * (-len(id_) % 4), b"-_", validate=True))
     except (NotBase64, ValueError):
@@ -155,18 +155,18 @@ def name_of_id(id_: str) -> Name | None:
 
 
 def read_prefix(text: str) -> str:
-    """A prefix of paths in the canonical spelling of keys; Refused (422) with the reason if it has none."""
+    """The prefix in the canonical spelling of paths.  Raises Refused (422) with the reason if it has none."""
     if not text:
         return ""
     try:
-        # The last segment may continue: two dots at the end are not a segment yet.
+        # The last segment may be incomplete, so two dots at the end are not a parent segment.
         return parse_target(text + "x").path[:-1]
     except BadTarget as error:
         raise Refused(422, str(error)) from None
 
 
 def read_target(text: str) -> tuple[str, str]:
-    """Path and query of a stream in the canonical spelling of keys; Refused (422) with the reason."""
+    """The path and the query of a stream in their canonical spelling.  Raises Refused (422) with the reason."""
     try:
         target = parse_target(text)
     except BadTarget as error:

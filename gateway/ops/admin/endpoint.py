@@ -1,8 +1,7 @@
-"""Requests to the admin API and their answers.
+"""Requests to the admin API, and their answers.
 
-An `Endpoint` names the types of its query, its body and its answer.  Requests are validated by these types and the
-OpenAPI document is generated from them, so the two cannot disagree.  Answers are JSON; every error is
-`{"error": "<one line>"}`.
+An `Endpoint` has the types of its query, body and answer.  The same types validate requests and generate the OpenAPI
+document, so the two always agree.  Answers are JSON, and every error is `{"error": "<one line>"}`.
 """
 
 from __future__ import annotations
@@ -26,27 +25,28 @@ HEADERS: Final[Mapping[str, str]] = {
 MOST_BODY_BYTES: Final = 8 << 20
 """The largest body of any request: ten thousand paths of streams."""
 BODY_S: Final = 30.0
-"""Longest time in which a body may arrive."""
+"""The most seconds for a body to arrive."""
 _BODY_BYTES: Final = 64 << 10
 _JSON: Final = "application/json"
 _SHOWN_CHARS: Final = 60
 _NOT_ALLOWED: Final = "should be a path, from the slash on, percent-encoded where it has to be"
 _MOST_ERRORS: Final = 1_000
-"""With more errors than these, none is picked: spelling them out would take a second."""
+"""With more errors than this no error is chosen, because writing out all texts would take a second."""
 _KEY_PROBLEMS: Final = frozenset({"missing", "unexpected_keyword_argument", "extra_forbidden"})
 
 AUDITED: Final = web.RequestKey("audited", str)
-"""On a request: the audit log's name of the change that it made."""
+"""The audit log's description of the change, kept on the request."""
 
 API_TYPE: Final = ConfigDict(use_attribute_docstrings=True, extra="forbid")
-"""Configuration of every query, body and answer type: its docstrings describe it, and unknown keys are refused."""
+"""The configuration of all query, body and answer types: docstrings become descriptions, and unknown keys are
+refused."""
 
 Q = TypeVar("Q")
 B = TypeVar("B")
 
 
 class Refused(Exception):
-    """The request is refused, with a status and one line of text."""
+    """Refuses the request, with a status and one line of text."""
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(" ".join(text.split()))
@@ -57,7 +57,7 @@ class Refused(Exception):
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Why a request was refused."""
+    """The reason for a refusal."""
 
     error: str
     """One line."""
@@ -80,7 +80,7 @@ class ApiRequest(Generic[Q, B]):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One method of one path; `answer` is the type of the value that `handle` returns."""
+    """One method of one path.  `answer` is the type that `handle` returns."""
 
     method: str
     path: str
@@ -91,13 +91,13 @@ class Endpoint:
     body: Any = Nothing
     status: int = 200
     expects: str = ""
-    """The expected body; for bodies with several forms."""
+    """A description of the expected body, if it has several forms."""
     most_bytes: int = _BODY_BYTES
     """The largest body, in bytes."""
     audited: Callable[[Any, Any], str] | None = None
-    """Name a change in the audit log, given the body and the answer."""
+    """Describes a change for the audit log, from the body and the answer."""
     refusals: Mapping[int, str] = field(default_factory=dict)
-    """Error statuses beyond those of every endpoint, and what each means."""
+    """Error statuses in addition to those of every endpoint, with their meaning."""
 
     @property
     def changes(self) -> bool:
@@ -112,7 +112,7 @@ class Endpoint:
             given = await _read(request, self.most_bytes) if self.changes else b"{}"
             asked: ApiRequest[Any, Any] = ApiRequest(
                 _validated(partial(query.validate_strings, _parameters(request)), "query"),
-                # A parameter is text and may be converted to a number; a body has to have the right JSON types.
+                # A parameter is text that may be converted to a number.  A body must have the right JSON types.
                 _validated(partial(body.validate_json, given, strict=True), "body", self.expects),
                 request.match_info,
             )
@@ -126,7 +126,7 @@ class Endpoint:
 
 @cache
 def _adapter(shape: Any) -> TypeAdapter[Any]:
-    """The adapter of a type.  Made once: pydantic parses source files for docstrings, 3 ms for each type."""
+    """The adapter of a type.  Made once, because pydantic parses source files for docstrings, 3 ms for each type."""
     return TypeAdapter(shape)
 
 
@@ -171,13 +171,13 @@ def _validated(read: Callable[[], Any], where: str, expects: str = "") -> Any:
                 422, f"{where}: should be {expects or 'as documented'}, and is wrong in many places"
             ) from None
         found = error.errors(include_url=False, include_context=False, include_input=False)
-        # A body may have several forms: prefer the form that fails for another reason than a wrong set of keys.
+        # Prefer the form of the body that fails for another reason than its set of keys.
         first = next((one for one in found if one["type"] not in _KEY_PROBLEMS), found[0])
         if first["type"] == "json_invalid":
             raise Refused(400, "the body is not JSON") from None
         if expects and first["type"] in _KEY_PROBLEMS:
             raise Refused(422, f"{where}: should be {expects}") from None
-        # A part that begins with a capital is the name of a body's form, not a key.
+        # A part with an initial capital is the name of a form of the body, not a key.
         place = ".".join(str(part) for part in first["loc"] if not str(part)[:1].isupper()) or where
         is_pattern = first["type"] == "string_pattern_mismatch"
         raise Refused(422, f"{_short(place)}: {_NOT_ALLOWED if is_pattern else _reworded(first['msg'])}") from None

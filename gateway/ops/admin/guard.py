@@ -1,11 +1,11 @@
 """Authorisation for the admin port.
 
-If other machines can reach the port, every request needs a token; if only this machine can, a token is needed only
-where one is configured.  The console's own files hold no data and are served without a token, as are the two probes.
+If other machines can reach the port, every request needs a token.  If only this machine can, a token is needed only if
+one is configured.  The console's own files contain no data and need no token; neither do the two probes.
 
-Without a token, the danger is a browser on this machine that runs a page of another site.  A foreign name that resolves
-to this address fails the Host check (DNS rebinding).  A change has to be JSON, which a page of another origin cannot
-send without a preflight, and is refused if the browser's Origin header names another origin.
+Without a token, the danger is a page of another site in a browser on this machine.  The Host check refuses foreign
+names that resolve to this address (DNS rebinding).  A change has to be JSON, which a page of another origin cannot send
+without a preflight.  It is also refused if the browser's Origin header has another origin.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BEARER: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +(.*)")
 def admin_token(environ: Mapping[str, str], address: Address) -> str | None:
     """The token that the admin port requires; None if it requires none.
 
-    ConfigError if the address is not loopback and no token is set, or if the token cannot be sent in a header.
+    Raises ConfigError if the address is not loopback and there is no token, or if the token cannot be sent in a header.
     """
     token = environ.get(ADMIN_TOKEN_VARIABLE, "")
     if token and not _TOKEN.fullmatch(token):
@@ -47,7 +47,7 @@ def admin_token(environ: Mapping[str, str], address: Address) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address (IPv6 with or without brackets) is only reachable from this machine."""
+    """Whether only this machine can reach a host name or address.  IPv6 addresses may have brackets."""
     if host == "localhost":
         return True
     try:
@@ -57,7 +57,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Authorises requests; keeps no state beyond the token."""
+    """Authorises requests.  It has no state except the token."""
 
     def __init__(self, address: Address, token: str | None) -> None:
         self._host = address.host
@@ -67,7 +67,8 @@ class Guard:
     def check(self, request: web.BaseRequest, *, is_open: bool, is_verbose: bool = False) -> None:
         """Raise Refused unless the request is authorised.
 
-        `is_open`: the path is public.  `is_verbose`: a probe is to name the origins, which are not public.
+        `is_open` means that the path is public.  `is_verbose` means that a probe asks for the origins, which are not
+        public.
         """
         if request.path in PROBES and not is_verbose:
             return
@@ -93,12 +94,12 @@ class Guard:
 
     @staticmethod
     def check_change(request: web.BaseRequest) -> None:
-        """Raise Refused if a page of another origin may have sent a request that changes something."""
+        """Raise Refused if a page of another origin may have sent a request for a change."""
         if request.method in _SAFE:
             return
         origin = request.headers.get(hdrs.ORIGIN)
         host = request.headers.get(hdrs.HOST, "").lower()
-        # Either scheme: TLS may end in front of this port.
+        # Accept both schemes, because a proxy in front of this port may end TLS.
         if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
             raise Refused(403, "the request comes from a page of another origin")
         if request.content_type != "application/json" or hdrs.CONTENT_TYPE not in request.headers:

@@ -1,4 +1,4 @@
-"""The sampled counters of the last ten minutes, from which a newly loaded page draws its charts."""
+"""The sampled counters of the last ten minutes, for the charts of a newly loaded page."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from gateway.ops.history import INTERVAL_S, WINDOW_S, Recent, Sample
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class HistorySample:
-    """Counters since the start at one moment; the difference of two samples makes a rate."""
+    """Counters since the start at one moment.  The difference of two samples gives a rate."""
 
     at: float
     """Unix seconds."""
     uptime_s: float
     requests: dict[str, int]
-    """Finished requests, by outcome; outcomes that did not occur are left out."""
+    """Finished requests by outcome, without outcomes at 0."""
     upstream_requests: int
     upstream_bytes: int
     downstream_bytes: int
     subscribers: dict[str, int]
-    """Live readers at that moment, by mode."""
+    """Live readers at this moment, by mode."""
     delivery_delays: list[int]
     """The cumulative counts of the histogram: one for each bound, and the total."""
     requests_spared: float | None
-    """Share over the window before the sample, as `spared` of /api/overview."""
+    """The share over the window before the sample, as `spared` of /api/overview."""
     bytes_spared: float | None
 
 
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class HistoryShown:
-    """The last ten minutes, or all since the start if that is shorter."""
+    """The samples of the last ten minutes, or since the start."""
 
     interval_s: float
-    """Time between samples."""
+    """Seconds between samples."""
     window_s: float
-    """The window over which the shares are counted."""
+    """Seconds over which the shares are counted."""
     delivery_delay_bounds_s: list[float]
     samples: list[HistorySample]
     """Oldest first."""

@@ -1,4 +1,4 @@
-"""The state of the origins as JSON, and with that of authorisation as the lines of the verbose readiness probe."""
+"""The state of the origins as JSON, and the lines of the verbose readiness probe about origins and authorisation."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ class ShownOrigin:
     origin: str
     """Scheme, host and port."""
     routes: list[str]
-    """Routes that lead to it."""
+    """The routes that lead to the origin."""
     weight: int
-    """Its share of a route's streams, relative to the others' weights; 0 if it is only reached by redirects."""
+    """The origin's share of a route's streams, relative to the other weights.  0 if only redirects lead to it."""
     state: Literal["closed", "open", "half_open"]
-    """State of its circuit breaker: all requests pass, none does, or only probes do."""
+    """The state of its circuit breaker.  Closed passes all requests, open none, and half open only probes."""
     is_ejected: bool
-    """Whether health checks consider it down."""
+    """Whether health checks have ejected it."""
     reason: str | None
-    """Why it is not healthy; null while it is."""
+    """The reason why it is not healthy; null while it is."""
     since_s: float
-    """Seconds since it entered this state."""
+    """Seconds in this state."""
     retry_in_s: float | None
-    """Seconds until the next probe is due, while its breaker is not closed."""
+    """Seconds until the next probe; null while its breaker is closed."""
     requests: int
     """Requests sent to it since the start."""
     failures: int
-    """How many of these requests failed."""
+    """Requests that have failed."""
     refused: int
     """Requests that were not sent because its breaker was open."""
     in_flight: int
-    """Unfinished requests, live ones included."""
+    """Unfinished requests, including live ones."""
     last_heard_s: float | None
-    """Seconds since anything arrived from it; null if nothing has."""
+    """Seconds since bytes last arrived from it; null before the first."""
 
 
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class ShownOrigins:
-    """All origins that routes lead to."""
+    """All origins of routes."""
 
     origins: list[ShownOrigin]
 
@@ -85,13 +85,12 @@ def _shown(origin: OriginState) -> ShownOrigin:
 
 
 def readiness_lines(origins: Iterable[OriginState]) -> str:
-    """A line for each origin, for `/readyz?verbose`: `[+]` if it is up, `[-]` if not."""
+    """A line for each origin, for `/readyz?verbose`.  `[+]` means that it is up."""
     return "".join(f"{_line(origin)}\n" for origin in origins)
 
 
 def auth_lines(services: AuthServices) -> str:
-    """A line for each key set that is fetched by its URL, and for each service that decides who may: `[+]` if it is of
-    use, `[-]` if not."""
+    """A line for each key set with a URL and each authorisation service.  `[+]` means that it can be used."""
     lines = [_key_line(one) for one in services.key_sets.look()]
     lines += [_service_line(one, services.clock.now()) for one in services.look()]
     return "".join(f"{line}\n" for line in lines)
@@ -116,8 +115,8 @@ def _key_line(one: KeySet) -> str:
 
 def _line(origin: OriginState) -> str:
     if origin.is_up:
-        # Its breaker closes requests off only after several failures, so it says nothing of an origin that is asked
-        # rarely.
+        # The breaker opens only after several failures, so a closed breaker proves little about an origin with few
+        # requests.
         if origin.last_heard_s is not None:
             return f"[+] origin {origin.origin} answered {origin.last_heard_s:.0f} s ago"
         if origin.failures or origin.checks.get(False):

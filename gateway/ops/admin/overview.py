@@ -1,7 +1,7 @@
-"""The gateway at a glance: its counters since the start, and what it holds now.
+"""The gateway at a glance: its counters since the start, and its current state.
 
-The counts are the samples of `/metrics`, summed over the labels that the overview does not show, so the two can never
-disagree.  `gateway.ops.spared` defines what the origin was spared.
+The counts are the samples of `/metrics`, summed over the labels that the overview omits, so the two always agree.
+`gateway.ops.spared` defines the load that the origin is spared.
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ class Cache:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Spared:
-    """The load that the origin was spared, with both sides of each share counted over the same window."""
+    """The load that the origin was spared.  Both sides of a share are counted over the same window."""
 
     window_s: float
     reads: int
-    """Reads that clients began: catch-up, long-poll, SSE and HEAD. Live ones count when they begin to wait."""
+    """Reads that clients began: catch-up, long-poll, SSE and HEAD.  Live reads count when they begin to wait."""
     origin_requests: int
-    """Requests sent to origins for reads. Writes are left out on both sides."""
+    """Requests sent to origins for reads.  Both sides leave out writes."""
     answer_bytes: int
     """Body bytes of answers before compression."""
     origin_bytes: int
     """Body bytes that origins sent."""
     requests_spared: float | None
-    """1 - origin_requests / reads; null without a read, below 0 if more requests went to the origin than reads came."""
+    """1 - origin_requests / reads.  Null without a read, below 0 if the origin got more requests than the gateway got
+    reads."""
     bytes_spared: float | None
-    """1 - origin_bytes / answer_bytes; null without a byte."""
+    """1 - origin_bytes / answer_bytes.  Null without a byte."""
 
 
 def spared(recent: Recent) -> Spared:
-    """A window as the API shows it."""
+    """The counts of a window as the API shows them."""
     tally = recent.tally
     return Spared(
         window_s=recent.window_s,
@@ -91,11 +92,11 @@ class Overview:
     connections: int
     cache: Cache
     followed_streams: int
-    """Streams with live readers, or whose last one has just left."""
+    """Streams with live readers, or whose last reader has just left."""
 
 
 class _Samples:
-    """The counters and gauges of one collection, summed over the labels that are not asked for."""
+    """The counters and gauges of one collection, summed over all labels except the requested ones."""
 
     def __init__(self, subject: Subject) -> None:
         self._samples: dict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)

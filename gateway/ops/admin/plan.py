@@ -19,10 +19,10 @@ class Expected:
     """The plan's expectations for the budget that it recommends."""
 
     hit_ratio: float
-    """Share of catch-up reads for which the origin need send nothing."""
+    """The share of catch-up reads that need nothing from the origin."""
     byte_hit_ratio: float
     error: float
-    """How far the actual ratios may be off, up or down."""
+    """How far the actual ratios may differ, up or down."""
 
 
 @with_config(API_TYPE)
@@ -48,9 +48,9 @@ class PlanMemory:
 
     recommended_bytes: int
     budget_bytes: int
-    """In effect now."""
+    """The budget in effect."""
     is_taken: bool
-    """Whether the budget is the plan's: not where limits.cache_bytes is set, nor where take_memory is false, nor where
+    """Whether the budget in effect is the plan's.  False if limits.cache_bytes is set, if take_memory is false, or if
     the plan is short and take_short_memory is false."""
     policy: str
     """The eviction policy that the expectations assume."""
@@ -59,7 +59,7 @@ class PlanMemory:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Pinned streams: kept when others are evicted."""
+    """Pinned streams, which are kept when others are evicted."""
 
     wished: int
     kept: int
@@ -70,11 +70,11 @@ class Pins:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """Warmed streams: fetched ahead of the first read, in the latest round."""
+    """Warmed streams, which were fetched ahead of the first read in the latest round."""
 
     wished: int
     streams: int
-    """Streams of which something was fetched."""
+    """Streams that bytes were fetched for."""
     bytes: int
     is_under_way: bool
 
@@ -89,13 +89,13 @@ class PlanEntry:
     bytes: int
     reason: str
     idle_s: float | None = None
-    """Seconds without a reader; lifetimes only."""
+    """Seconds without a reader.  Only lifetimes have it."""
 
 
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PlanInEffect:
-    """The plan that is in effect, and its results so far."""
+    """The plan in effect, and its results so far."""
 
     file: str
     made_at: str
@@ -104,7 +104,7 @@ class PlanInEffect:
     span_s: float
     """Seconds of traffic that the plan was made from."""
     is_short: bool
-    """Whether that is too little to set the memory by."""
+    """Whether this is too little traffic to set the memory by."""
     target_hit_ratio: float
     expected: Expected
     actual: Actual
@@ -112,11 +112,11 @@ class PlanInEffect:
     pinned: Pins
     warmed: Warm
     unstored_bytes: int
-    """Fetched bytes of streams not worth storing, which were not kept; a shared fetch counts once."""
+    """Bytes fetched for streams not worth storing, which were not kept.  A shared fetch counts once."""
     given_up: int
-    """Tapes dropped because their idle time passed without a read."""
+    """Tapes dropped because their idle time had passed without a read."""
     unmatched: int
-    """Entries that match no route, and those to warm S2 streams."""
+    """Entries that match no route, and entries to warm S2 streams."""
     pin: list[PlanEntry]
     warm: list[PlanEntry]
     do_not_store: list[PlanEntry]

@@ -1,9 +1,8 @@
-"""Purging by stream, by prefix, by surrogate key, by id, or of everything.  A soft purge keeps the bytes but
-revalidates them.
+"""Purges streams by path, prefix, surrogate key or id, or all of them.  A soft purge keeps the bytes but revalidates
+them.
 
-An empty selector is refused rather than read as "everything": it is most often a variable that was never set.
-
-The streams are selected here and removed by `gateway.engine.path_events`.
+An empty selector is refused, because it usually comes from a variable that was never set.  This module selects the
+streams, and `gateway.engine.path_events` purges them.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from gateway.telemetry.audit import shortened
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PurgeStream:
-    """One path, with the streams of every partition."""
+    """Select the streams of one path, of every partition."""
 
     stream: TargetText
-    """The path as it is requested from the origin; without a query it stands for every query of the path."""
+    """The path as requested from the origin.  Without a query, it selects every query of the path."""
     origin: Annotated[str, Field(max_length=8_192)] | None = None
-    """Only streams of this origin, named as `/api/streams` names it."""
+    """Select only streams of this origin, as `/api/streams` names it."""
     soft: bool = False
     """Keep the bytes, and revalidate with the origin before the next hit."""
 
@@ -44,10 +43,10 @@ class PurgeStream:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PurgePrefix:
-    """Every path with this prefix."""
+    """Select every path with this prefix."""
 
     prefix: Annotated[PrefixText, Field(json_schema_extra={"minLength": 2})]
-    """The prefix need not end at a segment's end.  An empty one and `/` are refused: `all` purges every stream."""
+    """The prefix may end within a segment.  An empty prefix and `/` are refused; use `all` for every stream."""
     soft: bool = False
     """Keep the bytes, and revalidate with the origin before the next hit."""
 
@@ -55,7 +54,7 @@ class PurgePrefix:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PurgeKey:
-    """Every stream that the origin tagged with a key."""
+    """Select every stream that the origin has tagged with a key."""
 
     key: Annotated[str, Field(min_length=1, max_length=8_192)]
     """A key of the origin's `Surrogate-Key` or `Cache-Tag`."""
@@ -66,10 +65,10 @@ class PurgeKey:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PurgeId:
-    """One stream as one partition of readers sees it."""
+    """Select one stream of one partition of readers."""
 
     id: Annotated[str, Field(min_length=1, max_length=32_768)]
-    """Its id in `/api/streams`; if no such stream is held, nothing is purged."""
+    """The stream's id in `/api/streams`.  If there is no such stream, nothing is purged."""
     soft: bool = False
     """Keep the bytes, and revalidate with the origin before the next hit."""
 
@@ -77,7 +76,7 @@ class PurgeId:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PurgeAll:
-    """Every stream."""
+    """Select every stream."""
 
     all: Literal[True]
     soft: bool = False
@@ -90,7 +89,7 @@ PurgeBody = PurgeStream | PurgePrefix | PurgeKey | PurgeId | PurgeAll
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """How many streams were purged."""
+    """The number of purged streams."""
 
     purged: int
 
@@ -150,7 +149,7 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
 
 
 def _audited(body: PurgeBody, done: Purged) -> str:
-    """The selection and its count."""
+    """The selection and the number of streams, for the audit log."""
     return f"{'marked stale' if body.soft else 'purged'} {shortened(_selection(body))}: {done.purged}"
 
 

@@ -1,4 +1,4 @@
-"""`POST /api/revoke`: end what a principal, a token or a signing key may do, and its live reads."""
+"""`POST /api/revoke`: refuse a principal, a token or a signing key, and end its live reads."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _DAY_S = 86_400.0
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class RevokeBody:
-    """A principal, a token or a key, to be refused from now on."""
+    """A principal, a token or a key that is refused from now on."""
 
     subject: Subject
-    """principal: the `sub` of tokens; token: one token by its `jti`; key: the `kid` of tokens, or the id of a key that
+    """principal: the `sub` of tokens. token: one token by its `jti`. key: the `kid` of tokens, or the id of a key that
     signs URLs."""
     name: Annotated[str, Field(min_length=1, max_length=256)]
     issuer: Annotated[str, Field(max_length=1_024)] | None = None
-    """The `iss` that has given the name; empty for keys that sign URLs. None is every issuer with this name."""
+    """The `iss` that belongs to the name; empty for keys that sign URLs.  Null means every issuer."""
     for_s: Annotated[float, Field(ge=1, le=31_536_000)] = _DAY_S
-    """How long it is refused; as long as the longest-lived credential, to be sure."""
+    """Seconds for which it is refused.  Use the lifetime of the longest-lived credential to be safe."""
 
 
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """How many live reads have ended."""
+    """The number of ended live reads."""
 
     live_reads: int
 

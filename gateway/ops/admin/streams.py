@@ -31,37 +31,39 @@ By = Literal["requests", "bytes", "subscribers"]
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """One stream as one partition of readers sees it."""
+    """One stream of one partition of readers."""
 
     id: str
     """Stays the same when the stream is re-created."""
     origin: str
     path: str
-    """As it is requested from the origin."""
+    """As requested from the origin."""
     query: str
     partition: str
-    """Id of the readers who share it, as in the access log; their credentials cannot be recovered from it."""
+    """The id of the readers that share the stream, as in the access log.  Their credentials cannot be recovered from
+    it."""
     is_private: bool
-    """Whether only some of the route's readers share it: those with the same credentials, or by the same gateways."""
+    """Whether only some of the route's readers share the stream: those with equal credentials, or those behind the same
+    gateways."""
     route: str
     protocol: Literal["durable-streams", "s2"]
     content_type: str | None
     tail: str | None
-    """The furthest offset that the origin has sent; of S2 a sequence number."""
+    """The furthest offset that the origin has sent; for S2 a sequence number."""
     is_closed: bool
     is_followed: bool
-    """Whether a live request for it is open at the origin."""
+    """Whether a live request for the stream is open at the origin."""
     bytes: int
-    """Stream bytes held; of S2 metered bytes."""
+    """Held bytes of the stream; for S2 metered bytes."""
     records: int | None
-    """S2 records held; null for a Durable Stream."""
+    """Held S2 records; null for a Durable Stream."""
     blocks: int
     readers: int
-    """Live readers now, including those about to join."""
+    """Live readers now, including those that are about to join."""
     reads: int
     hits: int
     hit_ratio: float | None
-    """Hits per read; null before the first."""
+    """Hits per read; null before the first read."""
     sent_bytes: int
     contacted_s: float
     """Seconds since the last contact with the origin."""
@@ -74,7 +76,7 @@ class StreamPage:
 
     streams: list[StreamRow]
     next: str | None
-    """The `after` of the next page; null on the last."""
+    """The `after` of the next page; null on the last page."""
 
 
 @with_config(API_TYPE)
@@ -106,9 +108,9 @@ class Run:
     end: str
     bytes: int
     tokens: int
-    """Offsets whose position in the run is known; of S2 its records."""
+    """Offsets with a known position in the run; for S2 its records."""
     age_s: float | None
-    """Seconds since its first byte was stored; null for records."""
+    """Seconds since the run's first byte was stored; null for records."""
 
 
 @with_config(API_TYPE)
@@ -117,26 +119,26 @@ class Reader:
     """One live reader, or several long-polls at one offset that are answered together."""
 
     mode: Literal["sse", "longpoll", "session"]
-    """S2's reads that wait are long-polls."""
+    """Waiting reads of S2 count as long-polls."""
     at: str | None
-    """The offset up to which it has received everything; null where that is not known."""
+    """The offset up to which the reader has received everything; null if it is unknown."""
     clients: int
-    """Number of clients: long-polls that sent the same request share an entry."""
+    """The number of clients.  Long-polls with equal requests share an entry."""
     lived_s: float | None
-    """Seconds since the first of them arrived."""
+    """Seconds since the first client arrived."""
 
 
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class OriginSession:
-    """The one session by which an S2 stream is followed at its origin."""
+    """The one session that follows an S2 stream at its origin."""
 
     position: str
-    """The sequence number that it brings next."""
+    """The next sequence number that the session will bring."""
     is_at_tail: bool
-    """Whether the origin has said that this is the tail."""
+    """Whether the origin has reported this as the tail."""
     heard_s: float | None
-    """Seconds since it last said what the tail is; null before the first time."""
+    """Seconds since the origin last reported the tail; null before the first report."""
 
 
 @with_config(API_TYPE)
@@ -146,17 +148,17 @@ class StreamDetail(StreamRow):
 
     incarnation: str
     lifetime: Lifetime | None
-    """Null until the origin has sent one."""
+    """Null until the origin has sent a lifetime."""
     closed_at: str | None
     is_doubted: bool
-    """Whether it is revalidated with the origin before the next hit."""
+    """Whether the stream is revalidated with the origin before the next hit."""
     surrogate_keys: list[str]
     tape: list[Run]
     """The first thousand runs."""
     live_readers: list[Reader]
-    """The first thousand."""
+    """The first thousand readers."""
     session: OriginSession | None
-    """Null unless an S2 stream is followed."""
+    """Null unless it is a followed S2 stream."""
 
 
 @with_config(API_TYPE)
@@ -174,7 +176,7 @@ class StreamsQuery:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class TopQuery:
-    """The measure of busyness, and how many streams."""
+    """The measure to rank streams by, and the number of streams."""
 
     by: By = "requests"
     limit: Annotated[int, Field(ge=1, le=MOST_ROWS)] = 20
@@ -246,7 +248,7 @@ class _Rows:
 
     def _tail(self, stream: Stream) -> str | None:
         topic = self._s2.topic_of(stream)
-        # A stream may be followed from its tail, with no record held.
+        # A stream may be followed from its tail without a held record.
         return stream.furthest if topic is None or stream.furthest is not None else str(topic.position)
 
     def row(self, stream: Stream) -> StreamRow:
@@ -319,12 +321,12 @@ def _session(topic: S2Topic | None, now: float) -> OriginSession | None:
 
 
 def _legible(text: str) -> str:
-    """A header's text; bytes that are not UTF-8 become backslash escapes, because JSON cannot hold them."""
+    """A header's text.  Bytes that are not UTF-8 become backslash escapes, which JSON can represent."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _reader(reader: LiveReader, now: float) -> Reader:
-    # Which attributes a live reader has depends on its kind: not every kind knows its offset.
+    # The attributes of a live reader depend on its kind.  Some kinds do not have their offset.
     began: float | None = getattr(reader, "began", None)
     return Reader(
         Mode.SSE.value if isinstance(reader, Subscriber) else Mode.LONGPOLL.value,

@@ -1,4 +1,4 @@
-"""The part of a running gateway that the admin port needs."""
+"""The part of a running gateway that the admin port uses."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gateway.upstream.auth_services import AuthServices
 
 
 class NothingToRead(Exception):
-    """The gateway was not started from a configuration that can be read again; the text is one line."""
+    """There is no configuration that could be read again.  The text is one line."""
 
 
 class Subject(Protocol):
-    """A running gateway, as the admin port sees it."""
+    """A running gateway, as the admin port uses it."""
 
     engine: Engine
     metrics: Metrics
@@ -26,9 +26,9 @@ class Subject(Protocol):
     routes: RouteTable
     auth_services: AuthServices
     has_file: bool
-    """Whether a reload reads a configuration file, or only files that flags and the environment name."""
+    """Whether a reload reads a configuration file, and not only the files named by flags and the environment."""
     started_at: float
-    """When it was started (monotonic seconds of the engine's clock)."""
+    """When the gateway was started, in monotonic seconds of the engine's clock."""
 
     @property
     def config(self) -> GatewayConfig:
@@ -36,23 +36,25 @@ class Subject(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it accepts clients and is not draining."""
+        """Whether the gateway accepts clients and is not draining."""
 
     @property
     def connections(self) -> int:
-        """Client connections open now."""
+        """The number of open client connections."""
 
     def sample(self) -> Sample:
         """The counters at this moment."""
 
     def drain(self, within_s: float | None = None) -> None:
-        """Stop being ready and send the live readers off in order, within `within_s` or the configured time."""
+        """Begin a drain: the gateway is no longer ready, and disconnects live readers in order within `within_s`
+        seconds or the configured time."""
 
     def undo_drain(self) -> bool:
-        """Be ready again after `drain`; False if it is too late, because the gateway stops."""
+        """End a drain.  Returns False if the gateway is already stopping."""
 
     async def reload(self) -> Change:
-        """Read the configuration again and apply every setting that can change at run time.
+        """Read the configuration again, and apply every setting that can change at run time.
 
-        ConfigError if it is invalid, NothingToRead if there is no file to read; then nothing changes.
+        Raises ConfigError if it is invalid, and NothingToRead if there is no file to read.  Nothing changes in both
+        cases.
         """

@@ -1,8 +1,8 @@
 """Bulk tails: the tails of many streams in one answer.
 
-A tail is the furthest offset that the origin has sent: current for followed streams, and as of the last contact for
-others.  If one path is held more than once (other origins, other partitions), the answer has the tail of the copy that
-contacted its origin last, among the copies with a tail.
+A tail is the furthest offset that the origin has sent.  It is current for followed streams, and dates from the last
+contact for others.  A path may have several copies, of other origins or partitions.  The answer has the tail of the
+copy with the latest contact, among copies with a tail.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from gateway.tape.stream import Stream
 
 MOST_TAILS: Final = 10_000
 _KEPT: Final = 2
-"""Pages of names that are gathered before all but the first page are dropped: sorting after each slice took seconds."""
+"""Pages of names that are collected before all but the first page are dropped.  Sorting after each slice would take
+seconds."""
 
 
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Tails:
-    """Tail by path (with its query, if any); null where none is known."""
+    """Tails by path, with the query if there is one.  Null for an unknown tail."""
 
     tails: dict[str, str | None]
     next: str | None
-    """The `after` of the next page; null on the last."""
+    """The `after` of the next page; null on the last page."""
 
 
 @with_config(API_TYPE)
@@ -92,8 +93,8 @@ def tails_endpoints(directory: Directory) -> list[Endpoint]:
 
 
 def _latest(streams: Iterable[Stream]) -> Stream:
-    """The copy that contacted its origin last; of several contacted at once, the one with the greatest tail.
+    """The copy with the latest contact with its origin.  Of several, the one with the greatest tail.
 
-    A copy without a tail comes last: its readers may not even be allowed to read.
+    A copy without a tail comes last, because its readers may not even be allowed to read.
     """
     return max(streams, key=lambda stream: (stream.furthest is not None, stream.contacted_at, stream.furthest or ""))

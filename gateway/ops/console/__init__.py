@@ -1,8 +1,9 @@
-"""The console: a page on the admin port that shows what the gateway does and lets a developer try streams.
+"""The console: a page on the admin port that shows the gateway's state and lets developers try streams.
 
-`site` serves the page's files.  `relay` reads and writes streams for it through the gateway's public port.  The page is
-plain HTML, CSS and ES modules under `static/`, without a build step, and uses the admin API like any other client.
+`site` serves the page's files.  `relay` reads and writes streams for the page through the gateway's public port.  The
+page is plain HTML, CSS and ES modules under `static/`, without a build step.  It uses the admin API like any other
+client.
 
-The files hold no data, so they are served without a token (a browser cannot send one when it loads a page).  Everything
-that the page then requests is under `/api/` and `/metrics`, behind the admin port's checks.
+The files contain no data and need no token, because a browser cannot send one when it loads a page.  All later requests
+of the page are under `/api/` and `/metrics`, where the admin port's checks apply.
 """

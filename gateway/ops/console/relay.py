@@ -1,18 +1,18 @@
-"""Reads and writes streams for the console through the gateway's public port, as any client would.
+"""Reads and writes streams for the console through the gateway's public port, like any other client.
 
-The page cannot use the public port itself: that is another origin, and each route decides whether it allows CORS.  So
-the admin port relays.  Answers may hold content that strangers wrote, and they arrive on an origin whose scripts could
-purge and drain: they are always sent as `application/octet-stream`, sandboxed, with the stream's own type in a header.
-The page's credentials are not forwarded, so the page sees what the public sees.
+The page cannot use the public port itself, because that is another origin and CORS is a choice of each route.  The
+admin port relays instead.  Strangers may have written the content, and the page's origin allows purges and drains.
+Answers are therefore always sent as `application/octet-stream` and sandboxed, with the stream's own type in a header.
+The page's credentials are not forwarded, so the page gets the same answers as the public.
 
-A tail in the page is a live read on a connection of its own.  There is no pool to wait for, but a cap: a read beyond it
-is refused at once.  A redirect is refused as well: its Location is meant for clients of the public port, and the
-browser would follow it from the page.
+A tail in the page is a live read with a connection of its own.  The number of reads is bounded, and a read beyond the
+bound is refused at once.  Redirects are refused too.  Their Location is for clients of the public port, and the page's
+browser would follow it.
 
-A stream with a basin is an S2 stream: its requests have the header `s2-basin`, and its writes are those of S2.
+A stream with a basin is an S2 stream: its requests have the header `s2-basin`, and its writes follow the S2 API.
 
-A write is a JSON command, so the admin port's check of state-changing requests covers it.  Writes are refused unless
-`server.console_writes` is on.  Each is sent once and never repeated.
+A write is a JSON command, so the admin port's check of changes applies to it.  Writes are refused unless
+`server.console_writes` is on.  Each write is sent once and never repeated.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from gateway.protocol import names
 from gateway.upstream.origin_pool import origin_names
 
 _TARGET: Final = r"/[!\"$-~]{0,8000}"
-"""A path and a query, percent-encoded: printable ASCII without a space or a fragment."""
+"""A percent-encoded path and query: printable ASCII without spaces and without a fragment."""
 _BASIN: Final = r"[a-z0-9\-]{1,48}"
 _HOST: Final = r"[A-Za-z0-9.\-]{1,253}(:[0-9]{1,5})?"
 _READ_TIMEOUT: Final = ClientTimeout(total=None, sock_connect=5.0, sock_read=330.0)
-"""The public port sends at least one heartbeat in this time; the longest heartbeat interval is 300 s."""
+"""Longer than the longest heartbeat interval, 300 s, so the public port sends at least one heartbeat in this time."""
 _WRITE_TIMEOUT: Final = ClientTimeout(total=120.0, sock_connect=5.0)
 _MOST_READS: Final = 128
-"""Concurrent reads: far more tails than people watch, and few of the connections that the public port may have."""
+"""The most concurrent reads.  People watch far fewer tails, and the public port allows many more connections."""
 _BODY_S: Final = 30.0
-"""Longest time in which the body of a command may arrive."""
+"""The most seconds for a command's body to arrive."""
 _SEND_BOUND_S: Final = 30.0
-"""If the page accepts no bytes for this long, its read is aborted."""
+"""Seconds without progress of the page after which its read is aborted."""
 _LOOPBACK_FOR: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _SANDBOXED: Final = {
     "Content-Type": "application/octet-stream",
@@ -82,7 +82,7 @@ class Write(BaseModel):
     target: Annotated[str, StringConstraints(pattern=f"^{_TARGET}$")]
     host: Annotated[str, StringConstraints(pattern=f"^({_HOST})?$")] = ""
     basin: Annotated[str, StringConstraints(pattern=f"^({_BASIN})?$")] = ""
-    """The basin of an S2 stream, whose path is `target`; "" for a Durable Stream."""
+    """The basin of an S2 stream, whose path is `target`.  Empty for a Durable Stream."""
     content_type: Annotated[str, StringConstraints(pattern=r"^[!-~ ]{0,200}$")] = ""
     body: str = ""
     ttl_s: Annotated[int, Field(ge=0, le=10**9)] | None = None
@@ -95,10 +95,10 @@ _Request = tuple[str, str, dict[str, str], bytes]
 
 
 class Relay:
-    """Reads and writes for the page.
+    """Reads and writes for the page.  It owns an HTTP session and the count of open reads.
 
-    `gateway_url` gives the URL at which clients reach the gateway, `inside_url` the one for this process; each is ""
-    while there is none.  Owns an HTTP session and the count of open reads.
+    `gateway_url` returns the gateway's URL for clients, and `inside_url` the URL for this process.  Each is empty while
+    there is no such URL.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class Relay:
         ]
 
     async def running(self, _: web.Application) -> AsyncIterator[None]:
-        """Hold the HTTP session while the admin port runs."""
+        """Keep the HTTP session open while the admin port runs."""
         async with ClientSession(
             auto_decompress=False,
-            # Connects to its own process, by an address that no certificate may name.
+            # The connection is to this process, at an address that a certificate may not have.
             connector=TCPConnector(limit=0, ssl=False),
             cookie_jar=DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Content-Type"),
@@ -134,7 +134,7 @@ class Relay:
         self._session = None
 
     async def about(self, _: web.Request) -> web.Response:
-        """The facts that the page needs at the start: how streams are reached, and whether it may write."""
+        """The facts that the page needs at the start: how streams are reached, and whether writes are allowed."""
         config = self._config()
         origins = origin_names(config.routes)
         routes = [
@@ -143,7 +143,7 @@ class Relay:
                 "host": route.host,
                 "prefix": route.prefix.rstrip("/"),
                 "strip_prefix": route.strip_prefix,
-                # As `/api/streams` names it.
+                # In the form of `/api/streams`.
                 "origin": origins[route.name],
                 "base": URL(route.members[0].url).raw_path.rstrip("/"),
             }
@@ -160,7 +160,7 @@ class Relay:
         )
 
     async def read(self, request: web.Request) -> web.StreamResponse:
-        """`?target=/path?query&host=&basin=&accept=`: the public port's answer, passed on for as long as it lasts."""
+        """`?target=/path?query&host=&basin=&accept=`: pass on the public port's answer while it lasts."""
         if request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
             return _refused(403, "Reads are for the console's own page")
         target, host, basin, accept = (request.query.get(name, "") for name in ("target", "host", "basin", "accept"))
@@ -185,7 +185,7 @@ class Relay:
             self._reads -= 1
 
     async def write(self, request: web.Request) -> web.Response:
-        """Do one write; 200 with the public port's status and text, whatever they are."""
+        """Make one write.  Answers 200 with the public port's status and text, whatever they are."""
         if not self._config().server.console_writes:
             return _refused(403, "Writing in the console is off: server.console_writes is false")
         try:
@@ -223,7 +223,7 @@ class Relay:
 
 
 def _redirect_text(reply: ClientResponse) -> str:
-    """Status and Location of a redirect, as printable text."""
+    """The status and the Location of a redirect, as printable text."""
     location = reply.headers.get(hdrs.LOCATION, "")[:_MOST_LOCATION_CHARS]
     words = "".join(char if char.isprintable() else "\ufffd" for char in location)
     return f"{reply.status} {words}".strip()
@@ -252,7 +252,7 @@ def _request(command: Write) -> _Request:
 
 
 def _s2_request(command: Write) -> _Request:
-    """A write to an S2 stream, of which `ttl_s` is the records' retention."""
+    """A write to an S2 stream.  `ttl_s` is the retention of its records."""
     headers = _headers(command.host, command.basin)
     if command.do == "delete":
         return "DELETE", command.target, headers, b""
@@ -264,7 +264,7 @@ def _s2_request(command: Write) -> _Request:
 
 
 async def _relay(request: web.Request, reply: ClientResponse) -> web.StreamResponse:
-    """Pass on the reply's status, its stream headers and its body.  If the reply is cut off, so is the response."""
+    """Pass on the reply's status, stream headers and body.  If the reply breaks off, abort the response."""
     headers = {name: reply.headers[name] for name in _PASSED_HEADERS if name in reply.headers and name != hdrs.LOCATION}
     response = web.StreamResponse(
         status=reply.status,
@@ -278,7 +278,7 @@ async def _relay(request: web.Request, reply: ClientResponse) -> web.StreamRespo
         async with asyncio.timeout(_SEND_BOUND_S):
             await response.write_eof()
     except (ClientError, TimeoutError, ConnectionError):
-        # A clean end would make a truncated body look complete.
+        # An orderly end would make a truncated body look complete.
         with suppress(AttributeError):
             request.transport.abort()  # type: ignore[union-attr]
     return response

@@ -1,8 +1,8 @@
-"""The console's files: read once from the package, served from memory under a strict content security policy.
+"""The console's files: read once from the package, and served from memory under a strict content security policy.
 
-The page shows the contents of streams next to an API that can purge and drain, so the policy lets only these files run:
-no inline script or style, no markup made from text (Trusted Types), no frame around the page, no request to anywhere
-but the admin port.
+The page shows the contents of streams next to an API that can purge and drain.  The policy therefore lets only these
+files run.  It forbids inline scripts and styles, markup made from text (Trusted Types), frames around the page, and
+requests to other servers than the admin port.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # The files of one version belong together, so each is revalidated, with a 304 while it is unchanged.
+    # The files of one version belong together, so each is revalidated.  Unchanged files get a 304.
     "Cache-Control": "no-cache",
 }
 _TYPES: Final = {
@@ -61,13 +61,13 @@ class StaticFile:
 
 
 def is_open(path: str) -> bool:
-    """Whether `path` is one of the page's files, which are served without a token."""
+    """Whether the path is a file of the page, which needs no token."""
     return path == "/" or path.startswith(PREFIX)
 
 
 @cache
 def static_files() -> dict[str, StaticFile]:
-    """Every file of the page, by its path on the admin port; `/` is the page itself."""
+    """All files of the page by their paths on the admin port.  `/` is the page itself."""
     found = {PREFIX + name: _read(entry) for name, entry in _walk(files(__package__) / "static", "")}
     return {"/": found[f"{PREFIX}index.html"], **found}
 

@@ -17,10 +17,10 @@ def add_console(
     gateway_url: Callable[[], str],
     inside_url: Callable[[], str],
 ) -> None:
-    """Add the console's routes to the admin port's application; call it before the application is set up.
+    """Add the console's routes to the admin port's application.  Call before the application is set up.
 
-    `config` gives the configuration in effect.  `gateway_url` gives the URL at which clients reach the public port,
-    `inside_url` the one for this process; each is "" while the port does not listen there.
+    `config` returns the configuration in effect.  `gateway_url` returns the public port's URL for clients, and
+    `inside_url` the URL for this process.  Each is empty while the port does not listen there.
     """
     relay = Relay(config, gateway_url, inside_url)
     application.cleanup_ctx.append(relay.running)

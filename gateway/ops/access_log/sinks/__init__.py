@@ -19,7 +19,7 @@ from gateway.ops.access_log.sinks.stream import StreamSink
 
 
 def check_log(config: LogConfig) -> None:
-    """Raise ConfigError if the configured file could not be written.  Nothing is made, and no lock is taken."""
+    """Raise ConfigError if the configured file cannot be written.  Creates no file and takes no lock."""
     if config.sink != "file":
         return
     try:
@@ -29,11 +29,11 @@ def check_log(config: LogConfig) -> None:
 
 
 def _check_writable(path: Path) -> None:
-    """Raise the OSError or ValueError that opening this file for writing would."""
+    """Raise the OSError or ValueError that opening this file for writing would raise."""
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
     except FileNotFoundError:
-        # The file would be made: where a link leads, if the path is one.
+        # The file would be created, at the end of the link if the path is one.
         path, is_folder = Path(os.path.realpath(path)).parent, False
         if not stat.S_ISDIR(path.stat().st_mode):
             raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR)) from None
@@ -45,13 +45,13 @@ def _check_writable(path: Path) -> None:
 
 def _unwritable(config: LogConfig, error: OSError | ValueError) -> ConfigError:
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    # A NUL, the reason for a ValueError, is not printed as it is.
+    # A NUL raises ValueError, and must not be printed as it is.
     path = config.path if config.path.isprintable() else repr(config.path)
     return ConfigError(f"log.path: {path} cannot be written: {why}")
 
 
 def open_sink(config: LogConfig, node: str, clock: Clock, rng: random.Random) -> Sink | None:
-    """The configured sink; None for `none`.  ConfigError if the file cannot be written."""
+    """The configured sink; None for `none`.  Raises ConfigError if the file cannot be written."""
     match config.sink:
         case "none":
             return None

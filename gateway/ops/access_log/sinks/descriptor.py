@@ -12,14 +12,14 @@ STDOUT = 1
 
 
 class DescriptorSink:
-    """Writes to a descriptor, which it does not own and does not close."""
+    """Writes to a descriptor.  It does not own the descriptor, and does not close it."""
 
     def __init__(self, descriptor: int = STDOUT, name: str = "stdout") -> None:
         self._descriptor = descriptor
         self._thread = WorkThread("access-log")
         self._trouble = Trouble(name)
         self._is_torn = False
-        """Whether the last line was written only in part."""
+        """Whether only a part of the last line was written."""
 
     async def write(self, lines: bytes) -> bool:
         return await self._thread.run(partial(self._write, lines))
@@ -28,7 +28,7 @@ class DescriptorSink:
         self._thread.stop()
 
     def _write(self, lines: bytes) -> bool:
-        # A partial line stays broken, but the next one starts on a line of its own.
+        # End the partial line, so that the next one begins on a line of its own.
         rest = memoryview(b"\n" + lines if self._is_torn else lines)
         self._is_torn = False
         try:

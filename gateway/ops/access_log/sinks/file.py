@@ -1,14 +1,16 @@
 """A sink that writes to a file and rotates it by size and time.
 
-Rotation renames the file, `access.log` to `access.log.20261121T193505Z`, and keeps the newest `keep_files` of those.
-Periods end at multiples of `rotate_s` since 1970 (86,400 s is midnight UTC).  The period of a file that existed at the
-start is that of its last change, so restarts neither delay nor repeat a rotation.  Rotation is considered when a batch
-is written, so a gateway without requests makes no empty files.  A batch is never split over two files.  If the file is
-moved or removed from outside, a new one is opened, so `logrotate` needs no signal; it may also truncate the file.  A
-partial write is truncated away, and a line that a crash has cut is ended: every other line in a file is whole.  If a
-file cannot be rotated, the sink logs that and goes on writing to it.
+Rotation renames the file, for example `access.log` to `access.log.20261121T193505Z`, and keeps the newest `keep_files`
+of these.  Periods end at multiples of `rotate_s` since 1970, so 86,400 s means midnight UTC.  A file that exists at the
+start belongs to the period of its last change, so that restarts neither delay nor repeat a rotation.
 
-A file has one writer, which holds a lock on it (flock(2)): the partial write of one would take whole lines of another.
+Rotation takes place when a batch is written, so a gateway without requests makes no empty files.  A batch is never
+split over two files.  If another program moves or removes the file, the sink opens a new one.  `logrotate` therefore
+needs no signal.  It may also truncate the file.  A partial write is truncated away, and a line that a crash has cut off
+is ended, so every other line is whole.  If a file cannot be rotated, the sink logs this and keeps writing to it.
+
+A file has one writer, which holds a lock on it (flock(2)).  Two writers would destroy each other's lines when they
+truncate partial writes.
 """
 
 from __future__ import annotations
@@ -30,16 +32,16 @@ from gateway.ops.access_log.sinks.thread import WorkThread
 _MODE = 0o640
 _LOCK_TRIES = 20
 _LOCK_PAUSE_S = 0.05
-"""One second in total, for a process that is about to leave the file."""
+"""The tries take one second in total, for a process that is about to close the file."""
 _TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 _ROTATED = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(?:-[0-9]{4})?")
 
 
 class FileSink:
-    """Owns one open file, its thread, and the rotated files."""
+    """The sink with its open file, its thread, and the rotated files."""
 
     def __init__(self, path: Path, clock: Clock, *, rotate_bytes: int, rotate_s: float, keep_files: int) -> None:
-        """Open or create the file; OSError if that fails.  0 bytes or seconds: no rotation by size or time."""
+        """Open or create the file.  Raises OSError.  With 0 bytes or 0 seconds there is no rotation by size or time."""
         self._path = path
         self._clock = clock
         self._rotate_bytes = rotate_bytes
@@ -58,7 +60,7 @@ class FileSink:
 
     async def close(self) -> None:
         """Close the file after the write in progress."""
-        # Not awaited: a disk that hangs must not delay the shutdown.
+        # Do not wait, because a hanging disk must not delay the shutdown.
         self._thread.stop(self._close_file)
 
     # -- on the thread
@@ -84,7 +86,8 @@ class FileSink:
         self._period = period
 
     def _rotate(self, wall: float) -> None:
-        """Begin a new file.  If the old one cannot be renamed, keep it: too large is better than lost."""
+        """Begin a new file.  If the old one cannot be renamed, keep writing to it, because a large file is better than
+        a lost one."""
         try:
             self._rename_file(wall)
         except OSError as error:
@@ -105,7 +108,8 @@ class FileSink:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError:
-            # Counted from the file's end, which may have moved: truncating to a size beyond it would fill it with NULs.
+            # Truncate relative to the file's current end, which another program may have moved.  A larger size would
+            # fill the file with NULs.
             size, written = os.fstat(self._descriptor).st_size, len(lines) - len(rest)
             os.ftruncate(self._descriptor, max(0, size - written))
             raise
@@ -165,7 +169,8 @@ class FileSink:
 
 
 def _lock(descriptor: int) -> None:
-    """Become the file's one writer.  OSError if another process is.  Does nothing on a file system without locks."""
+    """Become the file's only writer.  Raises OSError if another process is.  Does nothing on a file system without
+    locks."""
     for left in range(_LOCK_TRIES - 1, -1, -1):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -180,7 +185,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether the file ends in the middle of a line."""
+    """Whether the file ends within a line."""
     with suppress(OSError), path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) != b"\n"

@@ -1,13 +1,13 @@
 """An idempotent producer for one stream (Durable Streams, section 5.2.1): numbers batches and interprets replies.
 
-It does no I/O.  One batch is in flight at a time, so a reply always belongs to that batch.  A batch whose reply was
-lost is sent again under the same number, and the origin takes it once.  The id is random for each process: two gateways
-of one name do not fence each other off, and nothing has to be remembered across restarts, because batches that a
-process did not deliver are lost with it.
+It does no I/O.  One batch is in flight at a time, so a reply always belongs to that batch.  If a reply is lost, the
+batch is sent again with the same number, and the origin appends it once.  The producer id is random for each process,
+so two gateways with the same name do not fence each other off.  No state has to survive a restart, because the batches
+that a process has not delivered are lost with it.
 
-A new epoch begins if the origin says that it knows less than it was sent: it has lost its state, or the stream was
-re-created.  A new epoch also begins after a batch is given up: if the origin did take it, the next batch must not be
-mistaken for it.
+A new epoch begins if the origin's state is behind: the origin has lost its state, or the stream was re-created.  A new
+epoch also begins after a batch is given up.  The origin may have appended that batch after all, and must not mistake
+the next batch for it.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class Step(Enum):
     DONE = auto()
     """The batch is in the stream, once."""
     CREATE = auto()
-    """The stream does not exist: create it, then send the batch again."""
+    """The stream does not exist.  Create it, then send the batch again."""
     AGAIN = auto()
-    """Send the batch again, under a new number."""
+    """Send the batch again with a new number."""
     WAIT = auto()
-    """The origin cannot take the batch now: send it again later."""
+    """The origin cannot append the batch now.  Send it again later."""
     GIVE_UP = auto()
-    """The batch will never be taken."""
+    """The origin will never append the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A step, the wait that the origin asks for before it (seconds), and one line that describes a failure."""
+    """The next step, the seconds to wait before it, and one line about a failure."""
 
     step: Step
     wait_s: float = 0.0
@@ -48,7 +48,7 @@ class Verdict:
 
 
 class Producer:
-    """The epoch and sequence number of one writer on one stream."""
+    """The epoch and the sequence number of one writer on one stream."""
 
     def __init__(self, producer_id: str) -> None:
         self._id = producer_id
@@ -59,7 +59,7 @@ class Producer:
         return f"<Producer epoch {self.epoch}, seq {self.seq}>"
 
     def headers(self) -> dict[str, str]:
-        """Producer headers of the next batch."""
+        """The producer headers of the next batch."""
         return {
             names.PRODUCER_ID: self._id,
             names.PRODUCER_EPOCH: str(self.epoch),
@@ -67,7 +67,7 @@ class Producer:
         }
 
     def judge(self, status: int, headers: Mapping[str, str]) -> Verdict:
-        """Interpret the reply to the batch; move on to the next number, or to a new epoch, if that is due."""
+        """Interpret the reply to the batch.  Goes on to the next number or a new epoch, if one is due."""
         match status:
             case 200 | 201 | 204:
                 self.seq += 1
@@ -89,7 +89,7 @@ class Producer:
         return Verdict(Step.GIVE_UP, text=why)
 
     def give_up(self) -> None:
-        """Give up the batch: it will not be sent again."""
+        """Give up the batch, which will not be sent again."""
         self._begin_epoch()
 
     def _begin_epoch(self, current: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""The interface of a sink: it takes whole lines, one batch after another, and reports for each whether it was kept."""
+"""The interface of a sink, which takes batches of whole lines and reports for each batch whether it was kept."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ _log = logging.getLogger("gateway.log")
 
 
 class Sink(Protocol):
-    """Takes lines.  There is one writer, which awaits each batch before it writes the next."""
+    """Takes batches of lines.  A single writer awaits each batch before it writes the next."""
 
     async def write(self, lines: bytes) -> bool:
-        """Keep these lines, each ended by a newline; False if they were given up.
+        """Keep these lines, each ended by a newline.  Returns False if they are lost.
 
         Raises only CancelledError, after which it is unknown whether the lines were kept.
         """
 
     async def close(self) -> None:
-        """Release all resources.  Nothing is written afterwards."""
+        """Release all resources.  No call follows."""
 
 
 class Trouble:
-    """Logs the failures of a sink: one line when it starts to fail, one when it recovers, not one per batch."""
+    """Logs a sink's failures: one line when it begins to fail and one when it recovers, not one for each batch."""
 
     def __init__(self, where: str) -> None:
         self._where = where

@@ -1,11 +1,11 @@
-"""A sink that appends to a durable stream at an origin: each batch is one append of JSON messages, taken exactly once.
+"""A sink that appends to a durable stream at an origin.  Each batch is one append of JSON messages, made exactly once.
 
-The stream is created if it does not exist.  While the origin cannot take a batch, it is sent again after growing,
-jittered pauses; the log's queue bounds the records that gather meanwhile.  `producer` decides; this module sends and
-waits.  A batch is duplicated only if the origin keeps the stream but loses its record of the producer between taking
-the batch and replying.
+The stream is created if it does not exist.  While the origin cannot append a batch, the batch is sent again after
+growing, random pauses.  The log's queue bounds the records that wait meanwhile.  `producer` interprets the replies, and
+this module sends and waits.  A batch is duplicated only if the origin keeps the stream but loses its record of the
+producer after the append and before the reply.
 
-The URL is the origin's, not this gateway's: through the gateway every batch would be a request to log.
+The URL must be the origin's.  Through the gateway, every batch would be another request to log.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ _SHORTEST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _SPREAD = (0.5, 1.0)
 _PROMPT_TRIES = 3
-"""How often a batch is sent again without a pause, under a new number or after the stream was created."""
+"""How often a batch is sent again without a pause, with a new number or after the stream was created."""
 
 
 class StreamSink:
-    """The writer of one stream.  Owns an HTTP client, so that logging never waits for a reader's connection."""
+    """The writer of one stream.  It owns an HTTP client, so that logging and clients' requests never wait for each
+    other's connections."""
 
     def __init__(self, url: str, clock: Clock, rng: random.Random, *, node: str, authorization: str = "") -> None:
         self._url = str(URL(url, encoded=True).with_fragment(None))
@@ -48,7 +49,7 @@ class StreamSink:
             self._headers["Authorization"] = authorization
 
     async def write(self, lines: bytes) -> bool:
-        # Newlines inside a line are escaped, so every newline here ends a line.
+        # Newlines inside a line are escaped, so every newline ends a line.
         body = b"[" + lines[:-1].replace(b"\n", b",") + b"]"
         failures = prompt = 0
         while True:
@@ -73,7 +74,7 @@ class StreamSink:
         await self._client.close()
 
     async def _append(self, body: bytes) -> Verdict:
-        """One try; creates the stream if it does not exist."""
+        """Try once.  Creates the stream if it does not exist."""
         try:
             status, headers = await self._send("POST", {**self._producer.headers()}, body)
             verdict = self._producer.judge(status, headers)

@@ -1,6 +1,6 @@
 """A thread for work that may block the event loop: writing to disks and pipes.
 
-It is a daemon: a write to a pipe without a reader may never return, and must not keep the process from exiting.
+It is a daemon thread: a write to a pipe without a reader may never return, and must not keep the process from exiting.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class WorkThread:
         self._thread.start()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """The result of `work`, or its exception; if the caller is cancelled, the work still goes on."""
+        """Return the result of `work`, or raise its exception.  If the caller is cancelled, the work continues."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
@@ -44,14 +44,14 @@ class WorkThread:
             try:
                 loop.call_soon_threadsafe(resolve, result, error)
             except RuntimeError:
-                # The loop is closed, so the result has no receiver.
+                # The loop is closed, so no caller waits for the result.
                 return
 
         self._jobs.put(job)
         return await done
 
     def stop(self, last: Callable[[], None] = lambda: None) -> None:
-        """Accept no more work; the thread finishes its jobs, calls `last` and ends.  Does not wait for that."""
+        """Accept no more work.  The thread finishes its jobs, calls `last` and ends; this call does not wait."""
         self._jobs.put(last)
         self._jobs.put(None)
 
