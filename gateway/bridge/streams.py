@@ -9,9 +9,9 @@ An offset is the sequence number of the next record, so there is one at each rec
 the width of the largest sequence number, so that they sort like the records.
 
 An S2 stream that is deleted and re-created counts from 0 again, and S2 gives it no new name.  Timestamps distinguish
-the two.  A stream was re-created if a record has another timestamp than before, if the tail is before a known record,
-or if an append got the number of a known record.  Each re-creation starts a new *incarnation*, which is named in entity
-tags.  The engine then drops the bytes of the earlier one.
+the two.  Three facts prove a re-creation: a record has another timestamp than before, the tail is before a known
+record, or an append got the number of a known record.  Each re-creation starts a new *incarnation*, which is named in
+entity tags.  The engine then drops the bytes of the earlier one.
 
 Replies can overtake each other, so each is compared with the state known when its request was sent.  A reply without a
 known record proves nothing, because it may belong to a re-created stream.  The last known record is then read again

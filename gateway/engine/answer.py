@@ -1,8 +1,8 @@
 """An answer to a read: the status, the headers, and the parts that make up the body.
 
 A part is either bytes in memory or the body of a flight (a shared upstream fetch), which may still be arriving.  In
-JSON mode each part is the inside of an array.  The answer adds the brackets, and commas between non-empty parts.  The
-caller must always call `close`, which detaches the answer from its flights.
+JSON mode each part holds array elements without the brackets.  The answer adds the brackets, and commas between
+non-empty parts.  The caller must always call `close`, which detaches the answer from its flights.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Parts:
 
     @property
     def size(self) -> int:
-        """The known size in bytes.  A flight counts with its announced length or its received bytes, if these are
+        """The known size in bytes.  A flight counts with its announced length, or with its received bytes if they are
         more."""
         if not self._parts:
             return 0

@@ -11,16 +11,15 @@ valid, the next begins at the first position in memory, so that it covers all re
 start sentinel, which can name any position.  So a stream needs at most three confirmations, in whatever order its
 readers begin.
 
-If the origin has trimmed the first position in memory, the tape drops the bytes at that position, and the reader's own
-position is confirmed.  Further confirmations then begin midway between the two.  Each reply, whether it refuses or
-confirms, halves the number of positions in between.  A trim therefore costs about 2 log2 of that number of requests.
+If the origin has trimmed the first position in memory, the tape drops the bytes there.  Then the reader's own position
+is confirmed.  Further confirmations begin midway between the two.  Each reply, whether it refuses or confirms,
+halves the number of positions in between.  A trim therefore costs about 2 log2 of that number of requests.
 
-`Patience` limits the wait for a silent origin.  A read that ends at the known tail asks the origin for more bytes, and
-a live read may ask whether the stream is still the same.  If the origin answers no request of the route for
-`PATIENCE_S`, the read gets the bytes in memory, as if the origin had failed.  Such an answer does not state the tail,
-so the client continues from its end.  The fetch continues for other readers.  Until the origin answers again, further
-reads of this kind do not wait at all.  If the origin answers other requests meanwhile, the read waits for at most
-`MOST_WAIT_S`.
+`Patience` limits the wait for a silent origin.  A read that ends at the known tail asks the origin for more bytes.  A
+live read may ask whether the stream is still the same.  If the origin answers no request of the route for `PATIENCE_S`,
+the read gets the bytes in memory, as after a failure.  Such an answer does not state the tail, so the client continues
+from its end.  The fetch continues for other readers.  Until the origin answers again, further reads of this kind do not
+wait at all.  If the origin answers other requests meanwhile, the read waits for at most `MOST_WAIT_S`.
 """
 
 from __future__ import annotations

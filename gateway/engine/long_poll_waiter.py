@@ -373,11 +373,9 @@ class Waiter:
             self.pump()
 
     async def _restart(self) -> Answer | Poll:
-        """Handle the end of the stream's record.
+        """Start again with the stream that the origin has now.
 
-        If the stream was re-created, clients that waited for more of the old stream get an error.  A client that
-        arrived before the follower was confirmed starts again with the new stream.  So does every client if the cause
-        was a purge, because the stream may still be the same.
+        If the stream was re-created after the follower had confirmed it to these clients, they get an error instead.
         """
         waiting = self._waiting
         if self._was_confirmed and waiting.stream.ended not in (None, End.PURGED):

@@ -4,13 +4,13 @@ A 404 or 410 is repeated until `absent_s` after it was requested.  It is only re
 upstream headers.  It stands for the stream as a whole, or for one offset if the origin has trimmed that offset.  A 400
 is not remembered, because the next append may make its offset valid.
 
-Before a write to a path is sent through this gateway, all entries for the path are dropped, and until the write is
-answered no new ones are made.  A stream is therefore visible to all readers as soon as its PUT is acknowledged.
+Before a write is sent through this gateway, all entries for its path are dropped.  Until the write is answered, no new
+ones are made.  A stream is therefore visible to all readers as soon as its PUT is acknowledged.
 
 Clients that ask for ever new names would never hit this cache.  Each 404 therefore takes a token from a bucket of its
 origin, which refills at `absent_per_s` tokens a second.  While the bucket is empty, streams that are not in memory are
-not requested.  The lower half of the bucket is reserved for client networks that have caused few 404s, so that networks
-that scan for names cannot use up the tokens of the others.
+not requested.  The lower half of the bucket is reserved for client networks that have caused few 404s.  Networks that
+scan for names cannot use up these tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gateway.upstream.flight import METADATA, OriginError
 _MOST_BYTES: Final = 1 << 24
 """The size limit of the cache.  Names, queries and replies can have any length."""
 _LEAST_PRUNED: Final = 1_000
-"""With fewer entries than this, expired ones are not searched for."""
+"""The number of entries below which expired ones are not removed."""
 _MOST_BODY_BYTES: Final = 1_024
 """An error with a longer body is not remembered."""
 _BURST_S: Final = 5.0

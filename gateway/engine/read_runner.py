@@ -36,7 +36,7 @@ def is_known_kept(read: Read, stream: Stream) -> bool:
     """Return whether the stream's shared answers are already known not to suit the read's Origin header.
 
     If the origin sends `Vary: Origin`, that holds while the stream stays in memory.  If the shared reply merely lacks
-    permission for this web origin, the origin may have changed its mind, so that fact counts only for a while.
+    permission for this web origin, that holds only for a while: the origin may grant permission later.
     """
     if not read.is_kept_from(stream):
         return False

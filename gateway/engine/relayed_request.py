@@ -1,14 +1,13 @@
 """A relayed request, the state of its stream when it was sent, and the list of pending writes.
 
-A write is *pending* while the origin may still execute it: from when it is sent until it is answered.  A write that may
-create or delete the stream and got no answer stays pending, because the origin may have executed it or may still do so.
+A write is *pending* while the origin may still execute it: from when it is sent until it is answered.  If a write that
+may create or delete the stream gets no answer, it stays pending: the origin may have executed it, or may still do so.
 It is removed after an acknowledged write, once no bytes are kept that may belong to an earlier stream.  Pending writes
 are recorded by path rather than by stream record, so that they also count for records that are created later.
 
-While a write that deletes and a write that creates are both pending, the origin may have re-created the stream, and no
-reply has to show it.  One kind alone does no harm: after a DELETE there is no stream to mistake for the earlier one,
-and a PUT finds the existing stream.  So a client that sends only one kind, slowly, cannot make readers lose their
-bytes.
+While a DELETE and a creating write are both pending, the origin may have re-created the stream without any reply
+showing it.  One kind alone does no harm: after a DELETE there is no stream to mistake for the earlier one, and a PUT
+finds the existing stream.  So a client that sends only one kind, slowly, cannot make readers lose their bytes.
 """
 
 from __future__ import annotations
@@ -203,7 +202,7 @@ class PendingWrites:
                     del self._changes[group]
 
     def is_under_way(self, group: Group) -> bool:
-        """Return whether a write to the path is under way.  The origin's refusals may then be out of date any
+        """Return whether a write to the path is under way.  The origin's refusals may then be out of date at any
         moment."""
         return group in self._under_way
 

@@ -190,7 +190,7 @@ class ReplyRecorder:
         )
 
     def apply_another(self, fetch: SentFetch) -> Effect | None:
-        """Handle a reply of another stream than the one in memory: end the record in memory.
+        """End the record in memory, because a reply belongs to another stream.
 
         The record stays if it may already belong to the later of the two streams.
         """
@@ -229,7 +229,8 @@ def _record_tail(fetch: SentFetch, learned: Learned) -> str | None:
 
 
 def is_overtaken(stream: Stream, flight: Flight) -> bool:
-    """Return whether the stream's bytes were dropped after the flight was sent, so that its bytes may be those."""
+    """Return whether the stream's bytes were dropped after the flight was sent.  The flight may bring those very
+    bytes."""
     seen, now = flight.version, stream.version
     return seen is not now and not seen.same_incarnation_as(now)
 

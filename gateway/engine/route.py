@@ -126,7 +126,7 @@ class Route:
         """Web origins that may not read a path.  Their reads may share replies without Access-Control-Allow-Origin."""
         self._now = clock.now
         self.answers = 0
-        """How many requests of the route an origin has answered."""
+        """The number of requests of the route that an origin has answered."""
         self.is_silent = False
         """Whether a read has waited too long, and the origin has answered no request of the route since."""
         self._has_shared_live = False

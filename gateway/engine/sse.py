@@ -4,8 +4,8 @@
 
 The first reader of a stream is answered when its own fetch has returned the tail, while the follower is still
 connecting.  This takes one round trip to the origin instead of three.  But a live answer that may not be shared must be
-relayed from its first byte.  So the reader waits for the follower until some live answer on its route has proved
-shareable, and after one has recently proved unshareable.
+relayed from its first byte.  So the reader waits for the follower instead while no live answer on its route has proved
+shareable, or if one has recently proved unshareable.
 
 Many readers often join at the same offset within a second, for instance after a network outage.  The head and first
 event sent to one of them are therefore kept (`SseOpening`) and sent to the next.  They are valid within the second that

@@ -9,8 +9,8 @@ write is *overtaken* if another write has, or may have, deleted or created the s
 answer may then concern the earlier stream or the present one.
 
 A write is *pending* while the origin may still execute it (`gateway.engine.relayed_request`).  While pending writes may
-re-create the stream, an acknowledgement may concern a stream that no reply has shown yet, so the bytes in memory are
-dropped.
+re-create the stream, an acknowledgement may concern a new stream that no reply has shown yet.  The bytes in memory are
+then dropped.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Writes:
         is_alone = sent.request.mode in _GETS or route.is_shared
         if is_alone or route.sharing.varies(reply.headers) or sent.is_outdated:
             # The stream may be hidden from this client only, the GET's offset alone may be gone, or a write
-            # acknowledged after the request found the stream.  The next request shows the truth.
+            # acknowledged after the request found the stream.  The next request shows which.
             sent.stream.mark_stale()
             self._live.revalidate(sent.stream)
         else:
@@ -177,7 +177,7 @@ class Writes:
             self.missing(write, reply)
 
     def _end_group(self, write: SentRequest, why: End) -> None:
-        """Drop every stream at the path of a write that has ended the earlier stream there.
+        """Drop every stream at a path, because a write has ended the earlier stream there.
 
         The write certainly ended only the writer's own stream, as it was when the write was sent.  With other
         credentials, or another query, the path may name another stream.  A record that is newer, or was written to
@@ -333,7 +333,7 @@ class Writes:
         self._live.restart(stream)
 
     def _remember(self, write: SentRequest) -> None:
-        """Keep an unanswered write that may create or delete the stream on the list of pending writes."""
+        """Add an unanswered write, which may create or delete the stream, to the list of pending writes."""
         for group in self._pending.remember(write):
             # The list is full, and this path was removed from it.  Its streams may have been re-created unnoticed.
             self._tell(group, self._doubt, "doubt")

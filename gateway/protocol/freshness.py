@@ -253,8 +253,8 @@ def lifetime_here(lifetime: Lifetime, answer: Mapping[str, str], asked_at: float
     `answer` is the header section with the origin's Date.  Its request was sent at `asked_at` and answered at
     `answered_at` (Unix seconds by this machine's clock).
 
-    The clocks are taken to differ only as far as the exchange proves it (RFC 9111 section 4.2.3).  The result is never
-    late.  It may be early by up to a second plus the duration of the exchange.
+    The result accounts only for the difference of the clocks that the exchange proves (RFC 9111 section 4.2.3).  The
+    result is never late.  It may be early by up to a second plus the duration of the exchange.
 
     By the origin's clock, an expiry before the request cannot be right, because the origin still serves the stream.  It
     is then read by this machine's clock if that puts it in the future, and is otherwise unknown.

@@ -4,8 +4,8 @@
 Its functions convert to and from the types of `records.py`.  As usual in protobuf, unknown fields are ignored, and an
 absent number, string or message is zero or empty.  Only fields marked `optional` can be absent.
 
-The caller limits the size of the input.  But an empty record or header takes 2 bytes and becomes a much larger object,
-so a message with more of them than S2 allows is refused before the objects are created.
+The caller limits the size of the input.  But an empty record or header takes 2 bytes and becomes a much larger object.
+A message with more of them than S2 allows is therefore refused before the objects are created.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The S2 streams in use, and the sessions at their origins that keep live readers up to date.
 
-A stream is in use while a request needs it, and while it is followed.  It is followed from when the first reader waits
-at its tail until the live table (`gateway.live.table`) removes its topic, the record of its live readers.
+A stream is in use while a request needs it, and while it is followed.  It is followed once a reader waits at its tail.
+That ends when the live table (`gateway.live.table`) removes its topic, the object that holds its live readers.
 
 A followed stream has one session at its origin (`S2Follower`).  After a failure, a new session continues at the same
 position; repeated failures lead to growing pauses.  If the origin stays unreachable or refuses, the live readers get an
@@ -65,8 +65,8 @@ after further ones with a pause.  Origins may end each session right after the r
 
 
 LEAVING_S: Final = 15.0
-"""How long an origin may keep announcing that it is leaving, or advise to use another session, before this counts as a
-failure, in seconds."""
+"""How long, in seconds, an origin may announce its end, or advise to use another session, without sending anything
+else. After that it counts as failed."""
 
 
 class S2Follower:
@@ -221,7 +221,7 @@ class S2Follower:
 
 
 EVERY_S: Final = 0.02
-"""Seconds between two confirmations, other than those that a reader waits for."""
+"""Seconds between two queued confirmations."""
 
 
 class S2Confirmations:

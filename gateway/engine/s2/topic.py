@@ -10,8 +10,8 @@ to each connection at once.
 
 A topic ends when it has no readers, or by `lost`, with an error for all readers.  Both are final.
 
-The id of a server-sent event counts the records and bytes delivered by its response.  An event can therefore be shared
-only by readers that have received equally much, such as readers that joined between the same two batches.
+The id of a server-sent event counts the records and bytes delivered by its response.  So readers share an event only if
+they have received equally much, for instance because they joined between the same two batches.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ dropped.  Instead the records are *doubted*: the origin must confirm them before
 live readers is confirmed within a few seconds (`streams.py`), and the readers continue meanwhile.
 
 A path may have a crowd of streams in memory, most of them asleep (`gateway.tape.paths`).  An append checks only the
-awake ones.  The sleeping ones are doubted together, if the acknowledgement comes before the end of any of their
-records.
+awake ones.  The sleeping ones are doubted together, if the acknowledged sequence number is before the end of the
+records of one of them.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class S2Acknowledgements:
         self._length = int(length) if length.isdigit() and len(length) < 10 else _MOST_BYTES
 
     def see(self, chunk: bytes) -> None:
-        """Read a part of the body."""
+        """Process a part of the body."""
         if self._is_over:
             return
         self._bytes += chunk
