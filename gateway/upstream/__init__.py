@@ -1,1 +1,1 @@
-"""Requests to origins: the HTTP client, the origins' health, and flights, which are fetches shared by many readers."""
+"""Requests to origins: the HTTP client, health checks and circuit breakers, and fetches shared by many readers."""

@@ -1,9 +1,7 @@
-"""The interface between a request to an origin and the component that made it.
+"""The interface to the origins: `Upstream` sends a request, and a `Requester` receives its outcome.
 
-A `Requester` receives the outcome by plain calls.  Most of the gateway awaits the reply instead: `answer_to` adapts the
-calls to an awaitable.  Relays are requesters themselves, because there is one for each client request.
-
-The engine's interface to the origins.
+A requester is notified by plain calls, without a task.  Relays are requesters, because each client request that is
+relayed has one.  Most other callers await a reply: `answer_to` adapts the calls to an awaitable.
 """
 
 from __future__ import annotations
@@ -22,29 +20,31 @@ C = TypeVar("C")
 
 
 class Requester(Protocol):
-    """Receives the outcome of a request.  Its methods are called in the context of the connection."""
+    """Receives the outcome of a request.  Its methods are called in the connection's `contextvars` context."""
 
     @property
     def sent(self) -> Callable[[], object]:
-        """Called once for each attempt, when the request is being sent to an origin."""
+        """A callback for each attempt to send the request."""
 
     def informed(self, interim: Interim) -> None:
-        """An interim reply has arrived."""
+        """Handle an interim (1xx) reply."""
 
     def head_arrived(self, reply: Reply) -> None:
-        """The head of the reply has arrived.  The requester must call `Reply.close`."""
+        """Handle the reply, whose head has arrived.  The requester must call `Reply.close` at the end."""
 
     def failed(self, error: GatewayError) -> None:
-        """No reply will come.  `error` is UpstreamUnreachable, UpstreamTimeout or UpstreamBroken; CircuitOpen if no
-        origin may be used; UpstreamCongested if no connection is free in time; or the error that the request body
-        raised."""
+        """Handle a failure before the head.
+
+        `error` is UpstreamUnreachable, UpstreamTimeout, UpstreamBroken, CircuitOpen if no origin may be used,
+        UpstreamCongested if no connection was free in time, or the error that the request body raised.
+        """
 
 
 class PendingRequest(Protocol):
-    """A request whose reply is awaited."""
+    """A request whose reply has not arrived yet."""
 
     def give_up(self) -> None:
-        """Give up waiting for the head of the reply.  Has no effect once the head is here."""
+        """Cancel the request.  Has no effect once the head of the reply has arrived."""
 
 
 class _Waiter:
@@ -74,7 +74,7 @@ async def answer_to(
 ) -> Reply:
     """Send a request by `ask` and wait for the head of its reply.  Raises the error passed to `Requester.failed`.
 
-    `on_sent` is called for each attempt, in the context of the connection.
+    `on_sent` is called for each attempt to send the request, in the connection's context.
     """
     waiter = _Waiter(on_sent)
     pending = ask(waiter, call)
@@ -84,11 +84,11 @@ async def answer_to(
     except asyncio.CancelledError:
         pending.give_up()
         if answer.done() and not answer.cancelled() and answer.exception() is None:
-            # The reply arrived in the same turn of the loop as the cancellation.
+            # The reply arrived in the same iteration of the loop as the cancellation.
             answer.result().close()
         raise
     finally:
-        # The raised error refers to this frame, so the frame must not refer to the error.
+        # The traceback of a raised error refers to this frame.  Avoid the reference cycle.
         del waiter, pending, answer
 
 

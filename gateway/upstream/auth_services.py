@@ -1,10 +1,13 @@
-"""The gateway's own requests for authorisation: for the key sets of issuers (`gateway.auth.key_sets`), and for the
-verdicts of operators' services (`gateway.auth.forward`).
+"""The gateway's own requests for authorisation.
 
-Requests that cannot be judged yet wait here.  All requests that wait for one question share one request to the service.
-They are judged again once that has ended, with or without success.  The number of waiting requests is bounded, in total
-and for each client network.  The time of each request to a service and the bytes of its reply are bounded, too.  So are
-the connections, which are separate from those to origins.
+There are two kinds.  The gateway fetches the key sets of token issuers (`gateway.auth.key_sets`).  It also asks
+operators' authorisation services to allow or refuse a client's request (`gateway.auth.forward`).
+
+A client's request that depends on such an answer waits here.  All client requests with the same question share one
+request to the service.  When that request has ended, successfully or not, they are authorised again.
+
+Bounded are: the waiting client requests, in total and per client network; the time of a request to a service; the bytes
+of its reply; and the connections to services, which are separate from those to origins.
 """
 
 from __future__ import annotations
@@ -43,23 +46,23 @@ if TYPE_CHECKING:
     from gateway.auth.keys import KeyRing
 
 FETCH_S: Final = 5.0
-"""Bound on the fetch of a key set, its discovery included."""
+"""The seconds that a fetch of a key set may take, including discovery."""
 MOST_KEY_SET_BYTES: Final = 1 << 18
 _MOST_S: Final = 60.0
-"""The longest time that a service may have for its answer."""
+"""The most seconds that a request to a service may wait for a connection."""
 _MOST_UNREAD_BYTES: Final = 1 << 14
-"""A longer body of a service's answer costs its connection."""
+"""If the body of a service's answer is longer than this, the connection is closed instead of reused."""
 _LEAST_REPORT_S: Final = 10.0
-"""Least time between two log lines about a service that fails now and then."""
+"""The least seconds between two log lines about one service."""
 RESULTS: Final = ("allowed", "refused", "undecided")
 MOST_WAITING: Final = 4_096
-"""Bound on requests that wait to be judged; one client network may have a quarter of it."""
+"""The most client requests that wait for authorisation.  One client network may have a quarter of them."""
 
 _log = logging.getLogger("gateway.auth")
 
 
 class _Unusable(Exception):
-    """The reply of a service cannot be used; the message is a few words for the operator."""
+    """The reply of a service cannot be used.  The message is a few words for the operator."""
 
 
 class _Fetched(NamedTuple):
@@ -73,18 +76,18 @@ class Service:
     def __init__(self, rule: ForwardRule) -> None:
         self.rule = rule
         self.results: Counter[str] = Counter(dict.fromkeys(RESULTS, 0))
-        """Its answers, by result."""
+        """The number of its answers, by result."""
         self.problem = ""
-        """The reason why its latest answer decided nothing; empty if it decided."""
+        """The problem with its latest answer; empty if the answer was allowed or refused."""
         self.answered_at = -math.inf
-        """When the service last decided, in monotonic seconds."""
+        """When the service last allowed or refused a request (monotonic seconds)."""
         self.is_reported = False
-        """Whether the latest line in the log reports a problem."""
+        """Whether the latest log line about the service reports a problem."""
         self.reported_at = -math.inf
 
 
 class WaitingRequest:
-    """A request that waits until its question has been asked."""
+    """A client request that waits for the answer to a question."""
 
     __slots__ = ("_asking", "_services", "heard", "net", "ready")
 
@@ -105,7 +108,7 @@ class WaitingRequest:
             self._services.release(self.net)
 
     def answered(self) -> None:
-        """Have the request judged again, because its question has been asked."""
+        """Have the request authorised again, because its question has been answered or has failed."""
         if self._asking is not None:
             self.heard = self._asking.heard
             self.leave_queue()
@@ -113,7 +116,7 @@ class WaitingRequest:
 
 
 class _Asking:
-    """A question that is being asked, with the requests that wait for its answer."""
+    """A question that is being asked, and the client requests that wait for its answer."""
 
     __slots__ = ("heard", "waiting")
 
@@ -122,42 +125,42 @@ class _Asking:
         self.heard: Heard | None = None
 
     def end_question(self) -> None:
-        """Have the waiting requests judged again, each in a call of its own."""
+        """Have the waiting requests authorised again, each in its own callback of the loop."""
         loop = asyncio.get_running_loop()
         for one in tuple(self.waiting):
             loop.call_soon(one.answered, context=DETACHED.copy())
 
 
 class AuthServices:
-    """Owner of the questions under way, and of the connections to services.  `close` ends them."""
+    """Owner of the questions in progress, and of the connections to services.  `close` ends both."""
 
     def __init__(self, verdicts: Verdicts, clock: Clock, rng: random.Random, most_requests: int = 64) -> None:
-        """`most_requests` bounds the requests to services that are under way at once."""
+        """`most_requests` bounds the concurrent requests to services."""
         self.verdicts = verdicts
         self.key_sets = verdicts.key_sets
         self.clock = clock
         self._rng = rng
-        # Reads have three quarters of the slots, and one client half of all.
+        # Reads get three quarters of the slots, so that `most_requests` of them fit.
         slots = -(-4 * most_requests // 3)
         self._exchanges = Exchanges(SlotLimits(slots, slots, MOST_WAITING, _MOST_S))
         self._tasks = Tasks()
         self.wheel = Wheel(clock)
-        """Deadlines of live reads that services have allowed."""
+        """Ends live reads when the permission that a service gave them expires."""
         self._asking: dict[Question, _Asking] = {}
         self._waiting: Counter[str] = Counter()
-        """Waiting requests by client network."""
+        """The number of waiting requests, by client network."""
         self._waiting_total = 0
         self._timers: dict[KeySource, Timer] = {}
-        """The next fetch of each key set."""
+        """The timer for the next fetch of each key set."""
         self._services: dict[ForwardRule, Service] = {}
         self.undecided: Counter[str] = Counter()
-        """Requests that were answered with a 503, by route."""
+        """The number of client requests answered with a 503, by route."""
 
     def __repr__(self) -> str:
         return f"<AuthServices {len(self._asking)} questions, {self._waiting_total} waiting>"
 
     def configure(self, every: Iterable[Rules]) -> None:
-        """Fetch the keys that these rules name, now and from time to time; stop fetching others."""
+        """Fetch the key sets that these rules name, now and periodically.  Stop fetching others."""
         every = tuple(every)
         self.key_sets.keep_sources(key_sources(every))
         rules = (one for rules in every for one in rules if isinstance(one, ForwardRule))
@@ -172,7 +175,7 @@ class AuthServices:
                 self._schedule(one)
 
     def configure_tls(self, tls: Mapping[str, OriginTls]) -> None:
-        """Use these TLS settings, by scheme, host and port, for new connections."""
+        """Use these TLS settings for new connections.  The keys are `scheme://host:port`."""
         self._exchanges.configure_tls(tls)
 
     async def close(self) -> None:
@@ -182,19 +185,22 @@ class AuthServices:
         await self._exchanges.close()
 
     def find_verdict(self, inquiry: Inquiry) -> ForwardVerdict | None:
-        """A service's verdict, if one is kept and valid."""
+        """Return a service's remembered verdict; None if there is no valid one."""
         return self.verdicts.forwarded.find_verdict(inquiry, self.clock.wall())
 
     def look(self) -> tuple[Service, ...]:
-        """The services that rules name."""
+        """Return the services that the rules name."""
         return tuple(self._services.values())
 
     def await_answer(
         self, question: Question, net: str, ready: Callable[[], None], refused: Callable[[], None] = no_op
     ) -> WaitingRequest:
-        """Ask the question, unless it is being asked already.  Afterwards call `ready`, for a request of this client
-        network.  `refused` is called if the service is asked because of this request and refuses, even if the request
-        no longer waits.  Raises Undecided if the request cannot wait."""
+        """Ask the question unless it is being asked, and call `ready` when the answer has arrived or failed.
+
+        `net` is the network of the client whose request waits.  If this request causes the question and the service
+        refuses it, `refused` is called, even if the client request has left.  Raises Undecided if too many requests
+        wait or the question may not be asked now.
+        """
         count = self._waiting[net]
         if self._waiting_total >= MOST_WAITING or count >= MOST_WAITING // 4:
             raise Undecided
@@ -206,7 +212,7 @@ class AuthServices:
         return WaitingRequest(self, asking, net, ready)
 
     def release(self, net: str) -> None:
-        """Stop counting a waiting request of this client network."""
+        """Subtract a waiting request of this client network from the counts."""
         self._waiting_total -= 1
         self._waiting[net] -= 1
         if not self._waiting[net]:
@@ -244,7 +250,7 @@ class AuthServices:
         asking.end_question()
 
     async def _inquire(self, inquiry: Inquiry, net: str) -> ForwardVerdict | str:
-        """The service's verdict, or the problem in a few words."""
+        """Return the service's verdict, or a description of the problem in a few words."""
         rule = inquiry.rule
         headers = CIMultiDict([*inquiry.fields, ("Accept-Encoding", "identity")])
         bounds = Bounds(rule.timeout_s, rule.timeout_s, rule.timeout_s, rule.timeout_s)
@@ -255,7 +261,7 @@ class AuthServices:
             ) as reply:
                 verdict = read_verdict(inquiry, reply.status, reply.headers, self.clock.wall())
                 with suppress(GatewayError):
-                    # Read the body only so that the connection can be kept.
+                    # Read the body so that the connection can be reused.
                     await reply.read(_MOST_UNREAD_BYTES)
                 return verdict
         except BadVerdict as error:
@@ -267,7 +273,7 @@ class AuthServices:
             return "unhandled error"
 
     def _note(self, rule: ForwardRule, verdict: ForwardVerdict | None, problem: str) -> None:
-        """Count an answer, and tell the operator when the service begins to fail, and when it decides again."""
+        """Count an answer, and log when the service begins to fail and when it has recovered."""
         service = self._services.get(rule)
         if service is None:
             return
@@ -288,7 +294,7 @@ class AuthServices:
     # -- key sets
 
     def _schedule(self, keys: KeySet) -> None:
-        """Have the key set fetched when it is due."""
+        """Set the timer for the next fetch of the key set."""
         source = keys.source
         if self.key_sets.find_set(source) is not keys:
             return
@@ -322,20 +328,20 @@ class AuthServices:
                 _log.warning("keys of %s: %s: %s; %s", source.issuer, source.url, found, then)
         else:
             if withdrawn := keys.fetched(found.ring, found.lifetime_s, self._rng.random()):
-                # Tokens of a withdrawn key are still known and their verdicts remembered, so have them judged again.
+                # Forget remembered verdicts on tokens, some of which may be signed with a withdrawn key.
                 self.verdicts.begin_edition()
                 self.verdicts.end_reads_of_keys(source, withdrawn)
             if was_failing:
                 _log.warning("keys of %s: fetched again from %s", source.issuer, source.url)
         self._schedule(keys)
         if self._asking.get(source) is asking:
-            # Else two reloads have removed the source and added it again, and it is being fetched for others.
+            # Otherwise the source was removed and added again by reloads, and another fetch of it is in progress.
             del self._asking[source]
         asking.end_question()
 
     async def _fetch_keys(self, source: KeySource) -> _Fetched | str:
-        """The keys of a source, or the problem in a few words."""
-        # Imported here, because a gateway without such rules need not load the library.
+        """Return the keys of a source, or a description of the problem in a few words."""
+        # Imported here, so that a gateway without such rules does not load the cryptography library.
         from gateway.auth.keys import BadKeys, parse_published_keys
 
         try:
@@ -351,7 +357,7 @@ class AuthServices:
             return "unhandled error"
 
     async def _discover(self, source: KeySource) -> str:
-        """The URL of an issuer's key set.  Raises _Unusable."""
+        """Return the URL of an issuer's key set from its metadata.  Raises _Unusable."""
         text, _ = await self._get(source.url)
         try:
             found = json.loads(text)
@@ -367,9 +373,9 @@ class AuthServices:
         return url
 
     async def _get(self, url: str) -> tuple[bytes, CIMultiDictProxy[str]]:
-        """The body and the headers of a reply with status 200.  Raises _Unusable or a GatewayError."""
+        """Send a GET; return the body and the headers of a 200.  Raises _Unusable or a GatewayError."""
         headers = CIMultiDict({"Accept": "application/json, application/jwk-set+json", "Accept-Encoding": "identity"})
-        # Use the connections for live requests, so that the request does not wait behind a crowd of other questions.
+        # Use the pool for live requests, where this request does not queue behind many questions to services.
         call = OriginCall("GET", url, headers, Bounds(FETCH_S, FETCH_S, FETCH_S, FETCH_S), is_live=True)
         async with await self._exchanges.send(call) as reply:
             if reply.status != 200:
@@ -383,7 +389,7 @@ class AuthServices:
 
 
 def _lifetime(headers: CIMultiDictProxy[str]) -> float:
-    """For how long a key set is fresh, in seconds."""
+    """Return the seconds for which a key set is fresh, by its HTTP headers."""
     directives = parse_cache_control(", ".join(headers.getall("Cache-Control", ())))
     if not {"no-store", "no-cache", "max-age"} & set(directives):
         return DEFAULT_LIFETIME_S

@@ -1,37 +1,38 @@
-"""The circuit breaker and the retry budget of an origin: whether it may be used, and whether it may be asked again.
+"""The circuit breaker and the retry budget of an origin.
 
-The breaker is a pure state machine: it sends nothing, reads no clock and has no randomness of its own.  `now` and `rng`
-are arguments; the events are `admit`, `succeeded`, `record_failure` and `abandoned`.  Each origin has a breaker
-(`gateway.upstream.origin_state`).
+The breaker is a pure state machine: it sends nothing and reads no clock.  Each origin has one
+(`gateway.upstream.origin_state`).  Its states are:
 
-    closed     all requests pass.  Consecutive failures, or a share of failures within a window, open the breaker.
-    open       no request passes for a time that grows from trip to trip.  It is jittered, so that several gateways do
-               not return at the same moment.
-    half-open  a bounded number of probes pass.  A success closes the breaker, a failure opens it again for longer.
+    closed     All requests pass.  Consecutive failures, or a share of failures within a window, open the breaker.
+    open       No request passes for a time, which grows from trip to trip.  The time is jittered, so that several
+               gateways do not return at the same moment.
+    half-open  A bounded number of requests pass as probes.  A success closes the breaker.  A failure opens it again,
+               for a longer time.
 
-A lost connection counts as half a failure.  A network that resets one connection in five produces five losses in a row
-every few thousand connections, and ten practically never.
+A lost connection counts as half a failure.  On a network that resets one connection in five, a series of five losses is
+frequent, but a series of ten is very rare.
 
-The gateway's own probes (`gateway.upstream.health`) and clients' requests both serve as probes.  While own probes are
-sent (`watched`), most requests of clients are refused, because their clients would wait for a silent origin until they
-time out.  Own probes do not take the places of clients' requests, so a client's request without an answer does not
-delay the recovery.  A failed own probe does not lengthen the open time.
+Both clients' requests and the gateway's own probes (`gateway.upstream.health`) probe the origin.  While own probes are
+sent (`watched`), most clients' requests are refused, because on a silent origin they would wait until they time out.
+The number of clients' requests does not limit own probes, so an unanswered client's request does not delay the
+recovery.  A failed own probe does not lengthen the open time.
 
-Own probes request one path, and a proxy in front of the origin may answer them.  Only a client's request can show
-whether the origin serves streams:
+Own probes request one path, and a proxy in front of the origin may answer them.  Only a client's request shows whether
+the origin serves streams.  Therefore the latest own probe decides which clients' requests pass:
 
-    own probe answered, or its connection was lost    The next requests of clients pass, up to the number of probes.
-    no result                                         One client's request passes every `CLIENTS_TURN_S`.
+    answered, or connection lost    The next clients' requests pass, up to the configured number of probes.
+    no result                       One client's request passes every `CLIENTS_TURN_S`.
 
-A success of a client's request closes the breaker.  So do two good own probes in a row without a client's request in
-between.  If a client's request came or failed after a good own probe, own probes close the breaker only when no client
-has come for `QUIET_S`.  Live requests count as clients' requests, including those of followers.  But the origin may
-hold them without an answer, so a live request that is not answered does not keep own probes from closing the breaker.
+A successful client's request closes the breaker.  Two successful own probes in a row also close it, if no client's
+request was admitted in between.  If a client's request was admitted or failed after a successful own probe, own probes
+close the breaker only after `QUIET_S` without a client's request.  Followers' live requests count as clients' requests.
+An origin may hold a live request without an answer, so such a request does not prevent own probes from closing the
+breaker.
 
-Each admitted request holds a `Permit` and returns it with its result.  A permit carries the term of the state in which
-it was given: a request sent before the breaker opened can neither close nor reopen it, because its result describes an
-earlier time.  The open time is reset only after the breaker has stayed closed for the longest open time.  An origin
-that answers its probes but fails under load therefore gets no extra traffic.
+An admitted request holds a `Permit` and returns it with its result.  The permit has the number of the breaker's current
+state, its term.  The result of a request from an earlier term is ignored, because the origin may have changed since.
+The open time is reset only after the breaker has been closed for the longest open time.  An origin that answers probes
+but fails under load therefore gets no extra traffic.
 """
 
 from __future__ import annotations
@@ -45,17 +46,16 @@ from math import inf
 from typing import Final, NamedTuple
 
 _BUCKETS: Final = 10
-"""The window advances by a tenth of its length."""
+"""The number of buckets in the window."""
 _LEAST_JITTER: Final = 0.5
-"""The open time is drawn between this share of its full length and the whole."""
+"""The open time is a random value between this share of its full length and the full length."""
 _MOST_DOUBLINGS: Final = 30
 _LOSS: Final = 0.5
-"""The share of a failure that a lost connection counts for."""
+"""The weight of a lost connection, compared with another failure."""
 CLIENTS_TURN_S: Final = 2.0
-"""Seconds for which a client's request that probes a watched origin keeps its place."""
+"""The seconds until a client's request without a result no longer counts as a probe in progress."""
 QUIET_S: Final = 10.0
-"""Seconds without a client's request after which own probes count again, if a client's request has contradicted
-them."""
+"""After a client's request has contradicted own probes, the seconds without clients until own probes count again."""
 
 
 class BreakerState(StrEnum):
@@ -66,7 +66,7 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half_open"
 
 
-# Enum members are slow to reach in Python 3.11, and every request passes here.
+# Access to enum members is slow in Python 3.11, and this is a hot path.
 _CLOSED: Final = BreakerState.CLOSED
 
 
@@ -89,7 +89,7 @@ TRANSITIONS: Final[Mapping[tuple[BreakerState, Event], BreakerState]] = {
     (BreakerState.HALF_OPEN, Event.RECOVERED): BreakerState.CLOSED,
     (BreakerState.HALF_OPEN, Event.RELAPSED): BreakerState.OPEN,
 }
-"""All transitions; any other event leaves the state unchanged."""
+"""All transitions.  Any other event leaves the state unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +97,17 @@ class Policy:
     """When a breaker opens, and how it recovers."""
 
     failures: int = 5
-    """This many consecutive failures open it; 0 means that it never opens."""
+    """The consecutive failures that open it.  0 means that it never opens."""
     ratio: float = 0.5
-    """This share of failures within the window opens it."""
+    """The share of failures within the window that opens it."""
     window_s: float = 10.0
     least_requests: int = 20
-    """Requests within the window before the share counts."""
+    """The requests within the window from which on `ratio` applies."""
     open_s: float = 1.0
-    """The first open time; each further one doubles."""
+    """The first open time.  Each further one doubles."""
     longest_open_s: float = 2.0
     probes: int = 1
-    """Concurrent requests of clients that pass while it is half-open."""
+    """The concurrent clients' requests that pass while it is half-open."""
 
 
 class Permit(NamedTuple):
@@ -120,17 +120,18 @@ class Permit(NamedTuple):
 
 
 class _Window:
-    """Results of the last `length_s` seconds, in buckets."""
+    """Counts successes and failures of the last `length_s` seconds, in buckets."""
 
     __slots__ = ("_buckets", "_width_s", "last", "until")
 
     def __init__(self, length_s: float) -> None:
         self._width_s = length_s / _BUCKETS
         self._buckets: deque[tuple[int, list[float]]] = deque()
-        """The number of each bucket, and its successes and failures."""
+        """The number of each bucket, with its counts of successes and failures."""
         self.last: list[float] = [0, 0]
-        """The counts of the last bucket, until its end."""
+        """The counts of the latest bucket."""
         self.until = -inf
+        """When the latest bucket ends."""
 
     def count(self, now: float, successes: float, failures: float) -> None:
         if now >= self.until:
@@ -148,14 +149,14 @@ class _Window:
             buckets.popleft()
 
     def take_back(self) -> None:
-        """Remove one success that turned out to be a failure."""
+        """Subtract one success, because the request has failed after its head."""
         for _, counts in reversed(self._buckets):
             if counts[False] >= 1:
                 counts[False] -= 1
                 return
 
     def counts(self, now: float) -> tuple[float, float]:
-        """Requests and failures."""
+        """Return the numbers of requests and failures in the window."""
         oldest = int(now // self._width_s) - _BUCKETS
         kept = [counts for number, counts in self._buckets if number > oldest]
         failures = sum(counts[True] for counts in kept)
@@ -167,7 +168,7 @@ class _Window:
 
 
 class Breaker:
-    """The breaker of one origin.  Owner of its state; a plain object of one thread."""
+    """The breaker of one origin."""
 
     __slots__ = (
         "_alone_from",
@@ -194,24 +195,26 @@ class Breaker:
         self._rng = rng
         self.state = BreakerState.CLOSED
         self.since = now
-        """When the breaker was created, last tripped or last recovered; failed probes do not change this time."""
+        """When the breaker was created, last tripped or last recovered.  Failed probes do not change this."""
         self.transitions: Counter[BreakerState] = Counter()
-        """How often each state was entered."""
+        """The number of times each state was entered."""
         self._term = 0
         self.permit = Permit(0, is_probe=False)
         """The permit of all requests while the breaker is closed."""
         self._trips = 0
         self._until = now
+        """When the open time ends."""
         self._closed_at = now
         self._probes = 0
+        """The number of clients' requests that probe now."""
         self._clients_from = -inf
-        """When the next request of a client may probe."""
+        """When the next client's request may probe.  -inf if no own probes are sent."""
         self._is_vouched = False
-        """Whether the latest own probe was good."""
+        """Whether the latest own probe has succeeded."""
         self._alone_from = -inf
-        """When own probes alone may close the breaker."""
+        """When own probes may close the breaker without a client's request."""
         self._is_proved = True
-        """Whether a client's request has succeeded since own probes alone closed the breaker."""
+        """False if own probes have closed the breaker, and no client's request has succeeded since."""
         self._consecutive = 0.0
         self._window = _Window(policy.window_s)
 
@@ -219,7 +222,7 @@ class Breaker:
         return f"<Breaker {self.state}, {self._consecutive:g} failures in a row, {self._probes} probes out>"
 
     def set_policy(self, policy: Policy) -> None:
-        """Use another policy from now on; the state does not change."""
+        """Replace the policy.  The state does not change."""
         if policy != self._policy:
             self._policy = policy
             self._window = _Window(policy.window_s)
@@ -230,7 +233,7 @@ class Breaker:
         return self._policy.open_s
 
     def watched(self, now: float) -> None:
-        """Record that own probes are sent from now on until the breaker closes."""
+        """Record that the gateway sends own probes until the breaker closes."""
         self._clients_from = now + CLIENTS_TURN_S
 
     @property
@@ -238,8 +241,10 @@ class Breaker:
         return self._clients_from > -inf
 
     def admit(self, now: float, *, is_own: bool = False, is_live: bool = False) -> Permit | None:
-        """A permit for one request, or None if it must not be sent.  Every permit must be returned with a result.
-        `is_own` means a probe of the gateway's own, `is_live` a request that the origin may hold."""
+        """Return a permit for one request, or None if it must not be sent.  Each permit must be returned with a result.
+
+        `is_own`: an own probe of the gateway.  `is_live`: a request that the origin may leave unanswered for long.
+        """
         if self.state is _CLOSED:
             return self.permit
         if not is_own and not self.would_admit(now):
@@ -253,7 +258,7 @@ class Breaker:
         return Permit(self._term, is_probe=True, is_own=is_own)
 
     def would_admit(self, now: float) -> bool:
-        """Whether `admit` would give a permit to a client's request; takes none."""
+        """Whether `admit` would return a permit for a client's request.  Changes nothing."""
         if self.state is BreakerState.CLOSED:
             return True
         if now < self._clients_from:
@@ -265,7 +270,7 @@ class Breaker:
     def _admit_client(self, now: float, *, is_live: bool) -> None:
         if self._is_watched:
             if self._probes >= self._policy.probes:
-                # The turn of the clients that hold the places is over.
+                # The probes in progress have had `CLIENTS_TURN_S` without a result.
                 self._probes = 0
             if not self._is_vouched or self._probes + 1 >= self._policy.probes:
                 self._clients_from = now + CLIENTS_TURN_S
@@ -274,16 +279,16 @@ class Breaker:
         self._probes += 1
 
     def _let_clients_in(self, now: float) -> None:
-        """Let clients' requests probe now, unless the most allowed probes are in progress."""
+        """Let clients' requests probe from now on, unless enough probes are in progress."""
         if self._probes < self._policy.probes:
             self._clients_from = min(self._clients_from, now)
 
     def retry_in_s(self, now: float) -> float | None:
-        """Seconds until the next probe may be sent; None while closed, 0 if a probe is due or in progress."""
+        """Return the seconds until the next probe is due; None while closed, 0 if one is due or in progress."""
         return None if self.state is BreakerState.CLOSED else max(0.0, self._until - now)
 
     def succeeded(self, permit: Permit, now: float) -> None:
-        """The origin answered."""
+        """Record that the origin has answered the request of this permit."""
         if permit.term != self._term:
             return
         if permit.is_own:
@@ -294,7 +299,7 @@ class Breaker:
             self.count_success(now)
 
     def count_success(self, now: float) -> None:
-        """The origin answered a request that was admitted since the breaker closed."""
+        """Record that the origin has answered a request, while the breaker is closed."""
         self._is_proved = True
         self._consecutive = 0
         window = self._window
@@ -311,21 +316,21 @@ class Breaker:
         is_loss: bool = False,
         is_answer: bool = False,
     ) -> None:
-        """The origin could not be reached, did not answer in time, or reported a failure.
+        """Record that the origin was unreachable, did not answer in time, or reported a failure.
 
-        `had_succeeded`: the request was counted as a success before.  `is_loss`: its connection was lost.  `is_answer`:
-        the origin reported the failure itself.
+        `had_succeeded`: the request has been counted as a success.  `is_loss`: the connection was lost.  `is_answer`:
+        the origin reported the failure by a status.
         """
         if permit.term != self._term:
             return
         if permit.is_own:
             self._is_vouched = False
             if is_answer or is_loss:
-                # The origin is there.  Only the request for a stream can show whether it serves streams.
+                # The origin is reachable.  Only a client's request can show whether it serves streams.
                 self._let_clients_in(now)
                 return
             if self._probes:
-                # A client's request is in progress, and its result has to count: it may take longer than a probe.
+                # A client's request is in progress.  Wait for its result, which may take longer.
                 return
         if permit.is_probe:
             self._move(Event.RELAPSED, now, is_own=permit.is_own)
@@ -343,7 +348,7 @@ class Breaker:
             self._move(Event.TRIPPED, now)
 
     def abandoned(self, permit: Permit) -> None:
-        """The request has no result through no fault of the origin, such as a client that left."""
+        """Record that the request has no result, for a reason other than the origin: its client left, for example."""
         if permit.is_probe and not permit.is_own and permit.term == self._term:
             self._probes = max(0, self._probes - 1)
 
@@ -354,7 +359,7 @@ class Breaker:
             self._is_proved = False
             return
         if not self._is_vouched:
-            # Earlier requests of clients were sent to an origin in trouble: their results no longer count.
+            # Clients' requests in progress were sent while the origin was failing.  Ignore their results.
             self._is_vouched = True
             self._term += 1
             self._probes = 0
@@ -374,7 +379,7 @@ class Breaker:
         if state is BreakerState.OPEN:
             self._open(event, now, is_own=is_own)
             if event is Event.TRIPPED:
-                # If no client's request has succeeded since own probes closed the breaker, they are contradicted.
+                # If no client's request has succeeded since own probes closed the breaker, the probes were misleading.
                 self._is_vouched = not self._is_proved
                 self._alone_from = -inf if self._is_proved else self._until + QUIET_S
         elif state is BreakerState.CLOSED:
@@ -400,7 +405,7 @@ _MOST_TOKENS: Final = 10.0
 
 
 class RetryBudget:
-    """The token bucket of one origin.  Starts full."""
+    """A token bucket of retries for one origin.  It starts full."""
 
     __slots__ = ("tokens",)
 
@@ -412,7 +417,7 @@ class RetryBudget:
 
 
 class RouteRetries:
-    """The budget as one route uses it: each request adds `ratio`; 0 disables retries."""
+    """A route's use of an origin's retry budget.  Each request adds `ratio` tokens.  0 disables retries."""
 
     __slots__ = ("_budget", "_ratio")
 
@@ -421,7 +426,7 @@ class RouteRetries:
         self._ratio = ratio
 
     def request(self) -> None:
-        """Count a request that is no retry."""
+        """Count a request that is not a retry."""
         self._budget.tokens = min(_MOST_TOKENS, self._budget.tokens + self._ratio)
 
     @property

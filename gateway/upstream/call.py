@@ -1,12 +1,13 @@
-"""Calls: everything that is asked of an origin, and the endpoint that a connection leads to.
+"""Descriptions of requests to origins.
 
-An `Endpoint` is the server that a URL names.  URLs are plain text here.  A stream's URL differs from request to
-request, and a full parse costs as much as reading the reply.
+An `Endpoint` is a server.  URLs are plain text here, because parsing the URL of each request would cost as much as
+reading the reply.
 
-An `OriginCall` is one value that no layer on the way takes apart or copies.  A `Source` is where a stream's bytes come
-from: the URL at the origin, and the headers of a shared fetch.  A shared fetch does not send anything that is not part
-of the tape's key.  If an origin depends on a header that the route does not list as a credential, it refuses the fetch,
-and the operator lists the header.  It can never give one reader's bytes to another.
+An `OriginCall` is one request.  A `Source` has the URL and the headers of shared fetches of one stream.
+
+A shared fetch sends only headers that are part of the key of the stream in memory.  Suppose that an origin depends on a
+header that the route does not list as a credential.  The fetch is then sent without the header, and the origin refuses
+it until the operator lists the header.  One reader's bytes never go to another reader.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from gateway.protocol.target import Target, upstream_query
 
 
 class Endpoint(NamedTuple):
-    """One server; connections are pooled by it."""
+    """A server.  The connection pool groups connections by it."""
 
     scheme: str
     host: str
-    """A name in lower case, or an address without brackets."""
+    """A name in lower case, or an IP address without brackets."""
     port: int
     host_header: str
     """The value of a request's Host field."""
@@ -40,14 +41,14 @@ class Endpoint(NamedTuple):
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """A URL's origin, as in `http://host:port`, and its request target in origin form."""
+    """Split a URL into its origin, as in `http://host:port`, and its request target in origin form."""
     start = url.find("/", url.find("://") + 3)
     return (url[:start], url[start:]) if start > 0 else (url, "/")
 
 
 @lru_cache(1_024)
 def endpoint_of(origin: str) -> Endpoint:
-    """The server of an origin.  ValueError if it is not an HTTP URL."""
+    """Return the server of an origin.  Raises ValueError if `origin` is not an HTTP URL."""
     url = URL(origin, encoded=True)
     if url.scheme not in ("http", "https") or not url.raw_host or not url.port:
         raise ValueError("no URL to send requests to")
@@ -60,7 +61,7 @@ Body: TypeAlias = AsyncIterator[bytes] | bytes | None
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Time limits of an exchange, in seconds, for each phase."""
+    """The time limits of each phase of an exchange, in seconds."""
 
     connect_s: float = 5.0
     first_byte_s: float = 30.0
@@ -69,7 +70,7 @@ class Bounds:
 
 
 class RepeatedUrl:
-    """The URL of calls that are repeated, with what follows from it, and the latest head that was sent."""
+    """The URL of calls that are repeated.  Keeps its parts and the latest request head, to save work on each call."""
 
     __slots__ = ("_head", "_headers", "_host", "_length", "parts", "url")
 
@@ -77,7 +78,7 @@ class RepeatedUrl:
         self.url = url
         route_url, target = split_url(url)
         self.parts: Final = route_url, target, target.partition("?")[0]
-        """The URL's origin, its target in origin form, and the path of that."""
+        """The URL's origin, its request target in origin form, and the path of the target."""
         self._headers: Headers | None = None
         self._host = ""
         self._length: int | None = None
@@ -86,8 +87,10 @@ class RepeatedUrl:
     def head(
         self, method: str, target: str, host: str, headers: Headers, length: int | None, *, is_chunked: bool = False
     ) -> bytes:
-        """The head of a call with this URL, as `request_head` renders it.  The method is always the same one, and the
-        headers do not change."""
+        """Return the head of a call with this URL, as rendered by `request_head`.
+
+        All calls must have the same method, and the headers object must not be changed.
+        """
         if headers is self._headers and length == self._length and host == self._host and not is_chunked:
             return self._head
         head = request_head(method, target, host, headers, length, is_chunked=is_chunked)
@@ -101,17 +104,18 @@ class OriginCall(NamedTuple):
 
     method: str
     url: str
-    """`route://<route>/<path at the origin>`, or the URL of a host."""
+    """`route://<route>/<path at the origin>`, or an HTTP URL."""
     headers: CIMultiDict[str]
     bounds: Bounds
     body: Body = None
-    """A body iterator that fails aborts the connection, so that the origin never takes a part for the whole."""
+    """The request body.  If an iterator raises, the connection is aborted, so that the origin notices the truncation.
+    """
     is_live: bool = False
-    """Whether it may last for minutes."""
+    """Whether the request may last for minutes."""
     client: str | Askers = ""
-    """The net of the client that it is made for, or the nets of several; empty for the gateway's own."""
+    """The network of the client that the request is for, or the networks of several.  Empty for the gateway's own."""
     repeated: RepeatedUrl | None = None
-    """The URL, if the call is likely to be repeated."""
+    """The shared state for `url`, if the call is likely to be repeated."""
 
     @property
     def is_upload(self) -> bool:
@@ -120,7 +124,7 @@ class OriginCall(NamedTuple):
 
 
 class Source(NamedTuple):
-    """One stream at its origin, as one partition requests it."""
+    """The address of a stream at its origin, and the headers with which one partition requests the stream."""
 
     base: str
     """Scheme, authority and path, percent-encoded, without a query."""
@@ -129,14 +133,14 @@ class Source(NamedTuple):
     bounds: Bounds
     live_bounds: Bounds
     client: str = ""
-    """The net of the client that the fetch is made for; empty for the gateway's own."""
+    """The network of the client that fetches are for; empty for the gateway's own."""
 
     @property
     def asker(self) -> int:
-        """Tells whether two requests have the same headers, as far as those are sent."""
+        """A hash of the headers, to compare requests by the headers that they send."""
         return hash(tuple(self.headers.items()))
 
     def url(self, offset: str | None, live: str | None = None, cursor: str | None = None) -> str:
-        """The URL of a read, with the protocol parameters in canonical order."""
+        """Return the URL of a read, with the protocol parameters in canonical order."""
         query = upstream_query(self.target, offset=offset, live=live, cursor=cursor)
         return f"{self.base}?{query}" if query else self.base

@@ -1,12 +1,15 @@
-"""The client for requests to origins; every request of the gateway passes through it.
+"""The client that sends all requests to origins.
 
-A request names a route, and `pool` knows the route's origins.  If no byte of a request was sent, because no connection
-could be made, it goes to the next origin.  This holds for writes too, since the first origin received nothing.  A
-request that was sent is not sent again here, except after a redirect to a leader: the redirect states that the origin
-did not process it.  `exchange` repeats one that met a dead connection, and `gateway.engine.fetch_table` a fetch.
+A request names a route, and the client chooses an origin of the route.  If no connection to this origin can be made,
+the request goes to the next origin.  This is safe for writes too, because no byte was sent.
 
-A streamed body is buffered, up to 64 KiB, if a redirect may have to be followed.  For a larger body the client follows
-the redirect itself; its next request goes to the leader directly.
+The client also follows a redirect to the leader of a stream, another origin of the route: a redirect shows that the
+first origin did not process the request.  To be able to follow a redirect, the client buffers a streamed body of up to
+64 KiB.  With a larger body, the redirect is passed on to the gateway's client.  Later requests go to the leader at
+once.
+
+Other modules retry requests that were sent: `gateway.upstream.exchange` after a dead connection, and
+`gateway.engine.fetch` after the failure of a shared fetch.
 """
 
 from __future__ import annotations
@@ -37,8 +40,8 @@ _BUFFERED_BYTES: Final = 1 << 16
 class OriginClient:
     """Sends requests.  `close` ends all connections.
 
-    A URL with the scheme `route` goes to one of that route's origins, as `origins` knows them; any other URL is used
-    as it is.
+    A URL with the scheme `route` goes to one of the route's origins, which `origins` has.  Any other URL is used as it
+    is.
     """
 
     def __init__(
@@ -49,19 +52,19 @@ class OriginClient:
 
     @property
     def open_connections(self) -> int:
-        """Connections in use now."""
+        """The number of connections in use."""
         return self.exchanges.open_connections
 
     def connections(self) -> dict[str, Connections]:
-        """The open connections by pool."""
+        """Return the figures of the open connections, by pool."""
         return self.exchanges.connections()
 
     def slot_use(self) -> SlotUse:
-        """The use of the connection slots now."""
+        """Return the figures of the connection slots."""
         return self.exchanges.slot_use()
 
     def ask(self, requester: Requester, call: OriginCall) -> PendingRequest:
-        """Send one request.  `requester` is notified of its outcome, possibly before this returns."""
+        """Send one request.  `requester` is notified of its outcome, possibly before this method returns."""
         origins = self._origins
         if origins is None or not call.url.startswith(ROUTE_URL):
             return self.exchanges.ask(requester, call)
@@ -82,27 +85,27 @@ class OriginClient:
 
 
 class _RoutedExchange(Exchange):
-    """One call as it moves from origin to origin."""
+    """A call to a route, which may be sent to several origins one after the other."""
 
     __slots__ = ("_buffering", "_context", "_hops", "_leader", "_path", "_route", "_target", "_tried")
 
     def __init__(self, exchanges: Exchanges, requester: Requester, call: OriginCall) -> None:
-        # Not by `super()`, which costs as much as the call.
+        # Without `super()`, which would double the cost.
         Exchange.__init__(self, exchanges, requester, call)
         self._route: OriginPool
         self._target: str
-        """The target in origin form."""
+        """The request target in origin form."""
         self._path: str
-        """The path of the target."""
+        """The path of the request target."""
         self._tried: tuple[Origin, ...] = ()
         self._leader: Origin | None = None
         self._hops = 0
         self._buffering: asyncio.Task[None] | None = None
         self._context: Context | None = None
-        """The caller's context, kept if redirects may be followed: connections run in the context they were made in."""
+        """The caller's context, in which a redirected request is sent: connections have contexts of their own."""
 
     def begin_routed(self, origins: Origins) -> None:
-        """Send the request to an origin of its route, as `origins` knows them."""
+        """Send the request to an origin of its route."""
         call = self._call
         if (repeated := call.repeated) is not None:
             route_url, self._target, self._path = repeated.parts
@@ -136,7 +139,7 @@ class _RoutedExchange(Exchange):
             self._send_next()
 
     def _send_next(self) -> None:
-        """Send the request to the next origin."""
+        """Send the request to the leader or the next origin."""
         call, route = self._call, self._route
         try:
             body = call.body
@@ -164,10 +167,10 @@ class _RoutedExchange(Exchange):
             self._buffering = None
         super().give_up()
 
-    # -- the end of one exchange
+    # -- overrides of `Exchange`
 
     def _again(self) -> None:
-        """Be an exchange that has not begun."""
+        """Reset the state of the exchange and send the request to another origin."""
         self._connection = self._incoming = self._upload = self._span = None
         self.is_over = False
         self._send_next()
@@ -190,7 +193,7 @@ class _RoutedExchange(Exchange):
 
     def _failed(self, error: GatewayError) -> None:
         if isinstance(error, UpstreamCongested):
-            # Not for the next origin: the streams would lose their places whenever many clients come at once.
+            # Do not try the next origin: in a rush of requests, all streams would move between the origins.
             self._requester.failed(error)
             return
         assert self._sent is not None
@@ -204,9 +207,9 @@ class _RoutedExchange(Exchange):
 
 
 async def _buffered(body: AsyncIterator[bytes], within_s: float | None) -> Body:
-    """The body as bytes if it is small enough to be buffered; else an iterator over all of it.
+    """Return the body as bytes if it is small enough to be buffered, otherwise as an iterator over all of it.
 
-    RequestTimeout if the client does not send it in time, UpstreamBroken if reading it fails.
+    Raises RequestTimeout if the client does not send the body in time, and UpstreamBroken if reading it fails.
     """
     buffered = bytearray()
     try:

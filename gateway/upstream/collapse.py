@@ -1,11 +1,11 @@
-"""Single-flight, for both protocols: one fetch from the origin for all readers that need the same bytes.
+"""Request collapsing for both protocols: one fetch from the origin for all readers that need the same bytes.
 
-Reads stay linearisable by one rule about *which requests may take a fetch's statement of the tail*.  A request that
-arrived before the fetch was sent may use it: the origin had seen everything that was acknowledged before that request.
-A request that arrives later may use the fetch's bytes, which are immutable, but needs a fetch of its own for the tail.
-Each key therefore has at most one fetch on its way and one waiting to be sent, which all later requests share.
+One rule keeps reads linearisable.  A reader may rely on the tail that a fetch reports only if the reader's request
+arrived before the fetch was sent.  The origin had then seen every write acknowledged before the request.  A later
+reader may use the bytes of the fetch, which are immutable, but needs another fetch for the tail.  Each key therefore
+has at most one fetch in progress and one that has not been sent yet.  All later readers share the latter.
 
-The reader that began a fetch has no special role.  If it leaves, the fetch goes on for the others.
+A fetch does not depend on the reader that started it.  If this reader leaves, the fetch continues for the others.
 """
 
 from __future__ import annotations
@@ -23,50 +23,51 @@ class FetchEnd(StrEnum):
     """How a shared fetch ended."""
 
     LANDED = "landed"
-    """The origin has answered, and the answer is whole."""
+    """The complete reply has arrived."""
     REFUSED = "refused"
     """The origin has answered with an error."""
     FOREIGN = "foreign"
-    """The origin's answer may not be shared, or does not follow the protocol."""
+    """The reply may not be shared, or does not follow the protocol."""
     FAILED = "failed"
-    """The origin has not answered, or not to the end."""
+    """No reply, or only a part of it, has arrived."""
     GIVEN_UP = "given up"
-    """No reader was left, or the fetch's task was stopped."""
+    """All readers have left, or the fetch's task was cancelled."""
 
 
 class SharedFetch:
-    """One fetch: not sent yet, under way, or over."""
+    """One fetch: not sent yet, in progress, or over."""
 
     __slots__ = ("askers", "changed", "end", "error", "is_sent")
 
     def __init__(self, client: str) -> None:
         self.askers = Askers(client)
-        """The nets of the clients that wait for it."""
+        """The networks of the clients that wait for the fetch."""
         self.is_sent = False
-        """Whether the request may have reached the origin.  A later reader must not treat its answer as fresh."""
+        """Whether the request may have been sent.  A reader that arrives later must not rely on its tail."""
         self.end: FetchEnd | None = None
+        """How the fetch has ended; None before that."""
         self.error: GatewayError | None = None
-        """Why it failed or was given up."""
+        """Why the fetch failed or was given up."""
         self.changed = Signal()
-        """Fires when the fetch has advanced, and at its end."""
+        """Fires when the fetch advances, and at its end."""
 
     @property
     def is_over(self) -> bool:
         return self.end is not None
 
     def land(self, end: FetchEnd = FetchEnd.LANDED) -> None:
-        """The origin has answered."""
+        """End the fetch with an answer of the origin."""
         self.end = end
         self.changed.fire()
 
     def fail(self, error: GatewayError, end: FetchEnd = FetchEnd.FAILED) -> None:
-        """The fetch has ended without a whole answer."""
+        """End the fetch without a complete answer."""
         self.error = bare(error)
         self.end = end
         self.changed.fire()
 
     def give_up(self) -> None:
-        """The fetch ends without a result, because no reader is left or its task has stopped."""
+        """End the fetch without a result, because all readers have left or its task was cancelled."""
         self.fail(UpstreamUnreachable("Fetch was given up"), FetchEnd.GIVEN_UP)
 
     async def until_over(self) -> None:
@@ -86,13 +87,13 @@ class Lead(NamedTuple, Generic[F]):
 
 
 class Follow(NamedTuple, Generic[F]):
-    """The fetch was begun for an earlier reader, and has not been sent yet."""
+    """A fetch that an earlier reader has started, and that has not been sent yet."""
 
     fetch: F
 
 
 class Collapse(Generic[K, F]):
-    """The latest fetch of each key.  Decides which readers share a fetch; the owner sends it."""
+    """The latest fetch of each key.  Decides which readers share a fetch.  The owner sends the fetches."""
 
     def __init__(self) -> None:
         self._fetches: dict[K, F] = {}
@@ -104,14 +105,14 @@ class Collapse(Generic[K, F]):
         return iter(self._fetches.items())
 
     def pending(self, key: K) -> F | None:
-        """The latest fetch of this key unless it is over, sent or not."""
+        """Return the latest fetch of this key, sent or not; None if it is over or there is none."""
         fetch = self._fetches.get(key)
         return fetch if fetch is not None and not fetch.is_over else None
 
     def join_fetch(self, key: K, client: str, begin: Callable[[], F]) -> Lead[F] | Follow[F]:
-        """The fetch of this key that has not been sent, for a reader of the net `client`.
+        """Join the unsent fetch of this key, or start a new one by `begin` if there is none.
 
-        If there is none, `begin` makes one, even if an earlier one is under way; `work_ended` must follow.
+        `client` is the network of the reader.  For a new fetch the caller must call `work_ended` at its end.
         """
         if (fetch := self.unsent(key, client)) is not None:
             return Follow(fetch)
@@ -119,8 +120,7 @@ class Collapse(Generic[K, F]):
         return Lead(fetch)
 
     def unsent(self, key: K, client: str) -> F | None:
-        """The fetch of this key that has not been sent, which a reader of the net `client` joins; None if there is
-        none."""
+        """Join the unsent fetch of this key, for a reader of the network `client`; return None if there is none."""
         fetch = self._fetches.get(key)
         if fetch is None or fetch.is_sent or fetch.is_over:
             return None
@@ -128,11 +128,11 @@ class Collapse(Generic[K, F]):
         return fetch
 
     def add_fetch(self, key: K, fetch: F) -> None:
-        """Add a fetch that its reader has begun; `work_ended` must follow."""
+        """Add a fetch that the caller has started.  The caller must call `work_ended` at its end."""
         self._fetches[key] = fetch
 
     def work_ended(self, key: K, fetch: F) -> None:
-        """The work of the fetch has ended, which gives it up if it is not over."""
+        """Remove a fetch whose task has ended; give it up if it is not over."""
         if not fetch.is_over:
             fetch.give_up()
         if self._fetches.get(key) is fetch:

@@ -1,15 +1,15 @@
-"""One connection to an origin: one exchange after the other, on a bare transport.
+"""An HTTP/1.1 connection to an origin, which carries one exchange after the other.
 
-A connection is idle, or busy with one exchange from the first byte of its request to the last byte of its reply.  Then
-it reports to its owner that it is free.  It is never reused if the start of the next reply would be uncertain: after an
-early end, unrequested bytes, or a request body that was not sent completely.  After each reply it rests for a moment
-(`gateway.upstream.incoming`).
+A connection is busy from the first byte of a request to the last byte of its reply, and idle at other times.  After an
+exchange it calls its owner's `freed`.  It is closed instead if the start of the next reply would be uncertain: after a
+truncated reply, after bytes that no request asked for, or if a request body was not sent completely.  After each reply
+the connection rests for a moment before it is used again (`gateway.upstream.keep_alive`).
 
-A reply is collected in an `IncomingReply`.  Above its high-water mark the connection pauses until the reader has taken
-the data.
+An `IncomingReply` collects the reply.  Above its high-water mark the connection stops reading until the reader has
+taken the data.
 
-There is one moving deadline: for a reply's head, for the next piece of its body, or for an idle connection.  When it
-passes, the connection is dropped.
+The connection has one deadline, which moves: for a reply's head, for the next part of a body, or for the end of the
+idle time.  When the deadline passes, the connection is closed.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ _KEEP_ALIVE: Final = istr("Keep-Alive")
 _CLOSED: Final = State.CLOSED
 _READS: Final = (b"GET ", b"HEAD ")
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
-"""Has the kernel reset the connection when its socket is closed."""
+"""The value of SO_LINGER with which the kernel resets the connection when its socket is closed."""
 LEFT_S: Final = 0.25
-"""Seconds in which the reply to an abandoned read may arrive."""
+"""The seconds within which an abandoned reply must end for the connection to be kept."""
 MOST_LEFT_BYTES: Final = 1 << 16
-"""Bytes of such a reply that are read and dropped."""
+"""The most bytes of an abandoned reply that are read and dropped."""
 _JOINED_BYTES: Final = 1 << 14
-"""A body up to this size is joined with its head, for one write without a list."""
+"""A body up to this size is joined with its head, for a single write."""
 
 
 class ConnectionOwner(Protocol):
-    """Receives the connections that are free or lost."""
+    """The owner of a connection, which is notified of its changes."""
 
     keep_alive: KeepAlive
 
     def retired(self, connection: Connection) -> None:
-        """The connection takes no further exchange, because its server is about to leave."""
+        """The connection takes no further exchange, because its server is about to shut down."""
 
     def freed(self, connection: Connection) -> None:
-        """An exchange has ended, and the connection may be used for another."""
+        """An exchange has ended, and the connection can carry another one."""
 
     def lost(self, connection: Connection) -> None:
-        """The connection is gone.  Called once."""
+        """The connection has ended.  Called once."""
 
 
 class Connection(asyncio.Protocol):
-    """One connection.  Owns its transport and the task that uploads a streamed body."""
+    """An HTTP/1.1 connection.  Owner of its transport and of the task that uploads a streamed body."""
 
     __slots__ = (
         "_drained",
@@ -95,20 +95,20 @@ class Connection(asyncio.Protocol):
         self.endpoint = endpoint
         self.made_at = loop.time()
         self.is_reused = False
-        """Whether an exchange has completed on it."""
+        """Whether the connection has carried a complete exchange."""
         self.is_for_heads = False
-        """Whether its requests are HEADs."""
+        """Whether its latest request was a HEAD."""
         self.address = ""
-        """The address that it leads to, as the resolver gave it."""
+        """The server's address, from the resolver."""
         self.outdated_at = inf
-        """When it is too old for a further exchange, in seconds of the loop's clock."""
+        """When the connection is too old for another exchange (the loop's clock)."""
         self.rests_until = 0.0
-        """When it may be used again, in seconds of the loop's clock."""
+        """When an idle connection may be used again (the loop's clock)."""
         self.deadline: Deadline
         self._poll: Callable[[int], list[tuple[int, int]]] | None = None
-        """Polls the socket for what the event loop has not reported yet; None without one."""
+        """Polls the socket for input that the event loop has not reported yet; None without a socket."""
         self._is_read = False
-        """Whether the latest request only reads."""
+        """Whether the latest request is a GET or HEAD."""
         self._loop = loop
         self._now = loop.time
         self._owner = owner
@@ -119,10 +119,10 @@ class Connection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._is_writing = True
         self.is_reading = True
-        """False while reading is paused until the reader has taken what has arrived."""
+        """False while the connection does not read, because the reader has to take the data that has arrived."""
         self._is_lost = False
         self._is_retired = False
-        """Whether it takes no further exchange."""
+        """Whether the connection takes no further exchange."""
 
     def __repr__(self) -> str:
         state = "lost" if self._is_lost else "idle" if self._incoming is None else "busy"
@@ -130,17 +130,19 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether a request may be sent on it, as far as is known."""
+        """Whether the connection is open, as far as is known."""
         return not self._is_lost and self._transport is not None and not self._transport.is_closing()
 
     def may_carry(self, now: float, named: frozenset[str] | None) -> bool:
-        """Whether it is open, not too old at `now`, and leads to one of the addresses `named`, if these are known; and
-        nothing has arrived that the event loop has not reported yet: bytes that no request asked for, or the origin's
-        close."""
+        """Whether the idle connection can carry another exchange.
+
+        It can if it is open, is not too old at `now`, and its address is one of `named`, if these are known.  Its
+        socket must also have no input, which would be the origin's close or bytes that no request asked for.
+        """
         transport = self._transport
         if self._is_lost or transport is None or transport.is_closing():
             return False
-        # One exchange it may carry at any age, or requests would dial for ever.
+        # Any connection may carry one exchange.  Otherwise, with a very small age, requests would only dial.
         if (now >= self.outdated_at and self.is_reused) or (named is not None and self.address not in named):
             return False
         return self._poll is None or not self._poll(0)
@@ -150,7 +152,7 @@ class Connection(asyncio.Protocol):
     def ask(
         self, request: bytes, body: bytes | None, by: float, *, is_head: bool, is_upload: bool = False
     ) -> IncomingReply:
-        """Send a request whose reply head must arrive by `by`, in seconds of the loop's clock."""
+        """Send a request.  The head of its reply must arrive by `by` (the loop's clock)."""
         transport = self._transport
         assert self._incoming is None
         assert transport is not None
@@ -168,13 +170,15 @@ class Connection(asyncio.Protocol):
         return incoming
 
     def uploading(self, task: asyncio.Task[None]) -> None:
-        """Adopt the task that sends the request's body by `send_body`; it ends with the exchange."""
+        """Become the owner of the task that runs `send_body`.  The task is cancelled if the exchange ends first."""
         self._upload = task
         task.add_done_callback(self._uploaded)
 
     async def send_body(self, chunks: AsyncIterator[bytes], length: int | None) -> bool:
-        """Send a body of `length` bytes, or chunked if None; returns whether it was sent.  A body that breaks off or
-        has another length ends the exchange."""
+        """Send a body of `length` bytes, or chunked if None; return whether all of it was sent.
+
+        If the iterator raises or the length is wrong, the exchange fails.
+        """
         failure = await send_body(chunks, length, self._write if length is not None else self._write_chunk)
         if failure is None and length is None:
             await self._write(b"0\r\n\r\n")
@@ -207,7 +211,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _finish(self, now: float) -> None:
-        """The reply is complete, and nothing is left to send."""
+        """End the exchange, whose request and reply are complete, and keep or close the connection."""
         incoming, self._incoming = self._incoming, None
         head = None
         if incoming is not None:
@@ -221,12 +225,12 @@ class Connection(asyncio.Protocol):
         keep_alive = self._owner.keep_alive
         kept_s = keep_alive.idle_s
         if head is not None:
-            # The shape has each field for the connection alone.
+            # Fields about the connection are in the shape, the part of the head that replies have in common.
             headers = head.headers if head.shape is None else head.shape.headers
             if (hint := headers.get(_KEEP_ALIVE)) is not None:
                 kept_s = keep_alive.kept_s(hint)
         if kept_s <= keep_alive.rest_s:
-            # It would be closed before it could be used.
+            # The idle time would end before the rest.
             self.drop()
             return
         self.is_reused = True
@@ -234,37 +238,42 @@ class Connection(asyncio.Protocol):
         self.deadline.move(now + kept_s)
         self._owner.freed(self)
 
-    # -- its end
+    # -- the end
 
     def may_repeat(self) -> bool:
-        """Whether a request that got no byte of an answer may be sent once more, on another connection."""
+        """Whether a request without any byte of a reply may be sent again on another connection."""
         return self.is_reused
 
     def abandon(self) -> None:
-        """Abandon the reply: drop what comes of it.  The connection is kept if the reply ends soon."""
+        """Discard the reply.  The connection is kept if the reply ends soon."""
         assert self._incoming is not None
         self._incoming.is_left = True
         self.deadline.move(self._loop.time() + LEFT_S)
 
     def fail(self, error: BaseException) -> None:
-        """End the exchange, if there is one, with this error; drop the connection."""
+        """Close the connection, and end its exchange, if there is one, with this error."""
         incoming, self._incoming = self._incoming, None
-        # Drop first: the reader may start a new request when it is notified.
+        # Close first, because the reader may start a new request when it is notified.
         self.drop()
         if incoming is not None:
             incoming.fail(error)
 
     def retire(self) -> None:
-        """Take no further exchange: close once the one under way is over.  Drop idle connections to the same host, too,
-        because they may lead to the same server."""
+        """Close the connection after the current exchange, because its server is about to shut down.
+
+        The owner is notified, because other connections may lead to the same server.
+        """
         self._is_retired = True
         if self._incoming is None:
             self.drop()
         self._owner.retired(self)
 
     def drop(self) -> None:
-        """Close the connection at once.  It is reset if a read is not answered yet: an origin may not notice an orderly
-        close while it answers.  A write is never reset, because the origin might lose it."""
+        """Close the connection at once.
+
+        If a read has no answer yet, reset the connection: an origin that is about to answer may not notice a regular
+        close.  During a write the connection is not reset, because the origin might lose the request.
+        """
         transport = self._transport
         if transport is not None:
             if self._is_read and self._parser.is_awaited and (sock := transport.get_extra_info("socket")) is not None:
@@ -277,7 +286,7 @@ class Connection(asyncio.Protocol):
         if self._is_lost:
             return
         self._is_lost = True
-        # The descriptor's number may be that of another socket from now on.
+        # The kernel may give the file descriptor to another socket from now on.
         self._poll = None
         if self._transport is not None:
             self.deadline.close()
@@ -294,7 +303,8 @@ class Connection(asyncio.Protocol):
     # -- from the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not earlier: both refer to the connection, and a failed attempt to connect does not call `connection_lost`.
+        # Both refer to the connection.  If they were created earlier, a failed attempt to connect would leave the
+        # reference cycle behind, because it does not call `connection_lost`.
         self.deadline = Deadline(self._loop, self._timed_out)
         self._parser = ReplyParser()
         self._transport = cast("asyncio.Transport", transport)
@@ -306,7 +316,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         incoming, parser = self._incoming, self._parser
         if incoming is None:
-            # No request is pending: these bytes could not be told from the next reply.
+            # No request is pending, so these bytes would be read as the next reply.
             self.drop()
             return
         incoming.has_received = True
@@ -317,13 +327,13 @@ class Connection(asyncio.Protocol):
         except ReplyBroken as error:
             broken = bare(error)
         if broken is not None:
-            # Outside the handler, where the error would become the context of further exceptions.
+            # Outside the `except` block, so that the error does not become the context of other exceptions.
             self.fail(broken)
             return
         if parser.interim:
             self._informed(incoming)
             if self._incoming is not incoming:
-                # The reader has ended the exchange.
+                # The callback has ended the exchange.
                 return
         if not events:
             return
@@ -341,13 +351,13 @@ class Connection(asyncio.Protocol):
         incoming.on_change()
 
     def _informed(self, incoming: IncomingReply) -> None:
-        """Pass interim replies on."""
+        """Pass interim replies to the requester."""
         arrived, self._parser.interim = self._parser.interim, []
         for interim in arrived:
             incoming.on_interim(interim)
 
     def _drop_reply(self, incoming: IncomingReply) -> None:
-        """More has arrived of an abandoned reply."""
+        """Handle the arrival of more data of an abandoned reply."""
         head = incoming.head
         if incoming.has_ended:
             self._finish(self._now())

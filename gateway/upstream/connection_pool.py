@@ -1,17 +1,17 @@
-"""The connection pool: idle connections kept for reuse, and busy ones.
+"""The connection pool: busy connections, and idle ones kept for reuse.
 
-`slots` decides which request gets a slot, and when.  A slot is the right to one exchange, whatever carries it: a
-connection of HTTP/1.1, or one stream of an HTTP/2 connection.  So the shares of hosts, routes, purposes and clients
-hold for requests over either version, and there are never more connections in use than slots.  An HTTP/2 connection
-takes requests until the origin's MAX_CONCURRENT_STREAMS, the session's own bound, or the connection's send window is
-used up; then another one is opened.
+Each request needs a slot, the right to one exchange.  `gateway.upstream.slots` decides which request gets a slot and
+when.  An exchange is carried by an HTTP/1.1 connection or by one stream of an HTTP/2 connection.  Slots count both
+alike, so there are never more busy connections than slots.
 
-Connections are retired by age, and when the origin's name no longer leads to their address.
+An HTTP/2 connection takes requests up to the origin's MAX_CONCURRENT_STREAMS and the session's own bound, and only
+while its send window is open.  If no connection takes a request, another one is opened.
 
-Idle connections hold no slots, but busy and idle ones together never exceed the number of slots: a new connection
-replaces the longest idle one.
+A connection takes no more requests when it has reached its age, or when the origin's name no longer resolves to its
+address.  Idle connections need no slots.  But busy and idle connections together do not exceed the number of slots: if
+they would, the connection that has been idle the longest is closed.
 
-Only `acquire` waits, and no longer than `SlotLimits.wait_s`.
+Only `acquire` waits, for at most `SlotLimits.wait_s`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ UNBOUNDED: Final = SlotLimits(slots=0)
 
 
 class Connections(NamedTuple):
-    """The connections of one pool: the number in use, the number idle, and their ages in seconds."""
+    """The figures of one pool: busy and idle connections, and their ages in seconds."""
 
     busy: int
     idle: int
@@ -50,40 +50,40 @@ class Connections(NamedTuple):
 _log = logging.getLogger("gateway.upstream")
 
 _RECLAIM_S: Final = 0.25
-"""While requests wait for slots, unread replies are asked to give theirs back every so many seconds."""
+"""The interval at which unread replies are asked to release their slots, while requests wait for slots."""
 _SILENCE_S: Final = 60.0
-"""Least time between two log lines about delayed clients, in seconds."""
+"""The least seconds between two log lines about delayed clients."""
 
 Slot = tuple[Lane, str]
-"""A slot in use: its lane, and the net of the client that it counts for."""
+"""A slot in use: its lane, and the network of the client to which it is charged."""
 
 
 class ConnectionPool:
-    """Owns the connections of all hosts, and the slots of the busy ones."""
+    """Owner of the connections to all hosts, and of the slots."""
 
     def __init__(self, limits: SlotLimits) -> None:
         self._slots = slots = Slots(limits)
         self.lane: Final = slots.lane
-        """The lane of a request: `Slots.lane`.  The caller must call `upload_done` once a streamed body is sent."""
+        """See `Slots.lane`.  After a streamed body has been sent, the caller must call `upload_done`."""
         self._wait_s = limits.wait_s
         self._silent_until = -inf
         self.keep_alive = KeepAlive()
-        """How long connections are kept; may be replaced at any time."""
+        """How long connections are kept.  The owner may replace it at any time."""
         self._idle = IdleConnections()
         self._made = 0
         """The number of connections made so far."""
         self._addresses: dict[tuple[str, int], frozenset[str]] = {}
-        """The addresses of each host and port, as they were last resolved."""
+        """The addresses of each host and port, from the latest resolution."""
         self._busy: dict[Carrier, Slot] = {}
         self._http2: dict[Endpoint, dict[Http2Connection, None]] = {}
-        """The HTTP/2 connections that take requests, by host, in the order in which they were made."""
+        """The HTTP/2 connections that take requests, by host, the oldest first."""
         self._made_after = -inf
-        """Connections made before this time of the loop's clock are not used again."""
+        """Connections made before this time take no more requests (the loop's clock)."""
         self.renewals = 0
-        """The number of calls of `renew`.  A count is needed because the loop's clock is too coarse to order a call and
-        the beginning of a connection."""
+        """The number of calls of `renew`.  A caller compares it to find out whether `renew` was called during an
+        attempt to connect.  Times of the loop's clock are too coarse for this."""
         self.stalls = Stalls()
-        """Replies that hold slots and are not read."""
+        """Replies that hold slots while their readers do not read."""
         self._reclaiming: asyncio.TimerHandle | None = None
         self._waiting: set[asyncio.Future[None]] = set()
         self._is_closed = False
@@ -92,7 +92,7 @@ class ConnectionPool:
         return f"<ConnectionPool {len(self)} busy, {len(self._idle)} idle, {self._slots.waiting} waiting>"
 
     def __len__(self) -> int:
-        """Slots in use."""
+        """The number of slots in use."""
         return self._slots.taken
 
     def share_among(self, hosts: int, routes: int) -> None:
@@ -100,7 +100,7 @@ class ConnectionPool:
         self._slots.share_among(hosts, routes)
 
     def snapshot(self, now: float) -> Connections:
-        """A snapshot of the connections.  A connection in the making has a slot but no age."""
+        """Return the figures of the connections.  A connection that is being made is not counted."""
         busy = {one.connection if isinstance(one, Http2Stream) else one: now - one.made_at for one in self._busy}
         idle = [now - one.made_at for one in self._idle]
         idle += [now - one.made_at for one in self._idle_http2()]
@@ -108,13 +108,13 @@ class ConnectionPool:
         return Connections(len(busy), len(idle), max(ages, default=0.0), sum(ages) / max(1, len(ages)))
 
     def slot_use(self) -> SlotUse:
-        """The use of the slots now."""
+        """Return the figures of the slots."""
         return self._slots.snapshot()
 
     # -- slots
 
     def take_idle(self, lane: Lane, client: str, now: float, *, is_head: bool) -> Carrier | None:
-        """An open connection that can take a request at `now`, and a slot for it; None unless both are available."""
+        """Take a slot and an open connection for a request at once; return None if either is not available."""
         if not self._slots.take_slot(lane, client):
             return None
         connection = self._usable(lane.endpoint, now, is_head=is_head)
@@ -125,9 +125,9 @@ class ConnectionPool:
         return connection
 
     async def acquire(self, lane: Lane, asker: str | Askers) -> Slot:
-        """Wait for a slot.  The caller must pass it to a connection (`idle`, `made`) or give it back (`release`).
+        """Wait for a slot.  The caller must use it for a connection (`idle`, `made`) or return it (`release`).
 
-        Raises NotConnected once the pool is closed, and NoSlot if too many requests wait or none was free in time.
+        Raises NotConnected after `close`, and NoSlot if too many requests wait or no slot was free in time.
         """
         if self._is_closed:
             raise NotConnected("the pool is closed")
@@ -163,8 +163,10 @@ class ConnectionPool:
             self._waiting.discard(granted)
 
     def _report_delay(self, lane: Lane, client: str, now: float) -> None:
-        """Log that a client's bound delays its requests.  Behind a proxy that is not trusted, the bound delays the
-        requests of all clients."""
+        """Log that requests are delayed by the bound of their client.
+
+        The operator should know, because behind a proxy that is not trusted, all clients count as one.
+        """
         if now >= self._silent_until:
             self._silent_until = now + _SILENCE_S
             under_way = self._slots.under_way(lane, client)
@@ -179,48 +181,47 @@ class ConnectionPool:
             self._reclaiming = asyncio.get_running_loop().call_later(_RECLAIM_S, self._reclaim)
 
     def _reclaim(self) -> None:
-        """Have unread replies give their slots back, because requests have waited for a while."""
+        """Ask unread replies to release their slots, because requests have waited for a while."""
         self._reclaiming = None
         if len(self.stalls) and (blocked := self._slots.blocked()):
             self.stalls.reclaim(blocked, asyncio.get_running_loop().time())
         self._reclaim_soon()
 
     def release(self, slot: Slot) -> None:
-        """Give back a slot that no connection holds."""
+        """Return a slot that was not used for a connection."""
         self._slots.release_slot(*slot)
 
     def upload_done(self, connection: Carrier) -> None:
-        """An upload's body is no longer being sent; the request may still hold its slot."""
+        """Record that an upload's body is no longer being sent.  The request may still hold its slot."""
         slot = self._busy.get(connection)
         if slot is not None:
             self._busy[connection] = self._slots.upload_done(slot[0]), slot[1]
 
     def idle(self, slot: Slot, *, is_head: bool) -> Carrier | None:
-        """The most recently used idle connection that can take a request, for a slot that the caller has; None if there
-        is none."""
+        """Return an idle connection for a request that has a slot; None if there is none."""
         connection = self._usable(slot[0].endpoint, asyncio.get_running_loop().time(), is_head=is_head)
         if connection is not None:
             self._busy[connection] = slot
         return connection
 
     def made(self, connection: Connection, slot: Slot) -> None:
-        """Use the slot that the caller has for a new connection."""
+        """Add a new connection, which takes over the caller's slot."""
         self._busy[connection] = slot
         self._count(connection)
         self._drop_excess()
 
     def made_http2(self, connection: Http2Connection) -> None:
-        """Take a new HTTP/2 connection; `idle` returns its streams."""
+        """Add a new HTTP/2 connection.  `idle` then returns its streams."""
         if self._is_closed:
             connection.drop()
             return
         self._count(connection)
-        # The slot for the connection's first exchange is taken already.
+        # Check before adding the connection: the slot for its first exchange is counted already.
         self._drop_excess()
         self._http2.setdefault(connection.endpoint, {})[connection] = None
 
     def _drop_excess(self) -> None:
-        """Drop the connection that has been idle for longest if there are too many."""
+        """If there are too many connections, close the one that has been idle the longest."""
         idle_http2 = self._idle_http2()
         if not self._idle and not idle_http2:
             return
@@ -232,8 +233,8 @@ class ConnectionPool:
         return [one for of_host in self._http2.values() for one in of_host if not one.exchanges]
 
     def _stream(self, endpoint: Endpoint, now: float, named: frozenset[str] | None) -> Http2Stream | None:
-        """A stream for a request, of the newest connection that has room."""
-        # Iterate over a copy, because a retired connection leaves the table.
+        """Return a stream of the newest HTTP/2 connection that takes a request; None if there is none."""
+        # Iterate over a copy, because `retire` removes a connection from the table.
         for connection in reversed(tuple(self._http2.get(endpoint, ()))):
             if connection.is_outdated(now, named):
                 connection.retire()
@@ -242,14 +243,13 @@ class ConnectionPool:
         return None
 
     def _usable(self, endpoint: Endpoint, now: float, *, is_head: bool) -> Carrier | None:
-        """A carrier for a request that already has a slot; None if no idle one can take it."""
+        """Return a carrier for a request that has a slot; None if no existing connection can take the request."""
         named = self._addresses.get((endpoint.host, endpoint.port)) if self._addresses else None
         found = self._idle.take_connection(endpoint, now, named, is_head=is_head)
         if found is not None:
             return found
         if self._slots.exceeded_by(len(self) + len(self._idle)):
-            # Otherwise every request would replace a resting connection by a new one, which costs more than an early
-            # reuse of the resting one.
+            # A new connection would replace an idle one.  An early reuse of a resting connection costs less.
             found = self._idle.take_resting(endpoint, now, named, is_head=is_head)
         return found or (self._stream(endpoint, now, named) if self._http2 else None)
 
@@ -259,13 +259,13 @@ class ConnectionPool:
             connection.outdated_at = connection.made_at + most_age_s
 
     def resolved(self, host: str, port: int, addresses: Iterable[str]) -> None:
-        """Record the addresses of a host.  Connections to other addresses take no more requests."""
+        """Record the resolved addresses of a host.  Connections to other addresses take no more requests."""
         self._addresses[host, port] = frozenset(addresses)
 
     # -- from connections
 
     def freed(self, connection: Connection) -> None:
-        """An exchange has ended: keep the connection for the next one."""
+        """Keep a connection whose exchange has ended, and release its slot."""
         lane, client = self._busy.pop(connection)
         self._idle.add_connection(connection)
         self._slots.release_slot(lane, client)
@@ -273,20 +273,20 @@ class ConnectionPool:
             connection.drop()
 
     def retired(self, connection: Connection) -> None:
-        """Use no idle connection to the host of this connection any more.  Its server is about to leave, and the idle
-        connections may lead to the same server."""
+        """Close all idle connections to the host of this one, whose server is about to shut down.  They may lead to the
+        same server."""
         for other in tuple(self._idle):
             if other.endpoint == connection.endpoint:
                 other.drop()
 
     def ended(self, carrier: Carrier) -> None:
-        """An exchange on a stream has ended."""
+        """Release the slot of an HTTP/2 exchange that has ended."""
         slot = self._busy.pop(carrier, None)
         if slot is not None:
             self._slots.release_slot(*slot)
 
     def went_away(self, connection: Http2Connection) -> None:
-        """Forget an HTTP/2 connection that takes no more requests."""
+        """Remove an HTTP/2 connection that takes no more requests."""
         of_host = self._http2.get(connection.endpoint)
         if of_host is not None and connection in of_host:
             del of_host[connection]
@@ -294,7 +294,7 @@ class ConnectionPool:
                 del self._http2[connection.endpoint]
 
     def lost(self, connection: Connection) -> None:
-        """Forget a connection that has ended."""
+        """Remove a connection that has ended, and release its slot."""
         slot = self._busy.pop(connection, None)
         if slot is not None:
             self._slots.release_slot(*slot)
@@ -302,7 +302,7 @@ class ConnectionPool:
             self._idle.remove(connection)
 
     def renew(self, now: float) -> None:
-        """Let new requests open new connections, and use no present one for another request."""
+        """Close idle connections now and busy ones after their exchanges, so that new requests open new connections."""
         self._made_after = now
         self._addresses.clear()
         self.renewals += 1
@@ -315,7 +315,7 @@ class ConnectionPool:
             connection.drop()
 
     def close(self) -> None:
-        """End all connections, and fail all requests, including those in progress."""
+        """Close all connections, and fail all requests, including those in progress."""
         self._is_closed = True
         for granted in self._waiting:
             if not granted.done():

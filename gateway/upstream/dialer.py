@@ -1,8 +1,7 @@
-"""Making connections to origins: resolve the name, try its addresses in turn, and start TLS if the URL asks for it.
+"""Makes connections to origins: resolve the name, try its addresses in turn, and start TLS for an `https` URL.
 
-A connection of HTTP/2 is made once the origin has sent its first SETTINGS.
-
-Making HTTP/2 connections for requests that wait: those of one pool for one host share one attempt at a time.
+An HTTP/2 connection counts as made when the origin's first SETTINGS have arrived.  Requests of one pool that wait for
+an HTTP/2 connection to one host share a single attempt (`Http2Dials`).
 """
 
 from __future__ import annotations
@@ -33,29 +32,28 @@ P = TypeVar("P", Connection, Http2Connection)
 
 
 class Dialer:
-    """Owns the resolver and the default TLS contexts."""
+    """Makes connections.  Owner of the resolver and of the default TLS contexts."""
 
     def __init__(
         self, tasks: Tasks, look_up: LookUp = look_up, on_resolved: Callable[[str, int, list[str]], None] = ignore
     ) -> None:
-        """`on_resolved` is called with a host, its port and its addresses when they are looked up."""
+        """`on_resolved` is called with host, port and addresses after each lookup."""
         self._resolver = Resolver(tasks, lambda: asyncio.get_running_loop().time(), look_up, on_resolved)
         self.look_again: Final = self._resolver.refresh
-        """To be called with a host and port whose kept connection is used: its name is looked up again when due."""
+        """Called with host and port for each request, so that a name in use is resolved again when it is due."""
         self._contexts: dict[bool, ssl.SSLContext] = {}
-        """The default contexts, by whether they are for HTTP/2."""
+        """The default contexts for HTTP/1.1 (False) and HTTP/2 (True)."""
         self.tls: Mapping[str, OriginTls] = {}
-        """Origins with TLS settings of their own, by scheme, host and port."""
+        """The origins with their own TLS settings, by `scheme://host:port`."""
 
     def forget_names(self) -> None:
-        """Resolve every name before the next connection."""
+        """Discard all resolved names."""
         self._resolver.forget_addresses()
 
     async def dial(self, endpoint: Endpoint, owner: ConnectionOwner, within_s: float) -> Connection:
-        """A new connection, made within `within_s` seconds, including name resolution and TLS.
+        """Make a connection within `within_s` seconds, including name resolution and TLS.  Raises NotConnected.
 
-        Each address gets an equal share of the remaining time, so that a dead one does not use it up.  Raises
-        NotConnected.
+        Each address gets an equal share of the remaining time, so that a dead address does not use up all of it.
         """
         loop = asyncio.get_running_loop()
 
@@ -67,7 +65,7 @@ class Dialer:
     async def dial_http2(
         self, endpoint: Endpoint, owner: Http2Owner, counts: SessionCounts, within_s: float
     ) -> Http2Connection:
-        """A new connection of HTTP/2, as by `dial`, with the origin's settings."""
+        """Make an HTTP/2 connection like `dial`, and wait for the origin's SETTINGS."""
         loop = asyncio.get_running_loop()
 
         async def connect(address: str) -> Http2Connection:
@@ -107,7 +105,7 @@ class Dialer:
                 raise error
             raise NotConnected from error
         finally:
-            # Its traceback refers to this frame.
+            # The error's traceback refers to this frame.  Break the reference cycle.
             del error
 
     async def _connect(self, connection: P, address: str, *, is_http2: bool) -> P:
@@ -124,7 +122,8 @@ class Dialer:
                 lambda: connection, address, endpoint.port, ssl=context, server_hostname=server_name
             )
         except BaseException:
-            # uvloop does not call it if this is cancelled in the turn in which the connection is made.
+            # uvloop does not call `connection_lost` if the task is cancelled in the iteration of the loop in which the
+            # connection is made.
             connection.connection_lost(None)
             raise
         return connection
@@ -139,7 +138,7 @@ class Dialer:
 
 
 class Http2Dials:
-    """Owns the attempts under way."""
+    """Owner of the attempts to make HTTP/2 connections for pools."""
 
     def __init__(self, tasks: Tasks, dialer: Dialer, counts: SessionCounts) -> None:
         self._tasks = tasks
@@ -151,9 +150,9 @@ class Http2Dials:
         return f"<Http2Dials {len(self._dials)} under way>"
 
     async def dialled(self, pool: ConnectionPool, endpoint: Endpoint, within_s: float) -> None:
-        """Wait until the pool has a new connection.  `within_s` bounds the attempt, unless one is under way.
+        """Wait until a new HTTP/2 connection is in the pool.  Raises NotConnected.
 
-        Raises NotConnected.
+        Joins an attempt in progress.  `within_s` bounds a new attempt.
         """
         key = pool, endpoint
         task = self._dials.get(key)
@@ -166,29 +165,28 @@ class Http2Dials:
             raise type(failed)(*failed.args) from failed.__cause__
 
     async def _dial(self, pool: ConnectionPool, endpoint: Endpoint, within_s: float) -> NotConnected | None:
-        """The failure as a value: the waiters raise it, and the task logs nothing."""
+        """Make a connection and add it to the pool.  Return a failure as a value, for all waiters to raise."""
         renewals = pool.renewals
         try:
             connection = await self._dialer.dial_http2(endpoint, pool, self._counts, within_s)
         except NotConnected as error:
             return bare(error)
         if not connection.has_room:
-            # It has ended, or takes no requests: without this, the waiters would dial again and again.
+            # The connection has ended, or takes no requests.  Without an error, the waiters would dial for ever.
             connection.drop()
             return NoHttp2()
         if pool.renewals == renewals:
             pool.made_http2(connection)
         else:
-            # It was begun with former settings.  The waiters find none in the pool, and make another one.
+            # The settings have changed during the attempt.  The waiters will find no connection and dial again.
             connection.drop()
         return None
 
 
 class TlsReloader:
-    """Watches the files that the configuration names.  Owns its task; `close` must be called.
+    """Reloads the certificate files of `route.origin_tls` when they change.  The caller must call `close`.
 
-    `config` returns the configuration in effect.  `take` receives the reloaded settings: the origins with TLS settings
-    of their own.
+    `config` returns the current configuration.  `take` receives the reloaded TLS settings by origin.
     """
 
     def __init__(
@@ -208,11 +206,11 @@ class TlsReloader:
 
     @property
     def polls(self) -> int:
-        """How often the files have been checked."""
+        """The number of times the files have been checked."""
         return self._watch.polls
 
     def start(self, known: Stamp) -> None:
-        """Start watching; `known` is the stamp of the files taken before they were read."""
+        """Start watching.  `known` is the stamp of the files from before they were read."""
         self._tasks.start(self._watch.run(known), "watch the files of route.origin_tls")
 
     async def close(self) -> None:

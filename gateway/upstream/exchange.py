@@ -1,17 +1,18 @@
-"""One call at one host, and its reply, over HTTP/1.1 or HTTP/2.
+"""One request to one host, and its reply, over HTTP/1.1 or HTTP/2.
 
-An exchange advances by plain calls: a connection is ready, a head arrives, something fails.  It notifies its
-`Requester` by plain calls too.  A task runs only while a connection is awaited.
+Events drive an exchange by plain calls: a connection is ready, a head has arrived, something has failed.  The exchange
+notifies its `Requester` by plain calls too.  A task runs only while the exchange waits for a connection.
 
-Every wait is bounded: for a connection slot, for the connection, for the first byte, for each next piece of a body, and
-in total.  The bound on the first byte begins only after the wait for a slot, which is not the origin's fault.  Foreign
-exceptions are translated into those of `errors.py` here.  Bodies are raw: nothing is decompressed, no redirect is
-followed, no cookie is kept, and a `101` is refused.  A body that ends early raises, so a caller that saw no exception
-has every byte.
+All waits are bounded: for a slot, for the connection, for the first byte, for each part of a body, and in total.  The
+bound on the first byte begins after the wait for a slot, which is not the origin's fault.
 
-A request on a kept connection that proves to be dead may be sent once more; `gateway.upstream.retries` decides.
+Bodies are passed on as they are.  Nothing is decompressed, no redirect is followed, no cookie is kept, and a `101` is
+refused.  A truncated body raises, so a caller without an exception has the complete body.  Exceptions of other
+libraries are translated into those of `errors.py` here.
 
-The outcome of a request is reported to the origin's state, if the request has one (`OriginRequest`).
+A request may be sent once more if a kept connection proves to be dead.  `gateway.upstream.retries` has the rule.
+
+The outcome is reported to the state of the origin, if there is one (`OriginRequest`).
 """
 
 from __future__ import annotations
@@ -57,17 +58,17 @@ from gateway.upstream.upload import Upload
 
 _log = logging.getLogger("gateway.upstream")
 
-# Enum members are slow to reach in Python 3.11, and every request passes here.
+# Access to enum members is slow in Python 3.11, and this is a hot path.
 _READ, _WRITE, _LIVE = Purpose.READ, Purpose.WRITE, Purpose.LIVE
 _READS: Final = frozenset({"GET", "HEAD"})
 _REDIRECTS: Final = frozenset({307, 308})
-"""The statuses of redirects, by which an origin names another origin for the same request."""
+"""The statuses by which an origin redirects a request to another origin, with the same method."""
 
 T = TypeVar("T")
 
 
 class Hosts(Protocol):
-    """The connections to all hosts, as an exchange uses them (`gateway.upstream.exchanges.Exchanges`)."""
+    """The view of `gateway.upstream.exchanges.Exchanges` that an exchange needs."""
 
     tasks: Tasks
     time: Callable[[], float]
@@ -78,13 +79,13 @@ class Hosts(Protocol):
     live: ConnectionPool
 
     def uses_http2(self, endpoint: Endpoint) -> bool:
-        """Whether the host is asked over HTTP/2."""
+        """Whether requests to the host are sent over HTTP/2."""
 
 
 class Exchange:
-    """One call at one host, from the first byte of the request to the head of its reply.
+    """One request to one host, up to the head of its reply.
 
-    It either fails once or is answered once.  After `give_up` the requester is not notified any more.
+    The requester is notified once, of a reply or a failure.  After `give_up` it is not notified.
     """
 
     __slots__ = (
@@ -111,27 +112,27 @@ class Exchange:
         self._requester = requester
         self._call = call
         self._sent = sent
-        """The request as tracked by the state of its origin; None for a host without such a state."""
+        """The request in the state of its origin; None for a host without a state."""
         self._span: ExchangeSpan | None = None
         self._lane: Lane
         self._deadline: float
-        """When the complete reply is due."""
+        """When the end of the reply is due (the loop's clock)."""
         self._by: float
-        """When the head of the reply is due."""
+        """When the head of the reply is due (the loop's clock)."""
         self._request = b""
         self._upload: Upload | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._connection: Carrier | None = None
         self._incoming: IncomingReply | None = None
-        """The reply; None until the request is sent, at least in part."""
+        """The reply; None until the request is being sent."""
         self.is_over = False
-        """Whether the exchange has failed, was answered or was given up."""
+        """Whether a head has arrived, or the exchange has failed or was given up."""
 
     def send_request(self, authority: str, target: str, route: str = "") -> None:
-        """Send the request, to `target` in origin form at `authority`, as in `http://host:port`.
+        """Send the request for `target` (in origin form) to `authority`, as in `http://host:port`.
 
-        Its connection comes from the share of `route`.  It counts for the call's client; of several clients, for the
-        first that has a turn.
+        The slot is taken from the share of `route`, and charged to the call's client.  If the call has several clients,
+        the slot is charged to the first whose turn it is.
         """
         method, _, headers, bounds, body, is_live, client, repeated = self._call
         hosts, pool = self._hosts, self._pool
@@ -148,7 +149,7 @@ class Exchange:
                 if body is not None:
                     length = len(body)
             else:
-                # During an upload the first byte may rightly take long, so only `total_s` bounds it.
+                # During a long upload the reply cannot begin, so only `total_s` bounds its first byte.
                 self._upload = Upload(body, bounds.first_byte_s, self._deadline)
                 length = self._upload.measure(headers)
                 is_streamed, is_chunked = True, length is None
@@ -183,8 +184,7 @@ class Exchange:
             self._send(connection)
 
     async def _connected(self, endpoint: Endpoint, is_repeat: bool) -> Carrier:
-        """A connection, once it is this request's turn.  A new one is made, within its own bound, if none is idle or a
-        kept one must not be used."""
+        """Wait for a slot; return an idle connection or a new one.  A repeated request needs a new one."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         pool = self._pool
@@ -202,7 +202,7 @@ class Exchange:
             dial = self._hosts.dialer.dial(endpoint, pool, self._call.bounds.connect_s)
             connection = await self._bounded(dial)
             if not connection.is_open:
-                # The connection was closed before it was used.  It never took the slot, so the slot is released below.
+                # The connection was closed before it took over the slot, which is released below.
                 raise ConnectionLost
             pool.made(connection, slot)
         except BaseException:
@@ -211,8 +211,9 @@ class Exchange:
         return connection
 
     async def _stream(self, endpoint: Endpoint, slot: Slot) -> Carrier | None:
-        """A stream of a connection that has room or is made now.  If other requests use up that room first, another
-        connection is made.  None if HTTP/2 is no longer used for the host.
+        """Return a stream of an HTTP/2 connection, and make connections until one takes the request.
+
+        Returns None if the host is no longer configured for HTTP/2.
         """
         bounds = self._call.bounds
         try:
@@ -226,7 +227,7 @@ class Exchange:
         return None
 
     async def _bounded(self, dial: Coroutine[None, None, T]) -> T:
-        """The connection that `dial` makes within its own bound, and within that of the exchange."""
+        """Await `dial` within the bound of the exchange, too.  The origin's state can end the wait."""
         bound = asyncio.timeout_at(self._by if self._by < inf else None)
         try:
             async with bound:
@@ -234,7 +235,7 @@ class Exchange:
                     self._sent.end_by(partial(_expire, bound))
                 return await dial
         finally:
-            # Break the cycle: the bound refers to the task, and the traceback of a cancelled task refers to this frame.
+            # Break a reference cycle: the bound refers to the task, whose traceback refers to this frame.
             del bound
             if self._sent is not None:
                 self._sent.end_by(no_op)
@@ -251,19 +252,19 @@ class Exchange:
         if upload is not None:
             pool = self._pool
             sending = self._hosts.tasks.start(upload.run(connection, incoming), f"upload {connection.endpoint}")
-            # A callback, because a task cancelled before its first step never reaches its `finally`.  It comes before
-            # the connection's own, which may give the connection to another request.
+            # A callback instead of `finally`, because a task cancelled before its first step does not run `finally`.
+            # It must precede the connection's own callback, which may free the connection.
             sending.add_done_callback(lambda _: pool.upload_done(connection))
             connection.uploading(sending)
         sent = self._sent
         if sent is not None:
             sent.on_end = incoming.time_out
             if sent.has_ended:
-                # This comes last, because it ends the exchange.
+                # The origin's state has ended the request meanwhile.
                 incoming.time_out()
 
     def _informed(self, interim: Interim) -> None:
-        """An interim reply is a sign of life (RFC 9110 section 15.2): the wait for the head begins again."""
+        """Begin the wait for the head again: an interim reply is a sign of life (RFC 9110 section 15.2)."""
         if self.is_over or self._connection is None:
             return
         if self._upload is None or self._upload.has_ended:
@@ -300,7 +301,7 @@ class Exchange:
 
     @property
     def _was_reused(self) -> bool:
-        """Whether the connection had carried other exchanges, and no byte of the reply has arrived on it."""
+        """Whether the connection has carried other exchanges, and no byte of the reply has arrived."""
         connection, incoming = self._connection, self._incoming
         return bool(connection and connection.is_reused and incoming and not incoming.has_received)
 
@@ -323,7 +324,7 @@ class Exchange:
             self._span.end_span()
         self._failed(failure)
 
-    # -- the end; `gateway.upstream.client` goes on to another host instead
+    # -- the end; the subclass in `gateway.upstream.client` may try another origin instead
 
     def _redirected(self, reply: Reply) -> None:
         self._requester.head_arrived(reply)
@@ -332,10 +333,10 @@ class Exchange:
         self._requester.failed(error)
 
     def give_up(self) -> None:
-        """Give up waiting for the head.  Has no effect once the head has arrived."""
+        """Cancel the request.  Has no effect once the head has arrived."""
         if self.is_over:
             return
-        # A client that cancels its reads must not use up the connections that are kept for all clients.
+        # Keep the connection if possible.  Otherwise a client could close kept connections by cancelling its reads.
         incoming = self._incoming
         if incoming is not None and self._lane.purpose is _READ:
             self._incoming = None
@@ -353,7 +354,7 @@ class Exchange:
         self.is_over = True
         if self._connecting is not None:
             self._connecting.cancel()
-            # A cancelled task keeps its traceback, whose frames refer to this exchange.
+            # Break a reference cycle: frames of the cancelled task's traceback refer to this exchange.
             self._connecting = None
         if self._incoming is not None:
             self._incoming.detach()
@@ -372,7 +373,7 @@ def _failure(error: BaseException, *, is_unsent: bool) -> GatewayError:
         case NoSlot():
             return UpstreamCongested()
         case NotConnected(__cause__=ssl.SSLError()) | ConnectionLost(__cause__=ssl.SSLError()):
-            # This failure is not transient, so the text gives the operator the reason at once.
+            # A TLS failure is not transient, so the message gives the reason.
             return UpstreamUnreachable(f"Origin unreachable: {reason_of(error)}", is_unsent=is_unsent)
         case NotConnected():
             return UpstreamUnreachable(is_unsent=is_unsent)

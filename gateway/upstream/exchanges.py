@@ -1,4 +1,4 @@
-"""The exchanges with all hosts, and what they share: connections, TLS settings, and the hosts that speak HTTP/2."""
+"""Sends requests to any host.  Owner of the connection pools, the TLS settings, and the list of HTTP/2 hosts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from gateway.upstream.slots import Purpose, SlotLimits, SlotUse
 
 
 class Exchanges:
-    """Connections to all hosts.  `close` ends them.
+    """Sends requests to any host.  `close` ends all connections.
 
-    Live requests have a pool of their own, bounded where they begin (`gateway.live.table`) rather than by
-    `limits`.  They last for minutes, and in a shared pool would leave no slots for other requests.
+    Live requests have a separate pool, because they last for minutes and would use up the slots of other requests.
+    `limits` does not bound that pool; `gateway.live.table` bounds the number of live requests.
     """
 
     def __init__(self, limits: SlotLimits, tracer: Tracer = NO_TRACER, look_up: LookUp = look_up) -> None:
@@ -42,17 +42,17 @@ class Exchanges:
         self.http2_dials = Http2Dials(self.tasks, self.dialer, self.http2)
 
     def _first_time(self) -> float:
-        # To ask for the running loop takes a system call.
+        # Keep the loop's method, because `get_running_loop` makes a system call.
         self.time = asyncio.get_running_loop().time
         return self.time()
 
     def share_among(self, hosts: int, routes: int) -> None:
-        """Share the connections among this many hosts and routes, so that one that hangs does not take them all."""
+        """Divide the slots among this many hosts and routes, so that a host that hangs does not use up all of them."""
         self.shared.share_among(hosts, routes)
         self.live.share_among(hosts, routes)
 
     def keep(self, keep_alive: KeepAlive) -> None:
-        """Keep connections like this from now on."""
+        """Set how long connections are kept."""
         self.shared.keep_alive = self.live.keep_alive = keep_alive
 
     def _resolved(self, host: str, port: int, addresses: list[str]) -> None:
@@ -65,13 +65,13 @@ class Exchanges:
         self._renew()
 
     def configure_tls(self, tls: Mapping[str, OriginTls]) -> None:
-        """Use these TLS settings from now on; new requests open new connections."""
+        """Use these TLS settings for new requests, which open new connections."""
         if tls or self.dialer.tls:
             self.dialer.tls = dict(tls)
             self._renew()
 
     def configure_http2(self, origins: Iterable[str]) -> None:
-        """Ask these origins, by scheme, host and port, over HTTP/2 from now on, and all others over HTTP/1.1."""
+        """Use HTTP/2 for these origins, given as `scheme://host:port`, and HTTP/1.1 for all others."""
         hosts = frozenset(map(endpoint_of, origins))
         if hosts != self._http2_hosts:
             self._http2_hosts = hosts
@@ -83,27 +83,26 @@ class Exchanges:
         self.live.renew(now)
 
     def uses_http2(self, endpoint: Endpoint) -> bool:
-        """Whether the host is asked over HTTP/2."""
+        """Whether requests to the host are sent over HTTP/2."""
         return endpoint in self._http2_hosts
 
     @property
     def open_connections(self) -> int:
-        """Connections in use now."""
+        """The number of connections in use."""
         return len(self.shared) + len(self.live)
 
     def connections(self) -> dict[str, Connections]:
-        """The open connections: `shared` for all brief requests, `live` for followed streams and relayed live reads."""
+        """Return the figures of both pools: `live` for followers and relayed live reads, `shared` for the rest."""
         now = asyncio.get_running_loop().time()
         return {"shared": self.shared.snapshot(now), "live": self.live.snapshot(now)}
 
     def slot_use(self) -> SlotUse:
-        """The slots of the shared pool, and the live connections."""
+        """Return the figures of the shared pool's slots, with the number of live requests."""
         shared, live = self.shared.slot_use(), self.live.slot_use()
         return shared._replace(taken={**shared.taken, Purpose.LIVE: live.taken[Purpose.LIVE]})
 
     def ask(self, requester: Requester, call: OriginCall, sent: OriginRequest | None = None) -> Exchange:
-        """Send one request.  `requester` is notified of its outcome, possibly before this returns, and so is `sent`, if
-        the host has a state."""
+        """Send one request.  `requester` and `sent` are notified of its outcome, possibly before this call returns."""
         exchange = Exchange(self, requester, call, sent)
         exchange.send_request(*split_url(call.url))
         return exchange
@@ -111,7 +110,7 @@ class Exchanges:
     async def send(
         self, call: OriginCall, on_sent: Callable[[], object] = no_op, sent: OriginRequest | None = None
     ) -> Reply:
-        """Send one request and wait for the head of its reply; `on_sent` is called for each attempt.
+        """Send one request and wait for the head of its reply.  `on_sent` is called for each attempt.
 
         Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken, UpstreamCongested.
         """

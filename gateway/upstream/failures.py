@@ -1,6 +1,6 @@
-"""Failures of an exchange with an origin, and their reasons in a few words for an operator.
+"""The failures of an exchange with an origin, and a short reason for each, for an operator.
 
-The words of reasons come from a closed set: they repeat no address and nothing that an origin sent.
+Reasons come from a fixed set.  They include no address and no text from an origin.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Refusal(StrEnum):
     """Why a request gets no connection slot."""
 
     QUEUE = "queue"
-    """Too many requests wait, over all clients."""
+    """Too many requests of all clients wait."""
     CLIENT = "client"
-    """Too many requests of its client wait."""
+    """Too many requests of the same client wait."""
     TIME = "time"
     """The request has waited for too long."""
 
@@ -30,28 +30,28 @@ class Delay(StrEnum):
     """Why a request waits for a connection slot."""
 
     CONNECTIONS = "connections"
-    """`upstream_connections`, or a share of them, are taken."""
+    """All `upstream_connections`, or all of a share of them, are in use."""
     CLIENT = "client"
-    """The client has `client_upstream_requests` under way, or half of `upstream_connections`."""
+    """The client has `client_upstream_requests` in progress, or uses half of `upstream_connections`."""
 
 
 class NotConnected(OSError):
-    """No connection could be made; the cause is the error of the operating system or of TLS."""
+    """No connection could be made.  `__cause__` is the error of the operating system or of TLS."""
 
 
 class ConnectTimedOut(NotConnected):
-    """No connection was made within its bound."""
+    """No connection was made in time."""
 
 
 class ConnectionLost(OSError):
-    """The connection ended before the reply did; the cause, if any, is the operating system's error."""
+    """The connection ended before the reply was complete.  `__cause__` is the operating system's error, if any."""
 
     is_reported = False
-    """Whether another request reports the loss of the same connection."""
+    """Whether another request on the same connection has reported the loss."""
 
 
 class NoHttp2(NotConnected):
-    """The origin does not speak HTTP/2, or takes no request over it."""
+    """The origin does not speak HTTP/2, or accepts no requests over it."""
 
 
 class RequestReset(ConnectionLost):
@@ -59,7 +59,7 @@ class RequestReset(ConnectionLost):
 
 
 class Unprocessed(RequestReset):
-    """The origin says that it has not processed the request (RFC 9113 section 8.7)."""
+    """The origin has stated that it did not process the request (RFC 9113 section 8.7)."""
 
 
 class UploadFailed(Exception):
@@ -82,30 +82,29 @@ _BY_ERRNO: Final = {
     errno.ETIMEDOUT: "connect timed out",
 }
 _LOCAL_SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-"""Local resource shortages, which say nothing about an origin."""
+"""Errors of local resource shortages."""
 
 
 def is_local_fault(error: BaseException) -> bool:
-    """Whether a failure says nothing about the origin: an invalid request, or a shortage of local resources or of
-    connection slots."""
+    """Whether the origin did not cause the failure: the request was invalid, or local resources or slots ran out."""
     if isinstance(error, NotConnected):
         return isinstance(error.__cause__, OSError) and error.__cause__.errno in _LOCAL_SHORTAGES
     return isinstance(error, InvalidRequest | NoSlot)
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether the connection was lost, rather than the request reset on a connection that goes on."""
+    """Whether the connection was lost.  If only a request on it was reset, the result is False."""
     return isinstance(error, ConnectionLost) and not isinstance(error, RequestReset)
 
 
 def is_no_sign(error: BaseException, *, is_patient: bool, is_reused: bool) -> bool:
-    """Whether a request that failed like this, before the head of its answer, says nothing about the origin's health.
+    """Whether a failure before the head of the reply does not count against the origin's health.
 
-    Interim replies that come too fast are refused by the gateway's own choice.  `is_patient`: the origin may rightly be
-    silent for long, as to a live read, so its silence is no failure.  `is_reused`: the connection had served other
-    requests and was lost before a byte of the reply.  An origin closes idle connections whenever it likes, and the next
-    request on a new connection shows whether it is there.  An HTTP/2 origin that is about to close a connection names
-    the requests that it has not processed.
+    `is_patient`: the origin may be silent for long, as on a live read, so a timeout does not count.
+    `is_reused`: the connection had carried other requests, and was lost before any byte of the reply.  This does not
+    count, because an origin may close idle connections at any time.  The next request will use a new connection.
+
+    Nor does a refusal of too many interim replies count, or a loss that another request has reported.
     """
     if isinstance(error, ConnectionLost | ReplyBroken) and error.is_reported:
         return True
@@ -116,7 +115,7 @@ def is_no_sign(error: BaseException, *, is_patient: bool, is_reused: bool) -> bo
 
 
 def reason_of(error: BaseException) -> str:
-    """The words for an exception that ended a request before the head of its answer."""
+    """Return the reason for an exception that ended a request before the head of its reply."""
     match error:
         case ConnectTimedOut():
             return "connect timed out"
@@ -129,8 +128,7 @@ def reason_of(error: BaseException) -> str:
         case NotConnected(__cause__=ssl.SSLCertVerificationError()):
             return "certificate refused"
         case NotConnected(__cause__=ssl.SSLError()) | ConnectionLost(__cause__=ssl.SSLError()):
-            # This also covers errors after the handshake, because in TLS 1.3 an origin reports a missing client
-            # certificate only then.
+            # With TLS 1.3, an origin reports a missing client certificate only after the handshake.
             return "TLS failed"
         case NotConnected(__cause__=OSError(errno=number)):
             return _BY_ERRNO.get(number or 0, "cannot connect")
@@ -148,5 +146,5 @@ def reason_of(error: BaseException) -> str:
 
 
 def reason_of_status(status: int) -> str:
-    """The words for a status that reports a failing origin."""
+    """Return the reason for a status by which an origin reports a failure."""
     return f"answered {status}"

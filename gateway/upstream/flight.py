@@ -1,15 +1,16 @@
-"""A flight: one upstream fetch shared by many readers.
+"""A flight: one fetch from an origin, shared by many readers.
 
-A flight is a growing list of chunks with an end; it knows neither HTTP nor tapes.  `gateway.engine.fetch_table` starts
-flights and has readers share them.  Its fetch announces the head, adds chunks and lands the flight.  Readers attach,
-read at their own pace, and leave.  It ends as any shared fetch does (`gateway.upstream.collapse`), and is given up when
-the last reader leaves.
+A flight has a head, and a list of body chunks that grows until the end.  The engine starts a flight
+(`gateway.engine.fetch_table`), announces the head, adds chunks, and ends the flight.  Readers attach, read at their own
+pace, and detach.  When the last reader detaches, the fetch is cancelled.
 
-There are two bounds.  The fetch pauses while no reader is within `WINDOW_BYTES` of what has arrived, so the origin's
-reply is not read faster than the fastest client reads.  A body larger than `keep_bytes` is not kept: chunks that every
-reader has passed are dropped, no reader may attach any more, and a reader that falls `keep_bytes` behind is dropped.
-Otherwise one slow client could keep the whole body in memory or stop the others.  A reader within two windows is never
-dropped, however small `keep_bytes` is, because the fastest reader may rightly be that far behind.
+Two bounds apply to the body.  First, the fetch pauses while all readers are more than `WINDOW_BYTES` behind the end of
+the received data.  The origin's reply is therefore read as fast as the fastest client reads.
+
+Second, a body larger than `keep_bytes` is not kept.  Chunks that all readers have read are dropped, no more readers may
+attach, and a reader that is more than `keep_bytes` behind is dropped.  Otherwise one slow client would keep the whole
+body in memory.  With a small `keep_bytes` the limit for a reader is two windows, because even the fastest reader may be
+that far behind.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from gateway.upstream.collapse import FetchEnd, SharedFetch
 WINDOW_BYTES: Final = 1 << 20
 _UNBOUNDED: Final = Inflow()
 CONFIRMATION: Final = "?confirmation"
-"""The `key` of a flight that compares the bytes after its `start` with those held; no valid offset looks like it."""
+"""The `key` of a flight that compares the origin's bytes after `start` with those held.  It is no valid offset."""
 METADATA: Final = "?metadata"
-"""The `start` of a flight that fetches a stream's metadata without its bytes; no valid offset looks like it."""
+"""The `start` of a flight that fetches a stream's metadata without bytes.  It is no valid offset."""
 
 
 class StreamHead(NamedTuple):
@@ -47,30 +48,30 @@ class StreamHead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OriginError:
-    """A 4xx or 5xx reply, with its short body, that answers all waiting requests."""
+    """A 4xx or 5xx reply with its short body.  It answers all requests that wait for the flight."""
 
     status: int
     headers: CIMultiDict[str]
     body: bytes
     request_headers: CIMultiDict[str] | None = None
-    """The request's headers, if the refusal may be due to them.  It is then not valid for readers with other
-    headers."""
+    """The headers of the fetch, if the refusal may depend on them.  It is then invalid for readers with other headers.
+    """
     varies_by_origin: bool = False
-    """Whether the refusal is not valid for readers with an Origin header."""
+    """Whether the refusal is invalid for readers with an Origin header."""
 
     @classmethod
     def of_ended(cls, status: int) -> OriginError:
-        """The gateway's own answer for a stream that is absent (404) or permanently gone (410)."""
+        """Make the gateway's own answer for a stream that does not exist (404) or is gone for good (410)."""
         text = b"Stream is gone\n" if status == 410 else b"Stream not found\n"
         return cls(status, CIMultiDict({"Content-Type": "text/plain; charset=utf-8"}), text)
 
 
 @dataclass(frozen=True, slots=True)
 class NotShareable:
-    """A reply that must not be shared, or does not follow the protocol; each waiting request is sent on its own.
+    """A reply that must not be shared, or does not follow the protocol.  Each waiting request is then relayed.
 
-    `is_lasting` means that the next reply will be no better, so the decision is worth remembering.  `is_personal` means
-    that the reply forbids sharing its content, so stored bytes of the stream may not be shareable any more either.
+    `is_lasting`: further replies will probably be the same, so the decision should be remembered.  `is_personal`: the
+    reply forbids sharing its content, so stored bytes of the stream may no longer be shared either.
     """
 
     reason: str
@@ -79,18 +80,18 @@ class NotShareable:
 
 
 VARIES_BY_ORIGIN: Final = NotShareable(Ground.ORIGIN, is_lasting=False)
-"""Why a read with an Origin header is relayed while other reads of the stream are shared."""
+"""The reason for relaying a read with an Origin header while other reads of the stream are shared."""
 CHANGES_TOO_FAST: Final = NotShareable("changes faster than it can be read", is_lasting=False)
-"""The stream's bytes were forgotten too often while one read waited."""
+"""The reason for relaying a read during which the stream's bytes were forgotten too often."""
 
 
 REFUSED_TO_ANOTHER: Final = NotShareable("refused to another", is_lasting=False)
-"""A refusal that may be due to the credentials of one reader.  The others send requests of their own."""
+"""The reason for relaying a reader's request after a refusal that may depend on another reader's credentials."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """An empty reply to an offset beyond the stream's tail; it names the tail, and there is nothing to store."""
+    """An empty reply to an offset beyond the stream's tail.  It names the tail."""
 
     tail: str
     up_to_date: bool
@@ -101,14 +102,14 @@ Head = StreamHead | Beyond | OriginError | NotShareable | GatewayError
 
 
 def as_seen_by(head: Head, headers: CIMultiDict[str]) -> Head:
-    """The shared reply's head as it is valid for a reader whose own request would have had `headers`."""
+    """Return the head of a shared reply for a reader whose own request would have had `headers`."""
     if isinstance(head, OriginError) and head.request_headers is not None and head.request_headers != headers:
         return REFUSED_TO_ANOTHER
     return head
 
 
 class FlightReader:
-    """One reader of a flight, whose body is the flight's.  `detach` must be called in all cases."""
+    """One reader of a flight's body.  The caller must call `detach` at the end."""
 
     __slots__ = ("flight", "index", "is_dropped", "position")
 
@@ -119,7 +120,7 @@ class FlightReader:
         self.is_dropped = False
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body from its beginning, as it arrives.  Raises the error that the flight failed with."""
+        """Iterate over the body from its beginning, as it arrives.  Raises the flight's error if the fetch fails."""
         flight = self.flight
         while True:
             if self.is_dropped:
@@ -146,7 +147,7 @@ class FlightReader:
 
 
 class Flight(SharedFetch):
-    """The state of one shared fetch of the bytes after `start`.  Owned by the engine's fetch table."""
+    """One shared fetch of the bytes after `start`.  Owner: the engine's fetch table."""
 
     __slots__ = (
         "_readers",
@@ -191,49 +192,50 @@ class Flight(SharedFetch):
         """The key by which readers find the flight."""
         self.keep_bytes = keep_bytes
         self.lag_bytes = max(keep_bytes, 2 * WINDOW_BYTES)
-        """How far a reader may fall behind."""
+        """The bytes that a reader may be behind before it is dropped."""
         self.sent_at = 0.0
         self.version = FIRST
         """The stream's version when the request was sent."""
         self.head: Head | None = None
         self.kept: list[bytes] = []
         self.base = 0
-        """Chunks dropped so far: the index of `kept[0]`."""
+        """The number of chunks dropped so far, which is the index of `kept[0]` in the body."""
         self.size = 0
         self.dropped_bytes = 0
-        """Bytes of the dropped chunks."""
+        """The number of bytes of the dropped chunks."""
         self.charged_bytes = 0
-        """Arriving bytes that are charged to the cache's budget."""
+        """The number of bytes that the cache budget is charged for."""
         self.spools = False
-        """Whether the body is read on although no reader takes it, because other requests wait for its connection."""
+        """Whether to read the body without waiting for readers, because other requests wait for its connection."""
         self.must_go = False
-        """Whether the flight is given up because other requests wait for its connection."""
+        """Whether to give the flight up, because other requests wait for its connection."""
         self.inflow = _UNBOUNDED
-        """The account of the bytes that its arrival, and each of its readers, may add to memory."""
+        """Bounds the rate at which the flight's arrival and its readers add bytes to memory."""
         self.shared: SharedBytes | None = None
-        """The account of its bytes for its readers, and later for the tape; None if no holder has asked for it."""
+        """Counts the body's bytes once for all holders, the readers and later the tape; None until one asks for it."""
         self.is_kept = True
+        """Whether the body is kept from its beginning."""
         self.is_detached = False
-        """Whether the flight goes on without readers, as long as its body may be kept."""
+        """Whether the flight continues without readers while its body is kept."""
         self.is_passing = False
-        """Whether its bytes are for its readers only, because they are not worth storing."""
+        """Whether the bytes go to the readers only, and are not stored."""
         self.length: int | None = None
         """The body's length in bytes, if it is known before the end."""
         self.expected: int | None = None
-        """The length that the origin announced, before brackets are stripped."""
+        """The Content-Length of the reply, which includes the brackets of a JSON array."""
         self._room: Signal | None = None
-        """Fires when the body may go on; None if the fetch has never waited."""
+        """Fires when the fetch may continue; None if the fetch has never paused."""
         self.on_unused: Callable[[], object] | None = None
         """Cancels the fetch; None once the fetch is over."""
         self.span: FlightSpan = NO_FLIGHT
         self.fetched = 0
-        """Body bytes received from the origin, including stripped bytes, refusals and failed attempts."""
+        """The body bytes received from the origin, including brackets, refusals and failed attempts."""
         self.sharers = 0
-        """Requests that started or awaited it, counted if an access log is kept.  The log also owns `accounted`,
-        `accounted_requests`, `holders` and `is_led`."""
+        """The number of requests that have started or joined the flight, if there is an access log.  The log also owns
+        `accounted`, `accounted_requests`, `holders` and `is_led`."""
         self.accounted = 0
         self.requests = 0
-        """Requests sent to the origin, including retries."""
+        """The number of requests sent to the origin, including retries."""
         self.accounted_requests = 0
         self.holders = 0
         self.is_led = False
@@ -241,7 +243,7 @@ class Flight(SharedFetch):
         self._watchers = 0
 
     def holdings(self) -> tuple[Holding]:
-        """The part of the body that it keeps in memory."""
+        """Return the bytes of the body that the flight keeps in memory."""
         size = self.size - self.dropped_bytes - self.charged_bytes
         if self.shared is None:
             self.shared = SharedBytes(0)
@@ -258,14 +260,16 @@ class Flight(SharedFetch):
 
     @property
     def has_landed(self) -> bool:
-        """Whether the reply has come, and its body, if there is one, is complete."""
+        """Whether the complete reply has arrived."""
         return self.end is not None and self.error is None
 
-    # -- the fetch's side
+    # -- for the fetch
 
     def announce(self, head: Head, expected: int | None = None, *, is_verbatim: bool = True) -> None:
-        """Announce the reply's head, and `expected`, the length that the origin stated.  `is_verbatim` means that the
-        chunks will be exactly the body.  Any head but a StreamHead ends the flight."""
+        """Set the reply's head.  Any head except a StreamHead ends the flight.
+
+        `expected`: the Content-Length of the reply.  `is_verbatim`: the chunks will be exactly the reply's body.
+        """
         self.head = head
         self.expected = expected
         self.length = expected if is_verbatim else None
@@ -297,12 +301,12 @@ class Flight(SharedFetch):
         self.changed.fire()
 
     def land(self, end: FetchEnd = FetchEnd.LANDED) -> None:
-        """Land the flight: the body is complete."""
+        """End the flight with a complete body."""
         self.length = self.size
         super().land(end)
 
     def fail(self, error: GatewayError, end: FetchEnd = FetchEnd.FAILED) -> None:
-        """The fetch ended before the body was complete."""
+        """End the flight with an error before the body is complete."""
         if self.head is None:
             self.head = error
         super().fail(error, end)
@@ -314,7 +318,7 @@ class Flight(SharedFetch):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the fastest reader is within a window of what has arrived."""
+        """Whether the fastest reader is within a window of the end of the received data."""
         return (
             self.size < WINDOW_BYTES
             or bool(self._watchers)
@@ -323,18 +327,18 @@ class Flight(SharedFetch):
         )
 
     async def until_wanted(self) -> None:
-        """Wait while the fastest reader is more than a window behind, unless others wait for the connection."""
+        """Wait while the fastest reader is more than a window behind.  Return early if `spools` or `must_go` is set."""
         if self._room is None:
             self._room = Signal()
         while not (self.is_wanted or self.spools or self.must_go):
             await self._room.wait()
 
     def go_on(self) -> None:
-        """Have the body check again whether it may go on."""
+        """Let `until_wanted` check its condition again."""
         if self._room is not None:
             self._room.fire()
 
-    # -- the readers' side
+    # -- for the readers
 
     def attach(self) -> FlightReader:
         """Add a reader of the body."""
@@ -346,7 +350,7 @@ class Flight(SharedFetch):
         return reader
 
     def detach(self, reader: FlightReader) -> None:
-        """Remove a reader; removing the last one cancels the fetch."""
+        """Remove a reader.  Removing the last one cancels the fetch."""
         if reader in self._readers:
             self._readers.discard(reader)
             if not (self.is_kept and self.is_over):
@@ -366,12 +370,12 @@ class Flight(SharedFetch):
         self.go_on()
         is_independent = self.is_detached and self.is_kept
         if not self.readers and not self.is_over and not is_independent and (cancel := self.on_unused) is not None:
-            # The flight is over now: no reader may attach to a cancelled fetch.
+            # End the flight first, so that no reader attaches to a cancelled fetch.
             self.give_up()
             cancel()
 
     def advanced(self) -> None:
-        """A reader has read a chunk."""
+        """Record that a reader has read a chunk."""
         if not self.is_kept:
             self._drop_read_chunks()
         self.go_on()
@@ -391,6 +395,6 @@ class Flight(SharedFetch):
             self._readers.discard(reader)
 
     async def until_known(self) -> None:
-        """Wait until the flight has landed or failed, or its body is too large to keep; the caller watches."""
+        """Wait until the flight has ended, or its body is too large to be kept.  The caller must call `watch` first."""
         while self.is_kept and not self.is_over:
             await self.changed.wait()

@@ -1,14 +1,16 @@
-"""Active health checks and probes of origins, beside what ordinary requests reveal.
+"""Active health checks of origins, and probes of origins that have failed.
 
-Active checks run for routes with several origins, and for routes that configure them.  At a jittered interval, each
-origin is asked for one path.  A configured number of consecutive failures ejects it, a number of consecutive successes
-readmits it.  Checks are not stream requests: they bypass the circuit breaker and are counted separately.  Checks and
-probes go by the connections for live requests, so that a crowd of requests cannot make an origin look down.
+Active checks run for routes with several origins, and for routes that configure checks.  Each origin is requested one
+path at a jittered interval.  A configured number of consecutive failures ejects the origin, and a number of consecutive
+successes readmits it.  Checks bypass the circuit breaker and are counted separately.
 
-An origin with an open breaker is probed from here, once or twice a second.  An origin that is back is thus used again
-soon, and clients do not wait for an origin that is silent.  The probe is a HEAD for the path of the route's health
-check, by default `/`.  An answer that does not report a failure shows that the origin may be back, whatever it says of
-the path: a client's request may find out then, and the next probe decides if no client comes.
+While the circuit breaker of an origin is open, the gateway probes the origin once or twice a second.  The origin is
+then used again soon after its recovery, and no client has to wait for a silent origin.  A probe is a HEAD for the path
+of the route's health check, by default `/`.  Any answer except 502, 503 and 504 is a success.  A client's request may
+then try the origin.  If no client comes, a second successful probe closes the breaker.
+
+Checks and probes use the connections for live requests.  Otherwise a queue of ordinary requests would delay them, and
+the origin would seem to be down.
 """
 
 from __future__ import annotations
@@ -36,21 +38,21 @@ from gateway.upstream.reply import Reply
 
 _JITTER: Final = (0.8, 1.2)
 _WATCH_JITTER: Final = (0.5, 1.0)
-"""Time between two probes of an origin that reports failures, as a share of the breaker's first open time."""
+"""The pause before a probe that is due already, as a share of the breaker's first open time."""
 _PROBE_S: Final = 3.0
-"""Bound on the probes of this module, including those at start."""
+"""The timeout of a probe in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One origin and its check; routes that configure the same check share it."""
+    """The check of one origin.  Routes that configure the same check share it."""
 
     authority: str
     config: HealthCheckConfig
 
 
 def checks_of(routes: Sequence[RouteConfig]) -> frozenset[Check]:
-    """The active checks of these routes."""
+    """Return the active checks of these routes."""
     found: set[Check] = set()
     for route in routes:
         config = route.health_check
@@ -62,7 +64,7 @@ def checks_of(routes: Sequence[RouteConfig]) -> frozenset[Check]:
 
 
 class Health:
-    """The checks of all origins.  Owns their tasks; `close` ends them."""
+    """Runs the checks and probes of all origins.  Owner of their tasks, which `close` ends."""
 
     def __init__(self, exchanges: Exchanges, origins: Origins, clock: Clock, rng: random.Random) -> None:
         self._exchanges = exchanges
@@ -73,14 +75,14 @@ class Health:
         self._running: dict[Check, asyncio.Task[None]] = {}
         self._probing: dict[Origin, asyncio.Task[None]] = {}
         self._paths: dict[str, str] = {}
-        """The path that probes ask for, by authority, where a route configures one."""
+        """The configured path for probes, by authority."""
         origins.on_open = self._watch
 
     def __repr__(self) -> str:
         return f"<Health {len(self._running)} checks, {len(self._probing)} origins watched>"
 
     def configure(self, routes: Sequence[RouteConfig]) -> None:
-        """Run the checks of these routes from now on.  A check that stops no longer ejects its origin."""
+        """Run the checks of these routes, and stop all others.  A stopped check no longer ejects its origin."""
         wanted = checks_of(routes)
         self._paths = {
             authority_of(one.url): route.health_check.path
@@ -91,12 +93,12 @@ class Health:
         for check in self._running.keys() - wanted:
             self._running.pop(check).cancel()
             self._origins.readmit(check.authority, check)
-        # Sorted, so that a seed reproduces the same times.
+        # Sorted, so that the same seed gives the same times.
         for check in sorted(wanted - self._running.keys(), key=lambda check: (check.authority, check.config.path)):
             self._running[check] = self._tasks.start(self._check(check), f"check {check.authority}")
 
     def probe_all(self) -> None:
-        """Probe each origin once in the background and report each that does not answer; called at start."""
+        """Probe each origin once in the background, and report those that do not answer.  Called at start."""
         for origin in self._origins:
             self._tasks.start(self._probe_at_start(origin), f"probe {origin.authority}")
 
@@ -125,7 +127,7 @@ class Health:
             await pause(self._clock, config.interval_s * self._rng.uniform(*_JITTER))
 
     async def _ask(self, url: str, timeout_s: float) -> str | None:
-        """The problem, or None if the answer is below 500."""
+        """Send a GET; return the problem, or None if the status is below 500."""
         try:
             reply = await self._exchanges.send(OriginCall("GET", url, _headers(), _bounds(timeout_s), is_live=True))
         except GatewayError as error:
@@ -136,7 +138,7 @@ class Health:
     # -- probes
 
     def _watch(self, origin: Origin) -> None:
-        """Probe an origin whose breaker has opened until it closes."""
+        """Probe an origin whose breaker has opened, until the breaker closes."""
         origin.breaker.watched(self._clock.now())
         if origin not in self._probing:
             task = self._probing[origin] = self._tasks.start(
@@ -154,7 +156,7 @@ class Health:
                 await self._probe(origin)
 
     async def _probe(self, origin: Origin) -> str | None:
-        """Send a HEAD whose outcome the origin's breaker counts; returns the problem, or None."""
+        """Send a HEAD, and report its outcome to the origin's breaker; return the problem, or None."""
         sent = origin.probe(self._clock.now())
         if sent is None:
             return None

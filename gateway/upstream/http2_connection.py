@@ -1,16 +1,18 @@
-"""One HTTP/2 connection to an origin: many exchanges at a time, each on a stream of its own.
+"""An HTTP/2 connection to an origin, which carries many exchanges at a time, each on one stream.
 
-A request is sent only after the origin's SETTINGS have arrived.  Only then it is known that the origin speaks HTTP/2,
-and how many requests it takes at once.  An earlier failure counts as a failure to connect, so the requests may go to
-another origin.  Over TLS the origin has to agree to `h2` by ALPN; without TLS the configuration says that it speaks
+Requests are sent only after the origin's SETTINGS have arrived, which show that the origin speaks HTTP/2 and how many
+requests it accepts at once.  An earlier failure counts as a failure to connect, so the requests may go to another
+origin.  Over TLS the origin must agree to `h2` by ALPN.  Without TLS, the configuration states that the origin speaks
 HTTP/2 (RFC 9113 section 3.3).
 
-The connection is used until the origin sends GOAWAY, breaks the protocol, or is silent.  An exchange that times out
-does not end the connection, because its other exchanges may be fine.  The connection sends a PING instead, and begins
-no request until the PING is answered.  It begins no request either while its send window is shut: if the origin does
-not read an upload, the window may stay shut for long, and the body of the request would wait behind the upload.
+The connection is used until the origin sends GOAWAY, violates the protocol, or stops answering.  A timeout of one
+exchange does not end the connection, because other exchanges may be fine.  Instead the connection sends a PING, and
+starts no exchange until the PING is answered.
 
-There is one moving deadline: for the answer to the PING, or for a connection without exchanges.
+Nor does it start an exchange while its send window is exhausted.  If the origin does not read an upload, the window may
+stay exhausted for long, and the body of a new request would wait behind the upload.
+
+The connection has one deadline, which moves: for the answer to a PING, or for the end of the idle time.
 """
 
 from __future__ import annotations
@@ -43,25 +45,25 @@ from gateway.upstream.keep_alive import KeepAlive
 
 ALPN: Final = "h2"
 PONG_S: Final = 5.0
-"""Seconds within which a doubted origin has to answer a PING."""
+"""The seconds within which the origin must answer a PING."""
 _LINGER_S: Final = 1.0
-"""Seconds in which an origin may read the GOAWAY before its connection is cut."""
+"""The seconds that the origin has to read a GOAWAY before the connection is aborted."""
 
 
 class Http2Owner(Protocol):
-    """Is notified when an exchange or the connection ends."""
+    """The owner of a connection, which is notified of its changes."""
 
     keep_alive: KeepAlive
 
     def ended(self, carrier: Carrier) -> None:
-        """An exchange is over."""
+        """An exchange has ended."""
 
     def went_away(self, connection: Http2Connection) -> None:
         """The connection takes no more requests.  Called once."""
 
 
 class Http2Connection(asyncio.Protocol):
-    """One connection.  Owns its transport, its session, and the exchanges on it."""
+    """An HTTP/2 connection.  Owner of its transport, its session, and its exchanges."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, owner: Http2Owner, endpoint: Endpoint, counts: SessionCounts
@@ -69,17 +71,18 @@ class Http2Connection(asyncio.Protocol):
         self.endpoint = endpoint
         self.made_at = loop.time()
         self.address = ""
-        """The origin's address, as the resolver gave it."""
+        """The origin's address, from the resolver."""
         self.outdated_at = inf
-        """When the connection becomes too old for a further exchange, in seconds of the loop's clock."""
+        """When the connection is too old for another exchange (the loop's clock)."""
         self.session = ClientSession(counts)
         self.greeting: asyncio.Future[type[NotConnected] | None] = loop.create_future()
-        """Resolved with None once the origin's SETTINGS have arrived, or with the kind of failure if they will not."""
+        """Resolved with None when the origin's SETTINGS arrive, or with an exception type if the connection ends first.
+        """
         self.lost_by: Exception | None = None
-        """The transport's error that has ended the connection."""
+        """The transport's error that ended the connection."""
         self.deadline = Deadline(loop, self._on_deadline)
         self.exchanges = 0
-        """Exchanges that are not over."""
+        """The number of exchanges in progress."""
         self.is_reused = False
         """Whether the connection has carried a complete exchange."""
         self._counts = counts
@@ -88,9 +91,9 @@ class Http2Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._carriers: dict[Stream, Http2Stream] = {}
         self._repetitions = 0
-        """Complete replies for which no request has been repeated."""
+        """The number of failed requests that may be repeated: one for each complete reply."""
         self._is_doubted = False
-        """Whether a PING waits for its answer."""
+        """Whether a PING has not been answered yet."""
         self._has_left = False
         """Whether the connection takes no more requests."""
         self._is_lost = False
@@ -101,24 +104,24 @@ class Http2Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether requests may be sent on the connection, as far as is known."""
+        """Whether the connection is open, as far as is known."""
         return not self._is_lost and self._transport is not None and not self._transport.is_closing()
 
     def is_outdated(self, now: float, named: frozenset[str] | None) -> bool:
         """Whether the connection is too old for another exchange at `now`, or its address is not one of `named`."""
-        # A connection may carry one exchange at any age: otherwise requests might open new connections for ever.
+        # Any connection may carry one exchange.  Otherwise, with a very small age, requests would only dial.
         return (now >= self.outdated_at and self.is_reused) or (named is not None and self.address not in named)
 
     @property
     def has_room(self) -> bool:
-        """Whether another exchange may begin."""
+        """Whether another exchange can start."""
         session = self.session
         if self._has_left or self._is_doubted or session.is_shut or self.exchanges >= session.most_streams:
             return False
         return session.is_greeted and self.is_open
 
     def carrier(self) -> Http2Stream:
-        """A stream for one more exchange; the connection has room."""
+        """Return the carrier of a new exchange.  The connection must have room."""
         self.exchanges += 1
         if not self._is_doubted:
             self.deadline.at = inf
@@ -127,11 +130,11 @@ class Http2Connection(asyncio.Protocol):
     # -- from the exchanges
 
     def add_stream(self, stream: Stream, carrier: Http2Stream) -> None:
-        """Pass the stream's events to `carrier` from now on."""
+        """Pass the stream's events to `carrier`."""
         self._carriers[stream] = carrier
 
     def ended(self, carrier: Http2Stream, *, is_complete: bool) -> None:
-        """An exchange is over."""
+        """Remove an exchange that has ended."""
         self.exchanges -= 1
         self._repetitions += is_complete
         self.is_reused |= is_complete
@@ -145,21 +148,21 @@ class Http2Connection(asyncio.Protocol):
         self._owner.ended(carrier)
 
     def take_repetition(self) -> bool:
-        """Whether one more failed request may be repeated: each complete reply allows one."""
+        """Return whether a failed request may be repeated, and count the repetition."""
         if not self._repetitions:
             return False
         self._repetitions -= 1
         return True
 
     def doubt(self) -> None:
-        """Find out whether the origin is still there, because an exchange has timed out."""
+        """Check by a PING that the origin still answers, because an exchange has timed out."""
         if not self._is_doubted and not self._is_lost:
             self._is_doubted = True
             self.session.ping()
             self.deadline.move(self._loop.time() + PONG_S)
 
     def flush(self) -> None:
-        """Write the session's output, as far as the transport takes it."""
+        """Write the session's output until the transport's buffer is full."""
         session, transport = self.session, self._transport
         if transport is None or transport.is_closing():
             session.take_out()
@@ -175,27 +178,27 @@ class Http2Connection(asyncio.Protocol):
             if (carrier := self._carriers.get(stream)) is not None:
                 carrier.drained()
 
-    # -- its end
+    # -- the end
 
     def retire(self) -> None:
-        """Begin no more exchanges; close once the last one is over."""
+        """Start no more exchanges, and close the connection after the last one."""
         self._leave_owner()
         if not self.exchanges and not self._is_lost:
             self._leave()
 
     def drop(self) -> None:
-        """Close the connection at once; its exchanges fail."""
+        """Close the connection at once.  Its exchanges fail."""
         self._lose(ConnectionLost)
         if self._transport is not None:
             self._transport.abort()
 
     def _leave(self) -> None:
-        """Close the connection in order, because it has no exchanges."""
+        """Close the connection, which has no exchanges, with a GOAWAY."""
         self.session.send_goaway()
         self._close(ConnectionLost)
 
     def _close(self, why: Callable[[], ConnectionLost | ReplyBroken]) -> None:
-        """Write the remaining output and close; the exchanges fail."""
+        """Write the remaining output and close the connection.  Its exchanges fail."""
         self.flush()
         if self._transport is not None:
             self._transport.close()
@@ -208,7 +211,7 @@ class Http2Connection(asyncio.Protocol):
             self._owner.went_away(self)
 
     def _lose(self, why: Callable[[], ConnectionLost | ReplyBroken], *, is_http2: bool = True) -> None:
-        """Fail the exchanges, each with an error of its own; `is_http2` is False if the origin does not speak it."""
+        """Fail all exchanges, each with a new error from `why`.  `is_http2`: the origin speaks HTTP/2."""
         if self._is_lost:
             return
         self._is_lost = True
@@ -219,7 +222,7 @@ class Http2Connection(asyncio.Protocol):
             self.greeting.set_result(NotConnected if is_http2 else NoHttp2)
         for number, carrier in enumerate(tuple(self._carriers.values())):
             failure = why()
-            # One lost connection is one failure of the origin, however many exchanges it ends.
+            # One lost connection counts as one failure of the origin, even if it ends several exchanges.
             failure.is_reported = number > 0
             carrier.fail(failure)
 
@@ -254,7 +257,7 @@ class Http2Connection(asyncio.Protocol):
             self._take(event, changed)
         if not self.greeting.done() and session.is_greeted:
             self.greeting.set_result(None)
-            # Allow time for the request that the connection was made for, even if idle connections are not kept.
+            # Leave time for the first request, even if idle connections are not kept.
             self.deadline.move(self._loop.time() + max(self._owner.keep_alive.idle_s, PONG_S))
         self.flush()
         if session.has_goaway:

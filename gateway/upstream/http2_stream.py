@@ -1,11 +1,11 @@
-"""One exchange on a stream of an HTTP/2 connection: the counterpart of a `Connection` of HTTP/1.1.
+"""One exchange on a stream of an HTTP/2 connection.  An HTTP/1.1 `Connection` has the same interface.
 
-An exchange lasts from the first byte of its request until both its reply and its request have ended, or either side has
-reset it.  The request's body is sent while the reply arrives.  If the origin's windows hold a body back, it waits in
-the session, and its client waits, too.  If a reply is not read, the stream's window stays closed.
+An exchange lasts until both the request and the reply have ended, or until either side resets the stream.  Body and
+reply may be sent at the same time.  If the origin's flow-control windows are exhausted, the body waits in the session,
+and its client is not read.  If a reply is not read, the stream's window is not extended.
 
-Each exchange has its own deadline.  When it passes, the stream is reset, and the connection checks by a PING that the
-origin is still there.
+Each exchange has a deadline.  When it passes, the stream is reset, and the connection checks by a PING that the origin
+still answers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gateway.upstream.upload import send_body
 
 
 class StreamOwner(Protocol):
-    """The part of its connection that a stream uses."""
+    """The view of the connection that a stream needs."""
 
     endpoint: Endpoint
     made_at: float
@@ -37,33 +37,33 @@ class StreamOwner(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether requests may be sent on it, as far as is known."""
+        """Whether the connection is open, as far as is known."""
 
     def add_stream(self, stream: Stream, carrier: Http2Stream) -> None:
-        """Pass the stream's events to `carrier` from now on."""
+        """Pass the stream's events to `carrier`."""
 
     def ended(self, carrier: Http2Stream, *, is_complete: bool) -> None:
-        """The exchange is over; `is_complete` if its reply has arrived whole.  Called once."""
+        """Remove an exchange that has ended.  `is_complete`: its whole reply has arrived.  Called once."""
 
     @property
     def is_reused(self) -> bool:
-        """Whether an exchange has completed on it."""
+        """Whether the connection has carried a complete exchange."""
 
     def take_repetition(self) -> bool:
-        """Whether one more failed request may be repeated: each complete reply allows one."""
+        """Return whether a failed request may be repeated, and count the repetition."""
 
     def retire(self) -> None:
-        """Begin no more exchanges; close once the last one is over."""
+        """Start no more exchanges, and close the connection after the last one."""
 
     def doubt(self) -> None:
-        """An exchange has timed out: find out whether the origin is still there."""
+        """Check by a PING that the origin still answers, because an exchange has timed out."""
 
     def flush(self) -> None:
         """Write the session's output."""
 
 
 class Http2Stream:
-    """One exchange.  Owns the task that uploads a streamed body."""
+    """One exchange.  Owner of the task that uploads a streamed body."""
 
     __slots__ = (
         "_drained",
@@ -90,15 +90,15 @@ class Http2Stream:
         self._loop = loop
         self.connection = connection
         self.stream: Stream | None = None
-        """None until the request is sent."""
+        """The session's stream; None until the request is sent."""
         self._incoming: IncomingReply | None = None
         self._interim: list[Interim] = []
-        """Interim replies that have not been passed to the reader."""
+        """Interim replies that have not been passed to the requester yet."""
         self._interim_count = 0
         self._upload: asyncio.Task[None] | None = None
         self._drained: asyncio.Future[None] | None = None
         self._reset_code: tuple[ErrorCode, bool] | None = None
-        """Why the stream was reset, and whether the origin did it."""
+        """The error code of a reset, and whether the origin sent it."""
         self._is_over = False
 
     def __repr__(self) -> str:
@@ -106,12 +106,12 @@ class Http2Stream:
 
     @property
     def is_open(self) -> bool:
-        """Whether a request may be sent on the stream, as far as is known."""
+        """Whether the exchange is not over and its connection is open, as far as is known."""
         return not self._is_over and self.connection.is_open
 
     @property
     def is_reused(self) -> bool:
-        """Whether the connection has carried a complete exchange before."""
+        """Whether the connection has carried a complete exchange."""
         return self.connection.is_reused
 
     # -- the request
@@ -119,7 +119,7 @@ class Http2Stream:
     def ask(
         self, request: bytes, body: bytes | None, by: float, *, is_head: bool, is_upload: bool = False
     ) -> IncomingReply:
-        """Send the request, whose head is as in HTTP/1.1."""
+        """Send a request.  `request` is its head in HTTP/1.1 syntax.  The reply's head must arrive by `by`."""
         assert self.stream is None
         connection, session = self.connection, self.connection.session
         block = request_block(request, self.endpoint.scheme)
@@ -133,12 +133,12 @@ class Http2Stream:
         return incoming
 
     def uploading(self, task: asyncio.Task[None]) -> None:
-        """Adopt the task that sends the request's body by `send_body`."""
+        """Become the owner of the task that runs `send_body`.  The task is cancelled if the exchange ends first."""
         self._upload = task
         task.add_done_callback(self._uploaded)
 
     async def send_body(self, chunks: AsyncIterator[bytes], length: int | None) -> bool:
-        """Send a body of `length` bytes, or of any length if None; returns whether it was sent."""
+        """Send a body of `length` bytes, or of any length if None; return whether all of it was sent."""
         failure = await send_body(chunks, length, self._write)
         if failure is not None:
             self.fail(failure)
@@ -167,7 +167,7 @@ class Http2Stream:
             self._end(is_complete=True)
 
     def resume(self) -> None:
-        """Let the origin send more, because the reader has taken the bytes that have arrived."""
+        """Extend the stream's window, because the reader has taken the received bytes."""
         self.is_reading = True
         if self.stream is not None and not self._is_over:
             self.connection.session.unread(self.stream, 0)
@@ -176,26 +176,26 @@ class Http2Stream:
     # -- from the connection
 
     def drained(self) -> None:
-        """The queued part of the request's body has been written."""
+        """Continue the upload, because the queued part of the body has been written."""
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
     def interim(self, interim: Interim) -> None:
-        """An interim reply has arrived; `notify` follows."""
+        """Store an interim reply.  `notify` follows."""
         if self._incoming is not None:
             self._incoming.has_received = True
             self._interim.append(interim)
             self._interim_count += 1
 
     def received(self, event: Event) -> None:
-        """Store a part of the reply; `notify` follows."""
+        """Store a part of the reply.  `notify` follows."""
         incoming = self._incoming
         if incoming is not None:
             incoming.has_received = True
             incoming.received([event])
 
     def received_data(self, stream: Stream, data: bytes, size: int) -> None:
-        """Store a piece of the body, which came in a frame of `size` bytes; `notify` follows."""
+        """Store a part of the body, from a frame of `size` bytes.  `notify` follows."""
         session = self.connection.session
         if self._incoming is not None:
             self.received(data)
@@ -204,11 +204,11 @@ class Http2Stream:
         session.acknowledge(stream, size)
 
     def was_reset(self, code: ErrorCode, *, is_by_peer: bool) -> None:
-        """The stream was reset; `notify` follows."""
+        """Record that the stream was reset.  `notify` follows."""
         self._reset_code = code, is_by_peer
 
     def notify(self) -> None:
-        """Notify the reader of the parts that have arrived since the last call."""
+        """Notify the reader of the events since the last call."""
         if self._interim and self._incoming is not None:
             arrived, self._interim = self._interim, []
             for interim in arrived:
@@ -232,17 +232,17 @@ class Http2Stream:
         incoming.on_change()
 
     def received_end(self) -> None:
-        """The reply is whole; `notify` follows."""
+        """Record the end of the reply.  `notify` follows."""
         self.received(END)
 
     # -- the end
 
     def may_repeat(self) -> bool:
-        """Whether the request, which got no byte of an answer, may be sent once more."""
+        """Whether the request, which has got no byte of a reply, may be sent again."""
         return self.connection.take_repetition()
 
     def abandon(self) -> None:
-        """Reset the stream; the connection stays open."""
+        """Reset the stream, because its reply is no longer needed.  The connection stays open."""
         self.fail(ConnectionLost("left"))
 
     def fail(self, error: BaseException) -> None:

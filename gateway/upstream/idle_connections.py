@@ -1,8 +1,8 @@
-"""The idle connections of HTTP/1.1 of one pool: at rest, or free for the next request.
+"""The idle HTTP/1.1 connections of one pool.
 
-The most recently used connection is taken first, so that superfluous connections grow idle and are closed.  A
-connection that has carried a HEAD carries only HEADs from then on: an origin that sends a body to a HEAD may send it
-late.
+After a reply a connection rests for a moment, and is then free for the next request.  The most recently used connection
+is taken first, so that surplus connections stay idle until they are closed.  A connection that has carried a HEAD is
+kept for HEADs only, because a faulty origin may send a body after the reply to a HEAD.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from gateway.upstream.connection import Connection
 
 _SHELVES: Final = (False,)
 _SHELVES_FOR_HEAD: Final = (True, False)
-"""Whether the connections on a shelf are for HEADs; a HEAD may take another one, too."""
+"""The shelves to search, by whether they are for HEADs.  A HEAD may use any connection."""
 
 
 class _Shelf:
-    """The idle connections of one endpoint and purpose, in the order in which they became idle."""
+    """The idle connections to one endpoint, for HEADs or for other requests, the longest idle first."""
 
     __slots__ = ("rested", "resting")
 
     def __init__(self) -> None:
-        # Of a plain dict the first key is slow to find once many have been removed before it.
+        # In a plain `dict` the first key is slow to find after many removals at the front.
         self.resting: OrderedDict[Connection, None] = OrderedDict()
         self.rested: dict[Connection, None] = {}
 
@@ -36,7 +36,8 @@ class IdleConnections:
 
     def __init__(self) -> None:
         self._shelves: dict[tuple[Endpoint, bool], _Shelf] = {}
-        """Empty ones are kept until another one is made: that of a busy endpoint is often empty."""
+        """The shelves.  Empty ones are removed only when a new one is created, because the shelf of a busy endpoint is
+        often empty for a moment."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -49,7 +50,7 @@ class IdleConnections:
         return f"<IdleConnections {self._count}>"
 
     def add_connection(self, connection: Connection) -> None:
-        """A connection has become idle; it rests until `connection.rests_until`."""
+        """Add a connection that has become idle.  It rests until `connection.rests_until`."""
         key = connection.endpoint, connection.is_for_heads
         shelf = self._shelves.get(key)
         if shelf is None:
@@ -61,8 +62,10 @@ class IdleConnections:
     def take_connection(
         self, endpoint: Endpoint, now: float, named: frozenset[str] | None, *, is_head: bool
     ) -> Connection | None:
-        """The most recently used connection that has rested and is usable, or None.  Connections that are not usable
-        are dropped on the way.  `named` are the addresses that the endpoint's name leads to, if known."""
+        """Remove and return the most recently used connection that has rested; None if there is none.
+
+        Connections that cannot be used any more are closed.  `named` has the endpoint's addresses, if known.
+        """
         for is_for_heads in _SHELVES_FOR_HEAD if is_head else _SHELVES:
             shelf = self._shelves.get((endpoint, is_for_heads))
             if shelf is None:
@@ -82,7 +85,7 @@ class IdleConnections:
     def take_resting(
         self, endpoint: Endpoint, now: float, named: frozenset[str] | None, *, is_head: bool
     ) -> Connection | None:
-        """The usable connection that has rested for longest, though not for its time, or None."""
+        """Remove and return the resting connection that has rested the longest; None if there is none."""
         for is_for_heads in _SHELVES_FOR_HEAD if is_head else _SHELVES:
             while (shelf := self._shelves.get((endpoint, is_for_heads))) is not None and shelf.resting:
                 connection, _ = shelf.resting.popitem(last=False)
@@ -93,7 +96,7 @@ class IdleConnections:
         return None
 
     def remove(self, connection: Connection) -> bool:
-        """Remove a connection; returns whether it was here."""
+        """Remove a connection; return whether it was idle."""
         shelf = self._shelves.get((connection.endpoint, connection.is_for_heads))
         if shelf is None:
             return False
@@ -105,6 +108,6 @@ class IdleConnections:
         return False
 
     def longest_idle(self) -> Iterator[Connection]:
-        """For each endpoint the connection that became idle first."""
+        """Return the longest idle connection of each shelf."""
         every = (next(chain(shelf.rested, shelf.resting), None) for shelf in self._shelves.values())
         return (connection for connection in every if connection is not None)

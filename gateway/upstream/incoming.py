@@ -1,7 +1,7 @@
-"""A reply as it arrives, and the connection that carries it.
+"""A reply that is being received, and the interface of the connection that carries it.
 
-A reply is collected in an `IncomingReply`, which the reader holds.  It outlives the exchange, because after a small
-reply the connection is free before the reader has seen the reply.
+The reader holds an `IncomingReply`.  This object outlives the exchange: after a small reply, the connection may carry
+the next exchange before the reader has read the reply.
 """
 
 from __future__ import annotations
@@ -20,69 +20,71 @@ from gateway.upstream.failures import ConnectionLost
 
 HIGH_WATER_BYTES: Final = 1 << 18
 _MOST_PIECES: Final = 1_024
-"""Bound on the separate pieces of an unread body, because an object of two bytes takes sixty bytes of memory."""
+"""The most pieces of an unread body that are kept apart.  Each takes about sixty bytes in addition to its data."""
 
 
 class Line(Protocol):
     """A connection to an origin."""
 
     def retire(self) -> None:
-        """Begin no further exchange; exchanges under way go on."""
+        """Start no further exchange.  Exchanges in progress continue."""
 
 
 class Carrier(Protocol):
-    """The carrier of one exchange: a connection of HTTP/1.1, or a stream of a connection of HTTP/2."""
+    """The carrier of one exchange: an HTTP/1.1 connection, or a stream of an HTTP/2 connection."""
 
     endpoint: Endpoint
     made_at: float
-    """When the connection was made, in seconds of the loop's clock."""
+    """When the connection was made (the loop's clock)."""
     deadline: Deadline
-    """When the head, or the next piece of the body, is due."""
+    """When the head, or the next part of the body, is due."""
     is_reading: bool
-    """False while reading is paused until the reader has taken the data that has arrived, and calls `resume`."""
+    """False while the carrier does not read, until the reader has taken the received data and calls `resume`."""
 
     @property
     def is_open(self) -> bool:
-        """Whether a request may be sent on the carrier, as far as is known."""
+        """Whether the carrier can send a request, as far as is known."""
 
     @property
     def is_reused(self) -> bool:
-        """Whether the connection has carried a complete exchange before."""
+        """Whether the connection has carried a complete exchange."""
 
     def ask(
         self, request: bytes, body: bytes | None, by: float, *, is_head: bool, is_upload: bool = False
     ) -> IncomingReply:
-        """Send a request, whose head is as in HTTP/1.1.  The reply's head must arrive by `by`, in seconds of the loop's
-        clock.  `is_upload` means that the body is streamed by `send_body`."""
+        """Send a request.
+
+        `request` is its head in HTTP/1.1 syntax.  The reply's head must arrive by `by` (the loop's clock).
+        `is_upload`: the caller streams the body by `send_body`.
+        """
 
     def uploading(self, task: asyncio.Task[None]) -> None:
-        """Adopt the task that sends the request's body by `send_body`; it ends with the exchange."""
+        """Become the owner of the task that runs `send_body`.  The task is cancelled if the exchange ends first."""
 
     async def send_body(self, chunks: AsyncIterator[bytes], length: int | None) -> bool:
-        """Send a body of `length` bytes, or of any length if None; returns whether it was sent.  A body that breaks off
-        or has another length ends the exchange."""
+        """Send a body of `length` bytes, or of any length if None; return whether all of it was sent.
+
+        If the iterator raises or the length is wrong, the exchange fails.
+        """
 
     def resume(self) -> None:
-        """Resume reading, because the reader has taken the data that has arrived."""
+        """Read again, because the reader has taken the received data."""
 
     def may_repeat(self) -> bool:
-        """Whether a request that got no byte of an answer may be sent once more; each complete reply allows one."""
+        """Return whether a request without any byte of a reply may be sent again.  Each complete reply allows one."""
 
     def abandon(self) -> None:
-        """Abandon a read, because its reply is not needed any more."""
+        """Discard the reply to a read, because it is no longer needed."""
 
     def fail(self, error: BaseException) -> None:
-        """End the exchange with this error, and drop its carrier."""
+        """End the exchange with this error, and drop the carrier."""
 
     def drop(self) -> None:
         """End the exchange at once."""
 
 
 class IncomingReply:
-    """A reply as it arrives, for one reader at a time.
-
-    `break_off` ends the exchange unless the whole reply has arrived.
-    """
+    """A reply that is being received, for one reader."""
 
     __slots__ = (
         "_line",
@@ -107,13 +109,13 @@ class IncomingReply:
         self.has_received = False
         """Whether any byte of the reply has arrived."""
         self.has_ended = False
-        """Whether all of the reply has arrived."""
+        """Whether the complete reply has arrived."""
         self.is_left = False
-        """Whether the reply is abandoned."""
+        """Whether the reader has abandoned the reply."""
         self.error: BaseException | None = None
-        """The reason why no more will arrive: TimeoutError, ConnectionLost, ReplyBroken or UploadFailed."""
+        """Why the reply has failed: TimeoutError, ConnectionLost, ReplyBroken or UploadFailed."""
         self.on_change: Callable[[], object] = no_op
-        """Called when more has arrived, and when no more will.  The connection is in its final state by then."""
+        """Called when data has arrived, at the end, and on failure.  The connection's state is updated before."""
         self.on_interim: Callable[[Interim], object] = ignore
         """Called with each interim reply."""
         self._pieces: list[bytes] = []
@@ -125,8 +127,10 @@ class IncomingReply:
         self.on_interim = ignore
 
     def take(self) -> bytes | None:
-        """The body received and not yet taken; empty at its end, None if more is still to come.  Raises the reply's
-        error once all earlier data has been taken."""
+        """Return the received part of the body; empty at the end of the body, None if nothing has arrived.
+
+        Once all received data has been taken, raises the error of a failed reply.
+        """
         pieces = self._pieces
         if pieces:
             taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -142,7 +146,7 @@ class IncomingReply:
         return None
 
     def expect(self, by: float) -> None:
-        """Fail with TimeoutError unless more arrives by this time, in seconds of the loop's clock."""
+        """Fail with TimeoutError unless more data arrives by this time (the loop's clock)."""
         if self.connection is not None:
             self.connection.deadline.move(by)
 
@@ -158,7 +162,7 @@ class IncomingReply:
     # -- from the connection
 
     def received(self, events: list[Event]) -> None:
-        """Store the parts that have arrived."""
+        """Store received parts of the reply."""
         for event in events:
             if event is END:
                 self.has_ended = True
@@ -172,7 +176,7 @@ class IncomingReply:
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes of the body that have not been taken."""
+        """The number of received bytes that have not been taken."""
         return self._size
 
     @property
@@ -181,7 +185,7 @@ class IncomingReply:
         return self._size >= HIGH_WATER_BYTES
 
     def fail(self, error: BaseException) -> None:
-        """Record the reason why no more will arrive."""
+        """Record the failure of the reply, unless it is complete."""
         self.connection = None
         if not self.has_ended and self.error is None:
             self.error = bare(error)
@@ -195,26 +199,26 @@ class IncomingReply:
             self.connection.fail(TimeoutError())
 
     def abandon(self) -> None:
-        """Abandon the reply to a read, if it has not begun to arrive."""
+        """Discard the reply to a read, unless the exchange is over."""
         if self.connection is not None:
             self.connection.abandon()
 
     def retire(self) -> None:
-        """Use the connection for no further request, even if the exchange is over."""
+        """Use the connection for no further request.  Works even after the exchange."""
         self._line.retire()
 
     def break_off(self, why: str) -> None:
-        """Fail with ConnectionLost unless the reply is complete, and end the exchange."""
+        """End the exchange with ConnectionLost, unless the reply is complete."""
         if self.connection is not None:
             self.connection.fail(ConnectionLost(why))
 
 
 def ignore(interim: Interim) -> None:
-    """The callback if no reader waits for interim replies."""
+    """Do nothing with an interim reply."""
 
 
 def no_op() -> None:
-    """The callback while no reader waits."""
+    """Do nothing."""
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

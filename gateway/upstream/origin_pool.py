@@ -1,21 +1,23 @@
-"""A route's origins, and the choice of the origin for a request.
+"""The origins of a route, and the choice of the origin for a request.
 
-A stream sticks to one origin: the first in the order of rendezvous hashing that is not ejected and whose breaker
-admits requests.  When a preferred origin recovers, the stream returns to it.  While a live request of the stream is
-open, all its requests go to the same origin, so that live and catch-up reads come from one server.  When that origin
-goes out of service, the live request is ended and restarted elsewhere.
+All requests of a stream go to one origin if possible.  Weighted rendezvous hashing ranks the origins for each stream.
+The pool chooses the first origin that is not ejected by health checks and whose circuit breaker admits requests.  When
+a preferred origin recovers, the stream returns to it.
 
-Ejection never empties a pool: ejected origins come last, and are used if no other origin is usable.  An open breaker is
-never bypassed, because the breaker sends its own probes.
+While a live request of a stream is open, all requests of the stream go to the same origin, so that live and catch-up
+reads come from one server.  If this origin fails, its live requests are ended and restarted at another one.
 
-A redirect to a leader (307 or 308 with the same path and query at another configured host) is remembered for a while,
-so that the stream's next writes, or its next reads, go there directly.  Hosts that are not configured are never used,
-and so never receive a credential.
+Ejected origins come last in the order.  They are used if no other origin is usable.  An open circuit breaker is never
+bypassed.
 
-Weighted rendezvous hashing ranks the origins of a stream, and the pool takes the first that is usable.  Each origin
-gets a score for each stream from a hash of both, and the highest wins.  The scores do not depend on the other origins:
-when one comes or goes, only its own share of the streams moves (Thaler and Ravishankar, 1998).  With `-w / ln(u)` for a
-uniform `u`, an origin's share is its weight's share of all weights (Wang et al., "Weighted rendezvous hashing", 2014).
+An origin may redirect a request to the leader of a stream: by 307 or 308, to the same path and query at another
+configured host.  The pool remembers the leader for a while, separately for reads and writes.  Redirects to other hosts
+are not followed, so such hosts never receive credentials.
+
+In rendezvous hashing, a hash of stream and origin gives each origin a score, and the highest score wins.  The scores do
+not depend on other origins, so a change of one origin moves only its own streams (Thaler and Ravishankar, 1998).  The
+score is `-w / ln(u)` for the weight `w` and a uniform `u`.  Each origin then gets streams in proportion to its weight
+(Wang et al., "Weighted rendezvous hashing", 2014).
 """
 
 from __future__ import annotations
@@ -41,42 +43,42 @@ _SPAN: Final = 1 << 64
 
 
 def score(origin: str, weight: float, path: str) -> float:
-    """The score of an origin, named by its authority, for the stream of a percent-encoded path."""
+    """Return the score of an origin, given as `scheme://host:port`, for a percent-encoded path."""
     digest = hashlib.blake2b(f"{origin}\0{path}".encode(), digest_size=8).digest()
-    # The uniform number, strictly between 0 and 1.
+    # A uniform number strictly between 0 and 1.
     uniform = (int.from_bytes(digest, "big") + 0.5) / _SPAN
     return -weight / math.log(uniform)
 
 
 def ranked(origins: Iterable[tuple[str, float]], path: str) -> list[str]:
-    """The origins, given with their weights, in the stream's order of preference."""
+    """Sort origins, given with their weights, by their scores for a stream's path, the highest first."""
     return [name for name, _ in sorted(origins, key=lambda one: (-score(one[0], one[1], path), one[0]))]
 
 
 ROUTE_URL: Final = "route://"
-"""Prefix of stream URLs: `route://<route>/<path at the origin>`.  The host is chosen when the request is sent."""
+"""The prefix of stream URLs, `route://<route>/<path at the origin>`.  The host is chosen when a request is sent."""
 Credentials = Mapping[str, tuple[str, str]]
-"""The credential header and its value that each route sends to its origins, by route name."""
+"""The name and value of the credential header that each route sends to its origins, by route name."""
 _MOST_LEADERS: Final = 10_000
 _LEADER_S: Final = 60.0
 _READS: Final = frozenset({"GET", "HEAD"})
 
 
 def route_url(route: str) -> str:
-    """The base URL of a route's streams, whatever their origin; a path is appended to it."""
+    """Return the base URL of a route's streams, to which a path is appended."""
     return ROUTE_URL + route
 
 
 @dataclass(slots=True)
 class _Live:
-    """The origin of a stream's open live requests, and their number."""
+    """The origin of a stream's open live requests, and the number of these requests."""
 
     origin: Origin
     count: int = 0
 
 
 class OriginPool:
-    """The origins of one route.  Owns the pins of live streams and the remembered leaders."""
+    """The origins of one route.  Owner of the pins of live streams and of the remembered leaders."""
 
     def __init__(self, route: str, clock: Clock) -> None:
         self.route = route
@@ -84,13 +86,13 @@ class OriginPool:
         self._hosts: dict[str, Origin] = {}
         self._members: tuple[tuple[str, int], ...] = ()
         self.follows_redirects = False
-        """Whether the pool has several hosts, so that a redirect may lead to another one."""
+        """Whether the pool has several hosts, and therefore follows redirects between them."""
         self._alone: tuple[Origin, ...] = ()
         """The only host; empty if there are several."""
         self.credentials: tuple[str, str] | None = None
-        """The header and value that replace the client's credentials towards the origins; a secret."""
+        """The name and value of the header that replaces the client's credentials; a secret."""
         self.may_drain = False
-        """Whether a 503 from the pool's origins may mean that a server is about to leave, as with S2."""
+        """Whether a 503 may mean that a server is about to shut down, as with S2."""
         self._live: dict[str, _Live] = {}
         self._leaders: TTLCache[tuple[str, bool], str] = TTLCache(_MOST_LEADERS, _LEADER_S, timer=clock.now)
 
@@ -102,7 +104,11 @@ class OriginPool:
     def configure(
         self, hosts: Mapping[str, Origin], members: Sequence[tuple[str, int]], credentials: tuple[str, str] | None
     ) -> None:
-        """Use these origins from now on: all usable hosts, and the members over which streams are spread."""
+        """Replace the configuration.
+
+        `hosts` has all hosts to which requests may be sent.  `members` are the names and weights of those over which
+        streams are distributed.
+        """
         self._hosts = dict(hosts)
         self._members = tuple(members)
         self._alone = tuple(hosts.values()) if len(hosts) == 1 else ()
@@ -110,11 +116,11 @@ class OriginPool:
         self.credentials = credentials
 
     def members(self) -> Iterator[Origin]:
-        """The origins over which streams are spread."""
+        """Return the origins over which streams are distributed."""
         return (self._hosts[name] for name, _ in self._members)
 
     def with_credentials(self, headers: CIMultiDict[str]) -> CIMultiDict[str]:
-        """The headers with the route's credentials for its origins."""
+        """Return the headers with the route's credentials, or the same object if the route has none."""
         if self.credentials is None:
             return headers
         name, value = self.credentials
@@ -132,10 +138,10 @@ class OriginPool:
         is_live: bool,
         is_upload: bool = False,
     ) -> OriginRequest:
-        """Admit a request for a percent-encoded path, to an origin that is not in `tried`.
+        """Choose an origin that is not in `tried` for a request, and count the request there.
 
-        `is_upload` means that the request's body is streamed.  The request goes to `leader` if a redirect has just
-        named one.  Raises CircuitOpen if no origin may be used.
+        `path` is percent-encoded.  `leader`: the origin that a redirect has named; no other is then chosen.
+        `is_upload`: the request's body is streamed.  Raises CircuitOpen if no origin may be used.
         """
         now = self._clock.now()
         if leader is not None:
@@ -157,12 +163,12 @@ class OriginPool:
         raise CircuitOpen(min(origin.breaker.retry_in_s(now) or 0.0 for origin in wanted), wanted[0].recovered)
 
     def has_untried(self, tried: Sequence[Origin]) -> bool:
-        """Whether a usable origin is left that has not been tried."""
+        """Whether an origin outside `tried` would admit a request."""
         now = self._clock.now()
         return any(origin not in tried and origin.breaker.would_admit(now) for origin in self.members())
 
     def order(self, method: str, path: str) -> list[Origin]:
-        """The origins in the order in which a stream's request tries them."""
+        """Return the origins in the order in which a request for `path` tries them."""
         if self._alone:
             return [*self._alone]
         names = [name for name, _ in self._members]
@@ -175,7 +181,7 @@ class OriginPool:
             first = live.origin
         if first is not None:
             origins = [first, *(origin for origin in origins if origin is not first)]
-        # Ejected origins come last; the sort is stable.
+        # The sort is stable, so only ejected origins move.
         return sorted(origins, key=lambda origin: origin.is_ejected) if len(origins) > 1 else origins
 
     def _pin(self, sent: OriginRequest, path: str) -> None:
@@ -193,7 +199,7 @@ class OriginPool:
         sent.pin = self
 
     def leads_to(self, origin: Origin) -> bool:
-        """Whether requests may be sent to this origin."""
+        """Whether the route still sends requests to this origin."""
         return self._hosts.get(origin.authority) is origin
 
     def has_other(self, origin: Origin) -> bool:
@@ -204,8 +210,10 @@ class OriginPool:
     # -- leaders
 
     def leader(self, sent: OriginRequest, method: str, target: str, location: str | None) -> Origin | None:
-        """The host that a redirect's Location names as the stream's leader; it is remembered.  None if the client must
-        follow the redirect itself.  `target` is the request target in origin form."""
+        """Return and remember the leader that a redirect names; None if the redirect must be passed to the client.
+
+        `target` is the request target in origin form, and `location` the redirect's Location.
+        """
         if location is None:
             return None
         try:
@@ -220,19 +228,19 @@ class OriginPool:
         return origin
 
     def forget_leader(self, method: str, path: str) -> None:
-        """Forget a leader that could not be used."""
+        """Forget the leader for a path, because it could not be used."""
         self._leaders.pop((path, method in _READS), None)
 
 
 class Origins:
-    """All origins and pools.  Owns both tables; `configure` replaces them between two requests."""
+    """All origins, and the pool of each route."""
 
     def __init__(self, clock: Clock, rng: random.Random, say: Say) -> None:
         self.clock = clock
         self._rng = rng
         self.say = say
         self.on_open: Callable[[Origin], None] = lambda origin: None
-        """Called when a breaker opens, to start the probes."""
+        """Called when the breaker of an origin opens."""
         self._origins: dict[str, Origin] = {}
         self._pools: dict[str, OriginPool] = {}
         self._by_url: dict[str, OriginPool] = {}
@@ -249,9 +257,9 @@ class Origins:
     def configure(
         self, routes: Sequence[RouteConfig], config: OriginsConfig, credentials: Credentials
     ) -> tuple[str, ...]:
-        """Serve these routes with these credentials from now on; returns the routes whose credentials changed.
+        """Replace the configuration; return the names of the routes whose credentials changed.
 
-        The state of an origin is kept while a route leads to it.  Requests under way keep their earlier settings.
+        An origin that is still used keeps its state.  Requests in progress keep their settings.
         """
         changed = [name for name, pool in self._pools.items() if pool.credentials != credentials.get(name)]
         origins: dict[str, Origin] = {}
@@ -279,18 +287,18 @@ class Origins:
         return tuple(name for name in changed if name in pools)
 
     def pool(self, url: str) -> OriginPool:
-        """The pool of the route with this URL (`route_url`); UpstreamUnreachable if the route no longer exists."""
+        """Return the pool for a route's URL (`route_url`).  Raises UpstreamUnreachable if the route was removed."""
         pool = self._by_url.get(url)
         if pool is None:
             raise UpstreamUnreachable(is_unsent=True)
         return pool
 
     def find(self, authority: str) -> Origin | None:
-        """The origin with this authority; None if no route leads to it."""
+        """Return the origin with this authority; None if no route uses it."""
         return self._origins.get(authority)
 
     def eject(self, authority: str, by: object, reason: str) -> None:
-        """Eject an origin that a health check reports as failed."""
+        """Eject an origin, because the health check `by` has failed."""
         origin = self._origins.get(authority)
         if origin is None or not origin.eject(by, reason, self.clock.now()):
             return
@@ -300,32 +308,32 @@ class Origins:
                 self.say(f"route {pool.route}: all its origins are ejected; they are asked all the same")
 
     def readmit(self, authority: str, by: object) -> None:
-        """Readmit an origin that a health check reports as healthy, or whose check no longer runs."""
+        """Readmit an origin, because the health check `by` has succeeded or no longer runs."""
         origin = self._origins.get(authority)
         if origin is not None:
             origin.readmit(by, self.clock.now())
 
     def snapshot(self) -> tuple[OriginState, ...]:
-        """Snapshots of all origins."""
+        """Return snapshots of all origins."""
         now = self.clock.now()
         return tuple(origin.snapshot(now) for origin in self._origins.values())
 
 
 def authority_of(url: str) -> str:
-    """Scheme, host and port of an origin's URL, without a default port."""
+    """Return scheme, host and port of a URL, without a default port."""
     return str(URL(url).origin())
 
 
 def authorities_of(config: RouteConfig) -> tuple[str, ...]:
-    """Scheme, host and port of every host to which the route's requests may be sent."""
+    """Return scheme, host and port of all hosts to which the route's requests may be sent."""
     return tuple(authority_of(url) for url in (*(one.url for one in config.members), *config.leaders))
 
 
 def origin_names(configs: Sequence[RouteConfig]) -> dict[str, str]:
-    """The origin name in the tape keys of each route, by the route's name.
+    """Return, by route name, the name of the origin for the keys of streams in memory.
 
-    Origins listed by one route serve the same streams.  So do all origins of two routes that have an origin in common.
-    The first origin of such a set, in the order of the configuration, stands for the whole set.
+    All origins of one route serve the same streams.  If two routes have an origin in common, all their origins serve
+    the same streams.  The name of such a set is its first origin in the configuration.
     """
     stands: dict[str, str] = {}
     for config in configs:

@@ -1,18 +1,14 @@
-"""The origins: the state of each server that requests are sent to, and whether it may be used now.
+"""The state of each origin: its health, its requests in progress, and whether it may be used.
 
-`Origin` is one authority (scheme, host, port): its circuit breaker, its ejection by health checks, its requests in
-flight, its last error.  All routes that lead to it share it.  `OriginRequest` is one request on its way to an origin:
-either `took_head` or `gave_up` must be called once, and `close` at the end.
+An `Origin` is one server (scheme, host, port).  All routes that use the server share its `Origin`.  It has a circuit
+breaker, and may be ejected by health checks.  An `OriginRequest` is one request to an origin.  Its owner must call
+`took_head` or `gave_up` once, and `close` at the end.
 
-These count as failures: no connection, silence before the head, an answer that is not HTTP, a body cut off, and the
-statuses 502, 503 and 504.  A 500 does not: it answers one request, and one stream that an origin cannot serve must not
-cut off all others.  A 4xx, a client that leaves and local resource shortages do not count either.
+These count as failures of an origin: no connection, no head in time, a reply that is not HTTP, a truncated body, and
+the statuses 502, 503 and 504.  A 500 does not count, because it may concern only one stream.  Nor do a 4xx, a client
+that leaves, or a shortage of local resources.  `gateway.upstream.failures.is_no_sign` has further exceptions.
 
-Nor does a failure that says nothing about the origin now (`gateway.upstream.failures.is_no_sign`): a kept connection
-that was lost before the reply began, a live read that was given up, a connection whose loss another request reports.
-
-This module does no I/O; all changes are plain functions.  The operator gets one line when an origin becomes unreachable
-and one when it is back.
+The operator gets one log line when an origin becomes unreachable, and one when it is back.  This module does no I/O.
 """
 
 from __future__ import annotations
@@ -31,28 +27,29 @@ from gateway.upstream.failures import ConnectionLost, is_loss, is_no_sign, reaso
 from gateway.upstream.slots import three_quarters
 
 FAILING: Final = frozenset({502, 503, 504})
-"""Statuses by which an origin reports that it is failing."""
+"""The statuses that count as failures of an origin."""
 _MAY_DRAIN: Final = 503
-"""The status by which a server may say that it is about to leave."""
+"""The status by which a server may report that it is about to shut down."""
 _BUSY_RETRY_S: Final = 1.0
-# Enum members are slow to reach in Python 3.11, and every request passes here.
+"""The Retry-After of a request that is refused because too many wait."""
+# Access to enum members is slow in Python 3.11, and this is a hot path.
 _CLOSED: Final = BreakerState.CLOSED
 
 Say = Callable[[str], None]
 
 
 class OriginEvents(Protocol):
-    """Receives the changes of origins."""
+    """Is notified of changes of origins."""
 
     def say(self, line: str) -> None:
-        """One line for the operator."""
+        """Log one line for the operator."""
 
     def on_open(self, origin: Origin) -> None:
-        """A breaker has opened."""
+        """Start probes of an origin whose breaker has opened."""
 
 
 def policy_of(config: OriginsConfig) -> Policy:
-    """The configured policy of the breakers."""
+    """Return the breakers' policy from the configuration."""
     return Policy(
         failures=config.breaker_failures,
         ratio=config.breaker_ratio,
@@ -72,26 +69,26 @@ class OriginState:
     """Scheme, host and port."""
     routes: tuple[str, ...]
     weight: int
-    """The largest that a route gives it; 0 if it is used only through redirects."""
+    """The largest weight in any route; 0 if the origin is used only after redirects."""
     state: BreakerState
     is_ejected: bool
     reason: str | None
     """The current problem; None if there is none."""
     since_s: float
-    """Seconds since it entered this state."""
+    """The seconds since the origin entered this state."""
     retry_in_s: float | None
-    """Seconds until the next probe is due; None while its breaker is closed."""
+    """The seconds until the next probe is due; None while the breaker is closed."""
     requests: int
     failures: int
     refused: int
-    """Requests not sent because its breaker was open."""
+    """The number of requests not sent because the breaker was open."""
     overflows: int
-    """Requests not sent because too many were waiting."""
+    """The number of requests not sent because too many were waiting."""
     redirects: int
-    """Requests that another origin redirected to it."""
+    """The number of requests that another origin redirected to this one."""
     ejections: int
     checks: dict[bool, int]
-    """Active health checks, by whether they succeeded."""
+    """The numbers of successful (True) and failed (False) health checks."""
     transitions: dict[BreakerState, int]
     in_flight: int
     waiting: int
@@ -99,29 +96,29 @@ class OriginState:
 
     @property
     def is_up(self) -> bool:
-        """Whether requests are sent to it as usual."""
+        """Whether requests are sent to the origin as usual."""
         return self.state is BreakerState.CLOSED and not self.is_ejected
 
 
 class LivePin(Protocol):
-    """Pins a stream's live requests to one origin."""
+    """The view of an `OriginPool` that a live request needs."""
 
     def leads_to(self, origin: Origin) -> bool:
-        """Whether they may stay at this origin."""
+        """Whether the route still sends requests to this origin."""
 
     def has_other(self, origin: Origin) -> bool:
-        """Whether another origin could take them over now."""
+        """Whether another origin could take over this origin's live requests now."""
 
 
 class Origin:
-    """One server.  Owns all state about it."""
+    """One server that requests are sent to."""
 
     def __init__(
         self, authority: str, config: OriginsConfig, rng: random.Random, now: Callable[[], float], events: OriginEvents
     ) -> None:
         self.authority = authority
         self.now = now
-        """Monotonic seconds."""
+        """Returns monotonic seconds."""
         self.breaker = Breaker(policy_of(config), rng, now())
         self._most_waiting = config.waiting_requests
         self._events = events
@@ -135,27 +132,28 @@ class Origin:
         self.ejections = 0
         self.waiting = 0
         self.checks = {True: 0, False: 0}
-        """Active health checks, by whether they succeeded."""
+        """The numbers of successful (True) and failed (False) health checks."""
         self._sent: dict[OriginRequest, None] = {}
         self._ejected: dict[object, float] = {}
-        """The health checks that have ejected it, and since when."""
+        """The health checks that have ejected the origin, each with the time."""
         self.heard_at: float | None = None
-        """When data last arrived from it."""
+        """When data last arrived from the origin (monotonic seconds)."""
         self._reason: str | None = None
+        """The reason of the latest failure."""
         self.recovered = Signal()
-        """Wakes all waiters when its breaker closes, and one when a request of a client may probe it."""
+        """Wakes all waiters when the breaker closes, and one when a client's request may probe the origin."""
 
     def __repr__(self) -> str:
         ejected = ", ejected" if self.is_ejected else ""
         return f"<Origin {self.authority} {self.breaker.state}{ejected}, {len(self._sent)} in flight>"
 
     def configure(self, config: OriginsConfig) -> None:
-        """Use another configuration from now on."""
+        """Replace the configuration."""
         self.breaker.set_policy(policy_of(config))
         self._most_waiting = config.waiting_requests
 
     def snapshot(self, now: float) -> OriginState:
-        """A snapshot of the origin."""
+        """Return a snapshot of the origin."""
         is_well = self.breaker.state is BreakerState.CLOSED and not self._ejected
         since = min(self._ejected.values(), default=self.breaker.since)
         if self.breaker.state is not BreakerState.CLOSED:
@@ -186,22 +184,24 @@ class Origin:
 
     @property
     def is_ejected(self) -> bool:
-        """Whether a health check has ejected it."""
+        """Whether a health check has ejected the origin."""
         return bool(self._ejected)
 
     def is_available(self, now: float) -> bool:
-        """Whether a request would be sent to it even if other origins are available."""
+        """Whether the origin is not ejected and its breaker would admit a request."""
         return not self._ejected and self.breaker.would_admit(now)
 
     def probe(self, now: float) -> OriginRequest | None:
-        """A probe of the gateway's own that may be sent now; None if it is not due."""
+        """Return a new own probe of the gateway; None if no probe is due."""
         permit = self.breaker.admit(now, is_own=True)
         return None if permit is None else OriginRequest(self, permit, is_live=True)
 
     def admit(self, now: float, *, is_live: bool, is_upload: bool = False) -> OriginRequest | None:
-        """A request that may be sent now; None if the breaker is open.
+        """Return a new request to this origin; None if the breaker is open.
 
-        CircuitOpen if too many requests wait.  Uploads, which may wait for long, leave room for others."""
+        Raises CircuitOpen if too many requests wait for a reply.  Uploads may take only three quarters of these places,
+        because they may wait for long.
+        """
         if not is_live and self.waiting >= (three_quarters(self._most_waiting) if is_upload else self._most_waiting):
             self.overflows += 1
             raise CircuitOpen(_BUSY_RETRY_S)
@@ -221,8 +221,11 @@ class Origin:
         is_loss: bool = False,
         had_succeeded: bool = False,
     ) -> None:
-        """A request failed.  `is_answer`: the origin reported it.  `is_loss`: its connection was lost.
-        `had_succeeded`: its head had counted as a success."""
+        """Record that a request has failed.
+
+        `is_answer`: the origin reported the failure by a status.  `is_loss`: the connection was lost.  `had_succeeded`:
+        the request's head has been counted as a success.
+        """
         self.failures += 1
         self._reason = reason
         was_closed = self.breaker.state is BreakerState.CLOSED
@@ -233,20 +236,20 @@ class Origin:
             self._end_live_requests()
 
     def succeeded(self, permit: Permit, now: float) -> None:
-        """It answered a request without reporting a failure."""
+        """Record that the origin has answered a request without a failure."""
         since, was_closed = self.breaker.since, self.breaker.state is BreakerState.CLOSED
         self.breaker.succeeded(permit, now)
         if not was_closed and self.breaker.state is BreakerState.CLOSED:
             self._events.say(f"origin {self.authority} answers again after {_duration(now - since)}")
             self.recovered.fire()
         elif permit.is_own and self.breaker.would_admit(now):
-            # Without other clients, one follower finds out whether streams are served.
+            # Without clients' requests, one follower's request must show whether the origin serves streams.
             self.recovered.fire_one()
 
     # -- health checks
 
     def eject(self, by: object, reason: str, now: float) -> bool:
-        """A health check has failed; returns whether this ejects the origin."""
+        """Eject the origin because the health check `by` has failed; return whether it was not ejected before."""
         is_first = not self._ejected
         self._ejected.setdefault(by, now)
         if is_first:
@@ -257,7 +260,7 @@ class Origin:
         return is_first
 
     def readmit(self, by: object, now: float) -> None:
-        """A health check has succeeded again, or no longer runs."""
+        """Remove an ejection, because the health check `by` has succeeded or no longer runs."""
         since = self._ejected.pop(by, None)
         if since is not None and not self._ejected:
             self._events.say(
@@ -265,20 +268,20 @@ class Origin:
             )
 
     def _end_live_requests(self) -> None:
-        """End its live requests that another origin could serve, so that they restart there."""
+        """End live requests that another origin can serve, so that they restart there."""
         for sent in tuple(self._sent):
             if sent.pin is not None and sent.pin.has_other(self):
                 sent.restart_elsewhere()
 
     def restart_moved(self) -> None:
-        """End the live requests of routes that no longer lead here, so that they restart at the new origins."""
+        """End live requests of routes that no longer use this origin, so that they restart at the new origins."""
         for sent in tuple(self._sent):
             if sent.pin is not None and not sent.pin.leads_to(self):
                 sent.restart_elsewhere()
 
 
 class OriginRequest:
-    """One request to one origin, from its admission to the end of its answer."""
+    """One request to one origin, from its admission to the end of its reply."""
 
     __slots__ = (
         "_is_reported",
@@ -298,34 +301,34 @@ class OriginRequest:
         self.origin = origin
         self.is_live = is_live
         self.may_drain = False
-        """Whether a 503 may say in its body that the server is about to leave, which is no failure.  It is reported
-        once the answer is over."""
+        """Whether the body of a 503 may state that the server is about to shut down, which is not a failure.  A 503 is
+        then reported only at the end of its body."""
         self.has_ended = False
-        """Whether it was ended here, so that its failure does not count."""
+        """Whether `restart_elsewhere` has ended the request, so that its failure does not count."""
         self.pin: LivePin | None = None
-        """For a pinned live request, its pool."""
+        """The pool of a live request; None for other requests."""
         self.on_end: Callable[[], None] | None = None
-        """Ends the request or its answer."""
+        """Ends the request or its reply."""
         self.on_close: Callable[[], None] | None = None
         self._permit = permit
         self._is_reported = False
         self._is_undecided = False
-        """Whether a 503 is still to be reported."""
+        """Whether a 503 has not been reported yet."""
         self._is_waiting = not is_live
         origin.requests += 1
         origin.waiting += not is_live
         origin._sent[self] = None
 
-    # -- what became of it
+    # -- events
 
     def end_by(self, end: Callable[[], None]) -> None:
-        """Let the origin end the request by `restart_elsewhere`, which is called at once if it already has."""
+        """Set the function that ends the request.  Call it at once if the request has been ended already."""
         self.on_end = end
         if self.has_ended:
             end()
 
     def took_head(self, status: int, cut: Callable[[], None]) -> None:
-        """The head of its answer has arrived; from now on the origin can end the request by cutting off the body."""
+        """Record the arrival of the head.  From now on `cut` ends the request, by cutting off the body."""
         self.on_end = cut
         if status == _MAY_DRAIN and self.may_drain:
             self._is_undecided = True
@@ -334,12 +337,15 @@ class OriginRequest:
             self.status_arrived(status, self.origin.now())
 
     def drains(self) -> None:
-        """The server has said that it is about to leave."""
+        """Record that the 503 states that the server is about to shut down."""
         self._is_undecided = False
 
     def gave_up(self, error: BaseException, *, by_client: bool, is_reused: bool = False) -> bool:
-        """No head has arrived, and none will; returns whether the origin ended the request itself.  `is_reused`: its
-        connection had served other requests, and no byte of the reply has arrived."""
+        """Record that the request has ended without a head; return whether `restart_elsewhere` ended it.
+
+        `by_client`: its client is the cause.  `is_reused`: the connection has carried other requests, and no byte of
+        the reply has arrived.
+        """
         is_patient = self.is_live and not self._permit.is_own
         if by_client or is_no_sign(error, is_patient=is_patient, is_reused=is_reused):
             self.abandoned()
@@ -349,18 +355,18 @@ class OriginRequest:
         return self.has_ended
 
     def took_part(self) -> None:
-        """A part of the body has arrived."""
+        """Record that a part of the body has arrived."""
         self.origin.heard_at = self.origin.now()
 
     def cut_off(self, error: BaseException) -> bool:
-        """The body ended early; returns whether the origin ended the request itself."""
+        """Record that the body was truncated; return whether `restart_elsewhere` caused this."""
         self._decide()
         if not (isinstance(error, ConnectionLost | ReplyBroken) and error.is_reported):
             self.broke(self.origin.now(), is_loss=is_loss(error))
         return self.has_ended
 
     def close(self) -> None:
-        """The request and its answer are over.  May be called twice."""
+        """Record that the request and its reply are over.  May be called twice."""
         if self._is_undecided:
             self._decide()
         self.on_end = None
@@ -372,15 +378,15 @@ class OriginRequest:
                 self.on_close()
 
     def restart_elsewhere(self) -> None:
-        """Fail the request now, so that it restarts elsewhere."""
+        """End the request, so that it is restarted at another origin."""
         self.has_ended = True
         if self.on_end is not None:
             self.on_end()
 
-    # -- what counts
+    # -- results for the origin's health
 
     def status_arrived(self, status: int, now: float) -> None:
-        """Its answer has this status."""
+        """Report the status of the reply."""
         origin, permit = self.origin, self._permit
         origin.waiting -= self._is_waiting
         self._is_waiting = False
@@ -395,7 +401,7 @@ class OriginRequest:
             origin.succeeded(permit, now)
 
     def record_failure(self, reason: str, now: float, *, is_loss: bool = False) -> None:
-        """No answer arrived, or none that could be parsed; `is_loss`: its connection was lost."""
+        """Report a request without a valid reply.  `is_loss`: the connection was lost."""
         self._no_longer_waits()
         if self.has_ended:
             self.abandoned()
@@ -404,15 +410,17 @@ class OriginRequest:
             self.origin.record_failure(self._permit, reason, now, is_loss=is_loss)
 
     def abandoned(self) -> None:
-        """It has no result through no fault of the origin."""
+        """Report that the request has no result, for a reason other than the origin."""
         self._no_longer_waits()
         if not self._is_reported:
             self._is_reported = True
             self.origin.breaker.abandoned(self._permit)
 
     def broke(self, now: float, *, is_loss: bool = False) -> None:
-        """Its answer ended early; `is_loss`: its connection was lost.  For a live request this does not count: proxies
-        cut those off after a while."""
+        """Report a truncated reply.  `is_loss`: the connection was lost.
+
+        A live reply does not count, because proxies end long replies.
+        """
         if not self.is_live and not self.has_ended:
             self.origin.record_failure(self._permit, "answer cut off", now, is_loss=is_loss, had_succeeded=True)
 
@@ -427,7 +435,7 @@ class OriginRequest:
 
 
 def _duration(seconds: float) -> str:
-    """A duration in whole units, at least one second: `12 s`, `3 min`, `2 h`."""
+    """Format a duration in whole units, at least one second: `12 s`, `3 min`, `2 h`."""
     if seconds < 120:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 7_200 else f"{round(seconds / 3600)} h"

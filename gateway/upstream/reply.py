@@ -1,13 +1,13 @@
-"""An origin's reply as its requester sees it: the head has arrived, and the body follows as it arrives.
+"""An origin's reply for its requester: a head, and a body that is read as it arrives.
 
-A reply is read no faster than its readers take it, so slow readers of large bodies hold connections to the origin.
-This does no harm as long as other slots are free.  When a request waits for a slot, the slowest of these replies are
-asked to give theirs back (`Stalls`).  A shared fetch then reads on into memory as far as the cache has room for it.  If
-the cache has none, the fetch is dropped together with its readers, and so is any relayed reply.
+A reply is read as fast as its reader takes the data.  A slow reader of a large body therefore holds a connection slot.
+This does no harm while other slots are free.  When requests wait for slots, the replies with the slowest readers must
+release theirs (`Stalls`).  A shared fetch then reads its reply into memory, if the cache has room.  If not, the fetch
+fails.  A relayed reply always fails.
 
-Every wait is bounded, and foreign exceptions are translated into those of `errors.py`.  If a body ends before its
-announced end, an exception is raised: a caller without an exception has every byte.  The bytes come from a
-`BodySource`: a connection, or memory in tests.
+All waits are bounded, and exceptions of other modules are translated into those of `errors.py`.  A truncated body
+raises, so a caller without an exception has the complete body.  The body comes from a `BodySource`: a connection, or
+memory in tests.
 """
 
 from __future__ import annotations
@@ -31,27 +31,26 @@ from gateway.upstream.origin_state import OriginRequest
 from gateway.upstream.slots import Lane
 
 PATIENCE_S: Final = 1.0
-"""Seconds after its head before a reply is asked to give its slot back."""
+"""The least seconds from the head of a reply until it may be asked to release its slot."""
 MOST_AT_ONCE: Final = 32
-"""The most replies that are asked at a time to give their slots back."""
+"""The most replies that are asked in one call to release their slots."""
 
 
 class Stallable(Protocol):
-    """A reply that may stall."""
+    """The view of a reply that `Stalls` needs.  A reply is stalled while its reader takes no data."""
 
     is_stalled: bool
-    """Whether its reader takes no more for now."""
     lane: Lane | None
-    """The lane of the slot that the reply holds; None if it holds none."""
+    """The lane of the reply's slot; None if the slot must not be reclaimed."""
     on_reclaim: Callable[[], object]
-    """Called when the reply has to give its slot back."""
+    """Called when the reply must release its slot."""
 
     def rate(self, now: float) -> float:
-        """Bytes a second that the reader has taken since the head; infinite if the head has just arrived."""
+        """Return the bytes a second that the reader has taken since the head; infinite just after the head."""
 
 
 class Stalls:
-    """The replies of one pool that have stalled and are not closed."""
+    """The replies of one pool that have stalled at some time and are not closed."""
 
     def __init__(self) -> None:
         self._replies: dict[Stallable, None] = {}
@@ -63,16 +62,18 @@ class Stalls:
         return len(self._replies)
 
     def add_reply(self, reply: Stallable) -> None:
-        """Add a reply that has stalled; `discard` must follow."""
+        """Add a stalled reply.  `discard` must be called at its end."""
         self._replies[reply] = None
 
     def discard(self, reply: Stallable) -> None:
-        """Remove a reply that is closed."""
+        """Remove a reply."""
         self._replies.pop(reply, None)
 
     def reclaim(self, blocked: Iterable[Lane], now: float) -> int:
-        """Ask the slowest stalled replies to give their slots back: as many as requests wait in the `blocked` lanes.
-        Returns how many were asked."""
+        """Ask the stalled replies with the slowest readers to release their slots, one for each waiting request.
+
+        `blocked` has the lanes whose requests wait.  Returns the number of replies asked.
+        """
         asked = 0
         slowest: list[tuple[float, int, Stallable]] = []
         for lane in blocked:
@@ -93,36 +94,37 @@ class Stalls:
 
 
 class BodySource(Protocol):
-    """The source of a body.  One reader at a time."""
+    """The source of a reply's body, for one reader."""
 
     on_change: Callable[[], object]
-    """Called when more has arrived, and when no more will."""
+    """Called when data has arrived, at the end, and on failure."""
 
     @property
     def has_ended(self) -> bool:
         """Whether the whole body has arrived."""
 
     def take(self) -> bytes | None:
-        """The data received and not yet taken; empty at the end, None if more is still to come.
+        """Return the received part of the body; empty at the end of the body, None if nothing has arrived.
 
-        Raises ConnectionLost, ReplyBroken, UploadFailed or TimeoutError once all earlier data has been taken.
+        Once all received data has been taken, raises the error of a failed body: ConnectionLost, ReplyBroken,
+        UploadFailed or TimeoutError.
         """
 
     def expect(self, by: float) -> None:
-        """Have the body fail with TimeoutError unless more arrives by this time of the loop's clock."""
+        """Fail with TimeoutError unless more data arrives by this time (the loop's clock)."""
 
     async def changed(self) -> None:
-        """Wait for the next change; replaces `on_change`."""
+        """Wait for the next change.  Replaces `on_change`."""
 
     def break_off(self, why: str) -> None:
-        """Have the body fail with ConnectionLost unless all of it has arrived."""
+        """End the exchange with ConnectionLost, unless the body is complete."""
 
     def retire(self) -> None:
         """Use the body's connection for no further request."""
 
 
 class Reply:
-    """An origin's reply: the head is here, `chunks` yields the body.  Use as an async context manager."""
+    """An origin's reply whose head has arrived.  Use it as an async context manager; `chunks` yields the body."""
 
     __slots__ = (
         "_began",
@@ -156,41 +158,41 @@ class Reply:
         self._taken_bytes = 0
         self._has_stalled = False
         self.is_stalled = False
-        """Whether the reader takes no more for now."""
+        """Whether the reader takes no data now."""
         self.lane: Lane | None = None
-        """The lane of the slot that the reply holds, if that slot may be reclaimed."""
+        """The lane of the reply's slot; None if the slot must not be reclaimed."""
         self.on_reclaim: Callable[[], object] = no_op
-        """Called if others wait for the slot while the reader takes nothing.  The reader must then read on or leave."""
+        """Called if requests wait for the slot while the reply is stalled.  The reader must then read on or close."""
         self.head = head
         self.status = head.status
         self.shape = head.shape
-        """The lines that the head has in common with other heads; None if the head was not read line by line."""
+        """The header lines that are the same in many replies; None if the head was not read line by line."""
         self.own = head.own
-        """The other lines."""
+        """The remaining header lines."""
 
     @property
     def headers(self) -> CIMultiDictProxy[str]:
-        """All fields of the head."""
+        """All header fields."""
         return self.head.headers
 
     @property
     def content_length(self) -> int | None:
-        """The announced length in bytes; None for a chunked body."""
+        """The Content-Length in bytes; None for a chunked body."""
         return self.head.content_length
 
     @property
     def is_delimited(self) -> bool:
-        """Whether the end of the body can be distinguished from a lost connection."""
+        """Whether a truncated body can be detected."""
         return self.head.is_delimited
 
     @property
     def has_arrived(self) -> bool:
-        """Whether all of the body has arrived, taken or not."""
+        """Whether the complete body has arrived.  The reader may not have taken it yet."""
         return self._incoming.has_ended
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives.  Raises UpstreamBroken if it ends early, UpstreamTimeout if it stalls."""
-        # Not a generator, because the loop tracks each one in a weak set, which costs as much as parsing a small reply.
+        """Iterate over the body as it arrives.  Raises UpstreamBroken if cut off, UpstreamTimeout if it stalls."""
+        # Not a generator: asyncio tracks each generator in a weak set, which costs as much as parsing a small reply.
         return self
 
     def __aiter__(self) -> Self:
@@ -206,10 +208,10 @@ class Reply:
     async def each(self, take: Callable[[bytes], bool]) -> None:
         """Call `take` with each part of the body as it arrives, until `take` returns True or the body ends.
 
-        Raises the same as `chunks`, and errors of `take`.
+        Raises the errors of `chunks`, and those of `take`.
         """
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # Errors are kept here and not in the future, because the frames of an error refer to the future.
+        # Keep errors out of the future to avoid a reference cycle: the frames of their tracebacks refer to it.
         failures: list[Exception] = []
 
         def arrived() -> None:
@@ -220,7 +222,7 @@ class Reply:
             except Exception as error:
                 failures.append(error)
                 is_over = True
-            # `take` may have cancelled the caller.
+            # `take` may have cancelled the task that awaits `over`.
             if is_over and not over.done():
                 over.set_result(None)
 
@@ -234,18 +236,20 @@ class Reply:
             raise failures.pop()
 
     def take(self) -> bytes | None:
-        """The body received and not yet taken; empty at its end, None if more is still to come (see `notify`).
-        Raises UpstreamBroken if it ends early, UpstreamTimeout if it stalls."""
+        """Return the received part of the body; empty at its end, None if nothing has arrived (see `notify`).
+
+        Raises UpstreamBroken if the body is truncated, UpstreamTimeout if it stalls.
+        """
         incoming, now = self._incoming, 0.0
         try:
             if not incoming.has_ended and (now := asyncio.get_running_loop().time()) >= self._deadline:
-                # Without this check, a slow reader whose buffer never runs dry would hold the connection for ever.
+                # A slow reader whose buffer is never empty would otherwise hold the connection for ever.
                 raise TimeoutError
             chunk = incoming.take()
         except TimeoutError as error:
             raise self._failed(UpstreamTimeout()) from error.with_traceback(None)
         except (ConnectionLost, ReplyBroken, UploadFailed) as error:
-            # The reply keeps the error, and its traceback would keep the reader's frames alive.
+            # The reply keeps the error.  Remove the traceback, which would keep the reader's frames alive.
             error.with_traceback(None)
             if self._sent is not None and self._sent.cut_off(error):
                 raise self._failed(UpstreamUnreachable()) from error
@@ -260,22 +264,22 @@ class Reply:
         return chunk
 
     def in_slot(self, lane: Lane, stalls: Stalls, now: float) -> None:
-        """Record that the reply holds a slot of this lane from `now` on, which may be reclaimed through `stalls`."""
+        """Record that the reply has held a slot of this lane since `now`.  `stalls` may reclaim the slot."""
         self.lane, self._stalls, self._began = lane, stalls, now
 
     def stall(self) -> None:
-        """Record that the reader takes no more for now."""
+        """Record that the reader takes no data for now."""
         if self._stalls is not None and not self._incoming.has_ended:
             self.is_stalled = self._has_stalled = True
             self._stalls.add_reply(self)
 
     def rate(self, now: float) -> float:
-        """Bytes a second that the reader has taken since the head; infinite if the head has just come."""
+        """Return the bytes a second that the reader has taken since the head; infinite just after the head."""
         passed_s = now - self._began
         return self._taken_bytes / passed_s if passed_s >= PATIENCE_S else inf
 
     def notify(self, on_change: Callable[[], object]) -> None:
-        """Set the callback for when more of the body has arrived, and when no more will."""
+        """Set the callback for the arrival of data, for the end of the body, and for failure."""
         self._incoming.on_change = on_change
 
     def _failed(self, error: GatewayError) -> GatewayError:
@@ -284,7 +288,7 @@ class Reply:
         return error
 
     async def hold(self, until: Awaitable[None]) -> None:
-        """Read nothing until this resolves; UpstreamTimeout if the time for the whole body runs out."""
+        """Await `until` without reading the body.  Raises UpstreamTimeout at the deadline of the whole reply."""
         self.stall()
         try:
             async with asyncio.timeout_at(self._deadline if self._deadline < inf else None):
@@ -294,7 +298,7 @@ class Reply:
             raise UpstreamTimeout from error
 
     async def read(self, limit: int) -> bytes:
-        """The whole body; UpstreamBroken if it is longer than `limit` bytes."""
+        """Read the whole body.  Raises UpstreamBroken if it is longer than `limit` bytes."""
         body = bytearray()
         async for chunk in self.chunks():
             body += chunk
@@ -303,7 +307,7 @@ class Reply:
         return bytes(body)
 
     def close(self) -> None:
-        """Drop the connection unless the reply is complete; a complete reply has already freed it."""
+        """End the reply.  If it is not complete, close its connection; otherwise the connection is free already."""
         if self._has_stalled and self._stalls is not None:
             self._stalls.discard(self)
         self.on_reclaim = no_op
@@ -314,14 +318,14 @@ class Reply:
             self.span.end_span()
 
     def retire(self) -> None:
-        """Use the connection for no further request, and count no failure, because the server has said in this reply
-        that it is about to leave."""
+        """Use the connection for no further request, because the reply states that the server is about to shut down.
+        The reply does not count as a failure."""
         self._incoming.retire()
         if self._sent is not None:
             self._sent.drains()
 
     def cut(self) -> None:
-        """End the body here with an error."""
+        """Fail the body now."""
         self._incoming.break_off("cut")
 
     async def __aenter__(self) -> Self:

@@ -1,14 +1,15 @@
-"""Name resolution for origins; results are cached for a while.
+"""Name resolution for origins, with a cache.
 
-Each name is looked up in a thread of its own.  A resolver whose servers are silent takes a minute and more, and cannot
-be interrupted.  The event loop's own lookups share a few threads, so four such names would hold up all others, and the
-process would wait for them at its exit.
+Each lookup has its own thread.  If the name servers do not answer, `getaddrinfo` takes a minute or more and cannot be
+interrupted.  The event loop's own lookups share a few threads, so a few such names would block all others, and the
+process could not exit in the meantime.
 
-Concurrent requests for the same name share one lookup.  An address that failed is tried last until the name is resolved
-again; connections rotate over the other addresses.
+Concurrent requests for a name share one lookup.  Connections rotate over the addresses.  After a failure an address is
+tried last, until the name is resolved again.
 
-A name is resolved again while it is in use, also if every request finds a kept connection (`refresh`): the origin may
-have moved.  While lookups fail, the last addresses are used for a bounded time, as RFC 8767 has it for resolvers.
+A name in use is resolved again when its time is over, even if all requests use kept connections (`refresh`), because
+the origin may have moved.  While lookups fail, the last addresses stay in use for a bounded time, like stale data in
+RFC 8767.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from gateway.limits.memory import evict_oldest
 
 
 async def look_up(host: str, port: int) -> list[str]:
-    """The addresses of a name.  Raises OSError if there are none.
+    """Return the addresses of a name.  Raises OSError if there are none.
 
-    A lookup goes on without its caller; nothing waits for it at the end of the loop or of the process.
+    Cancelling the caller does not stop the lookup.  Neither the end of the loop nor that of the process waits for it.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[list[str]] = loop.create_future()
@@ -67,11 +68,11 @@ def _addresses(host: str, port: int) -> list[str] | OSError:
 
 TTL_S: Final = 30.0
 STALE_S: Final = 600.0
-"""How long addresses are used after their time while lookups fail."""
+"""How long expired addresses stay in use while lookups fail."""
 RETRY_S: Final = 5.0
-"""Pause after a failed lookup of a name whose last addresses are used."""
+"""The pause after a failed lookup while expired addresses are in use."""
 MOST_LOOKUPS: Final = 32
-"""The most lookups at once; each has a thread."""
+"""The most concurrent lookups."""
 _MOST_NAMES: Final = 1_024
 _MOST_ADDRESSES: Final = 64
 """The most addresses kept for one name."""
@@ -88,15 +89,15 @@ class _Entry:
 
 
 LookUp = Callable[[str, int], Awaitable[Iterable[str]]]
-"""The addresses of a name, for connections to a port; OSError if there are none."""
+"""Looks up the addresses of a name, for connections to a port.  Raises OSError if there are none."""
 
 
 def ignore(host: str, port: int, addresses: list[str]) -> None:
-    """The callback where no connections depend on the addresses."""
+    """Do nothing with resolved addresses."""
 
 
 class Resolver:
-    """Owns the cache and the lookups under way."""
+    """Owner of the cache and of the lookups in progress."""
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class Resolver:
         return f"<Resolver {len(self._entries)} names, {len(self._lookups)} lookups>"
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """The addresses of a host in the order to try; OSError if its name does not resolve."""
+        """Return the addresses of a host in the order to try.  Raises OSError if its name does not resolve."""
         if _is_address(host):
             return [host]
         now = self._now()
@@ -130,14 +131,14 @@ class Resolver:
         return list(entry.failed)
 
     def avoid_address(self, host: str, port: int, address: str) -> None:
-        """No connection could be made to this address."""
+        """Try this address last from now on, because a connection to it has failed."""
         entry = self._entries.get((host, port))
         if entry is not None and address in entry.addresses:
             entry.addresses.remove(address)
             entry.failed.append(address)
 
     def refresh(self, host: str, port: int) -> None:
-        """Resolve a name again in the background, if its addresses are in use and their time is over."""
+        """Resolve a cached name again in the background, if its time is over."""
         entry = self._entries.get((host, port))
         if entry is not None and self._now() >= entry.until:
             self._start(host, port)
@@ -147,7 +148,7 @@ class Resolver:
         self._entries.clear()
 
     async def _look_up_once(self, host: str, port: int) -> _Entry:
-        """The name's addresses, the last ones if the lookup fails; OSError if there are none."""
+        """Return the looked-up addresses, or expired ones if the lookup fails.  Raises OSError if there are none."""
         found = await asyncio.shield(self._start(host, port))
         if isinstance(found, OSError):
             # A new exception for each waiter, because each adds its own traceback.
@@ -162,7 +163,7 @@ class Resolver:
         return task
 
     async def _query(self, host: str, port: int) -> _Entry | OSError:
-        """Look a name up.  The error is a value: the waiters raise it, and the task logs nothing."""
+        """Look a name up.  Return a failure as a value, for all waiters to raise."""
         try:
             async with self._places:
                 found = await self._look_up(host, port)

@@ -1,13 +1,13 @@
-"""The rule by which an exchange sends a request to the origin once more, without a report of a failure.
+"""The rule for repeating a request after the loss of a kept connection.
 
-A kept connection may be dead: the origin closed it while the request was on its way.  A GET or HEAD without a body is
-then sent once more, on a new connection, if no byte of the reply has arrived (RFC 9112 section 9.3.1).  There is at
-most one repetition for each reply that arrived completely before, so an origin in trouble gets no extra load.
+An origin may close a kept connection while a request is on its way.  A GET or HEAD without a body is then sent once
+more on a new connection, if no byte of the reply has arrived (RFC 9112 section 9.3.1).  Each complete reply allows one
+repetition, so repetitions add no load to an origin that fails.  The loss is not reported as a failure.
 
-Over HTTP/2 the origin may say that it has not processed a request (RFC 9113 section 8.7).  Under the same bound, the
-request is sent once more whatever its method, unless its body was streamed.
+An HTTP/2 origin may state that it has not processed a request (RFC 9113 section 8.7).  The request is then repeated
+with any method, unless its body was streamed, within the same bound.
 
-Nothing else is repeated at this level.  A fetch that fails is retried by `gateway.engine.fetch`, within a budget.
+Other failures are not repeated here.  `gateway.engine.fetch` retries failed fetches, within a budget.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _REPEATED_METHODS: Final = frozenset({"GET", "HEAD"})
 
 
 def is_repeatable(error: BaseException, method: str, *, has_body: bool, is_streamed: bool) -> bool:
-    """Whether a request that failed like this, before any byte of its reply, may be sent once more.
+    """Whether a request may be repeated after `error`, which occurred before any byte of the reply.
 
-    `has_body` says whether the request has a body, and `is_streamed` whether the body was sent while it arrived.
+    `is_streamed`: the request's body was sent while it was being received from the client.
     """
     if isinstance(error, Unprocessed):
         return not is_streamed

@@ -1,7 +1,7 @@
-"""The requests that the gateway itself sends for one S2 stream, and what the origin's answers to them are.
+"""The gateway's own requests to an S2 origin for one stream, and the outcomes.
 
-They are in protobuf, whatever the readers asked for.  The engine's reads of S2 streams and the bridge both ask by them;
-what an answer means to the records that are known is decided by these.
+Reads are in protobuf, even if the client asked for JSON.  Both the engine's reads of S2 streams and the bridge use this
+client.  They decide how an outcome affects the records in memory.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from gateway.upstream.reply import Reply
 T = TypeVar("T")
 
 MOST_BODY_BYTES: Final = 4 * 1024 * 1024
-"""The largest answer to a read; its metered bytes are at most 1 MiB."""
+"""The largest reply to a read that is accepted.  Its metered bytes are at most 1 MiB."""
 
 MOST_ERROR_BYTES: Final = 64 * 1024
 
 SILENCE_S: Final = 20.0
-"""A session without a frame for this long is lost: S2 sends one at least every 15 s, and its SDKs wait 20 s."""
+"""A session without a frame for this long is lost.  S2 sends a frame at least every 15 s, and its SDKs wait 20 s."""
 
 MOST_OVERLAP_BYTES: Final = 1 << 16
-"""Metered bytes of the largest record that is asked for again together with its successors."""
+"""The metered bytes of the largest record that a read repeats, to check that the following records continue it."""
 
 _MOST_DRAINS: Final = 3
-"""How many servers in a row may be about to leave before a read is answered so."""
+"""The most times that a request is sent again because the server is about to shut down."""
 
 _PROBE: Final = ReadQuery(FromTailOffset(0), count=0)
-"""A read that is always answered with the tail.  It needs no other permission than the reads that depend on it."""
+"""A read whose reply is always the tail.  It needs only the permission to read."""
 
 _DELETIONS: Final = frozenset({S2ErrorCode.STREAM_DELETION_PENDING.code, S2ErrorCode.BASIN_DELETION_PENDING.code})
 
@@ -49,42 +49,42 @@ _WRITTEN: Final = range(200, 300)
 
 @dataclass(frozen=True, slots=True)
 class FoundRecords:
-    """The records that the origin has from the start on, within the limits asked for.
+    """The origin's records from the start of the read, within its limits.
 
-    There are none if the first is larger than these, or if nothing is left between the start and the tail.
+    There are none if the first record exceeds the limits, or if no record is left between the start and the tail.
     """
 
     records: tuple[Record, ...]
     tail: StreamPosition | None = None
-    """The tail, if the read has reached it and the origin has said so."""
+    """The tail, if the reply reaches it and states it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AtTail:
-    """The origin has no record at the start or after it."""
+    """The origin has no record at the start of the read or after it."""
 
     tail: StreamPosition
 
 
 @dataclass(frozen=True, slots=True)
 class S2Refused:
-    """The origin answered with an error.  `body` is S2's JSON if the origin is S2."""
+    """An error from the origin.  `body` is usually S2's JSON, but a proxy may send something else."""
 
     status: int
     headers: CIMultiDict[str]
     """Content-Type and Retry-After."""
     body: bytes
     asked_with: CIMultiDict[str] | None = None
-    """The headers of the request; None if the error is the gateway's own, or was sent at the end of a session."""
+    """The request headers; None if the error is the gateway's own, or ended a session."""
 
     @property
     def is_draining(self) -> bool:
-        """Whether it says that the server is about to leave."""
+        """Whether the error states that the server is about to shut down."""
         return says_draining(self.status, self.body)
 
     @property
     def is_absent(self) -> bool:
-        """Whether there is no such stream: one that is being deleted has no content and takes no appends."""
+        """Whether the stream does not exist.  A stream that is being deleted counts as absent too."""
         if self.status not in (404, 409):
             return False
         error = parse_error(self.status, self.body)
@@ -92,20 +92,20 @@ class S2Refused:
 
 
 def _ignore(size: int) -> None:
-    """The callback while the bytes are counted elsewhere."""
+    """Do nothing: the bytes are counted elsewhere."""
 
 
 S2Outcome = FoundRecords | AtTail | S2Refused
 
 
 def ended_with(status: int, body: bytes) -> S2Refused:
-    """An error in S2's form: the gateway's own, or one at the end of a session."""
+    """Return an error in S2's JSON: the gateway's own, or one that ended a session."""
     return S2Refused(status, CIMultiDict({"Content-Type": CONTENT_TYPE}), body)
 
 
 @dataclass(frozen=True, slots=True)
 class S2Client:
-    """Asks for one stream, on behalf of clients that share its headers.  All methods raise GatewayErrors."""
+    """Sends requests for one stream, for clients that share `headers`.  All methods raise GatewayErrors."""
 
     send: Callable[[OriginCall], Awaitable[Reply]]
     url: str
@@ -116,14 +116,14 @@ class S2Client:
     client: str | Askers
     is_live: bool = False
     received: Callable[[int], object] = _ignore
-    """Called with the size of each answer to a read."""
+    """Called with the size of each reply to a read."""
 
     async def read(self, query: ReadQuery) -> S2Outcome:
-        """The records from a start on."""
+        """Read records."""
         return await _past_drains(lambda: self._read(query))
 
     async def tail(self) -> AtTail | S2Refused:
-        """The tail, by a read that brings no record."""
+        """Get the tail by a read without records."""
         outcome = await self.read(_PROBE)
         if isinstance(outcome, FoundRecords):
             if outcome.records or outcome.tail is None:
@@ -132,11 +132,11 @@ class S2Client:
         return outcome
 
     async def checked_tail(self) -> AtTail | S2Refused:
-        """The tail as S2's own check of it says it, which may need another permission."""
+        """Get the tail by S2's check-tail request, which may need another permission than reads."""
         return await _past_drains(self._checked_tail)
 
     async def session(self, seq_num: int, total_s: float | None) -> Reply | AtTail | S2Refused:
-        """A read session from a number on, for `total_s` seconds; the caller must close the reply."""
+        """Open a read session from `seq_num`, for at most `total_s` seconds.  The caller must close the reply."""
         url = f"{self.url}/records?{encode_read_query(ReadQuery(FromSeqNum(seq_num)))}"
         bounds = replace(self.bounds, idle_s=SILENCE_S, total_s=total_s)
         reply = await self._ask("GET", url, {"Content-Type": session.CONTENT_TYPE}, bounds)
@@ -153,7 +153,7 @@ class S2Client:
     async def write(
         self, method: str, url: str, more: dict[str, str], body: bytes | None = None, most_bytes: int = 0
     ) -> bytes | S2Refused:
-        """The body of the answer to a request that is no read, if it is to be of at most so many bytes."""
+        """Send a request other than a read; return the body of a success.  With `most_bytes` 0 the body is not read."""
         async with await self._ask(method, url, more, self.bounds, body) as reply:
             if (refused := await self._refusal(reply, _WRITTEN)) is not None:
                 return refused
@@ -189,7 +189,7 @@ class S2Client:
         return await self.send(OriginCall(method, url, headers, bounds, body, self.is_live, self.client))
 
     async def _refusal(self, reply: Reply, successes: Container[int]) -> S2Refused | None:
-        """The error that the reply is; None if it is a success."""
+        """Return the error of a reply; None if its status is in `successes`."""
         if reply.status in successes:
             return None
         if reply.status < 400:
@@ -205,7 +205,7 @@ class S2Client:
 
 
 async def _past_drains(ask: Callable[[], Awaitable[T]]) -> T:
-    """Ask again, on another connection, as long as the server of the one is about to leave."""
+    """Send a request, and repeat it on another connection while the server is about to shut down."""
     outcome = await ask()
     for _ in range(_MOST_DRAINS):
         if not isinstance(outcome, S2Refused) or not outcome.is_draining:

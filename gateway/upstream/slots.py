@@ -1,31 +1,29 @@
-"""Slots: who may use a connection to an origin now, and in which order the others get one.
+"""Connection slots: which request may use a connection to an origin, and which must wait.
 
-A slot is the right to one busy connection, or to one stream of an HTTP/2 connection, from the first attempt to make it.
-Every slot belongs to a `Lane`: the
-requests to one host, of one route, for one purpose.  A lane takes its slots from several shares at once, and needs room
-in each of them:
+A slot is the right to one busy HTTP/1.1 connection, or to one stream of an HTTP/2 connection.  Each request belongs to
+a lane: the requests to one host, of one route, for one purpose.  A request takes its slot from several shares, and
+needs room in each of them:
 
-    all slots                   the limit
-    of one host, of one route   three quarters of that, if there are several
-    reads, writes               three quarters of each of the above
+    all slots                   the limit of the pool
+    of one host, of one route   three quarters of the limit, if there are several hosts or routes
+    reads, writes               three quarters of each share above
     uploads                     three quarters of the writes
 
-So a host that hangs leaves a quarter of the slots to the others.  The same holds for a route, for reads and for writes.
-An upload, a write whose body is still being sent, holds its slot for as long as its client takes, so uploads leave a
-quarter of the writes to small ones.
+A host that hangs therefore leaves a quarter of the slots to other hosts.  The same holds for routes, reads and writes.
+An upload is a write whose body is still being sent.  Its client may be slow, so uploads leave a quarter of the writes
+to other writes.
 
-Requests without a slot wait.  Lanes with room take turns, and within a lane clients do (`FairQueue`).  One client has
-at most half of all slots, and `client_requests` of one host.  Where there are several hosts, at most three quarters of
-the client's half may be at one of them.  A client at its bound has its requests wait, while requests of other clients
-pass them.  Requests without a client's address take turns and wait as one client, but have no such bound.  They may
-come from many clients, such as all clients on a Unix socket, and from the gateway itself.
+Requests without a slot wait in a queue.  Lanes take turns, and so do clients within a lane (`FairQueue`).  One client
+may have at most half of all slots, and `client_requests` slots at one host.  If there are several hosts, a client may
+have at most three quarters of its half at one host.  When a client is at its bound, its requests wait, and those of
+other clients overtake them.  Requests without a client address count as one client without these bounds: they come from
+the gateway itself, or from many clients, such as all clients on a Unix socket.
 
-A client may have one more request waiting while it has fewer than a third of the free places in the queue.  One client
-alone therefore gets a quarter of the queue, and several crowds always leave room to a client that has nothing waiting.
+The queue is bounded.  A client may queue another request while its waiting requests number less than a third of the
+free places.  One client alone therefore gets a quarter of the queue, and there is always room for a client without
+waiting requests.
 
-All decisions are plain functions; there is no I/O and no time here.
-
-`Purpose` is the purpose of a request to an origin.  Each has its share of the connections.
+This module has no I/O and no clock.
 """
 
 from __future__ import annotations
@@ -45,10 +43,10 @@ from gateway.upstream.failures import Delay, NoSlot, Refusal
 
 
 class Purpose(StrEnum):
-    """The purpose of a request to an origin."""
+    """The purpose of a request to an origin.  Each purpose has its share of the slots."""
 
     READ = "read"
-    """A GET or HEAD without a body that is answered at once."""
+    """A GET or HEAD without a body, except a live read."""
     WRITE = "write"
     """Any other method, and any request with a body."""
     LIVE = "live"
@@ -56,7 +54,7 @@ class Purpose(StrEnum):
 
 
 def three_quarters(slots: int) -> int:
-    """The share of the slots for requests that must leave some to others; at least one."""
+    """Return three quarters of the slots, but at least one."""
     return max(1, slots * 3 // 4)
 
 
@@ -65,27 +63,28 @@ class SlotLimits:
     """The bounds of one pool."""
 
     slots: int = 512
-    """The most connections that may be busy; 0 means no bound."""
+    """The most slots; 0 means no bound."""
     client_requests: int = 128
     """The most slots of one client at one host."""
     waiting: int = 4_096
     """The most requests that may wait for a slot."""
     wait_s: float = 5.0
-    """The longest wait for a slot."""
+    """The longest wait for a slot, in seconds."""
 
 
 class SlotUse(NamedTuple):
-    """The use of the slots, by purpose, and the requests refused so far, by reason."""
+    """The figures of the slots."""
 
     taken: Mapping[Purpose, int]
     waiting: Mapping[Purpose, int]
     refused: Mapping[Refusal, int]
+    """The number of requests refused so far, by reason."""
     waited: Mapping[Delay, int] = MappingProxyType(dict.fromkeys(Delay, 0))
-    """Requests that had to wait so far, by reason."""
+    """The number of requests that have waited so far, by reason."""
 
 
 class _Share:
-    """A part of the slots."""
+    """A bounded part of the slots, and the number of its slots in use."""
 
     __slots__ = ("limit", "taken")
 
@@ -95,7 +94,7 @@ class _Share:
 
 
 class _Total:
-    """All slots of a scope.  Counted by purpose only, so that a request counts once in each scope."""
+    """All slots of a scope: the sum of its shares for reads, writes and live reads."""
 
     __slots__ = ("_parts", "limit")
 
@@ -109,25 +108,25 @@ class _Total:
 
 
 class _Scope:
-    """The shares of all requests, of one host's or of one route's."""
+    """The shares of the whole pool, of one host, or of one route."""
 
     __slots__ = ("lives", "reads", "taken_by", "total", "uploads", "writes")
 
     def __init__(self, limit: int) -> None:
         self.taken_by: dict[str, int] = {}
-        """Slots by client."""
+        """The number of slots of each client."""
         self.reads, self.writes, self.lives, self.uploads = _Share(), _Share(), _Share(), _Share()
         self.total = _Total(self.reads, self.writes, self.lives)
         self.limit(limit)
 
     def limit(self, slots: int) -> None:
-        """Limit the scope to this number of slots."""
+        """Set the number of slots in the scope."""
         self.total.limit = self.lives.limit = slots
         self.reads.limit = self.writes.limit = three_quarters(slots)
         self.uploads.limit = three_quarters(self.writes.limit)
 
     def share_of(self, purpose: Purpose) -> _Share:
-        """The share from which a request with this purpose takes its slot."""
+        """Return the share for a purpose."""
         match purpose:
             case Purpose.READ:
                 return self.reads
@@ -138,7 +137,7 @@ class _Scope:
 
 
 class Lane:
-    """The requests to one host, of one route, for one purpose.  Uploads have a lane of their own."""
+    """The requests to one host, of one route, for one purpose.  Uploads have separate lanes."""
 
     __slots__ = ("after_upload", "counted", "endpoint", "purpose", "queue", "shares", "taken_by", "uploads", "waiting")
 
@@ -152,23 +151,23 @@ class Lane:
     ) -> None:
         self.endpoint = endpoint
         self.taken_by = taken_by
-        """Slots of the host by client; all lanes of the host have it in common."""
+        """The number of the host's slots of each client.  All lanes of the host share this object."""
         self.purpose = purpose
         self.after_upload = after_upload
-        """The lane of an upload whose body is sent; None for other requests."""
+        """For a lane of uploads, the lane to which an upload moves when its body has been sent; otherwise None."""
         self.uploads = () if after_upload is None else tuple(scope.uploads for scope in scopes)
-        """The shares that an upload gives back once its body is sent."""
+        """The shares that an upload releases when its body has been sent."""
         self.counted = (*(scope.share_of(purpose) for scope in scopes), *self.uploads)
-        """The shares in which its requests are counted."""
+        """The shares that count the lane's requests."""
         self.shares: tuple[_Share | _Total, ...] = (*(scope.total for scope in scopes), *self.counted)
-        """The shares that must have room for a request."""
+        """The shares that must have room for a request of the lane."""
         self.queue: FairQueue[str, Waiting] = FairQueue()
         self.waiting = 0
 
     @property
     def has_room(self) -> bool:
         """Whether each share has a free slot."""
-        # A generator would cost more than the loop.
+        # A loop, because a generator expression would cost more on this hot path.
         for share in self.shares:  # noqa: SIM110
             if share.taken >= share.limit:
                 return False
@@ -176,7 +175,7 @@ class Lane:
 
 
 class Waiting:
-    """A request that waits for a slot, under each client that it is made for."""
+    """A request that waits for a slot.  A shared fetch waits for several clients at once."""
 
     __slots__ = ("clients", "delay", "lane", "on_slot", "paid_by")
 
@@ -186,13 +185,13 @@ class Waiting:
         """Why the request had to wait."""
         self.clients: set[str] = set()
         self.on_slot = on_slot
-        """Called when the request has got a slot."""
+        """Called when the request gets a slot."""
         self.paid_by: str | None = None
-        """The client for which its slot counts; None while it waits."""
+        """The client to which the slot is charged; None while the request waits."""
 
 
 class Slots:
-    """Owns the slots of one pool and the requests that wait for them."""
+    """Owner of the slots of one pool, and of the queue for them."""
 
     def __init__(self, limits: SlotLimits) -> None:
         self._slots: Final = limits.slots or sys.maxsize
@@ -203,30 +202,30 @@ class Slots:
         self._client_host_limit = min(self._client_requests, self._client_limit)
         """The most slots of one client at one host."""
         self._least_limit = 0
-        """The smallest limit of a share.  While fewer slots than this are taken in all, every share has a free slot."""
+        """The smallest limit of all shares.  While fewer slots are in use, all shares have room."""
         self.taken = 0
-        """Slots in use."""
+        """The number of slots in use."""
         self._host_limit = self._route_limit = self._slots
         self._all = _Scope(self._slots)
         self._hosts: dict[Endpoint, _Scope] = {}
         self._routes: dict[str, _Scope] = {}
         self._lanes: dict[tuple[Endpoint, str, Purpose, bool], Lane] = {}
         self._crowded: OrderedDict[Lane, None] = OrderedDict()
-        """Lanes in which requests wait, in the order of their turns."""
+        """The lanes with waiting requests, in the order of their turns."""
         self._waiting_of: Counter[str] = Counter()
-        """Waiting requests by client; one that waits under several clients counts for each."""
+        """The number of waiting requests of each client.  A request of several clients counts for each."""
         self.waiting = 0
-        """Requests that wait."""
+        """The number of waiting requests."""
         self._refused: Counter[Refusal] = Counter()
         self._waited: Counter[Delay] = Counter()
         self._limit_shares()
 
     def under_way(self, lane: Lane, client: str) -> int:
-        """Slots of the client at the lane's host."""
+        """Return the number of the client's slots at the lane's host."""
         return lane.taken_by.get(client, 0)
 
     def blocked(self) -> list[Lane]:
-        """Lanes that have a share used up, and a request that no bound on its client delays."""
+        """Return the lanes whose next request waits only because a share has no room."""
         return [lane for lane in self._crowded if lane.queue.has_next and not lane.has_room]
 
     def exceeded_by(self, connections: int) -> bool:
@@ -234,13 +233,13 @@ class Slots:
         return connections > self._slots
 
     def share_among(self, hosts: int, routes: int) -> None:
-        """Share the slots among this many hosts and routes.  If there are several, each gets at most three quarters."""
+        """Set the numbers of hosts and routes.  If there are several, each gets at most three quarters of the slots."""
         self._host_limit, of_client = self._slots, self._client_limit
         if hosts > 1:
             self._host_limit, of_client = three_quarters(self._slots), three_quarters(self._client_limit)
         self._client_host_limit = min(self._client_requests, of_client)
         self._route_limit = self._slots if routes < 2 else three_quarters(self._slots)
-        # Forget hosts and routes of the former configuration that are not in use any more.
+        # Forget hosts and routes that are not in use.
         in_use = {lane.endpoint for lane in self._crowded}
         self._hosts = {host: scope for host, scope in self._hosts.items() if scope.total.taken or host in in_use}
         self._lanes = {key: lane for key, lane in self._lanes.items() if key[0] in self._hosts}
@@ -260,7 +259,7 @@ class Slots:
         self._least_limit = _Scope(min(self._host_limit, self._route_limit)).uploads.limit
 
     def lane(self, endpoint: Endpoint, route: str, purpose: Purpose, *, is_upload: bool = False) -> Lane:
-        """The lane of a request; `is_upload` means that its body is streamed."""
+        """Return the lane of a request.  `is_upload`: its body is streamed."""
         lane = self._lanes.get((endpoint, route, purpose, is_upload))
         if lane is None:
             host = self._hosts.setdefault(endpoint, _Scope(self._host_limit))
@@ -271,7 +270,7 @@ class Slots:
         return lane
 
     def snapshot(self) -> SlotUse:
-        """The use of the slots now."""
+        """Return the figures of the slots."""
         taken = {Purpose.READ: self._all.reads.taken, Purpose.WRITE: self._all.writes.taken}
         taken[Purpose.LIVE] = self._all.lives.taken
         waiting = dict.fromkeys(Purpose, 0)
@@ -283,8 +282,11 @@ class Slots:
     # -- slots
 
     def take_slot(self, lane: Lane, client: str, *, has_turn: bool = False) -> bool:
-        """Take a slot for the client.  Returns False, with nothing taken, if no slot is free, if the client is at its
-        bound, or if earlier requests wait and this request has no turn (`has_turn`)."""
+        """Take a slot for the client; return False if it must wait.
+
+        It must wait if a share has no room, if the client is at its bound, or if earlier requests wait.  `has_turn`:
+        the request comes from the queue, so waiting requests do not matter.
+        """
         of_all, of_host = self._all.taken_by, lane.taken_by
         all_taken, host_taken = of_all.get(client, 0), of_host.get(client, 0)
         if (
@@ -305,7 +307,7 @@ class Slots:
         return True
 
     def release_slot(self, lane: Lane, client: str) -> None:
-        """Give a slot back."""
+        """Return a slot, and grant free slots to waiting requests."""
         self.taken -= 1
         for share in lane.counted:
             share.taken -= 1
@@ -322,8 +324,7 @@ class Slots:
             self._grant()
 
     def upload_done(self, lane: Lane) -> Lane:
-        """Have an upload whose body is no longer being sent count as another write; returns the new lane of its
-        slot."""
+        """Move a slot to the lane of ordinary writes, because its upload's body has been sent; return this lane."""
         if lane.after_upload is None:
             return lane
         for share in lane.uploads:
@@ -333,8 +334,7 @@ class Slots:
         return lane.after_upload
 
     def _is_at_bound(self, lane: Lane, client: str) -> bool:
-        """Whether the client already has all the slots of this lane that it may have.  Slots without a client are not
-        counted."""
+        """Whether the client has as many slots as it may have, at the lane's host or in all."""
         return (
             lane.taken_by.get(client, 0) >= self._client_host_limit
             or self._all.taken_by.get(client, 0) >= self._client_limit
@@ -345,7 +345,7 @@ class Slots:
             self._update_hold(lane, client)
 
     def _update_hold(self, lane: Lane, client: str) -> None:
-        """Hold the client's requests in the queue while it has all the slots that it may have."""
+        """Skip the client in the lane's queue while the client is at its bound."""
         if self._is_at_bound(lane, client):
             lane.queue.hold(client)
         else:
@@ -354,8 +354,10 @@ class Slots:
     # -- waiting
 
     def wait(self, lane: Lane, clients: Iterable[str], on_slot: Callable[[], None]) -> Waiting:
-        """Queue a request of these clients; `on_slot` is called once it has a slot.  A caller that gives up calls
-        `cancel_wait`, with a slot or without.  Raises NoSlot if too many wait."""
+        """Queue a request of these clients.  `on_slot` is called when it gets a slot.  Raises NoSlot if too many wait.
+
+        A caller that gives up must call `cancel_wait`, even if the request has got a slot.
+        """
         clients = tuple(clients)
         is_bound = all(self._is_at_bound(lane, client) for client in clients)
         waiting = Waiting(lane, on_slot, Delay.CLIENT if is_bound else Delay.CONNECTIONS)
@@ -371,20 +373,20 @@ class Slots:
         return waiting
 
     def add_client(self, waiting: Waiting, client: str) -> None:
-        """Let a waiting request wait under one more client too, unless that client has too many waiting requests."""
+        """Let a waiting request use the turns of one more client, unless that client has too many waiting requests."""
         if waiting.paid_by is None and client not in waiting.clients:
             self._add(waiting, client)
             self._grant()
 
     def cancel_wait(self, waiting: Waiting) -> None:
-        """Take the request out of the queue, or give back the slot that it has got."""
+        """Remove the request from the queue, or return the slot that it has got."""
         if waiting.paid_by is None:
             self._remove(waiting)
         else:
             self.release_slot(waiting.lane, waiting.paid_by)
 
     def refusal(self, reason: Refusal) -> NoSlot:
-        """Count a request that gets no slot; returns the error for it."""
+        """Count a request that gets no slot; return the error."""
         self._refused[reason] += 1
         return NoSlot(reason)
 
@@ -408,7 +410,7 @@ class Slots:
             del self._crowded[lane]
 
     def _grant(self) -> None:
-        """Grant free slots to waiting requests: lanes take turns, and clients within a lane."""
+        """Grant free slots to waiting requests.  Lanes take turns, and so do clients within a lane."""
         total = self._all.total
         while total.taken < total.limit:
             lane = next((lane for lane in self._crowded if lane.queue.has_next and lane.has_room), None)

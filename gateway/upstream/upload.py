@@ -13,7 +13,7 @@ from gateway.upstream.incoming import Carrier, IncomingReply
 
 
 class Upload:
-    """A request body that is being sent.  It may fail through its client's fault."""
+    """A streamed request body.  It may fail because its client does not send it."""
 
     __slots__ = ("_body", "_deadline", "_first_byte_s", "_has_begun", "_length", "has_ended")
 
@@ -24,10 +24,10 @@ class Upload:
         self._length: int | None = None
         self._has_begun = False
         self.has_ended = False
-        """Whether all of it has been sent."""
+        """Whether the whole body has been sent."""
 
     def measure(self, headers: CIMultiDict[str]) -> int | None:
-        """The length that the headers announce, None for a chunked body.  InvalidRequest if it is not a length."""
+        """Return the Content-Length, or None for a chunked body.  Raises InvalidRequest if it is invalid."""
         said = headers.getall("Content-Length", None)
         if said is not None:
             if len(said) > 1 or not (said[0].isascii() and said[0].isdecimal()):
@@ -36,12 +36,12 @@ class Upload:
         return self._length
 
     def is_at_fault(self, error: BaseException) -> bool:
-        """Whether the request failed because its client did not send the body, or not in time."""
+        """Whether the request failed because its client did not send the whole body in time."""
         is_late = isinstance(error, TimeoutError) and self._has_begun and not self.has_ended
         return is_late or isinstance(error, UploadFailed)
 
     async def run(self, connection: Carrier, incoming: IncomingReply) -> None:
-        """Send the body; once it is sent, start the bound on the first byte."""
+        """Send the body, then start the time limit for the reply's first byte."""
         self._has_begun = True
         self.has_ended = await connection.send_body(self._body, self._length)
         if self.has_ended and incoming.head is None and incoming.connection is not None:
@@ -52,8 +52,10 @@ class Upload:
 async def send_body(
     chunks: AsyncIterator[bytes], length: int | None, write: Callable[[bytes], Awaitable[None]]
 ) -> UploadFailed | None:
-    """Write a body of `length` bytes, or of any length if None.  Returns the failure of a body that breaks off or has
-    another length."""
+    """Write a body of `length` bytes, or of any length if None.
+
+    If the iterator raises or the length is wrong, return the failure.
+    """
     left = length
     try:
         async for chunk in chunks:
@@ -69,8 +71,8 @@ async def send_body(
 
 
 def _failure(error: Exception) -> UploadFailed:
-    # A function of its own, because the error's traceback leads to the frame of its caller, which must not lead to the
-    # failure.
+    # A separate function avoids a reference cycle: the error's traceback refers to the caller's frame, which must not
+    # refer to the failure.
     if isinstance(error, UploadFailed):
         return error
     failure = UploadFailed("broken off")
