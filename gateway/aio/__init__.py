@@ -1,1 +1,1 @@
-"""Clocks, task ownership, signals and deadlines for one event loop."""
+"""Clocks, tasks, signals and timers for one event loop."""

@@ -1,7 +1,7 @@
-"""Time as an argument.
+"""Clocks that are passed as arguments.
 
-Code below `server/` and `upstream/` that needs the time or a timer takes a `Clock`.  `SystemClock` reads the machine's
-clocks and schedules on the running loop.  `ManualClock` stands still until a test advances it, so no test sleeps.
+Code that needs the time or a timer takes a `Clock`.  `SystemClock` uses the machine's clocks and the running loop.
+`ManualClock` moves only when a test advances it, so tests need not sleep.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 DETACHED: Final = contextvars.Context()
-"""An empty context for timer callbacks and shared work, so that they do not inherit the request that scheduled them."""
+"""An empty context for timer callbacks and shared work.  They must not run in the context of the request that scheduled
+them."""
 
 
 class Timer(Protocol):
@@ -25,13 +26,16 @@ class Timer(Protocol):
 
 
 class Clock(Protocol):
-    """Monotonic seconds for durations, Unix seconds for times on the wire, and timers."""
+    """A source of time and timers."""
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Return monotonic seconds, for durations."""
 
-    def wall(self) -> float: ...
+    def wall(self) -> float:
+        """Return Unix seconds, for times in messages."""
 
-    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer: ...
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
+        """Call `callback` after `delay_s` seconds."""
 
 
 class SystemClock:
@@ -56,7 +60,7 @@ class _ManualTimer:
 
 
 class ManualClock:
-    """A clock for tests.  `advance` moves it and runs the timers that fall due, in order."""
+    """A clock for tests.  `advance` moves it, and runs the timers that are due, in order."""
 
     def __init__(self, now: float = 1_000.0, wall: float = 1_790_000_000.0) -> None:
         self._now = now
@@ -79,7 +83,7 @@ class ManualClock:
         return timer
 
     def advance(self, seconds: float) -> None:
-        """Move both clocks and run every timer that falls due, earliest first."""
+        """Move both clocks forward, and run all timers that become due, the earliest first."""
         target = self._now + seconds
         while self._timers and self._timers[0][0] <= target:
             due, _, timer = heapq.heappop(self._timers)
@@ -92,12 +96,12 @@ class ManualClock:
 
     @property
     def pending(self) -> int:
-        """The number of timers that would still fire."""
+        """The number of timers that are neither due nor cancelled."""
         return sum(not timer.cancelled for _, _, timer in self._timers)
 
 
 async def wait_until(future: asyncio.Future[object], clock: Clock, delay_s: float) -> bool:
-    """Wait for `future` for at most `delay_s`; return whether it is done.  Never cancels the future."""
+    """Wait for `future` for at most `delay_s` seconds; return whether it is done.  Does not cancel the future."""
     if future.done():
         return True
     loop = asyncio.get_running_loop()
@@ -118,5 +122,5 @@ async def wait_until(future: asyncio.Future[object], clock: Clock, delay_s: floa
 
 
 async def pause(clock: Clock, delay_s: float) -> None:
-    """Sleep for `delay_s` on `clock`."""
+    """Sleep for `delay_s` seconds of `clock`."""
     await wait_until(asyncio.get_running_loop().create_future(), clock, delay_s)

@@ -1,6 +1,6 @@
-"""A pace for work that many timers begin at the same time, such as the failures of uploads that are late together.
+"""Spreads work that many timers start at the same time, such as the end of uploads that time out together.
 
-Such work goes on in later turns of the event loop, so a bound on the calls of one turn is not enough.
+Such work continues in later iterations of the event loop, so it does not suffice to bound the work of one iteration.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from gateway.aio.clock import Clock, pause
 
 
 class Pace:
-    """Turns that are `every_s` seconds apart.  No wait is longer than `most_s` seconds, however many wait."""
+    """Admits one caller every `every_s` seconds, but lets no caller wait longer than `most_s` seconds."""
 
     def __init__(self, clock: Clock, every_s: float, most_s: float) -> None:
         self._clock = clock
         self._every_s = every_s
         self._most_s = most_s
         self._free_at = -most_s
-        """When the next turn may be."""
+        """When the next caller may be admitted."""
 
     def __repr__(self) -> str:
         return f"<Pace busy for {max(0.0, self._free_at - self._clock.now()):g} s>"
 
     async def turn(self) -> None:
-        """Wait for the next turn; not at all if the last one is long enough ago."""
+        """Wait until this caller is admitted.  Return at once if the last one was admitted long enough ago."""
         now = self._clock.now()
         at = min(max(now, self._free_at), now + self._most_s)
         self._free_at = at + self._every_s

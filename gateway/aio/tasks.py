@@ -1,11 +1,11 @@
-"""Tasks with an owner, and coroutines that become tasks only if they have to wait.
+"""Tasks with an owner, and coroutines that become tasks only if they must wait.
 
-The event loop keeps only weak references to tasks, so a task that nothing else refers to can be collected while it
-runs.  `Tasks` keeps strong references, logs tasks that die of an unexpected error, and cancels all of them at shutdown.
+The event loop keeps only weak references to tasks, so a running task without other references may be garbage-collected.
+`Tasks` keeps strong references, logs unexpected exceptions, and cancels its tasks at shutdown.
 
-A task costs several microseconds, and most reads of bytes in memory never wait.  Coroutines that `begin` runs are the
-eager tasks of Python 3.12, except that the first step runs without a task: code that needs one, such as
-`asyncio.timeout`, awaits `in_task` first.
+A task costs several microseconds, and most reads of bytes in memory never wait.  `begin` runs a coroutine without a
+task up to its first wait, much like the eager tasks of Python 3.12.  Code that needs a current task, such as
+`asyncio.timeout`, must await `in_task` first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _log = logging.getLogger("gateway.aio.tasks")
 
 
 class Tasks:
-    """Owns background tasks: holds strong references, logs errors, cancels them together."""
+    """An owner of background tasks."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -32,13 +32,13 @@ class Tasks:
         return f"{len(self._tasks)} tasks: {', '.join(sorted(task.get_name() for task in self._tasks))}"
 
     def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Run `work` until it ends or the owner closes."""
+        """Run `work` in a task until it ends, or until `close`."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self.own(task)
         return task
 
     def own(self, task: asyncio.Task[Any]) -> None:
-        """Own a task that has been made elsewhere."""
+        """Add a task that was created elsewhere."""
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -48,7 +48,7 @@ class Tasks:
             _log.error("task %s died", task.get_name(), exc_info=error)
 
     async def close(self) -> None:
-        """Cancel the tasks that still run and wait for them to end."""
+        """Cancel all running tasks and wait for their ends."""
         pending = list(self._tasks)
         for task in pending:
             task.cancel()
@@ -62,14 +62,14 @@ T = TypeVar("T")
 def begin(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], context: Context | None = None
 ) -> asyncio.Task[T] | None:
-    """Run `work` up to its first wait; return the task that runs the rest, None if `work` has ended.
+    """Run `work` up to its first wait; return a task that runs the rest, or None if `work` has ended.
 
-    An error of the first step is raised here.  Like a task, `work` has a context of its own: a copy of `context`, or of
-    the current one.
+    Raises the exceptions of the first step.  Like a task, `work` runs in a copy of `context`, or of the current
+    context.
     """
     context = copy_context() if context is None else context.copy()
     if asyncio.current_task(loop) is not None:
-        # `work` would take the task that is running for its own.
+        # `work` would mistake the current task for its own.
         return loop.create_task(work, context=context)
     try:
         awaited = context.run(work.send, None)
@@ -79,13 +79,13 @@ def begin(
 
 
 async def in_task() -> None:
-    """Go on in a task: wait for the next turn of the loop if none is running."""
+    """Make sure that the caller runs in a task.  If not, wait for the next iteration of the loop."""
     if asyncio.current_task() is None:
         await asyncio.sleep(0)
 
 
 class _Rest(Coroutine[Any, Any, T]):
-    """A coroutine that has begun, and waits for the future `awaited`; None stands for the next turn of the loop."""
+    """A coroutine that has started and waits for the future `awaited`, or for the next iteration of the loop (None)."""
 
     __slots__ = ("_awaited", "_work")
 
@@ -93,7 +93,7 @@ class _Rest(Coroutine[Any, Any, T]):
         self._work = work
         self._awaited: asyncio.Future[Any] | None = awaited
         if awaited is not None:
-            # Until the task has it, others may await the same future.
+            # The flag marks a future that a task is about to await.  Clear it until the new task yields the future.
             awaited._asyncio_future_blocking = False
 
     def send(self, value: Any) -> Any:
@@ -107,12 +107,12 @@ class _Rest(Coroutine[Any, Any, T]):
     def throw(self, *error: Any) -> Any:
         awaited, self._awaited = self._awaited, None
         if awaited is not None:
-            # As a task does that is cancelled while it waits.
+            # A cancelled task cancels the future that it awaits.
             awaited.cancel()
         try:
             return self._work.throw(*error)
         finally:
-            # The traceback of the error refers to this frame.
+            # Break a reference cycle: the error's traceback refers to this frame.
             del error
 
     def close(self) -> None:

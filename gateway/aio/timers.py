@@ -1,18 +1,19 @@
-"""Timers that cost little: a wheel for many deadlines, and a deadline that moves.
+"""Cheap timers: a timer wheel for many deadlines, and a deadline that moves often.
 
-A `Wheel` keeps many coarse deadlines behind one event-loop timer.  A loop timer costs about half a kilobyte, and some
-microseconds to set and to cancel.  Ten thousand mostly idle connections would pay that for deadlines that rarely
-expire.  Here a deadline is an entry in the dictionary of its tick, and the tick number finds it again.  It fires at
-most one tick late and never early.
+A timer of the event loop takes about half a kilobyte, and some microseconds to set and to cancel.  This is too much for
+the rarely reached deadlines of ten thousand idle connections.  A `Wheel` divides time into ticks and keeps the
+deadlines of each tick in a dictionary, with one loop timer for all.  A deadline fires up to one tick late, but not
+early.
 
-Live readers end far apart, so that they do not come back together.  With a tick of its own, each would pay for a
-dictionary.  A deadline more than a minute away shares its tick with others, and is at most a second late.
+Live readers have widely spread deadlines, so that their clients do not reconnect at the same time.  A dictionary for
+each would cost memory.  Deadlines more than a minute away are therefore rounded up to full seconds.
 
-Clients that arrive together have their deadlines together, and ending a connection takes some time.  A turn of the
-event loop therefore fires entries for `TURN_S` at most, and later turns the rest.
+Many deadlines may be due at the same time, and each may close a connection.  One iteration of the event loop fires
+entries for at most `TURN_S`; later iterations fire the rest.
 
-A `Deadline` moves with every exchange and rarely passes.  It keeps its timer when it moves to a later time and sets it
-again when it fires too early.  A busy connection sets one every few seconds.
+A `Deadline` is for one connection.  It moves with each exchange and is rarely reached.  If it moves to a later time, it
+keeps its loop timer, and sets it again when the timer fires too early.  So a busy connection sets a timer only every
+few seconds.
 """
 
 from __future__ import annotations
@@ -36,27 +37,28 @@ _FAR_S: Final = 60.0
 _FAR_TICKS: Final = 16
 
 TURN_S: Final = 0.001
-"""Entries are fired for this long in one turn of the loop."""
+"""The most seconds that one iteration of the loop fires entries."""
 
 NEVER: Final = -1
-"""The tick of an entry that is on no wheel."""
+"""The tick of an entry that is not on a wheel."""
 
 
 class Entry(Protocol):
     """An object with a deadline."""
 
     def due(self) -> None:
-        """The deadline has passed; the entry is no longer on the wheel."""
+        """Handle the deadline.  The wheel has removed the entry before."""
 
 
 class Wheel:
-    """Entries by tick.  Owner of one loop timer, which runs while there are entries."""
+    """Entries by tick.  Owner of one timer of the clock, which is set while there are entries."""
 
     def __init__(self, clock: Clock, spent: Callable[[], float] = SystemClock.now) -> None:
-        """`spent` measures how long entries have been fired."""
+        """`spent` returns seconds, to measure how long entries have been fired."""
         self._clock = clock
         self._spent = spent
-        # Dictionaries, because sets of few entries take twice as many bytes.  Entries of one tick share its number.
+        # A small `dict` takes half the memory of a small `set`.  The first item is the tick: all entries of a tick
+        # share this integer object.
         self._entries: dict[int, tuple[int, dict[Entry, None]]] = {}
         self._ticks: list[int] = []
         self._timer: Timer | None = None
@@ -69,11 +71,13 @@ class Wheel:
         return f"<Wheel {len(self)} entries>"
 
     def add(self, entry: Entry, delay_s: float, now: float | None = None) -> int:
-        """Call `entry.due` after `delay_s`; return the tick, which `unlink` takes.  `now` is the time by the wheel's
-        clock, if the caller knows it."""
+        """Call `entry.due` after `delay_s` seconds; return the entry's tick, for `unlink`.
+
+        `now` is the time of the wheel's clock, if the caller has it.
+        """
         if now is None:
             now = self._clock.now()
-        # Rounded up, but not for a hair: 1000.1 + 0.15 is a hair above 1000.25.
+        # Round up, but not because of a rounding error: 1000.1 + 0.15 is slightly more than 1000.25.
         tick = ceil((now + delay_s) / TICK_S - _HAIR)
         if delay_s > _FAR_S:
             tick += -tick % _FAR_TICKS
@@ -103,31 +107,31 @@ class Wheel:
         self._timer = None
         reached, until = floor(round(self._clock.now() / TICK_S, 6)), self._spent() + TURN_S
         while self._ticks and self._ticks[0] <= reached:
-            # An entry that waits for a later turn can still be dropped.
+            # Pop entries one by one, so that `unlink` still works for those left to a later iteration.
             _, entries = self._entries[self._ticks[0]]
             while entries:
                 try:
                     entries.popitem()[0].due()
                 except Exception:
-                    # An error in one entry must not keep the others from firing.
+                    # An error in one entry must not prevent others from firing.
                     _log.exception("a deadline failed")
                 if self._spent() > until:
                     self._arm()
                     return
             del self._entries[heapq.heappop(self._ticks)]
         while self._ticks and not self._entries[self._ticks[0]][1]:
-            # All entries of this tick have been dropped: skip it instead of waking up for nothing.
+            # Skip ticks whose entries have all been unlinked.
             del self._entries[heapq.heappop(self._ticks)]
         if self._ticks:
             self._arm()
 
 
 _RESOLUTION_S = 0.001
-"""Timers may fire this much early: uvloop counts in whole milliseconds."""
+"""The seconds by which a timer may fire early, because uvloop counts whole milliseconds."""
 
 
 class Deadline:
-    """One deadline on the running loop's clock.  `close` must be called, because it refers to its owner."""
+    """One deadline on the running loop's clock.  The owner must call `close`, which breaks the reference cycle."""
 
     __slots__ = ("_armed_for", "_loop", "_on_due", "_timer", "at")
 
@@ -139,7 +143,7 @@ class Deadline:
         self._armed_for = inf
 
     def move(self, at: float) -> None:
-        """Call `on_due` at this time of the loop's clock instead of at the previous one; `inf` means never."""
+        """Set the time at which `on_due` is called (the loop's clock).  `inf` means never."""
         self.at = at
         if at < self._armed_for:
             self._arm()
@@ -153,7 +157,7 @@ class Deadline:
             self._timer = None
 
     def close(self) -> None:
-        """Cancel the deadline for good and release the owner."""
+        """Cancel the deadline for good, and drop the reference to the owner."""
         self.clear()
         self._on_due = _nothing
 
@@ -174,4 +178,4 @@ class Deadline:
 
 
 def _nothing() -> None:
-    """The callback after `close`."""
+    """Do nothing, after `close`."""

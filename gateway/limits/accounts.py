@@ -1,19 +1,18 @@
-"""Accounts of client networks: the resources that each uses now, the allowances that it has spent, and its ban.
+"""Accounts of client networks: the resources in use, the rate-limit tokens taken, and the ban of each.
 
-The network of a client is its address, with the host part of an IPv6 address cut off (`client_nets`).  An IPv6 host has
-at least a /64 of addresses and may use a new one for every request (RFC 8981), so a limit per address would be none.
+The network of a client is its address prefix (`client_nets`).  An IPv6 host has at least a /64 of addresses and may use
+a new one for each request (RFC 8981), so a limit per address would have no effect.
 
-Every limit of a client reads and changes this one record: connections, live reads, followed streams, the token buckets
-of rates, the live reads that each rate limit counts, and the ban.  `Accounts` owns the records.  An account exists
-while something of it is in use, taken or banned.
+All limits of a client use its account.  An account has the client's connections, live reads and followed streams, its
+token buckets, the live reads that each rate limit counts, and its ban.  The account exists while any of these matters.
 
-The number of accounts in use is bounded by the number of connections.  About `MOST_UNUSED` other accounts are kept:
-beyond that, each new account takes the place of one of the oldest.  Accounts whose buckets are full are forgotten
-first, which loses nothing.  Otherwise the account that would be full again first is forgotten.  Its client gains the
-few tokens that it had taken, and the clients that have taken the most stay bounded.
+The number of accounts with resources in use is bounded by the number of connections.  About `MOST_UNUSED` others are
+kept.  Beyond that, a new account replaces one of the oldest.  An account whose buckets are all full is removed first,
+because nothing is lost.  Otherwise the account whose buckets will be full the soonest is removed.  Its client gains a
+few tokens, and the clients that have taken the most stay limited.
 
-`Accounts` knows the largest number of connections of any network, without a search: when the gateway is full, fair
-shares need it at once.
+`Accounts` keeps the largest number of connections of any network up to date, because fair shares need this number
+without a search when the gateway is full.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 UNKNOWN: Final = ""
-"""The net of clients without an address: those on a Unix socket, and the gateway itself."""
+"""The network of clients without an address: clients on a Unix socket, and the gateway itself."""
 
 ClientNet = Callable[[str | None], str]
-"""Gives the net of an address."""
+"""Returns the network of an address."""
 
 
 def client_nets(v4_bits: int, v6_bits: int) -> ClientNet:
-    """A function that gives the net of an address (None: unknown) as text, such as `192.0.2.7` or `2001:db8::/64`.
+    """Return a function that maps an address to its network, such as `192.0.2.7` or `2001:db8::/64`.
 
-    `v4_bits` and `v6_bits` are the lengths of the prefixes that are kept.
+    `v4_bits` and `v6_bits` are the prefix lengths.  The function maps None, an unknown address, to `UNKNOWN`.
     """
 
     @lru_cache(16_384)
@@ -57,8 +56,11 @@ def client_nets(v4_bits: int, v6_bits: int) -> ClientNet:
 
 
 class Parties(NamedTuple):
-    """The names of an authorised request's principal and tenant.  Their accounts are kept under these names, together
-    with those of client networks.  An empty name means that the request has none, and no such limit bounds it."""
+    """The account names of an authorised request's principal and tenant.
+
+    `Accounts` has these accounts together with those of client networks.  An empty name stands for no principal or no
+    tenant; limits per principal or per tenant then do not apply.
+    """
 
     principal: str
     tenant: str
@@ -67,18 +69,20 @@ class Parties(NamedTuple):
 NO_PARTIES: Final = Parties(UNKNOWN, UNKNOWN)
 
 MOST_UNUSED: Final = 16_384
-"""The most accounts that are kept although nothing of them is in use."""
+"""The most accounts without resources in use."""
 NO_TIMES: Final[dict[Hashable, float]] = {}
 NO_COUNTS: Final[dict[Hashable, int]] = {}
-"""Takes the place of the dictionaries of an account that no rate limit has counted.  Behind a proxy an account may be
-created and forgotten for each live read, so it must be cheap."""
+"""Shared by all accounts whose dictionaries are empty.  Behind a proxy an account may be created and removed for each
+live read, so it must be cheap."""
 _LOOKED_AT: Final = 8
-"""The number of accounts that one search for an account to forget looks at."""
+"""The number of accounts that one call examines to find one to remove."""
 
 
 class Account:
-    """The account of one client network: its resources in use, its spent allowances, and its ban.  Or the spent
-    allowances of a principal, a tenant, a route, or all clients together."""
+    """The account of a client network, a principal, a tenant, a route, or of all clients together.
+
+    Only accounts of client networks have connections and bans.
+    """
 
     __slots__ = (
         "_owner",
@@ -96,20 +100,20 @@ class Account:
         self._owner = owner
         self.net = net
         self.connections = 0
-        """Open connections; `Accounts` alone changes them."""
+        """The number of open connections.  Only `Accounts` changes it."""
         self.live_reads = 0
         self.followed = 0
-        """Live requests at origins that the network has caused."""
+        """The number of live requests at origins that are charged to the network."""
         self.full_at: dict[Hashable, float] = NO_TIMES
-        """The time at which the bucket of each rate is full again, if tokens were taken from it.  `Rate` alone changes
-        this dictionary, and replaces `NO_TIMES` by a new one first."""
+        """For each rate whose bucket is not full, the time at which it will be full (monotonic seconds).  Only `Rate`
+        changes this dictionary, and replaces `NO_TIMES` by a new one first."""
         self.live: dict[Hashable, int] = NO_COUNTS
-        """The number of live reads that each rate limit counts; only numbers above 0.  `RateLimits` alone changes this
+        """For each rate limit that counts live reads, their number, if it is not 0.  Only `LimitedLive` changes this
         dictionary, and replaces `NO_COUNTS` by a new one first."""
         self.banned_until = 0.0
-        """When the latest ban ends, in monotonic seconds; 0 if there was none.  `Bans` alone changes it."""
+        """When the latest ban ends (monotonic seconds); 0 if there was none.  Only `Bans` changes it."""
         self.ban_s = 0.0
-        """The length of the latest ban, in seconds."""
+        """The length of the latest ban in seconds."""
 
     def __repr__(self) -> str:
         return f"<Account {self.net}: {self.connections} connections, {self.live_reads} live reads>"
@@ -121,27 +125,26 @@ class Account:
 
     @property
     def settled_at(self) -> float:
-        """When all buckets are full again and no ban matters any more, in monotonic seconds."""
+        """When all buckets will be full and the ban will no longer matter (monotonic seconds)."""
         return max(self.banned_until + self.ban_s, *self.full_at.values(), 0.0)
 
     def is_banned(self, now: float) -> bool:
-        """Whether the network is banned."""
+        """Whether the network is banned at `now`."""
         return self.banned_until > now
 
     def begin_live(self) -> None:
-        """Count one more live read; `end_live` must follow."""
+        """Count a live read.  The caller must call `end_live` at its end."""
         self.live_reads += 1
 
     def end_live(self, sent_bytes: int) -> None:
-        """Stop counting a live read that has ended.  `sent_bytes` is its number of body bytes, which is not used
-        here."""
+        """Stop counting a live read.  `sent_bytes` is unused here; `LimitedLive` has the same method."""
         self.live_reads -= 1
-        # The same as `forget_if_unused`, without two calls: a client behind a proxy often has only one live read.
+        # Inlined `forget_if_unused`: a client behind a proxy often has only one live read, so this path is hot.
         if not (self.live_reads or self.connections or self.followed or self.live) and self._owner is not None:
             self._owner.forget_if_settled(self)
 
     def forget_if_unused(self) -> None:
-        """Forget the account if nothing of it matters any more; called when a resource is no longer in use."""
+        """Remove the account if nothing in it matters any more.  Called when a resource has been released."""
         if self._owner is not None and not self.is_used:
             self._owner.forget_if_settled(self)
 
@@ -150,16 +153,16 @@ class Accounts:
     """Owner of the accounts of client networks."""
 
     def __init__(self, net_of: ClientNet, now: Callable[[], float]) -> None:
-        """`net_of` gives the network of an address; `now` gives monotonic seconds."""
+        """`net_of` returns the network of an address, and `now` monotonic seconds."""
         self.net_of = net_of
         self._now = now
         self._all: OrderedDict[str, Account] = OrderedDict()
         self._sizes: dict[int, int] = {}
-        """How many networks have this number of connections."""
+        """The number of networks with each number of connections."""
         self.open_connections = 0
-        """Open connections, including those that belong to no network."""
+        """The number of open connections, including those without a network."""
         self.most_connections = 0
-        """The connections of the network that has the most."""
+        """The largest number of connections of any network."""
 
     def __repr__(self) -> str:
         return f"<Accounts {len(self._all)} networks, {self.most_connections} connections at most>"
@@ -171,7 +174,10 @@ class Accounts:
         return iter(self._all.values())
 
     def open_account(self, net: str) -> Account | None:
-        """The account of a network; None for `UNKNOWN`, which no limit per client bounds."""
+        """Return the account of a network, and create it if necessary.
+
+        Returns None for `UNKNOWN`, to which no limit per client applies.
+        """
         account = self._all.get(net)
         if account is None and net != UNKNOWN:
             if len(self._all) >= MOST_UNUSED + self.open_connections:
@@ -180,31 +186,31 @@ class Accounts:
         return account
 
     def find(self, net: str) -> Account | None:
-        """The account of a network; None if nothing of it is in use, taken or banned."""
+        """Return the account of a network; None if it has none."""
         return self._all.get(net)
 
     def live_reads(self, net: str) -> int:
-        """Live reads of a network."""
+        """Return the number of live reads of a network."""
         account = self._all.get(net)
         return account.live_reads if account is not None else 0
 
     def connect(self, account: Account) -> None:
-        """Count one more connection; `disconnect` must follow."""
+        """Count a connection.  The caller must call `disconnect` at its end."""
         self._resize(account, 1)
 
     def disconnect(self, account: Account) -> None:
-        """A connection that `connect` counted has ended."""
+        """Stop counting a connection."""
         self._resize(account, -1)
         account.forget_if_unused()
 
     def forget_if_settled(self, account: Account) -> None:
-        """Drop an unused account if it has taken nothing that matters and is not banned."""
+        """Remove an account without resources in use, if its buckets are full and it is not banned."""
         if not (account.full_at or account.banned_until) or account.settled_at <= self._now():
             self._all.pop(account.net, None)
 
     def forget_full(self) -> None:
-        """Forget the full buckets of all accounts.  Otherwise the buckets of rates that are no longer in effect would
-        stay for as long as their clients."""
+        """Remove full buckets from all accounts.  Buckets of rates that were configured earlier would otherwise stay
+        forever."""
         now = self._now()
         for account in self._all.values():
             owed = {rate: full_at for rate, full_at in account.full_at.items() if full_at > now}
@@ -221,15 +227,15 @@ class Accounts:
             if not sizes[old]:
                 del sizes[old]
                 if old == self.most_connections:
-                    # Connections end one by one, so the next smaller number has a network, or no connection is left.
+                    # This network had the most connections, and has one less now.
                     self.most_connections = new
 
     def _make_room(self) -> None:
-        """Look at the oldest accounts for some to forget."""
+        """Examine the oldest accounts, and remove at least one if none of them is in use."""
         now = self._now()
         owing: list[tuple[float, str]] = []
         for account in list(islice(self._all.values(), _LOOKED_AT)):
-            # Begin with other accounts next time.
+            # The next call will begin with other accounts.
             self._all.move_to_end(account.net)
             if account.is_used:
                 continue

@@ -1,22 +1,21 @@
-"""Bounds on what a process can bear: its memory, shared bytes in it, and open files.
+"""The capacity of a process: its memory, and its open files.
 
-`MemoryGuard` decides which memory is given up close to the limit, in which order, and when to stop.  The order is that
-of Envoy's overload manager: first the cache, which costs no client an answer, then the clients that hold most, then new
-connections.  Above each mark one more measure is taken.  A measure ends only once memory is clearly below its mark, so
-that it is not switched on and off.  The cache's budget is always what fits below the first mark.  Pure: the owner looks
-from time to time and acts on the answer.
+`MemoryGuard` decides what to give up when the process comes close to its memory limit.  The order is that of Envoy's
+overload manager: first the cache, which affects no response; then the clients that hold the most memory; then new
+connections.  Each measure has a mark, a share of the limit above which it is taken.  A measure ends only when memory is
+clearly below its mark, so that measures do not switch on and off.  The guard is a pure state machine: its owner
+measures the memory periodically and carries out the measures.
 
-`charged` divides bytes that several clients hold at once.  A body that many clients are sent is in memory once.  While
-the cache holds it too, its budget is charged for it, and no client is.  Once the cache has dropped it, it belongs to
-the clients that have not taken it yet, in proportion to what they hold: evicting a tape or an answer frees nothing as
-long as a connection refers to its bytes.
+`charged` computes how many bytes each client holds.  A body that is sent to many clients is in memory once.  While the
+cache holds the body too, it counts for the cache only.  Otherwise it is divided among the clients that have not
+received it yet, in proportion to the parts that they hold.  Evicting it from the cache would free nothing while a
+connection refers to it.
 
-Nothing is counted where bytes are written.  `gateway.server.shedding` looks from time to time at what connections
-refer to.
+Writes do not count bytes.  Instead, `gateway.server.shedding` periodically examines what connections refer to.
 
-`fit` shares the open files among client connections, live requests, connections to origins and the rest.  Every
-connection is an open file.  If the process may have fewer open files than the configured bounds need together, the
-bounds are lowered: otherwise clients would take the files of the origins' connections, and the operator's.
+`fit` divides the process's open files among client connections, live requests, connections to origins and other uses.
+If the process may open fewer files than the configured bounds need, it lowers the bounds.  Otherwise clients could use
+up the files for connections to origins and for the admin port.
 """
 
 from __future__ import annotations
@@ -30,36 +29,37 @@ from typing import Final, NamedTuple, TypeVar
 T = TypeVar("T")
 
 _STEP: Final = 0.05
-"""The largest part of the configured cache budget that one look restores."""
+"""The largest share of the configured cache budget that one check restores."""
 
 _LEAST_CACHE: Final = 0.1
-"""The part of the cache's budget, or of the limit if that is lower, which the cache always keeps.  So streams that are
-read all the time stay, and clients have to give way."""
+"""The share of the cache budget, or of the limit if that is lower, that the cache always keeps.  Popular streams then
+stay in memory, and clients are dropped instead."""
 
 
 class Pressure(IntEnum):
-    """How close to the limit the process is.  Each level includes the measures of those before it."""
+    """How close to its memory limit the process is.  Each level includes the measures of lower levels."""
 
     NONE = 0
     CACHE = 1
-    """The cache gives bytes back."""
+    """The cache is shrunk."""
     CLIENTS = 2
-    """The costliest clients are dropped, and no fetch and no live request begins."""
+    """The clients that hold the most memory are dropped.  No fetch and no live request starts."""
     CONNECTIONS = 3
     """New connections are refused."""
 
 
 MARKS: Final = {Pressure.CACHE: 0.85, Pressure.CLIENTS: 0.92, Pressure.CONNECTIONS: 0.97}
-"""The part of the limit above which each level begins."""
+"""The share of the limit above which each level begins."""
 HYSTERESIS: Final = 0.03
-"""How far below its mark, in parts of the limit, a level ends."""
+"""The distance below its mark at which a level ends, as a share of the limit."""
 _RISE: Final = 0.01
-"""While clients are dropped, memory that has risen by this part of the limit is not left to the next look, and fetched
-bodies may not add more between two looks."""
+"""At the level `CLIENTS`, a rise of memory by this share of the limit causes an immediate check.  Fetched bodies may add
+at most this much between two checks."""
 
 
 _OF_BODIES: Final = 0.5
-"""Bytes of bodies may take this part of the room that is left: pieces are joined, and freed memory stays resident."""
+"""The share of the free memory that bodies may fill.  Joining their pieces takes more, and freed memory stays resident.
+"""
 
 
 class Measures(NamedTuple):
@@ -67,32 +67,32 @@ class Measures(NamedTuple):
 
     pressure: Pressure
     cache_share: float
-    """The part of the configured cache budget that may be used, 0 to 1."""
+    """The share of the configured cache budget that may be used, 0 to 1."""
     shed_bytes: int
-    """The bytes that clients should hold less."""
+    """The number of bytes to free by dropping clients."""
 
 
 class MemoryGuard:
-    """The level that holds and the share of the cache; owner of nothing else."""
+    """Keeps the current level, and the share of the cache budget that may be used."""
 
     def __init__(self) -> None:
         self.pressure = Pressure.NONE
         self.cache_share = 1.0
         self._used = 0.0
-        """The part of the limit that was in use at the latest look."""
+        """The share of the limit that was in use at the latest check."""
 
     def __repr__(self) -> str:
         return f"<MemoryGuard {self.pressure.name.lower()}, cache at {self.cache_share:.0%}>"
 
     def calls_for_look(self, resident: int, limit: int) -> bool:
-        """Whether memory has risen so far since the latest look that the next has to come at once."""
+        """Whether memory has risen so much since the latest check that the next check must be made now."""
         used = resident / limit
         if self.pressure >= Pressure.CLIENTS and used > self._used + _RISE:
             return True
         return _level(self.pressure, used) > self.pressure
 
     def may_add(self, resident: int, limit: int) -> int:
-        """The bytes that fetched bodies may add until memory is looked at again."""
+        """Return the bytes that fetched bodies may add until the next check."""
         room = max(
             MARKS[Pressure.CLIENTS] * limit - resident,
             min(_RISE * limit, MARKS[Pressure.CONNECTIONS] * limit - resident),
@@ -100,12 +100,14 @@ class MemoryGuard:
         return max(0, int(room * _OF_BODIES))
 
     def look(self, resident: int, limit: int, cache_bytes: int, budget_bytes: int) -> Measures:
-        """Decide by the process's resident bytes.  The cache holds `cache_bytes` of its configured `budget_bytes`."""
+        """Check the process's resident bytes; return the measures to take.
+
+        The cache holds `cache_bytes` of its configured `budget_bytes`.
+        """
         self._used = used = resident / limit
         self.pressure = pressure = _level(self.pressure, used)
         room = MARKS[Pressure.CACHE] * limit - resident
-        # A cache that fills up before the next look must not reach the mark, and above the mark it gives back the
-        # excess.
+        # Even a full cache must stay below the first mark.  If `room` is negative, the cache must give that much back.
         least = min(budget_bytes, limit) * _LEAST_CACHE
         fitting = max(least, cache_bytes + room) / budget_bytes if budget_bytes else 0.0
         self.cache_share = min(1.0, self.cache_share + _STEP, fitting)
@@ -120,10 +122,10 @@ def _level(now: Pressure, used: float) -> Pressure:
 
 
 def victims(costs: Iterable[tuple[int, T]], excess: int, cost_now: Callable[[T], int] | None = None) -> dict[T, int]:
-    """The holders to drop so that at least `excess` bytes are freed, with the cost of each: the costliest first, and no
-    more than needed.
+    """Choose the holders to drop so that at least `excess` bytes are freed, the costliest first.
 
-    If `cost_now` is given, a holder costs at most its result; it is called only for holders that may have to go.
+    Returns the chosen holders with their costs.  If `cost_now` is given, it returns a holder's current cost, which may
+    be lower than in `costs`.  It is called only for candidates.
     """
     found: dict[T, int] = {}
     left = [(-cost, number, one, cost_now is None) for number, (cost, one) in enumerate(costs)]
@@ -145,9 +147,9 @@ class SharedBytes:
 
     def __init__(self, size: int, *, in_cache: bool = False) -> None:
         self.size = size
-        """How many bytes there are, at most."""
+        """An upper bound for the number of bytes."""
         self.in_cache = in_cache
-        """Whether the cache's budget is charged for them."""
+        """Whether the cache budget is charged for the bytes."""
 
     def __repr__(self) -> str:
         return f"<SharedBytes {self.size}{' in the cache' * self.in_cache}>"
@@ -158,17 +160,17 @@ class Holding(NamedTuple):
 
     shared: SharedBytes
     size: int
-    """The number of the bytes that the holder refers to."""
+    """The number of bytes that the holder refers to."""
 
 
 NOTHING: tuple[Holding, ...] = ()
 
 
 def charged(holdings: Iterable[tuple[int, Holding]], holders: int) -> Iterator[int]:
-    """The bytes that each of `holders` is charged for, in their order.
+    """Compute the bytes that each holder is charged for, in the order of their numbers from 0 to `holders` - 1.
 
-    `holdings` are the bytes that they refer to, by the holder's number.  Bytes that several refer to are divided among
-    them by how many each refers to.
+    `holdings` has pairs of a holder's number and the bytes that it refers to.  Bytes that several holders refer to are
+    divided among them in proportion.
     """
     charges = [0] * holders
     by_shared: dict[SharedBytes, list[tuple[int, int]]] = {}
@@ -183,17 +185,17 @@ def charged(holdings: Iterable[tuple[int, Holding]], holders: int) -> Iterator[i
 
 
 SPARE: Final = 64
-"""Open files other than connections: listeners and their further descriptors, logs, plans and certificates being read,
-name resolution, the loop."""
+"""The open files reserved for other uses than connections: listeners, logs, plans and certificates that are being read,
+name resolution, the event loop."""
 _UPSTREAM_SHARE: Final = 8
 _FOLLOWED_SHARE: Final = 4
 _FIXED_SHARE: Final = 4
-"""Of too few open files, one in so many is kept for connections to origins, for live requests, and for the admin port
-with what is spare."""
+"""If there are too few open files: one in `_UPSTREAM_SHARE` is for connections to origins, one in `_FOLLOWED_SHARE` for
+live requests, and one in `_FIXED_SHARE` for the admin port and other uses."""
 
 
 class Descriptors(NamedTuple):
-    """Bounds on the kinds of open files."""
+    """Bounds on each kind of connection.  Every connection is an open file."""
 
     max_connections: int
     upstream_connections: int
@@ -202,11 +204,10 @@ class Descriptors(NamedTuple):
 
 
 def fit(wanted: Descriptors, open_files: int) -> Descriptors:
-    """The bounds that a process with this limit of open files can keep: the `wanted` ones, or lower ones.
+    """Return the `wanted` bounds, or lower ones if the process may not open enough files.
 
-    If files are short, each bound is at least 1.  The admin port gets half of the files that are kept for it and for
-    other uses.  Of the remaining files, clients get five eighths, live requests a quarter, and other connections to
-    origins an eighth.
+    Each lowered bound is at least 1.  The admin port gets half of the files reserved for it and for other uses.  Of the
+    remaining files, clients get five eighths, live requests a quarter, and other connections to origins an eighth.
     """
     if sum(wanted) + SPARE <= open_files:
         return wanted
@@ -223,9 +224,9 @@ Value = TypeVar("Value")
 
 
 def evict_oldest(table: OrderedDict[Key, Value], most: int) -> list[tuple[Key, Value]]:
-    """Remove and return the oldest entries beyond `most`.
+    """Remove the oldest entries until `most` are left; return the removed ones.
 
-    The table is an OrderedDict, because a plain dictionary looks for its oldest entry behind the places of all that
-    were evicted.
+    The table must be an OrderedDict.  In a plain dictionary, finding the oldest entry becomes slow after many removals
+    at the front.
     """
     return [table.popitem(last=False) for _ in range(len(table) - most)]

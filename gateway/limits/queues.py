@@ -1,22 +1,18 @@
 """Queues in which clients take turns, and the clients that share one request.
 
-`FairQueue` goes round robin over the clients, first in, first out within each.  A client with a thousand waiting items
-delays another client's only item by one item, not by a thousand.  A client may be held: its items keep their order and
-wait until it is let go, while the others take their turns.
+`FairQueue` serves clients round robin, and the items of one client in order.  So a client with a thousand items delays
+the only item of another client by one item.  A client can be held: its items wait until it is released, and other
+clients take their turns.  One item may be queued for several clients.  The caller must then remove it for all of them.
+All operations take constant time, amortised.
 
-An item may wait under several clients at once and leaves the queue when the caller removes it from all of them.  All
-operations take constant time (amortised), whatever waits.
+`Flows` divides processor time fairly.  It is deficit round robin with a list of new flows (RFC 8290 section 4.1), in
+seconds of processor time instead of bytes.  A client without waiting items is new when it adds one, and new clients are
+served first.  So clients with few requests have little delay.  A client that adds a second item before its first is
+served is no longer new.  After every few new clients an old one is served, because new clients may keep coming.  The
+cost of an item is known only after it was served: `charge` lets its client pay in later rounds.
 
-`Flows` shares the processor's time: clients take turns by their costs, and a new client goes first.  It is deficit
-round robin with a list of new flows (RFC 8290 section 4.1), in seconds of processor time instead of bytes.  A client
-with few requests finds its queue empty, so it is new each time, and is served before all clients that have more
-waiting.  If a client adds a second item before its first is served, it is no longer new: otherwise a crowd that arrives
-together would precede all others.  After every few new clients an old one is served, because new clients may keep
-coming.  The cost of an item is known only after it has been taken: `charge` makes its client wait for later rounds
-until the cost is paid.
-
-`Askers` are the clients for which one request to an origin is made: the client that caused it, and all that have joined
-it since.
+`Askers` are the clients that share one request to an origin: the client that caused the request, and those that have
+joined it.
 """
 
 from __future__ import annotations
@@ -30,34 +26,36 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 class FairQueue(Generic[Client, Item]):
-    """Items that wait, by client.  A client that has no items is not known to the queue."""
+    """Waiting items by client.  Keeps no state for clients without items."""
 
     __slots__ = ("_held", "_ready")
 
     def __init__(self) -> None:
         self._ready: OrderedDict[Client, OrderedDict[Item, None]] = OrderedDict()
-        """The items of the clients that are not held, in the order of the clients' turns."""
+        """The items of clients that are not held, in the order of the clients' turns."""
         self._held: dict[Client, OrderedDict[Item, None]] = {}
 
     def __repr__(self) -> str:
         return f"<FairQueue of {len(self._ready)} clients, {len(self._held)} held>"
 
     def __bool__(self) -> bool:
-        """Whether any item waits, those of held clients included."""
+        """Whether any item waits, including items of held clients."""
         return bool(self._ready or self._held)
 
     @property
     def has_next(self) -> bool:
-        """Whether an item waits whose client is not held."""
+        """Whether an item of a client that is not held waits."""
         return bool(self._ready)
 
     def clients(self) -> list[Client]:
-        """The clients that have items."""
+        """Return the clients with waiting items."""
         return [*self._ready, *self._held]
 
     def push(self, client: Client, item: Item, *, is_held: bool = False) -> None:
-        """Add an item behind the client's others; a client's first item gets the last turn.  `is_held` says whether the
-        client is held, and is the same for all its items."""
+        """Add an item of the client.
+
+        `is_held`: whether the client is held.  It must be the same for all items of a client.
+        """
         clients = self._held if is_held else self._ready
         items = clients.get(client)
         if items is None:
@@ -65,8 +63,7 @@ class FairQueue(Generic[Client, Item]):
         items[item] = None
 
     def pop(self) -> tuple[Client, Item]:
-        """Remove and return the next item and its client, whose next turn comes after the others'.  KeyError if there
-        is none."""
+        """Remove and return the next item and its client.  Raises KeyError if there is none."""
         client = next(iter(self._ready), None)
         if client is None:
             raise KeyError
@@ -79,7 +76,7 @@ class FairQueue(Generic[Client, Item]):
         return client, item
 
     def remove(self, client: Client, item: Item) -> None:
-        """Remove an item that waits under this client, if it does."""
+        """Remove an item of this client, if it waits."""
         for clients in (self._ready, self._held):
             items = clients.get(client)
             if items is not None and item in items:
@@ -89,13 +86,13 @@ class FairQueue(Generic[Client, Item]):
                 return
 
     def hold(self, client: Client) -> None:
-        """Hold a client's items back."""
+        """Hold the client: skip its turns."""
         items = self._ready.pop(client, None)
         if items is not None:
             self._held[client] = items
 
     def let_go(self, client: Client) -> None:
-        """Let a held client take its turns again, the first after the others'."""
+        """Release a held client.  Its next turn comes after those of the other clients."""
         items = self._held.pop(client, None)
         if items is not None:
             self._ready[client] = items
@@ -104,15 +101,15 @@ class FairQueue(Generic[Client, Item]):
 Work = TypeVar("Work")
 
 _MOST_DEBT: Final = 64
-"""A client waits at most this many rounds until its costs are paid."""
+"""The most rounds that a client waits until its costs are paid."""
 _MOST_NEW: Final = 16
-"""At most this many new clients are served in a row while old ones wait."""
+"""The most new clients that are served in a row while old ones wait."""
 _MOST_OLD: Final = 1 << 12
-"""If there are more old clients than this, an old client without items is forgotten at once."""
+"""If there are this many old clients, a new client without more items is forgotten instead of becoming old."""
 
 
 class _Flow(Generic[Work]):
-    """One client's items, and the seconds that it may use in this round."""
+    """The items of one client, and the seconds that it may still use in this round."""
 
     __slots__ = ("items", "left_s")
 
@@ -122,18 +119,18 @@ class _Flow(Generic[Work]):
 
 
 class Flows(Generic[Client, Work]):
-    """Items that wait, by client.  Each client has `quantum_s` seconds in a round."""
+    """Waiting items by client.  Each client may use `quantum_s` seconds of processor time in a round."""
 
     __slots__ = ("_new", "_new_served", "_old", "_quantum_s", "waiting")
 
     def __init__(self, quantum_s: float) -> None:
         self._quantum_s = quantum_s
         self._new: OrderedDict[Client, _Flow[Work]] = OrderedDict()
-        """The flows that have not been served to their end since they came, and have had one item at a time."""
+        """The flows of new clients."""
         self._old: OrderedDict[Client, _Flow[Work]] = OrderedDict()
-        """All other flows.  An empty one stays for a round, so a client that comes back within it is not new."""
+        """All other flows.  An empty flow stays for one round, so that a client which returns in time is not new."""
         self._new_served = 0
-        """The number of new flows served since an old one was served, or since there are old ones."""
+        """The number of new flows served in a row while old ones waited."""
         self.waiting = 0
         """The number of items."""
 
@@ -145,12 +142,12 @@ class Flows(Generic[Client, Work]):
         return self.waiting
 
     def has(self, client: Client) -> bool:
-        """Whether an item of the client waits."""
+        """Whether the client has a waiting item."""
         flow = self._new.get(client) or self._old.get(client)
         return flow is not None and bool(flow.items)
 
     def push(self, client: Client, item: Work) -> None:
-        """Add an item behind the client's others."""
+        """Add an item of the client."""
         if not self.waiting:
             self._new.clear()
             self._old.clear()
@@ -158,20 +155,21 @@ class Flows(Generic[Client, Work]):
         if flow is None:
             flow = self._new[client] = _Flow(self._quantum_s)
         elif flow.items and client in self._new:
-            # The client has a second item waiting, so it takes turns with the old ones.
+            # With a second waiting item, the client is no longer new.
             self._retire(self._new, client, flow)
         flow.items.append(item)
         self.waiting += 1
 
     def pop(self) -> tuple[Client, Work]:
-        """Remove and return the next item and its client.  KeyError if there is none."""
+        """Remove and return the next item and its client.  Raises KeyError if there is none."""
+        # Served first: new flows, except after `_MOST_NEW` of them in a row.
         while self.waiting:
             is_new = bool(self._new) and not (self._old and self._new_served >= _MOST_NEW)
             flows = self._new if is_new else self._old
             client, flow = next(iter(flows.items()))
             if flow.left_s <= 0:
                 is_alone = len(self._new) + len(self._old) == 1
-                # A flow that is alone skips all the rounds that it owes at once.
+                # The only flow need not wait: let all the rounds that it owes pass at once.
                 rounds = 1 + int(-flow.left_s / self._quantum_s) if is_alone else 1
                 flow.left_s += rounds * self._quantum_s
                 if not is_alone or is_new:
@@ -189,25 +187,25 @@ class Flows(Generic[Client, Work]):
         raise KeyError
 
     def charge(self, client: Client, cost_s: float) -> None:
-        """The client's item that was taken last has cost this much."""
+        """Charge the client for its latest item, which has cost `cost_s` seconds."""
         flow = self._new.get(client) or self._old.get(client)
         if flow is not None:
             flow.left_s = max(flow.left_s - cost_s, -_MOST_DEBT * self._quantum_s)
 
     def _retire(self, flows: OrderedDict[Client, _Flow[Work]], client: Client, flow: _Flow[Work]) -> None:
-        """Put the flow behind all old ones."""
+        """Move the flow to the end of the old ones."""
         del flows[client]
         self._old[client] = flow
 
 
 _MOST_ASKERS: Final = 256
-"""The most clients that are recorded for one request; further ones wait without being recorded."""
+"""The most clients that are recorded for one request.  Further clients share the request too."""
 
 
 class Askers:
-    """The nets of clients that share a request, in the order in which they joined.
+    """The networks of the clients that share a request, in the order in which they joined.
 
-    Whichever of them first has a turn pays for the request, so that no client has to wait behind another's limit.
+    The request is charged to the first client that gets a turn, so that one client's limit does not delay the others.
     """
 
     __slots__ = ("nets", "on_join")
@@ -215,22 +213,22 @@ class Askers:
     def __init__(self, net: str) -> None:
         self.nets: dict[str, None] = {net: None}
         self.on_join: Callable[[str], object] = ignore
-        """Called with the net of each further client."""
+        """Called with the network of each client that joins."""
 
     def __repr__(self) -> str:
         return f"<Askers {', '.join(map(repr, self.nets))}>"
 
     @property
     def first(self) -> str:
-        """The net of the client that the request was made for at first."""
+        """The network of the client that caused the request."""
         return next(iter(self.nets))
 
     def add_client(self, net: str) -> None:
-        """Add a client whose request waits for the shared one."""
+        """Add a client that shares the request."""
         if net not in self.nets and len(self.nets) < _MOST_ASKERS:
             self.nets[net] = None
             self.on_join(net)
 
 
 def ignore(net: str) -> None:
-    """The callback if a further client makes no difference."""
+    """Do nothing when a client joins."""

@@ -1,28 +1,25 @@
-"""Limits on rates: token buckets, the bans of clients that ignore refusals, and the configured rate limits.
+"""Rate limits: token buckets, the configured limits, and bans of clients that ignore refusals.
 
-A `Rate` is a token bucket, kept as one number (the generic cell rate algorithm, ITU-T I.371).  A bucket that refills at
-`per_s` and holds `burst` tokens is described by the time at which it will be full again.  The account of its client
-keeps that time.  A bucket that is full has nothing to remember.
+A `Rate` is a token bucket that refills at `per_s` tokens a second and holds at most `burst`.  The state of a bucket is
+one number, the time at which it will be full (the generic cell rate algorithm, ITU-T I.371).  The account of the client
+keeps this number.  A full bucket needs no state.
 
-`Bans` shuts out client nets that go on sending refused requests.  A refusal costs the gateway almost as much as an
-answer, so a client that ignores refusals can still take the processor from others.  A net that is refused more than
-`per_s` times a second for long is banned: its connections close, and new ones close at once, which costs a tenth of a
-refusal.  A burst of ten seconds' refusals is allowed, and a quarter of that after a ban.
+`RateLimits` are the `[[rate_limit]]` tables of the configuration: requests and bytes a second, and concurrent live
+reads.  A request is admitted if all limits that apply admit it, and takes a token from each.  Bytes are charged after
+an answer has been sent, because its length may not be known before.  A bucket of bytes can thus become negative, and
+the limit then refuses requests until the bucket has refilled.  `gateway.server.admission` answers refused requests with
+429 (RFC 6585 section 4).
 
-The first ban lasts for `BAN_S`.  If a net is banned again within the length of its previous ban after that ban's end,
-the new ban is twice as long, up to `LONGEST_S`.  So repeat offenders are admitted less and less often.
+A limit has separate buckets for each client network, principal, tenant or route, or one bucket for all requests.  Those
+of networks, principals and tenants are in `gateway.limits.accounts`.  A limit per client does not apply to clients
+without a network, and a limit per principal or tenant does not apply to requests without one.
 
-`RateLimits` are the configuration's `[[rate_limit]]` tables: requests and bytes a second, and live reads at once.
-A request is admitted if every limit that applies to it admits it, and takes a token of each.  Bytes are charged when an
-answer has been sent: its length may not be known before, and a part of it would be useless.  A limit on bytes thus goes
-into debt, and refuses requests until the debt is paid.
-
-`gateway.server.admission` asks, and answers 429 (RFC 6585 section 4) where a request is not admitted.
-
-A limit has one allowance for each client net, principal, tenant or route, or one for all together.  The first three are
-kept in the accounts of `gateway.limits.accounts`, by the name of the net, the principal or the tenant; each of the
-others has a separate account.  A limit per client does not bound a client whose net is not known.  A limit per
-principal or tenant does not bound a request without one.
+`Bans` excludes client networks that keep sending refused requests.  A refusal costs almost as much processor time as an
+answer, so such clients would still slow down the others.  A network with more than `per_s` refusals a second is banned,
+after a burst of ten seconds' refusals.  Its connections are closed, and new ones are closed at once, which costs a
+tenth of a refusal.  The first ban lasts for `BAN_S`.  If the network is banned again within the length of its last ban
+after that ban's end, the new ban is twice as long, up to `LONGEST_S`.  After a ban only a quarter of the burst is
+allowed.
 """
 
 from __future__ import annotations
@@ -36,11 +33,11 @@ from gateway.config.rate_limits import RateLimitConfig
 from gateway.limits.accounts import NO_COUNTS, NO_PARTIES, NO_TIMES, Account, Accounts, Parties
 
 _ROUNDING_S: Final = 1e-9
-"""Tokens count as available this much earlier, in seconds, because times are sums of rounded fractions."""
+"""The seconds by which a token may be taken early, because rounding errors add up."""
 
 
 class Rate:
-    """A token bucket for each account.  `per_s` tokens come a second, and at most `burst` are kept.
+    """A token bucket for each account, with `per_s` new tokens a second and at most `burst` tokens.
 
     `now` is monotonic seconds in all methods.
     """
@@ -52,13 +49,13 @@ class Rate:
         self.burst = burst
         self._one_s = 1 / per_s
         self._may_miss_s = (burst - 1) / per_s + _ROUNDING_S
-        """A bucket that will be full this much later has one token."""
+        """The seconds until a bucket with just one token is full."""
 
     def __repr__(self) -> str:
         return f"<Rate {self.per_s:g} a second, {self.burst:g} at once>"
 
     def tokens_left(self, account: Account, now: float) -> float:
-        """Tokens in the bucket; negative if more were taken than it held."""
+        """Return the tokens in the bucket; negative if more were taken than it had."""
         full_at = account.full_at.get(self)
         return self.burst if full_at is None or full_at <= now else self.burst - (full_at - now) * self.per_s
 
@@ -68,7 +65,7 @@ class Rate:
         return full_at is None or full_at - now <= self._may_miss_s
 
     def took_one(self, account: Account, now: float) -> bool:
-        """Take a token; returns False, with nothing taken, if there is none."""
+        """Take a token and return True, or return False if there is none."""
         full_at = account.full_at.get(self)
         if full_at is None or full_at < now:
             full_at = now
@@ -87,7 +84,7 @@ class Rate:
         account.full_at[self] = (now if full_at is None or full_at < now else full_at) + self._one_s
 
     def wait_s(self, account: Account, now: float, cost: float = 1.0) -> float:
-        """Seconds until the bucket has `cost` tokens; 0 if it has them.  A cost above `burst` counts as `burst`."""
+        """Return the seconds until the bucket has `cost` tokens, or is full; 0 if it has them."""
         missing = min(cost, self.burst) - self.tokens_left(account, now)
         wait_s = missing / self.per_s
         return wait_s if wait_s > _ROUNDING_S else 0.0
@@ -103,21 +100,21 @@ class Rate:
         self.take(account, now, max(0.0, min(cost, self.tokens_left(account, now))))
 
     def keep_empty(self, account: Account, now: float, until: float) -> None:
-        """Take all tokens of the bucket, and those that it would gain before `until`."""
+        """Empty the bucket, and keep it empty until `until`."""
         self.take(account, now, max(0.0, self.tokens_left(account, now) + (until - now) * self.per_s))
 
 
 UNKNOWN_WAIT_S: Final = 5.0
-"""The wait for a place whose holder may leave at any time."""
+"""The stated wait, in seconds, if it depends on when another client leaves."""
 _LONGEST_WAIT_S: Final = 86_400.0
-"""The longest wait that is stated, in seconds; longer and infinite waits are stated as this."""
+"""The longest stated wait in seconds."""
 
 
 def retry_after_s(wait_s: float, rng: random.Random) -> int:
-    """Whole seconds for Retry-After, for a client that has to wait `wait_s`.
+    """Return whole seconds for Retry-After, for a client that must wait `wait_s`.
 
-    The result is up to twice the wait, and at least one second, so that clients that were refused together do not come
-    back together.
+    The result is random: at least `wait_s` and about twice that at most.  Clients that were refused at the same time
+    then do not return at the same time.
     """
     wait_s = min(wait_s, _LONGEST_WAIT_S)
     return math.ceil(wait_s + rng.uniform(0, max(1.0, wait_s)))
@@ -128,13 +125,16 @@ BAN_S: Final = 10.0
 LONGEST_S: Final = 320.0
 """The length of the longest ban in seconds."""
 _BURST_S: Final = 10.0
-"""The refusals of this many seconds may come at once."""
+"""The allowed burst is the refusals of this many seconds."""
 _LEFT_AFTER_BAN: Final = 0.25
-"""The share of the burst that a net has after a ban."""
+"""The share of the burst that is allowed after a ban."""
 
 
 class Bans:
-    """The rule by which nets are banned; their accounts have the bans.  `now` is monotonic seconds in all methods."""
+    """Decides which client networks are banned.  Their accounts record the bans.
+
+    `now` is monotonic seconds in all methods.
+    """
 
     def __init__(self, per_s: float) -> None:
         self._refusals: Rate | None = None
@@ -144,7 +144,7 @@ class Bans:
         return f"<Bans {self._refusals}>"
 
     def set_rate(self, per_s: float, accounts: Iterable[Account] = ()) -> None:
-        """Ban nets that are refused more than `per_s` times a second from now on; 0 bans none and ends all bans."""
+        """Set the allowed refusals a second.  0 disables bans, and ends those of `accounts`."""
         if not per_s:
             self._refusals = None
             for account in accounts:
@@ -153,8 +153,7 @@ class Bans:
             self._refusals = Rate(per_s, max(1.0, per_s * _BURST_S))
 
     def refused(self, account: Account, now: float) -> float:
-        """Record that a request of the net was refused.  Returns the length of the ban that this begins; 0 if it begins
-        none."""
+        """Record a refused request; return the length of the ban that this causes, or 0."""
         refusals = self._refusals
         if refusals is None or account.is_banned(now):
             return 0.0
@@ -165,7 +164,7 @@ class Bans:
         is_again = length_s and now < account.banned_until + length_s
         length_s = min(2 * length_s, LONGEST_S) if is_again else BAN_S
         account.banned_until, account.ban_s = now + length_s, length_s
-        # Take the tokens that come during the ban, except for a rest.
+        # At the end of the ban the bucket must have only a share of its tokens, so take those that will be added.
         refusals.take(account, now, length_s * refusals.per_s - _LEFT_AFTER_BAN * refusals.burst)
         return length_s
 
@@ -175,11 +174,11 @@ class RateRefusal(NamedTuple):
 
     limit: str
     wait_s: float
-    """Seconds until the request might be admitted."""
+    """The seconds until the request may be admitted."""
 
 
 class RateLimitFields(NamedTuple):
-    """The values of the fields of an answer (draft-ietf-httpapi-ratelimit-headers-10)."""
+    """The values of the RateLimit header fields (draft-ietf-httpapi-ratelimit-headers-10)."""
 
     policy: str
     """`RateLimit-Policy`"""
@@ -188,30 +187,30 @@ class RateLimitFields(NamedTuple):
 
 
 class RateLimit:
-    """One limit."""
+    """One configured limit."""
 
     def __init__(self, config: RateLimitConfig) -> None:
         self.config = config
         per_s = config.requests_per_s
         self.requests = Rate(per_s, config.burst or max(1.0, per_s)) if per_s is not None else None
-        # A burst of one second's bytes, because all bytes of a second may be sent at its beginning.
+        # The burst is one second's bytes, which may all be sent at once.
         self.bytes = Rate(config.bytes_per_s, config.bytes_per_s) if config.bytes_per_s is not None else None
         self.counts_live = config.live_reads is not None or self.bytes is not None
-        """Whether the limit has to know when a live read ends."""
+        """Whether the end of a live read must be recorded in the limit."""
         self.party = {"principal": 0, "tenant": 1}.get(config.per)
-        """The place among `Parties` of the name whose account counts; None for other accounts."""
+        """For a limit per principal or tenant, the index of its name in `Parties`; otherwise None."""
         self._shared: dict[str, Account] = {}
-        """The accounts of routes, or the one of all."""
+        """For a limit per route, the account of each route.  For a limit on all requests, the one account."""
 
     def __repr__(self) -> str:
         return f"<RateLimit {self.config.name}: {self.requests}, {self.bytes}>"
 
     def applies_to(self, route: str) -> bool:
-        """Whether requests of the route are limited."""
+        """Whether the limit applies to requests of the route."""
         return not self.config.routes or route in self.config.routes
 
     def shared(self, route: str) -> Account | None:
-        """The account that all clients of the route have in common; None if each has its own."""
+        """Return the account that all clients of the route share; None if each client has its own."""
         match self.config.per:
             case "client" | "principal" | "tenant":
                 return None
@@ -221,7 +220,7 @@ class RateLimit:
                 return self._shared.setdefault("", Account(""))
 
     def admits(self, account: Account, now: float, *, is_live: bool = False) -> bool:
-        """Whether a request may be admitted now: the same as no wait, for less."""
+        """Whether a request is admitted now.  Equivalent to `wait_s` = 0, but faster."""
         return (
             (self.requests is None or self.requests.has_one(account, now))
             and (self.bytes is None or not self.bytes.wait_s(account, now))
@@ -229,7 +228,7 @@ class RateLimit:
         )
 
     def take(self, account: Account, now: float, sent_bytes: int = 0) -> None:
-        """Count a request that has been admitted, and body bytes of its answer."""
+        """Count an admitted request, and body bytes of its answer."""
         if self.requests is not None:
             self.requests.take_one(account, now)
         if sent_bytes and self.bytes is not None:
@@ -240,14 +239,14 @@ class RateLimit:
         return most is not None and account.live.get(self, 0) >= most
 
     def wait_s(self, account: Account, now: float, *, is_live: bool) -> float:
-        """Seconds until a request might be admitted; 0 if it is now."""
+        """Return the seconds until a request may be admitted; 0 if it is admitted now."""
         wait_s = self.requests.wait_s(account, now) if self.requests is not None else 0.0
         if self.bytes is not None:
             wait_s = max(wait_s, self.bytes.wait_s(account, now))
         return max(wait_s, UNKNOWN_WAIT_S) if is_live and self._is_full(account) else wait_s
 
     def policies(self) -> list[str]:
-        """The members of `RateLimit-Policy`."""
+        """Return the members of the `RateLimit-Policy` field."""
         config, found = self.config, []
         if self.requests is not None:
             window_s = math.ceil(self.requests.burst / self.requests.per_s)
@@ -259,7 +258,7 @@ class RateLimit:
         return found
 
     def states(self, account: Account, now: float) -> list[str]:
-        """The members of `RateLimit`: the rest, and the seconds until all of it is there again."""
+        """Return the members of the `RateLimit` field: what is left, and the seconds until the bucket is full."""
         config, found = self.config, []
         for suffix, rate in (("", self.requests), ("-bytes", self.bytes)):
             if rate is not None:
@@ -272,7 +271,7 @@ class RateLimit:
 
 
 class LimitedLive:
-    """One live read that counts in rate limits, and in its net's account if that is known, until `end_live`."""
+    """A live read that counts in rate limits and in the account of its client network, until `end_live`."""
 
     __slots__ = ("_account", "_applied", "_now")
 
@@ -288,7 +287,7 @@ class LimitedLive:
             counted.live[limit] = counted.live.get(limit, 0) + 1
 
     def end_live(self, sent_bytes: int) -> None:
-        """The live read has ended after `sent_bytes` body bytes."""
+        """Stop counting the live read, and charge its `sent_bytes` body bytes."""
         now = self._now()
         for limit, account in self._applied:
             account.live[limit] -= 1
@@ -303,29 +302,34 @@ class LimitedLive:
 
 
 class RateLimits:
-    """The limits in effect.  `account` is the client's, or None if its net is not known; `parties` are those of the
-    request's credential; `now` is monotonic seconds."""
+    """All configured limits.
+
+    In all methods, `account` is that of the client, or None if its network is unknown.  `parties` are the principal and
+    tenant of the request.  `now` is monotonic seconds.
+    """
 
     def __init__(self, accounts: Accounts, configs: Sequence[RateLimitConfig] = ()) -> None:
-        """`accounts` keeps those of principals and tenants."""
+        """`accounts` has the accounts of principals and tenants."""
         self._accounts = accounts
         self.limits: tuple[RateLimit, ...] = ()
         self._of_route: dict[str, tuple[tuple[RateLimit, Account | None], ...]] = {}
-        """The limits that apply to a route, each with the account that all its clients have in common, if they have."""
+        """The limits that apply to each route, each with its shared account (`RateLimit.shared`)."""
         self.replace(configs)
 
     def __repr__(self) -> str:
         return f"<RateLimits {len(self.limits)} limits>"
 
     def replace(self, configs: Sequence[RateLimitConfig]) -> None:
-        """Put these limits into effect.  A limit that has not changed keeps its allowances; live reads that are open
-        count only in the limit under which they began."""
+        """Replace the configured limits.
+
+        A limit that has not changed keeps its buckets.  Open live reads count only in the limits that they began with.
+        """
         known = {limit.config: limit for limit in self.limits}
         self.limits = tuple(known.get(config) or RateLimit(config) for config in configs)
         self._of_route = {}
 
     def _applied(self, account: Account | None, route: str, parties: Parties) -> list[tuple[RateLimit, Account]]:
-        """The limits that apply to a client's requests of a route, and the accounts of which they take."""
+        """Return the limits that apply to a request, each with the account whose buckets it uses."""
         limits = self._of_route.get(route) or self._find(route)
         if parties is NO_PARTIES:
             return [
@@ -350,7 +354,7 @@ class RateLimits:
     def refusal(
         self, account: Account | None, route: str, now: float, parties: Parties = NO_PARTIES, *, is_live: bool
     ) -> RateRefusal | None:
-        """The limit for which the request has to wait longest; None if it may be admitted."""
+        """Return the limit that requires the longest wait; None if the request is admitted."""
         refusal = None
         for limit, one in self._applied(account, route, parties):
             wait_s = 0.0 if limit.admits(one, now, is_live=is_live) else limit.wait_s(one, now, is_live=is_live)
@@ -359,15 +363,14 @@ class RateLimits:
         return refusal
 
     def take(self, account: Account | None, route: str, now: float, parties: Parties = NO_PARTIES) -> None:
-        """Count a request that has been admitted."""
+        """Count an admitted request."""
         for limit, one in self._applied(account, route, parties):
             limit.take(one, now)
 
     def take_if_admitted(
         self, account: Account | None, route: str, now: float, sent_bytes: int, parties: Parties = NO_PARTIES
     ) -> bool:
-        """Count a request that an answer of `sent_bytes` body bytes answers; False, with nothing counted, if some limit
-        refuses it."""
+        """Count a request and the `sent_bytes` body bytes of its answer, or return False if a limit refuses it."""
         if parties is not NO_PARTIES:
             applied = self._applied(account, route, parties)
             if not all(limit.admits(named, now) for limit, named in applied):
@@ -375,7 +378,7 @@ class RateLimits:
             for limit, named in applied:
                 limit.take(named, now, sent_bytes)
             return True
-        # Every hit passes here, so no list of the accounts is made.
+        # Hot path: do not build a list of the accounts.
         limits = self._of_route.get(route) or self._find(route)
         for limit, shared in limits:
             if (one := shared or account) is not None and limit.party is None and not limit.admits(one, now):
@@ -386,7 +389,7 @@ class RateLimits:
         return True
 
     def suspend(self, account: Account, now: float, until: float) -> None:
-        """Let the client have no requests of its own allowances before `until`; they grow from then on."""
+        """Empty the client's own request buckets until `until`."""
         for limit in self.limits:
             if limit.config.per == "client" and limit.requests is not None:
                 limit.requests.keep_empty(account, now, until)
@@ -402,15 +405,18 @@ class RateLimits:
     def begin_live(
         self, account: Account | None, route: str, now: Callable[[], float], parties: Parties = NO_PARTIES
     ) -> LimitedLive | None:
-        """Count a live read that has been admitted, and that its account counts; `LimitedLive.end_live` must follow.
-        None if no limit counts it."""
+        """Count an admitted live read; return None if no limit counts live reads.
+
+        The caller must have counted the read in `account`.  It must call `LimitedLive.end_live` at the end, which stops
+        both counts.
+        """
         applied = [one for one in self._applied(account, route, parties) if one[0].counts_live]
         return LimitedLive(account, applied, now) if applied else None
 
     def fields(
         self, account: Account | None, route: str, now: float, parties: Parties = NO_PARTIES
     ) -> RateLimitFields | None:
-        """The fields for an answer to a request of the client; None if no limit applies."""
+        """Return the RateLimit fields for an answer; None if no limit applies."""
         applied = self._applied(account, route, parties)
         if not applied:
             return None
