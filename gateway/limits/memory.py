@@ -53,8 +53,8 @@ MARKS: Final = {Pressure.CACHE: 0.85, Pressure.CLIENTS: 0.92, Pressure.CONNECTIO
 HYSTERESIS: Final = 0.03
 """The distance below its mark at which a level ends, as a share of the limit."""
 _RISE: Final = 0.01
-"""At the level `CLIENTS`, a rise of memory by this share of the limit causes an immediate check.  Fetched bodies may add
-at most this much between two checks."""
+"""At the level `CLIENTS`, a rise of memory by this share of the limit causes an immediate check.  Fetched bodies may
+add at most this much between two checks."""
 
 
 _OF_BODIES: Final = 0.5
