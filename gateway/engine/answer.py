@@ -61,8 +61,9 @@ class Parts:
 
     __slots__ = ("_parts",)
 
-    def __init__(self) -> None:
-        self._parts: list[_InMemory | FlightReader] = []
+    def __init__(self, reader: FlightReader | None = None) -> None:
+        """Begin with the body of the reader's flight, if there is one."""
+        self._parts: list[_InMemory | FlightReader] = [] if reader is None else [reader]
 
     @property
     def is_empty(self) -> bool:

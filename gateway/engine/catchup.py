@@ -15,25 +15,23 @@ is receiving in any case.
 from __future__ import annotations
 
 import math
-from typing import Final
 
-from gateway.engine.answer import Answer, BodyRun, NamedTail
-from gateway.engine.first_read import SMALL_BYTES, FirstRead, is_awaited
+from gateway.engine.answer import Answer, BodyRun, NamedTail, Parts
+from gateway.engine.first_read import FirstRead, miss_outcome
 from gateway.engine.live_start import LiveReads
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.response_heads import (
     Said,
     head_answer,
-    is_not_modified,
-    not_modified,
     now_answer,
     origin_error_answer,
-    stream_headers,
+    part_answer,
 )
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.names import NOW, is_before
+from gateway.protocol.stream_version import Version
 from gateway.tape.decide import (
     Ask,
     Awaited,
@@ -50,10 +48,11 @@ from gateway.tape.decide import (
     may_end,
 )
 from gateway.tape.stream import Stream
-from gateway.upstream.collapse import FetchEnd, Lead
+from gateway.upstream.collapse import Lead
 from gateway.upstream.flight import (
     METADATA,
     REFUSED_TO_ANOTHER,
+    SMALL_BYTES,
     Beyond,
     Flight,
     Head,
@@ -61,13 +60,13 @@ from gateway.upstream.flight import (
     OriginError,
     StreamHead,
     as_seen_by,
+    is_awaited,
 )
 
 # Enum members are slow to reach in Python 3.11, and every catch-up read passes here.
 _COLLAPSED, _FAILED, _FOLLOWED, _HIT = Outcome.COLLAPSED, Outcome.FAILED, Outcome.FOLLOWED, Outcome.HIT
 _JOINED, _MISS, _REVALIDATED = Outcome.JOINED, Outcome.MISS, Outcome.REVALIDATED
 _STALE_IF_ERROR = Outcome.STALE_IF_ERROR
-_LANDED: Final = FetchEnd.LANDED
 
 _FOLLOWER_PATIENCE_S = 1.0
 """How long a follower may lag behind a tail that a HEAD has named before the bytes are fetched."""
@@ -105,17 +104,25 @@ class CatchUp:
             raise
 
     def start_fetch(self, read: Read, stream: Stream) -> FirstRead:
-        """Launch the fetch for the first read of a stream, if `decide` says that the origin must be asked."""
-        attempt = _Attempt(self, read, stream)
-        attempt.read_from(self.fetches.launch(stream, read.start, read.route, read.source))
-        return attempt
+        """Launch the fetch for the first read of a stream, which has been created for it."""
+        return FirstRead(self, read, stream, self.fetches.launch(stream, read.start, read.route, read.source))
+
+    async def resume(self, first: FirstRead) -> Answer:
+        """Answer a first read whose reply is not at hand.  Raises like `answer`."""
+        attempt = _Attempt(self, first.read, first.stream, version=first.version)
+        attempt.parts = Parts(first)
+        try:
+            return await attempt.answer_from(first.flight, is_launched=True)
+        except BaseException:
+            attempt.parts.close()
+            raise
 
     async def head(self, read: Read, stream: Stream) -> Answer | None:
         """Answer a HEAD if the tail is known; None if it must be relayed.  Raises like `answer`."""
         return await _Attempt(self, read, stream, NOW).head()
 
 
-class _Attempt(FirstRead):
+class _Attempt:
     """One walk over one incarnation, as a loop over `decide`."""
 
     __slots__ = (
@@ -129,16 +136,20 @@ class _Attempt(FirstRead):
         "_progress",
         "_read",
         "_stored_at",
+        "parts",
+        "stream",
     )
 
-    def __init__(self, owner: CatchUp, read: Read, stream: Stream, start: str | None = None) -> None:
-        super().__init__(stream)
+    def __init__(
+        self, owner: CatchUp, read: Read, stream: Stream, start: str | None = None, version: Version | None = None
+    ) -> None:
+        self.stream, self.parts = stream, Parts()
         self._fetches, self._confirming, self._live = owner.fetches, owner.confirming, owner.live
         self._clock, self._limit, self._follow_often_read = owner.clock, owner.max_reply_bytes, owner.follow_often_read
         self._read = read
         route, start = read.route, start or read.start
         self._progress = Progress(
-            start, start, stream.version, route.trust_s, read.max_age_s, may_connect=bool(route.heard_s)
+            start, start, version or stream.version, route.trust_s, read.max_age_s, may_connect=bool(route.heard_s)
         )
         self._stored_at = 0.0
         self._has_joined = False
@@ -149,22 +160,6 @@ class _Attempt(FirstRead):
         self._take_tape()
         step = decide(self.stream, self._progress, self._clock.now())
         return self._send(step) if isinstance(step, Send) else None
-
-    def at_hand(self) -> Answer | None:
-        flight = self._flight
-        if flight.end is not _LANDED or not isinstance(flight.head, StreamHead):
-            return None
-        try:
-            return self._answer_of(flight, is_launched=True)
-        except TailMovedBack:
-            return None
-
-    async def answer(self) -> Answer:
-        try:
-            return await self._answer_from(self._flight, is_launched=True)
-        except BaseException:
-            self.parts.close()
-            raise
 
     async def run(self) -> Answer:
         """The answer.  Raises like `CatchUp.answer`."""
@@ -244,7 +239,7 @@ class _Attempt(FirstRead):
             case _:
                 fetched = await self._fetch_tail()
                 if fetched is not None:
-                    return await self._answer_from(*fetched)
+                    return await self.answer_from(*fetched)
                 self._may_wait_again()
         return None
 
@@ -375,7 +370,7 @@ class _Attempt(FirstRead):
         self.parts.attach(joined.fetch)
         return joined.fetch, isinstance(joined, Lead)
 
-    async def _answer_from(self, flight: Flight, is_launched: bool) -> Answer:
+    async def answer_from(self, flight: Flight, is_launched: bool) -> Answer:
         """The answer that ends with the flight's bytes."""
         while is_awaited(flight):
             await flight.changed.wait()
@@ -401,10 +396,12 @@ class _Attempt(FirstRead):
             self.parts.drop_last()
             return self._failed(head)
         at = self._progress.at
-        if at != self._read.start or self.stream.tape.tail == at:
+        if at != self._read.start:
             outcome = _REVALIDATED if head.next_offset == at else _JOINED
         else:
-            outcome = _MISS if is_launched else _COLLAPSED
+            outcome = miss_outcome(self.stream, at, head)
+            if outcome is _MISS and not is_launched:
+                outcome = _COLLAPSED
         is_stored = flight.is_kept and not flight.is_passing
         found = Send(head.next_offset, head.up_to_date, head.is_closed)
         return self._answer(outcome, found, fwd_status=200, stored=is_stored)
@@ -477,19 +474,10 @@ class _Attempt(FirstRead):
             age_s = self._clock.now() - (since if since > -math.inf else self._stored_at)
         run = BodyRun(stream, read.start, end, self._progress.version.edition)
         said = Said(outcome, up_to_date, is_closed, age_s, None, fwd_status, stored, stale_s)
-        headers = stream_headers(read, run, self._tag_size if stream.tape.has_lost_start else 0, said)
-        if read.if_none_match is not None and is_not_modified(read, headers):
-            self.parts.close()
-            answer = Answer(304, not_modified(headers), outcome, run=run)
-        else:
-            answer = Answer(200, headers, outcome, self.parts, stream.tape.is_json, run=run)
+        answer = part_answer(read, run, said, self.parts)
         if outcome is _HIT and stale_s is None and read.max_age_s is None:
             self._allow_repeat(answer, run, is_tail=is_tail)
         return answer
-
-    @property
-    def _tag_size(self) -> int | str:
-        return self.parts.tag_size(self.stream.tape.is_json)
 
     def _allow_repeat(self, answer: Answer, run: BodyRun, *, is_tail: bool) -> None:
         """Let the answer be repeated.  An answer that states the tail of an open stream is repeated only until the tail

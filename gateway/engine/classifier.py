@@ -112,11 +112,6 @@ class Learned(NamedTuple):
     lifetime: Lifetime | None
     """The stream's lifetime by this machine's clock, if the request was for metadata."""
 
-    @property
-    def is_fetch(self) -> bool:
-        """Whether the request was for the bytes after an offset."""
-        return self.start not in (METADATA, NOW)
-
     def head(self) -> StreamHead | Beyond:
         """Return the head for the readers of the flight."""
         made = Beyond if self.is_beyond else StreamHead

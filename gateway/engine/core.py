@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from gateway.aio.timers import Wheel
 from gateway.bridge.bridge import Bridge
@@ -137,6 +137,9 @@ class Engine:
         confirming = Confirming(self.fetches, clock)
         wheel = Wheel(clock)
         self._runner = ReadRunner(self.store, self.negative_cache, self._cold_read_limit, self.live, clock)
+        self.is_first_read: Final = self._runner.is_first_read
+        """Whether nothing of a catch-up read's stream is in memory, and nothing else is known that could decide the
+        answer."""
         self._reads = LiveReads(self.fetches, confirming, self.live, clock, rng, self.drain, limits.max_reply_bytes)
         self._catch_up = CatchUp(self._reads)
         # Live readers wait for new bytes, which are few: compress them only if that can be done without waiting.
@@ -181,7 +184,8 @@ class Engine:
             raise
 
     def begin_catch_up(self, read: Read) -> FirstRead | None:
-        """Start the fetch of a catch-up read if nothing of its stream is in memory; else return None.
+        """Start the fetch of a catch-up read that passed `is_first_read`; return None if another read has created the
+        stream since.
 
         Raises a GatewayError.
         """

@@ -17,6 +17,7 @@ from gateway.engine.flight_bodies import FlightBodies
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.read import MOST_CHANGES
 from gateway.engine.reply_recorder import ReplyRecorder, is_overtaken
+from gateway.engine.reply_taker import ReplyTaker
 from gateway.engine.route import Route
 from gateway.engine.writes import Writes
 from gateway.errors import (
@@ -74,21 +75,10 @@ class FetchTable:
         self._flights: Collapse[tuple[Stream, str], Flight] = Collapse()
         self._under_way: set[Fetch] = set()
         recorder = ReplyRecorder(store, clock, writes)
-        self._work = FetchWork(
-            upstream,
-            store,
-            clock,
-            surroundings.tasks,
-            metrics,
-            surroundings.rng,
-            live,
-            writes,
-            negative_cache,
-            bodies,
-            recorder,
-            WalkPace(),
-            self._ended,
-        )
+        pace = WalkPace()
+        taker = ReplyTaker(upstream, store, clock, metrics, live, writes, negative_cache, bodies, recorder, pace)
+        tasks, rng = surroundings.tasks, surroundings.rng
+        self._work = FetchWork(upstream, store, clock, tasks, metrics, rng, bodies.inflow, taker, pace, self._ended)
 
     def __len__(self) -> int:
         return len(self._flights)

@@ -171,32 +171,6 @@ def _close_up(text: bytes) -> bytes:
     return bytes(out + text[at:])
 
 
-def take_whole(stream: Stream, flight: Flight, head: StreamHead, reply: Reply) -> int:
-    """Announce the head and add the body, which has arrived; return its size in bytes.  The body is stored in the same
-    call, so it is not charged to the budget before.
-
-    Raises UpstreamBroken if the body is not of the stream's type, TailMovedBack if it is another stream's, or another
-    GatewayError.
-    """
-    is_json = stream.tape.is_json
-    flight.announce(head, reply.content_length, is_verbatim=not is_json)
-    # This takes the whole body, because it has arrived.
-    body = reply.take() or b""
-    if is_json:
-        unwrapper = ArrayUnwrapper()
-        try:
-            inners: tuple[bytes, ...] = (unwrapper.feed(body), unwrapper.finish())
-        except NotAnArray as error:
-            raise UpstreamBroken from error
-    else:
-        inners = (body,)
-    for inner in inners:
-        if inner:
-            stream.tape.check(flight.start, head.next_offset, has_bytes=True)
-            flight.add_chunk(inner)
-    return len(body)
-
-
 async def receive(
     stream: Stream,
     flight: Flight,
@@ -323,40 +297,62 @@ class FlightBodies:
 
         await receive(fetch.stream, flight, head, reply, self._store, self.inflow, received)
         if not flight.is_over:
-            self.keep(fetch, head, reply)
+            self._keep(fetch, head, reply, flight.kept, flight.size)
+            flight.land()
 
     # -- a body that has arrived
 
-    def take_body(self, fetch: SentFetch, head: StreamHead, reply: Reply) -> bool:
-        """Announce the head, and take the body, which has arrived; returns False if the caller must wait with `keep`
-        until more bytes may be added to memory."""
-        size = take_whole(fetch.stream, fetch.flight, head, reply)
-        self._metrics.upstream_bytes(size, _CATCHUP, fetch.route.name)
-        fetch.flight.fetched += size
-        return not size or self.inflow.count_bytes(size)
+    def take_body(self, fetch: SentFetch, head: StreamHead, reply: Reply) -> list[bytes]:
+        """The body, which has arrived, in pieces that are not empty.
 
-    def keep(self, fetch: SentFetch, head: StreamHead, reply: Reply) -> None:
-        """Store the body that the flight has taken, and land the flight."""
+        Raises UpstreamBroken if it is not of the stream's type, TailMovedBack if it is another stream's, or another
+        GatewayError.
+        """
+        stream, flight = fetch.stream, fetch.flight
+        # A request whose reply proves to be broken from here on is not repeated.
+        flight.head, flight.expected = head, reply.content_length
+        # This takes the whole body, because it has arrived.
+        body = reply.take() or b""
+        pieces = [body] if body else []
+        if stream.tape.is_json:
+            unwrapper = ArrayUnwrapper()
+            try:
+                pieces = [piece for piece in (unwrapper.feed(body), unwrapper.finish()) if piece]
+            except NotAnArray as error:
+                raise UpstreamBroken from error
+        if pieces:
+            stream.tape.check(flight.start, head.next_offset, has_bytes=True)
+        self._metrics.upstream_bytes(len(body), _CATCHUP, fetch.route.name)
+        flight.fetched += len(body)
+        return pieces
+
+    def store_body(self, fetch: SentFetch, head: StreamHead, reply: Reply, body: list[bytes]) -> None:
+        """Store a body that has arrived, and land the flight."""
+        size = sum(map(len, body))
+        self._keep(fetch, head, reply, body, size)
+        fetch.flight.land_whole(body, size)
+
+    def _keep(self, fetch: SentFetch, head: StreamHead, reply: Reply, body: list[bytes], size: int) -> None:
+        """Store the whole body of a flight, if it may be kept."""
         stream, flight, route = fetch.stream, fetch.flight, fetch.route
         start, end = flight.start, head.next_offset
         if start == NOW:
-            if flight.size:
+            if size:
                 raise UpstreamBroken
-        elif flight.is_kept and not is_overtaken(stream, flight):
+        elif flight.is_kept and size <= flight.keep_bytes and not is_overtaken(stream, flight):
             if flight.is_passing and not stream.has_topic:
                 # The bytes are for the flight's readers alone.
-                self._store.unstored_bytes += flight.size
-            else:
-                tape = stream.tape
-                if start == START and tape.knows_after(START):
-                    # Another fetch has brought the beginning, which the origin may have trimmed in between.
-                    tape.has_lost_start = True
-                self._store.store(stream, start, end, flight.kept, self._clock.now())
-                age_s = _counted_age(reply, stream.reusable_s(route.trust_s))
-                stream.confirm(start, fetch.asked_at - age_s)
-                if tape.knows_after(start):
-                    flight.shared = stream.shared_bytes()
-        flight.land()
+                self._store.unstored_bytes += size
+                return
+            tape = stream.tape
+            if start == START and tape.knows_after(START):
+                # Another fetch has brought the beginning, which the origin may have trimmed in between.
+                tape.has_lost_start = True
+            self._store.store(stream, start, end, body, self._clock.now())
+            age_s = _counted_age(reply, stream.reusable_s(route.trust_s))
+            stream.confirm(start, fetch.asked_at - age_s)
+            if size and tape.knows_after(start):
+                flight.shared = stream.shared_bytes()
 
 
 def _counted_age(reply: Reply, reusable_s: float) -> float:

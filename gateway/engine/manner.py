@@ -16,9 +16,10 @@ from multidict import CIMultiDict
 from gateway.http.reply_lines import FieldLine, ReplyShape
 from gateway.limits.memory import evict_oldest
 from gateway.protocol.forwarded_headers import Headers, storable_headers
-from gateway.protocol.freshness import Reuse, parse_cache_control, stated_reuse, surrogate_keys
+from gateway.protocol.freshness import parse_cache_control, stated_reuse, surrogate_keys
 from gateway.protocol.names import STREAM_CLOSED, STREAM_UP_TO_DATE, is_true
 from gateway.protocol.sharing import Ground, SharingRules
+from gateway.tape.origin_statements import Caching
 
 _MOST_MANNERS: Final = 64
 _MOST_CHARACTERS: Final = 2_048
@@ -60,8 +61,18 @@ class Manner(NamedTuple):
     varies_by_origin: bool
     """Whether the reply may not be used for requests with an Origin header."""
     surrogate_keys: frozenset[str]
-    cache_control: str | None
-    reuse: Reuse
+    caching_at_tail: Caching
+    """The caching of the bytes of a stream, if this is the first of its replies and reaches the tail."""
+    caching_short: Caching
+    """The same if the reply stops short of the tail, whatever came before."""
+
+    def caching_after(self, before: Caching, *, up_to_date: bool) -> Caching:
+        """The caching of a stream's bytes after one more reply, which reaches the tail or stops short of it."""
+        if not up_to_date:
+            return self.caching_short
+        if not before.is_of_bytes:
+            return self.caching_at_tail
+        return before._replace(is_verbatim=self.caching_short.is_verbatim)
 
 
 class Manners:
@@ -102,6 +113,7 @@ class Manners:
 
     def _read(self, headers: Headers) -> Manner:
         rules = self._rules
+        reuse = stated_reuse(parse_cache_control(", ".join(headers.getall("Cache-Control", ())) or None))
         return Manner(
             rules.why_alone(headers, is_stored=True),
             rules.why_alone(headers, is_stored=False),
@@ -112,6 +124,6 @@ class Manners:
             storable_headers(headers),
             rules.varies_by_origin(headers),
             surrogate_keys(headers),
-            headers.get("Cache-Control"),
-            stated_reuse(parse_cache_control(", ".join(headers.getall("Cache-Control", ())) or None)),
+            Caching.at_tail(reuse),
+            Caching.of_bytes(headers.get("Cache-Control"), reuse),
         )

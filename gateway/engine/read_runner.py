@@ -68,15 +68,20 @@ class ReadRunner:
         self._live = live
         self._clock = clock
 
+    def is_first_read(self, read: Read) -> bool:
+        """Whether nothing in memory could affect the read's answer, so that the origin must be asked."""
+        if read.start == NOW or read.web_origin is not None or self._store.find(read.key) is not None:
+            return False
+        unshared = read.route.unshared
+        return self._absence(read) is None and not (unshared.may_have_any and unshared.reason(read.key, read.shape))
+
     def start_first_read(self, read: Read, work: Callable[[Read, Stream], FirstRead]) -> FirstRead | None:
-        """Call `work` on a new stream record if nothing in memory could affect the read's answer; else return None.
+        """Call `work` on a new stream record for a read that passed `is_first_read`.  Return None if another read has
+        created the stream since.
 
         Raises TooManyAbsent or TooManyRequests.
         """
-        if read.start == NOW or read.web_origin is not None or self._store.find(read.key) is not None:
-            return None
-        unshared = read.route.unshared
-        if self._absence(read) is not None or (unshared.may_have_any and unshared.reason(read.key, read.shape)):
+        if self._store.find(read.key) is not None:
             return None
         self._cold_read_limit.admit_read(read.route, read.source.client)
         stream = self._store.create(Stream, read.key, self._clock.now())

@@ -90,15 +90,14 @@ class ReplyRecorder:
         return Applied(meaning, None if is_overtaken(stream, flight) else self._apply_refusal(fetch, meaning))
 
     def _apply_part(self, fetch: SentFetch, learned: Learned) -> Applied:
-        stream, flight, facts, asked_at = fetch.stream, fetch.flight, fetch.facts, fetch.asked_at
-        head, tail = learned.head(), None
-        if is_overtaken(stream, flight):
+        stream, facts, asked_at, tail = fetch.stream, fetch.facts, fetch.asked_at, None
+        if is_overtaken(stream, fetch.flight):
             content_type = _content_type(stream, learned)
             if content_type is not None and not stream.learn_type(content_type):
                 raise TailMovedBack
         else:
             self._learn(fetch, learned)
-            if facts.version.same_acks_as(stream.version):
+            if learned.up_to_date and not learned.is_closed and facts.version.same_acks_as(stream.version):
                 tail = _record_tail(fetch, learned)
             if learned.is_beyond and learned.up_to_date:
                 # The stated tail is not before the known one, so the stream is still the same.
@@ -107,13 +106,13 @@ class ReplyRecorder:
         if learned.start != METADATA and not learned.is_beyond:
             stream.contacted(asked_at)
             stream.revalidated(facts.version)
-        return Applied(head, None, tail)
+        return Applied(learned.head(), None, tail)
 
     def _learn(self, fetch: SentFetch, learned: Learned) -> None:
         """Apply the facts stated by a reply that is part of the stream.  Raises TailMovedBack."""
         stream, route, facts, tape = fetch.stream, fetch.route, fetch.facts, fetch.stream.tape
         start, offset, up_to_date, is_closed, is_beyond, headers, manner, lifetime = learned
-        is_fetch, content_type = learned.is_fetch, _content_type(stream, learned)
+        is_fetch, content_type = start not in (METADATA, NOW), _content_type(stream, learned)
         if not is_beyond:
             tape.check(start if is_fetch else facts.tail or START, offset, has_bytes=False)
         if up_to_date and facts.tail is not None:
@@ -123,10 +122,10 @@ class ReplyRecorder:
             raise TailMovedBack
         if not stream.learn_identity(stream_identity(headers, start if is_fetch else START, offset)):
             raise TailMovedBack
-        if is_closed and tape.closed_at is None:
+        if is_closed and tape.closed_at is None and (tape.tail is not None or stream.sighting is not None):
             stream.lost_tail()
         tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
-        if up_to_date:
+        if up_to_date and stream.acked is not None:
             stream.read_up_to_tail(facts.version, offset)
         if route.is_shared:
             stream.was_found_by(fetch.source.asker)
@@ -138,12 +137,12 @@ class ReplyRecorder:
         if manner.surrogate_keys:
             self._store.tag(stream, manner.surrogate_keys)
         if lifetime is None:
-            stream.caching.record(manner.cache_control, manner.reuse, up_to_date=up_to_date)
+            stream.caching = manner.caching_after(stream.caching, up_to_date=up_to_date)
         elif not _may_be_of_predecessor(stream, facts):
             stream.record_head(headers, lifetime)
         if is_beyond and not self._writes.is_under_way(stream.key.group):
             stream.beyond.record(start)
-        self._store.weigh(stream)
+        stream.is_weighed = False
 
     def _apply_refusal(self, fetch: SentFetch, head: NotShareable | OriginError) -> Effect | None:
         """Apply a reply that is not part of the stream."""
@@ -213,11 +212,8 @@ def _content_type(stream: Stream, learned: Learned) -> str | None:
     return content_type
 
 
-def _record_tail(fetch: SentFetch, learned: Learned) -> str | None:
-    """Record the tail of an open stream if the reply states it, and how long it may be repeated; return the tail or
-    None."""
-    if not learned.up_to_date or learned.is_closed:
-        return None
+def _record_tail(fetch: SentFetch, learned: Learned) -> str:
+    """Record the tail of an open stream that the reply states, and how long it may be repeated; return the tail."""
     route, tail, asked_at = fetch.route, learned.offset, fetch.asked_at
     if route.heard_s:
         fresh = freshness_from_headers(learned.headers)

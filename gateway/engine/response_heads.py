@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from multidict import CIMultiDict, istr
 
-from gateway.engine.answer import Answer, BodyRun
+from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.engine.read import Read
 from gateway.engine.route import Route
 from gateway.errors import Fault, GatewayError
@@ -127,6 +127,16 @@ def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIM
             read.route.node, said.outcome, ttl_s=-int(said.stale_s) - 1, detail="stale-while-revalidate"
         )
     return headers
+
+
+def part_answer(read: Read, run: BodyRun, said: Said, parts: Parts) -> Answer:
+    """The answer with this run of the stream, whose bytes are `parts`; a 304 if the client has them."""
+    tape = run.stream.tape
+    headers = stream_headers(read, run, parts.tag_size(tape.is_json) if tape.has_lost_start else 0, said)
+    if read.if_none_match is not None and is_not_modified(read, headers):
+        parts.close()
+        return Answer(304, not_modified(headers), said.outcome, run=run)
+    return Answer(200, headers, said.outcome, parts, tape.is_json, run=run)
 
 
 def now_answer(

@@ -117,7 +117,6 @@ class Metrics(Collector):
         self.loop_delays = Histogram(DELAY_BOUNDS_S)
         """Delays of the event loop.  A `LoopDelay` replaces the histogram."""
         self._coded = {coding: (Count(), Count(), Count()) for coding in Coding}
-        self.cache_bytes = 0
         self.before_collect: Callable[[], None] = lambda: None
         """Called before each collection, to add the counts that are gathered in batches."""
         self.look: Callable[[], State] = State
@@ -231,9 +230,6 @@ class Metrics(Collector):
         figures.deliveries.value += readers
         figures.delivery_delays.observe(delay_s)
 
-    def cache(self, bytes_: int, tapes: int) -> None:
-        self.cache_bytes = bytes_
-
     def eviction(self, n: int = 1, route: str = NO_ROUTE) -> None:
         self.routes[route].evictions.value += n
 
@@ -304,7 +300,7 @@ class Metrics(Collector):
         state = self.look()
         yield from client_families(self.routes)
         yield from upstream_families(self.routes)
-        yield from self._routeless_families()
+        yield from self._routeless_families(state)
         yield from coding_families(self._coded)
         yield from state_families(state, self.routes)
         yield from connection_families(state.upstream, state.slots)
@@ -333,7 +329,7 @@ class Metrics(Collector):
             if not is_read and route not in state.routes():
                 del self.routes[route]
 
-    def _routeless_families(self) -> Iterator[Metric]:
+    def _routeless_families(self, state: State) -> Iterator[Metric]:
         """The families without a route label."""
         yield counter(
             "durable_gateway_downstream_bytes",
@@ -373,7 +369,7 @@ class Metrics(Collector):
             "Bytes that the cache takes: tapes with their offsets, names and headers, and what is made of them. "
             "Excludes buffers and bodies in flight.",
             (),
-            [((), self.cache_bytes)],
+            [((), state.cache_bytes)],
         )
         yield gauge(
             "durable_gateway_cache_limit_bytes",

@@ -43,6 +43,8 @@ class State:
     """Requests that wait for those fetches, or read while they run, by route."""
     followed: int = 0
     """Followed streams."""
+    cache_bytes: int = 0
+    """The bytes in use of the cache's budget: the tapes, and all that is made of them."""
     holdings: dict[str, RouteUsage] = field(default_factory=dict)
     """The contents of the tapes, by route."""
     upstream: dict[str, Connections] = field(default_factory=dict)
@@ -74,6 +76,7 @@ def look_at(
         flights=flights,
         waiters=waiters,
         followed=len(engine.live) + engine.s2.streams.followed,
+        cache_bytes=engine.store.cost + engine.store.lent,
         holdings=dict(engine.store.holdings),
         upstream=engine.client.connections(),
         slots=engine.client.slot_use(),

@@ -139,12 +139,9 @@ def stream_identity(headers: Mapping[str, str], start: str, end: str) -> str | N
     origin_etag = headers.get("ETag")
     if origin_etag is None or "Cache-Status" in headers:
         return None
-    opaque = origin_etag.strip().removeprefix("W/")
-    if len(opaque) < 2 or opaque[0] != '"' or opaque[-1] != '"':
-        return None
-    opaque = opaque[1:-1]
+    tag = origin_etag.strip().removeprefix("W/")
     position = f":{start}:{end}"
-    for ending in (position, position + ":c"):
-        if opaque.endswith(ending):
-            return opaque[: -len(ending)] or None
+    for ending in (f'{position}"', f'{position}:c"'):
+        if tag.endswith(ending) and tag.startswith('"'):
+            return tag[1 : -len(ending)] or None
     return None

@@ -16,8 +16,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from gateway.limits.memory import evict_oldest
-
 K = TypeVar("K", bound=Hashable)
 
 USE_S: Final = 1.0
@@ -235,7 +233,9 @@ class S3Fifo(Generic[K]):
 
     def _remember(self, key: K, ghosts: OrderedDict[int, None]) -> None:
         ghosts[hash(key)] = None
-        evict_oldest(ghosts, len(self._probation) + len(self._main) + 1)
+        most = len(self._probation) + len(self._main) + 1
+        while len(ghosts) > most:
+            ghosts.popitem(last=False)
 
     def __contains__(self, key: object) -> bool:
         return key in self._probation or key in self._main

@@ -113,9 +113,8 @@ class Confirmations:
         self._offsets, self._at = _NONE, _NEVER
 
 
-@dataclass(slots=True, eq=False)
-class Caching:
-    """The Cache-Control directives of a stream's bytes, from the latest replies to reads.  Owner: the `Stream`."""
+class Caching(NamedTuple):
+    """The Cache-Control directives of a stream's bytes, from the latest replies to reads."""
 
     cache_control: str | None = None
     """The header field of the latest reply that stops short of the tail; None if it has none."""
@@ -128,25 +127,23 @@ class Caching:
     is_verbatim: bool = False
     """Whether the bytes must not be compressed (`no-transform`, RFC 9111 §5.2.2.6)."""
 
-    def record(self, cache_control: str | None, reuse: Reuse, *, up_to_date: bool) -> None:
-        """Record the Cache-Control of a reply; `reuse` is its parsed form.
+    @classmethod
+    def of_bytes(cls, cache_control: str | None, reuse: Reuse) -> Caching:
+        """Return the caching that a reply states which stops short of the tail; `reuse` is its parsed Cache-Control."""
+        return cls(cache_control, reuse.lifetime_s, reuse.forbids_stale, True, reuse.is_verbatim)
 
-        `up_to_date`: the reply reaches the tail.
-        """
-        self.is_verbatim = reuse.is_verbatim
-        if not up_to_date:
-            self.cache_control = cache_control
-            self.is_of_bytes = True
-        elif self.is_of_bytes:
-            return
+    @classmethod
+    def at_tail(cls, reuse: Reuse) -> Caching:
+        """Return the caching that a reply states which reaches the tail, if no earlier reply stopped short of it."""
         lifetime_s = reuse.lifetime_s
-        if not up_to_date:
-            self.fresh_s = lifetime_s
-        else:
-            # A lifetime of 0 means the same as `no-cache`, which does not apply to bytes.  During
-            # `stale-while-revalidate` the tail is revalidated in the background, so bytes stay reusable as well.
-            self.fresh_s = lifetime_s + reuse.stale_s if lifetime_s else math.inf
-        self.must_revalidate = reuse.forbids_stale and not (up_to_date and not lifetime_s)
+        # A lifetime of 0 means the same as `no-cache`, which does not apply to bytes.  During `stale-while-revalidate`
+        # the tail is revalidated in the background, so bytes stay reusable as well.
+        fresh_s = lifetime_s + reuse.stale_s if lifetime_s else math.inf
+        return cls(None, fresh_s, reuse.forbids_stale and bool(lifetime_s), False, reuse.is_verbatim)
+
+
+UNSTATED: Final = Caching()
+"""The caching of a stream before the first reply."""
 
 
 class Sighting(NamedTuple):

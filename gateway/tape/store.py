@@ -35,6 +35,8 @@ S = TypeVar("S", bound=Stream)
 MAX_TAGS = 1_024
 """The most surrogate keys of one stream."""
 
+# Enum members are slow to reach in Python 3.11.
+_EVICTED: Final = End.EVICTED
 _NO_KEY = StreamKey(Group("", ""), "", Partition(""))
 """A key of no stream, for evictions that spare no stream."""
 
@@ -180,14 +182,16 @@ class TapeStore:
         if stream.ended is not None:
             return
         tape = stream.tape
-        before, blocks = tape.cost, tape.block_count
+        before, blocks = tape.cost + stream.facts_cost, tape.block_count
         tape.store(start, end, pieces, now)
         if not stream.is_ranked or self.pinned.is_used:
-            self._order.admit(stream, before + stream.facts_cost)
+            self._order.admit(stream, before)
         if stream.is_followed:
             # Live readers use each append without another request.
             self._count_use(stream, now)
-        self._charge(stream, tape.cost - before, blocks=tape.block_count - blocks)
+        if not stream.is_weighed:
+            stream.is_weighed, stream.facts_cost = True, stream.weigh()
+        self._charge(stream, tape.cost + stream.facts_cost - before, blocks=tape.block_count - blocks)
 
     def store_records(self, stream: RecordStream, start: int, records: Sequence[Record], now: float) -> None:
         """Store the records of a read of an S2 stream from `start`, and evict until the budget is met.
@@ -242,6 +246,7 @@ class TapeStore:
     def weigh(self, stream: Stream) -> None:
         """Charge the budget for headers and other texts that were added.  Does nothing on an ended stream."""
         if stream.ended is None:
+            stream.is_weighed = True
             before, stream.facts_cost = stream.facts_cost, stream.weigh()
             if stream.facts_cost != before:
                 self._charge(stream, stream.facts_cost - before)
@@ -268,7 +273,6 @@ class TapeStore:
         if stream.ended is not None or not self.is_not_stored(stream):
             return
         self._drop_bytes(stream)
-        self._metrics.cache(self.cost + self.lent, self._count)
 
     def _drop_bytes(self, stream: Stream) -> None:
         """Drop a stream's bytes but keep the stream."""
@@ -282,7 +286,6 @@ class TapeStore:
             return False
         self._order.forget(stream.key)
         self._remove(stream, why)
-        self._metrics.cache(self.cost + self.lent, self._count)
         return True
 
     def _remove(self, stream: Stream, why: End) -> None:
@@ -344,10 +347,14 @@ class TapeStore:
         If no hold is left, drop a stream that has neither bytes nor a known tail, as after a refusal of the origin.
         """
         stream.holds -= 1
-        if stream.holds or stream.ended is not None:
+        if stream.ended is not None:
+            return
+        if not stream.is_weighed:
+            self.weigh(stream)
+        if stream.holds:
             return
         if stream.tape.tail is None and stream.block_count == 0:
-            self.drop_stream(stream, End.EVICTED)
+            self.drop_stream(stream, _EVICTED)
             return
         if self._not_stored:
             self._drop_unwanted(stream)
@@ -381,7 +388,6 @@ class TapeStore:
     def take_back(self, size: int) -> None:
         """Return `size` lent bytes to the budget."""
         self.lent -= size
-        self._metrics.cache(self.cost + self.lent, self._count)
 
     def resize(self, budget_bytes: int) -> None:
         """Change the budget, and evict until it is met."""
@@ -397,8 +403,6 @@ class TapeStore:
         self._book(stream, delta, tapes=tapes, blocks=blocks)
         if self.cost + self.lent > self.budget_bytes:
             self._make_room(stream, may_shorten=True)
-        else:
-            self._metrics.cache(self.cost + self.lent, self._count)
 
     def _book(self, stream: Stream, delta: int, *, tapes: int = 0, blocks: int = 0) -> None:
         """Add to the total cost, and to the figures of the stream's route.  Negative values subtract."""
@@ -441,5 +445,4 @@ class TapeStore:
                 if victim.holds:
                     self._drop_bytes(victim)
                 else:
-                    self._remove(victim, End.EVICTED)
-        self._metrics.cache(self.cost + self.lent, self._count)
+                    self._remove(victim, _EVICTED)

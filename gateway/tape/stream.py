@@ -24,6 +24,7 @@ from gateway.tape.costs import headers_cost, key_cost, surrogate_keys_cost, text
 from gateway.tape.origin_statements import (
     LEAST_AGE_S,
     LEAST_TTL_S,
+    UNSTATED,
     Caching,
     Confirmations,
     Expiry,
@@ -75,7 +76,7 @@ class Stream:
     Bytes of that reply may be held, so the flag is never cleared."""
     origins_named_at: float = -math.inf
     """When a reply to a shared read last stated in `headers` which web origins it allows (monotonic seconds)."""
-    caching: Caching = field(default_factory=Caching)
+    caching: Caching = UNSTATED
     """The origin's Cache-Control for the stream's bytes."""
     identity: str | None = None
     """The origin's identifier of the incarnation, if its ETag has one."""
@@ -136,6 +137,8 @@ class Stream:
     """Whether the stream is in the order of eviction.  Only the `TapeStore` sets this."""
     holds: int = 0
     """The number of users that prevent this object from being replaced: live topics and shared fetches."""
+    is_weighed: bool = True
+    """Whether `facts_cost` is up to date.  If not, storing bytes or releasing the stream updates it."""
     facts_cost: int = 0
     """The bytes that the budget is charged for this object without its tape.  Only the `TapeStore` sets this."""
 

@@ -81,9 +81,6 @@ class MetricsRecorder(Protocol):
     def delivered(self, readers: int, delay_s: float, route: str = NO_ROUTE) -> None:
         """Count bytes of a follower that `readers` live readers were given, `delay_s` after the bytes arrived."""
 
-    def cache(self, bytes_: int, tapes: int) -> None:
-        """Set the current contents of the cache: stream bytes, and the number of tapes."""
-
     def eviction(self, n: int = 1, route: str = NO_ROUTE) -> None:
         """Count tapes dropped to stay within the byte budget."""
 
@@ -122,8 +119,6 @@ class NoMetrics:
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, ...]] = Counter()
-        self.cache_bytes = 0
-        self.tapes = 0
 
     def request(
         self,
@@ -164,10 +159,6 @@ class NoMetrics:
 
     def delivered(self, readers: int, delay_s: float, route: str = NO_ROUTE) -> None:
         self.counts["delivered",] += readers
-
-    def cache(self, bytes_: int, tapes: int) -> None:
-        self.cache_bytes = bytes_
-        self.tapes = tapes
 
     def eviction(self, n: int = 1, route: str = NO_ROUTE) -> None:
         self.counts["eviction",] += n

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from multidict import CIMultiDict
 
@@ -32,6 +32,8 @@ from gateway.upstream.collapse import FetchEnd, SharedFetch
 
 WINDOW_BYTES: Final = 1 << 20
 _UNBOUNDED: Final = Inflow()
+SMALL_BYTES: Final = 1 << 16
+"""A body up to this size is awaited, so that it is sent whole and with its length."""
 CONFIRMATION: Final = "?confirmation"
 """The `key` of a flight that compares the origin's bytes after `start` with those held.  It is no valid offset."""
 METADATA: Final = "?metadata"
@@ -146,6 +148,13 @@ class FlightReader:
         self.flight.detach(self)
 
 
+class FirstReader(Protocol):
+    """The reader that a flight was launched for, and that waits for it without a task."""
+
+    def look(self) -> None:
+        """Go on if the flight has come far enough."""
+
+
 class Flight(SharedFetch):
     """One shared fetch of the bytes after `start`.  Owner: the engine's fetch table."""
 
@@ -160,6 +169,7 @@ class Flight(SharedFetch):
         "dropped_bytes",
         "expected",
         "fetched",
+        "first",
         "head",
         "holders",
         "inflow",
@@ -239,6 +249,8 @@ class Flight(SharedFetch):
         self.accounted_requests = 0
         self.holders = 0
         self.is_led = False
+        self.first: FirstReader | None = None
+        """The first reader, until the fetch has got its reply or has ended; then it looks."""
         self._readers: set[FlightReader] = set()
         self._watchers = 0
 
@@ -300,6 +312,13 @@ class Flight(SharedFetch):
             self._drop_read_chunks()
         self.changed.fire()
 
+    def land_whole(self, body: list[bytes], size: int) -> None:
+        """The body has arrived at once: `size` bytes, in pieces that are not empty."""
+        self.kept, self.size, self.length = body, size, size
+        if size > self.keep_bytes:
+            self.is_kept = False
+        super().land()
+
     def land(self, end: FetchEnd = FetchEnd.LANDED) -> None:
         """End the flight with a complete body."""
         self.length = self.size
@@ -342,12 +361,16 @@ class Flight(SharedFetch):
 
     def attach(self) -> FlightReader:
         """Add a reader of the body."""
-        assert self.base == 0, "a flight that lets go of its chunks takes no more readers"
         reader = FlightReader(self)
+        self.add_reader(reader)
+        return reader
+
+    def add_reader(self, reader: FlightReader) -> None:
+        """The same for a reader that has been made for this flight."""
+        assert self.base == 0, "a flight that lets go of its chunks takes no more readers"
         self._readers.add(reader)
         if self._room is not None:
             self._room.fire()
-        return reader
 
     def detach(self, reader: FlightReader) -> None:
         """Remove a reader.  Removing the last one cancels the fetch."""
@@ -398,3 +421,11 @@ class Flight(SharedFetch):
         """Wait until the flight has ended, or its body is too large to be kept.  The caller must call `watch` first."""
         while self.is_kept and not self.is_over:
             await self.changed.wait()
+
+
+def is_awaited(flight: Flight) -> bool:
+    """Whether an answer that begins with the flight's bytes has to wait for more of the reply."""
+    if flight.end is not None:
+        return False
+    head, expected = flight.head, flight.expected
+    return head is None or (isinstance(head, StreamHead) and expected is not None and expected <= SMALL_BYTES)

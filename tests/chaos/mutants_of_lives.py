@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final
 
-from gateway.engine import fetch, fetch_table, live_start, reply_recorder
+from gateway.engine import fetch_table, live_start, reply_recorder, reply_taker
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.long_poll_waiter import Waiter
 from gateway.engine.negative_cache import NegativeCache
@@ -45,7 +45,7 @@ NAMELESS: Final[Patches] = [(Stream, "learn_identity", lambda *_: True)]
 
 @mutant("a fetch that a purge or a write has overtaken teaches nothing")
 def overtaken_flight_is_laid() -> Patches:
-    return [(module, "is_overtaken", never) for module in (fetch, fetch_table)] + [
+    return [(module, "is_overtaken", never) for module in (reply_taker, fetch_table)] + [
         (reply_recorder, "is_overtaken", never),
         *NAMELESS,
     ]
@@ -53,7 +53,7 @@ def overtaken_flight_is_laid() -> Patches:
 
 @mutant("a refusal of before a write ends nothing")
 def late_404_is_believed() -> Patches:
-    return [(module, "is_outdated", never) for module in (fetch, reply_recorder, live_start)]
+    return [(module, "is_outdated", never) for module in (reply_taker, reply_recorder, live_start)]
 
 
 @mutant("a read joins no fetch that was sent before it came")

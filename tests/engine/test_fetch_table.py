@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from gateway.errors import ShortOfMemory, UpstreamTimeout, UpstreamUnreachable
+from gateway.engine.reply_recorder import ReplyRecorder, SentFetch
+from gateway.errors import ShortOfMemory, TailMovedBack, UpstreamTimeout, UpstreamUnreachable
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import Stream
 from gateway.upstream.flight import METADATA, Beyond, Head, OriginError, StreamHead
@@ -215,3 +217,42 @@ async def test_a_question_for_the_tail_is_asked_while_no_bytes_may_be_added(star
     look = await looking(bench, stream, "0002")
     assert look.done()
     assert look.result() == StreamHead("0002", up_to_date=True, is_closed=False)
+
+
+@pytest.mark.parametrize("stage", ["apply", "apply_another", "heard"])
+async def test_a_reply_that_cannot_be_taken_ends_its_own_fetch_alone(
+    start: Start, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """Replies that arrive together are taken together."""
+    bench = start()
+    apply = ReplyRecorder.apply
+
+    def fail(recorder: ReplyRecorder, fetch: SentFetch, *more: Any) -> Any:
+        if fetch.source.target.path == "/1" and stage != "heard":
+            raise TailMovedBack if stage == "apply_another" else ValueError
+        return apply(recorder, fetch, *more)
+
+    def fail_another(*_: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(ReplyRecorder, "apply", fail)
+    if stage == "apply_another":
+        monkeypatch.setattr(ReplyRecorder, "apply_another", fail_another)
+    reads = [asyncio.create_task(bench.body(f"/{number}")) for number in range(3)]
+    await bench.until(3)
+    if stage == "heard":
+        heard = iter([None, ValueError(), None])
+
+        def hear() -> None:
+            if (error := next(heard)) is not None:
+                raise error
+
+        monkeypatch.setattr(bench.route, "heard", hear)
+    for asked in bench.upstream.asked:
+        part_of_stream(b"ab", "0002")(asked)
+    async with asyncio.timeout(BOUND_S):
+        found = await asyncio.gather(*reads, return_exceptions=True)
+    assert (found[0], found[2]) == ((200, b"ab"), (200, b"ab"))
+    assert isinstance(found[1], UpstreamUnreachable)
+    await eventually(lambda: not len(bench.engine.fetches), look_s=0)
+    assert [stream.holds for stream in bench.engine.store] == [0, 0]

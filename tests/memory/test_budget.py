@@ -13,6 +13,7 @@ from gateway.protocol.forwarded_headers import storable_headers
 from gateway.protocol.freshness import Lifetime, stated_reuse
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.eviction import S3Fifo
+from gateway.tape.origin_statements import Caching
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.metrics import NoMetrics
@@ -44,7 +45,7 @@ def long_headers(store: TapeStore, stream: Stream, number: int) -> None:
     headers = CIMultiDict([(f"X-{number}-{line}", f"{number}-{line}-" + "v" * 7_000) for line in range(8)])
     stream.record_headers(storable_headers(headers))
     stream.record_head(CIMultiDict({"Last-Modified": f"{number}-" + "m" * 7_000}), Lifetime(None, None))
-    stream.caching.record(f"max-age={number}, x=" + "c" * 7_000, stated_reuse({}), up_to_date=False)
+    stream.caching = Caching.of_bytes(f"max-age={number}, x=" + "c" * 7_000, stated_reuse({}))
     store_messages(store, stream, 1)
 
 

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from hyperframe.frame import GoAwayFrame, PingFrame, RstStreamFrame, SettingsFrame, WindowUpdateFrame
 
+from gateway.aio import batches
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.http.http2.flow_control import MOST_UNREAD_BYTES
 from gateway.origin.requests import Kind
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
+from gateway.server import turns
 from tests.scenarios.http2_wire import PREFACE, Call, Http2Wire
 from tests.scenarios.wire import Dropped, Wire
 from tests.server.conftest import Pair, ask, create_closed, get, hits, start_pair, stop_pair, write
@@ -169,6 +171,22 @@ async def test_resetting_a_live_read_leaves_the_others_open(pair: Pair) -> None:
         assert b"def" in (await wire.answer_of(second)).body
         assert len(pair.fast.clients) == 1
     await eventually(lambda: not len(pair.fast.clients))
+
+
+async def test_first_reads_that_arrive_together_share_a_fetch_unless_they_are_reset(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One turn of the loop begins all of them, even on a slow machine.
+    for module, name in ((turns, "REQUESTS_S"), (turns, "PARTS_S"), (batches, "MOST_S")):
+        monkeypatch.setattr(module, name, 60.0)
+    for path in ("/gone", "/shared"):
+        await write(pair.strict, "PUT", path, b"abc", Content_Type="text/plain")
+    async with wire_to(pair.fast) as wire:
+        # The gateway reads all of it in one turn of the loop.
+        [gone, *calls] = await several(wire, "/gone?offset=-1", "/shared?offset=-1", "/shared?offset=-1")
+        await wire.reset_stream(gone)
+        assert [(await wire.answer_of(call)).body for call in calls] == [b"abc", b"abc"]
+    assert pair.origin.origin.counters.requests[Kind.CATCHUP] == 1
 
 
 async def test_a_stream_without_window_is_reset_alone() -> None:

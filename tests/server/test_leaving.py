@@ -14,6 +14,7 @@ from hyperframe.frame import RstStreamFrame
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import start_origin
+from gateway.origin.requests import Kind
 from gateway.server.client_connections import Handler, Work
 from gateway.server.connection import Connection
 from gateway.server.http2.channel import StreamChannel
@@ -22,7 +23,7 @@ from gateway.server.request import Answered, Request
 from tests.ops.log_reading import lines_of
 from tests.scenarios.http2_wire import Http2Wire
 from tests.server.conftest import connect, get, write
-from tests.waiting import eventually
+from tests.waiting import eventually, pass_turns
 
 _MOST_WAITS = 40
 """More than a request waits for."""
@@ -147,3 +148,39 @@ async def test_a_reader_that_leaves_in_the_turn_in_which_its_request_goes_on_is_
     if is_logged:
         lines = [line for line in lines_of(path) if line["is_final"] and line["method"] == "GET"]
         assert [line["stream"] for line in lines] == [f"/{number}" for number in range(at)]
+
+
+@pytest.mark.parametrize("version", ["1.1", "2"])
+async def test_a_first_read_whose_client_leaves_in_the_turn_that_brings_it_asks_for_nothing(version: str) -> None:
+    origin = await start_origin()
+    gateway = await start_gateway(GatewayConfig.for_origin(origin.url, listen="127.0.0.1:0", admin="127.0.0.1:0"))
+    clients, handler = gateway.clients, gateway.clients.handler
+    is_lost = False
+
+    def handle(request: Request) -> Work | None:
+        nonlocal is_lost
+        work = handler(request)
+        assert work is None
+        _lose(gateway)
+        is_lost = True
+        return None
+
+    try:
+        clients.handler = handle
+        reader, writer = await connect(gateway)
+        if version == "2":
+            await Http2Wire(reader, writer).ask("/s?offset=-1")
+        else:
+            writer.write(get("/s?offset=-1"))
+        await eventually(lambda: is_lost)
+        writer.transport.abort()
+        await pass_turns()
+        assert (
+            origin.origin.counters.requests[Kind.CATCHUP]
+            == len(gateway.engine.store)
+            == len(gateway.engine.fetches)
+            == 0
+        )
+    finally:
+        await gateway.stop()
+        await origin.stop()

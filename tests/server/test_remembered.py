@@ -322,7 +322,7 @@ def test_an_answer_is_rendered_again_only_while_memory_may_answer(why: str) -> N
         case "the lifetime":
             stream.expiry.know(Lifetime(None, clock.wall()))
         case "the bytes":
-            stream.caching.fresh_s = 0.0
+            stream.caching = stream.caching._replace(fresh_s=0.0)
         case _:
             stream.ended = End.DELETED
     assert not answer.render(clock.now(), clock.wall())

@@ -363,7 +363,7 @@ def test_bytes_that_lack_an_acknowledged_write_are_not_sent_if_the_origin_fails(
 
 def test_bytes_that_must_be_revalidated_are_not_sent_if_the_origin_fails() -> None:
     stream = held()
-    stream.caching.must_revalidate = True
+    stream.caching = stream.caching._replace(must_revalidate=True)
     assert step(stream, failed(catching_up(stream)), 164.9) == Send("4")
     assert step(stream, failed(catching_up(stream)), 165.0) == GONE
 
