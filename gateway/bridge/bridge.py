@@ -76,7 +76,7 @@ class Bridge:
         return f"<Bridge of {len(self._routes)} routes, {self.sightings!r}>"
 
     def configure(self, routes: Sequence[RouteConfig]) -> None:
-        """Translate the requests of bridged routes among these from now on."""
+        """Set the routes.  Requests of bridged routes are translated from now on."""
         self._routes = {route.name: _bridged(route) for route in routes if route.is_bridged}
         self.ask = self._ask if self._routes else self._upstream.ask
 

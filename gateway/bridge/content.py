@@ -168,7 +168,7 @@ def split_messages(body: bytes, most: int = MAX_BATCH_RECORDS) -> list[bytes]:
 
 
 def _containers(body: bytes) -> int:
-    """Return the number of arrays and objects that the body begins, or an upper bound if that is small enough."""
+    """Return the number of arrays and objects in the body, or an upper bound that is small enough."""
     most = body.count(b"[") + body.count(b"{")
     if most <= MOST_CONTAINERS:
         return most

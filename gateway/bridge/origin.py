@@ -128,9 +128,8 @@ class Call:
         return FoundRecords(left, outcome.tail) if left else None
 
     async def recognise(self, known: KnownSighting | None = None) -> S2Refused | None:
-        """Read the last known record again, to check whether the stream was re-created; return an error of the origin.
-
-        Raises a GatewayError.
+        """Read the last known record again, to check whether the stream was re-created.  Returns the origin's error if
+        it refuses.  Raises a GatewayError.
         """
         known = known or self.sighting.known()
         if known.position is None or not known.position.seq_num:

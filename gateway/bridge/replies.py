@@ -193,10 +193,11 @@ def position_headers(seq_num: int, *, up_to_date: bool = False, is_closed: bool 
 def refusal(refused: S2Refused, *, creates: bool = False) -> Made:
     """Translate an error of the origin to a reply for a Durable Streams client.
 
-    `creates` states that the request was to create a stream.  Conflicts that pass become 503, so that clients retry:
-    conflicts between transactions, and creating a stream whose namesake is being deleted.  For other requests, a stream
-    that is being deleted is gone.  A 422 becomes a 400.  A condition (412, 416) that the request did not state becomes
-    a 502.  So does a status that is not an HTTP error, which the last frame of a session may contain.
+    `creates` states that the request was to create a stream.  Temporary conflicts become a 503, so that clients retry.
+    These are conflicts between transactions, and the creation of a stream while a stream with its name is being
+    deleted.  For other requests, a stream that is being deleted is gone.  A 422 becomes a 400.  A condition (412, 416)
+    that the request did not state becomes a 502.  So does a status that is not an HTTP error, which the last frame of a
+    session may contain.
     """
     if not 400 <= refused.status < 600 or refused.status in (412, 416):
         return text(502, "The origin has answered a request with what is no answer to it")

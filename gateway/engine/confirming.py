@@ -13,7 +13,7 @@ readers begin.
 
 If the origin has trimmed the first position in memory, the tape drops the bytes there.  Then the reader's own position
 is confirmed.  Further confirmations begin midway between the two.  Each reply, whether it refuses or confirms,
-halves the number of positions in between.  A trim therefore costs about 2 log2 of that number of requests.
+halves the number of positions in between.  A trim of n positions therefore costs about 2 log2(n) requests.
 
 `Patience` limits the wait for a silent origin.  A read that ends at the known tail asks the origin for more bytes.  A
 live read may ask whether the stream is still the same.  If the origin answers no request of the route for `PATIENCE_S`,

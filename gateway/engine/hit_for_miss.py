@@ -24,7 +24,8 @@ from gateway.tape.costs import key_cost, texts_cost
 from gateway.upstream.flight import METADATA
 
 MOST_SHAPES = 4
-"""How many shapes of a stream's live, or other, reads must prove unshareable before all of that kind are relayed."""
+"""How many shapes of live reads, or of other reads, of a stream must prove unshareable before all of them are
+relayed."""
 _MOST_BYTES: Final = 1 << 23
 """The size limit of each of the two caches of `Unshared`.  Clients choose the length of names and queries."""
 

@@ -38,7 +38,7 @@ _LITTLE_BYTES = 1 << 16
 """A reader that is at most this many bytes behind is served immediately, whatever content coding it accepts."""
 ENCODED: Final = NotShareable("encoded")
 TOO_LARGE = NotShareable("larger than the tape", is_lasting=False)
-"""The reason why a live reader is relayed whose bytes are too large for the tape."""
+"""The reason to relay a live reader: its bytes are too large for the tape."""
 
 
 class Beginning(NamedTuple):
@@ -192,7 +192,7 @@ class LiveReads:
     @staticmethod
     def check_ended(stream: Stream) -> None:
         if stream.ended in (End.RECREATED, End.PURGED):
-            # The caller decides by the time of the reader's arrival whether the reader ends or starts again.
+            # The caller decides whether the reader ends or starts again, which depends on when it arrived.
             raise TailMovedBack
         if stream.ended is not None:
             raise StreamEnded(OriginError.of_ended(stream.ended.status))

@@ -1,8 +1,8 @@
 """A reply's manner: the header fields of a reply that are the same in most replies of a route.
 
 Fields that differ from reply to reply, such as offset, tag and date, are left out.  Most replies of a route therefore
-have one of a few manners.  The decisions that depend on the other fields are made once for each manner: whether a reply
-may be shared, how long it may be reused, and which of its headers a hit repeats.
+have one of a few manners.  The decisions that depend on the remaining fields are made once for each manner: whether a
+reply may be shared, how long it may be reused, and which of its headers a hit repeats.
 """
 
 from __future__ import annotations

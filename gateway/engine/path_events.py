@@ -27,7 +27,8 @@ from gateway.tape.stream import End, Stream
 class PathChange:
     """A change that a write makes.
 
-    `kind` names changes that replace each other: of two in a row, only the later is applied.  None means no such kind.
+    `kind` marks changes that replace each other: of two in a row with one kind, only the later is applied.  A change
+    whose kind is None is always applied.
     """
 
     __slots__ = ("_apply", "_kind", "_live", "_now", "_wall")

@@ -182,7 +182,7 @@ class Sse:
         """Return a subscriber that has not been started."""
         read, topic = subscription.read, subscription.topic
         lifetime_s, now = self._lifetime_s(read), self.clock.now()
-        # Draw the cursor only once, because it must not go back: it is jittered if the client's own is not below it.
+        # Draw the cursor only once: it may be jittered, and must not go back.
         cursor = int(topic.cursors.next_for(read.cursor, self.clock.wall(), self._reads.rng))
         subscriber = Subscriber(topic, subscription.at, cursor, wire, self, now, lifetime_s)
         subscriber.first = subscription.first

@@ -1,4 +1,4 @@
-"""Detects clients that are gone although they only seem to have shut down their sending side.
+"""Detects clients that have closed their connection, rather than only shut down their sending side.
 
 A half-closed client may still read its answer.  A closed connection looks the same until something is written to it.
 So bytes without effect are written to a client that waits for its answer.  If the client's machine rejects them, the

@@ -115,7 +115,7 @@ class Record:
         return Position(self.start.ordinal, self.start.at + self.lead + skip)
 
     def _payload_before(self, position: Position) -> int:
-        """Return the number of payload bytes before `position`, out of the payload's range if it is not in there."""
+        """Return the number of payload bytes before `position`; out of range if it is not in the payload."""
         return position.at - self.start.at - self.lead if position.ordinal == self.start.ordinal else -1
 
     def _last_cut(self, skip: int) -> int:

@@ -182,7 +182,7 @@ def request_headers_for_origin(
 
 
 def passed_nodes(headers: Headers) -> tuple[str, ...]:
-    """Return the gateways that a request states it has passed (CDN-Loop, RFC 8586), in lower case, each once.
+    """Return the gateways that a request has passed, by its CDN-Loop header (RFC 8586), in lower case, each once.
 
     Invalid names are skipped.  The result is sorted, because the order does not matter for loops.  Raises LoopDetected
     if the list is longer than any sensible chain.

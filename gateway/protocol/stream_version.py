@@ -105,32 +105,32 @@ class Version(NamedTuple):
     # -- changes; each returns the new version
 
     def withdrawn(self) -> Version:
-        """Bytes were dropped, or data derived from them must no longer be used."""
+        """Return the version after a drop of bytes, or a withdrawal of data derived from them."""
         (incarnation, withdrawals), tail, acks, doubts, end_doubts, settled = self
         return Version(Edition(incarnation, withdrawals + 1), tail, acks, doubts, end_doubts, settled)
 
     def incarnated(self, incarnation: str) -> Version:
-        """All bytes were dropped, and the origin may send different bytes from now on."""
+        """Return the version after all bytes were dropped: the origin may send different bytes from now on."""
         return Version(Edition(incarnation, self.edition.withdrawals), *self[1:])
 
     def tail_changed(self) -> Version:
-        """Answers may now state another tail."""
+        """Return the version after a change of the tail that answers may state."""
         edition, tail, acks, doubts, end_doubts, settled = self
         return Version(edition, tail + 1, acks, doubts, end_doubts, settled)
 
     def acknowledged(self) -> Version:
-        """A write was acknowledged, and may have moved the tail."""
+        """Return the version after an acknowledged write, which may have moved the tail."""
         edition, tail, acks, doubts, end_doubts, settled = self
         return Version(edition, tail + 1, acks + 1, doubts, end_doubts, settled)
 
     def doubted(self, *, may_have_ended: bool) -> Version:
-        """An event has raised a doubt."""
+        """Return the version after an event that raises a doubt."""
         edition, tail, acks, doubts, end_doubts, settled = self
         doubts += 1
         return Version(edition, tail, acks, doubts, doubts if may_have_ended else end_doubts, settled)
 
     def settled_by(self, seen: Version) -> Version:
-        """A request sent at the version `seen` has found the stream."""
+        """Return the version after a request, sent at the version `seen`, has found the stream."""
         return self if seen.doubts <= self.settled else Version(*self[:5], seen.doubts)
 
 

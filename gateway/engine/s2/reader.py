@@ -6,8 +6,8 @@ is at the tail.  From then on the session follows the stream's topic.  A client 
 continues from memory when it reads again.
 
 A heartbeat states the client's position as the tail, never a later position, because clients resume from it.  A
-complete session ends in order.  A session that cannot continue ends with an error, because clients take an end in order
-to mean that no more records will come.
+complete session ends regularly.  A session that cannot continue ends with an error, because a regular end means that no
+more records will come.
 """
 
 from __future__ import annotations
@@ -256,7 +256,8 @@ class S2SessionReader:
         while large is not None and not self._is_over:
             part = memoryview(large.data)[self._large_sent : self._large_sent + PART_BYTES]
             if not part:
-                # The client has taken nearly all of it.  Only now may the data be freed: the connection has used it.
+                # The client has taken nearly all of it.  Only now may the data be freed, because the connection has
+                # referred to it.
                 self._large = None
                 return
             self._large_sent += len(part)

@@ -116,7 +116,7 @@ class S2Batch:
         return found
 
     def is_large(self, format_: Format) -> bool:
-        """Return whether the event is sent as an own head for each reader and a shared rest."""
+        """Return whether each reader gets its own head of the event, followed by a rest that all readers share."""
         return len(self.json(format_)) >= _SHARED_BYTES
 
     def head_of_event(self, count: int, size: int) -> bytes:

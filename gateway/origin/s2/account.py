@@ -107,7 +107,7 @@ class Basin:
         return stream
 
     def delete_stream(self, name: str, now: float) -> None:
-        """Raises Refused (404)."""
+        """Delete a stream.  Raises Refused (404)."""
         self._drop(self.stream(name, now))
 
     def stream(self, name: str, now: float) -> Stream:
