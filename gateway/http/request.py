@@ -58,7 +58,7 @@ class Fields:
         self.common = headers
         """The headers without those in `varied`."""
         self.varied: Sequence[tuple[str, str]] = ()
-        """Headers with the numbers that differ between sections with the same `facts`."""
+        """The headers whose numbers differ between sections with the same `facts`."""
 
     def varied_by(self, varied: Sequence[tuple[str, str]], length: int) -> Fields:
         """This section with further headers, for a request whose body has `length` bytes."""

@@ -25,8 +25,8 @@ from gateway.tape.store import TapeStore
 INTERVAL_S: Final = 1.0
 _NEAR: Final = 0.7
 _NEAR_INTERVAL_S: Final = 0.1
-"""Above this part of the limit, all memory is examined at this interval.  Below it, only the process's resident memory
-is: a flood can reach the limit within a second."""
+"""Above `_NEAR` of the limit, all memory is examined at this interval.  Below it, this interval applies to the
+process's resident memory only.  A flood can reach the limit within a second."""
 _PASSED_S: Final = 0.005
 """Near the limit, resident memory is examined at this interval, and all memory as soon as the guard requires it.
 Hundreds of clients that connect together can exhaust the rest within a tenth of a second."""
@@ -38,7 +38,7 @@ clients are dropped before."""
 _SHRINK_BYTES: Final = 1 << 19
 """The bytes that the cache frees in one turn of the loop."""
 _TRIM_SHARE: Final = 0.05
-"""The most time that returns after dropped clients may take, as a fraction."""
+"""The largest fraction of the time for returning the memory of dropped clients."""
 
 _log = logging.getLogger("gateway.memory")
 

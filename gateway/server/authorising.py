@@ -54,8 +54,8 @@ BAD_AT_ONCE: Final = 50
 """Bad credentials that one client network may present: a burst of `BAD_AT_ONCE`, then `_BAD_PER_S` a second."""
 _MOST_EARLY: Final = 0.1
 _MOST_EARLY_S: Final = 5.0
-"""Bounds on how long before its credential's expiry a live read ends, as a fraction of the time left and in seconds.
-The moment is random, so that readers do not all return at once."""
+"""A live read ends earlier than its credential, at a random moment, so that readers do not all return at once.  It ends
+at most this fraction of the time left, and at most this many seconds, early."""
 SPREAD_S: Final = 5.0
 """Seconds over which live reads end because of a reload or a withdrawn key, so that readers return one by one."""
 _RESERVED: Final = "/__ds/"

@@ -92,8 +92,8 @@ class LoadedCertificates:
 
 
 MOST_SESSION_NAMES: Final = 1_024
-"""The most names that match a listener's wildcards and have sessions to resume.  Beyond it, the sessions of the least
-recently used name end."""
+"""The most names that match a listener's wildcards and have sessions to resume.  With more names, the sessions of the
+least recently used name end."""
 MOST_UNKNOWN_NAMES: Final = 64
 """The most names in no certificate that have sessions to resume."""
 

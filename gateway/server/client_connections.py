@@ -46,7 +46,7 @@ LATE_BODY_S: Final = 0.002
 """Seconds between the failures of two late bodies.  Each failure takes about a millisecond: for the answer, for the end
 of the origin's connection, and for the next upload that takes the free place."""
 LATE_BODIES_S: Final = 2.0
-"""Seconds within which all bodies fail that became late at the same time."""
+"""Seconds within which all bodies that became late together fail."""
 _SPARE_PARSERS: Final = 16
 _FLOOD_LINES_S: Final = 10.0
 """The least seconds between two log lines about floods."""
@@ -227,7 +227,7 @@ class Clients:
         """Called after each `ARRIVALS_PER_LOOK` admitted connections."""
         self._open: OrderedDict[ClientConnection, None] = OrderedDict()
         self.refused: Counter[ConnectionRefusal] = Counter()
-        """The numbers of refused connections."""
+        """The number of refused connections for each reason."""
         self.http2 = SessionCounts()
         """Counters of the HTTP/2 connections."""
         self.turns = Turns(partial(self.loop.call_soon, context=DETACHED))

@@ -18,7 +18,7 @@ above it in this table:
 | RecognisingConnection  | `recognising.py` | The client's address: it answers requests whose answers are remembered   |
 | Connection             | `connection.py`  | No attributes: it begins requests in order, and ends the connection      |
 
-An HTTP/2 stream's channel is built on the first two classes as well (`gateway.server.http2.channel`).
+HTTP/2 streams are built on the first two classes as well (`gateway.server.http2.channel`).
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ class Connection(RecognisingConnection):
             self._begin()
 
     def take_turn(self) -> None:
-        """Begin the request that waited for its turn, or read the input that waited."""
+        """Begin the waiting request, or read the waiting input.  Called when the connection's turn comes
+        (`gateway.server.turns`)."""
         is_waiting, self._is_waiting = self._is_waiting, False
         if self.transport is None or self.transport.is_closing():
             return
@@ -150,8 +151,8 @@ class Connection(RecognisingConnection):
             self._end_input()
 
     def _begin_late(self) -> None:
-        """Take input that begins with a request that waited for its turn.  Look for a remembered answer again: another
-        client may have been given one in the meantime."""
+        """Take the input of a request that waited for its turn.  Look for a remembered answer again, because another
+        client may have had an equal request answered meanwhile."""
         data, self._unparsed = self._unparsed, b""
         # Clear the flag before answering, because the end of the answer may take more input.
         self._is_busy = False
@@ -243,7 +244,7 @@ class Connection(RecognisingConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_deadline()
         self.transport = None
-        # resume_writing will not be called any more.  Let the rest of the answer be written into nothing.
+        # resume_writing will not be called any more.  The rest of the answer is written and discarded.
         self.is_full = False
         self._pending = NO_EVENTS
         self._unparsed = b""
@@ -262,7 +263,7 @@ class Connection(RecognisingConnection):
     # -- requests in order
 
     def _take_pending(self) -> None:
-        """Take parsed events until the connection's phase makes the rest wait."""
+        """Handle parsed events while the connection's phase allows."""
         pending, turns, has_begun = self._pending, self._clients.turns, False
         self._is_taking = True
         while pending and self.transport is not None and not self.transport.is_closing():
@@ -392,7 +393,7 @@ class Connection(RecognisingConnection):
         if not self.is_full and self._tick < 0:
             self._set_idle_deadline()
         if self._is_taking or self._is_waiting:
-            # The caller that began this request is on the stack and takes the input after it, or `take_turn` will.
+            # A caller further up the stack, or `take_turn`, reads on after this request.
             return
         if not self._pending and self._parser is None and not self._unparsed:
             # The usual case: the client has sent nothing more.

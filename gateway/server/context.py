@@ -74,7 +74,7 @@ class RequestContext:
     why_alone: str | None = None
     """The reason why a read is relayed although its route shares answers; None if it is shared."""
     client: str = UNKNOWN
-    """The client's network, which rate limits count requests by."""
+    """The client's network, for rate limits."""
     fields: tuple[str, str] | None = None
     """The answer's RateLimit-Policy and RateLimit fields; None if no rate limit applies."""
     is_session: bool = False
@@ -154,8 +154,7 @@ class ResponseRecorder:
             if mode not in _LIVE_MODES:
                 usage.add(sent.body_bytes)
             else:
-                # Live answers add their bytes where live reads are registered, which also counts the request and its
-                # time.
+                # The register of live reads counts the request, its time, and the bytes of live answers.
                 usage.sent_bytes += sent.body_bytes
         if observed is not None:
             self._observers.request_ended(observed, answered, mode, outcome, route, began, sent)

@@ -120,7 +120,7 @@ class Delivery:
         body: AsyncIterator[bytes],
         run: BodyRun | None = None,
     ) -> Answered:
-        """Send a body as it becomes available.  `run` is the part of the stream that it consists of, if any.  Raises
+        """Send a body as it becomes available.  `run` is the part of a stream that the body contains, if any.  Raises
         Aborted if the body fails."""
         channel = self._request.channel
         self.start_response(status, reason, headers, length)

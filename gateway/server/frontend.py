@@ -201,7 +201,7 @@ class Frontend:
         """Choose which requests may skip the request handler.
 
         During a drain none may, because each answer has to announce the end of its connection.  With rate limits, each
-        remembered answer is admitted one by one.  Otherwise only answers of routes with rules are.
+        remembered answer needs a check.  Otherwise only answers of routes with rules need one.
         """
         clients = self.clients
         clients.limits_hits, clients.admits = bool(self._rates.limits), self._admits
@@ -329,7 +329,7 @@ class Frontend:
         open_ones = {route.name for route in self.routes.routes if route.guard is None}
         is_other = self.routes.replace(config.routes, rules)
         if closed := {route.name for route in self.routes.routes if route.guard is not None} & open_ones:
-            # Their live reads were never judged.
+            # Their live reads began without authorisation.
             self._engine.live.drain_routes(closed, SPREAD_S)
         self.auth_services.configure((rules or {}).values())
         if is_other:

@@ -1,7 +1,7 @@
 """The request handler, which answers every request that has no remembered answer.
 
-It has the request parsed, calls the engine and delivers the answer.  Writes, and reads whose answers must not be
-shared, go to a relay.  `ResponseRecorder.refuse` turns each `GatewayError` into a response, also in relays.
+It parses the request, calls the engine and delivers the answer.  Writes, and reads whose answers must not be shared, go
+to a relay.  `ResponseRecorder.refuse` turns each `GatewayError` into a response, also in relays.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class RequestHandler:
             return self._recorder.refuse(context, error)
 
     def _conceal(self, context: RequestContext, parsed: ParsedRequest, guard: Guard) -> Work:
-        """Answer a request that is not permitted like a request for a missing stream."""
+        """Answer a forbidden request in the same way as a request for a missing stream."""
         assert guard.concealment is not None
         if context.mode in LIVE or self._admission.rates.limits:
             self._admit(context, parsed)
@@ -306,7 +306,7 @@ class RequestHandler:
         return answered if isinstance(answered, Answered) else self._await_or_relay(context, parsed, answered)
 
     async def _await_or_relay(self, context: RequestContext, parsed: ParsedRequest, work: Work) -> Answered | None:
-        """Do the work.  Relay the read if the origin refused another reader the same request."""
+        """Do the work.  Relay the read if the origin has refused the same request of another reader."""
         try:
             return await work
         except S2RefusedToAnother:
@@ -375,7 +375,7 @@ class RequestHandler:
         return begun if isinstance(begun, Answered) else await begun
 
     def _begin_delivery(self, context: RequestContext, read: Read, answer: Answer) -> Answered | Work:
-        """Send and close the answer if neither has to wait.  Otherwise return the work that does both."""
+        """Send and close the answer if this needs no waiting.  Otherwise return the work that does both."""
         context.outcome, context.saved_bytes = answer.outcome, answer.saved_bytes
         if read.route.guard is not None and (concealment := concealment_of(context)) is not None:
             is_from_origin = answer.outcome is not _HIT

@@ -106,8 +106,8 @@ class Handling(PhasedChannel, ABC):
         if self._leave_live():
             return
         if not self._is_detached:
-            # End the task in the loop's next turn.  Now it may be in its first step, before `_task` refers to it.  A
-            # task that is cancelled before its first step could not end the answer that it was given.
+            # End the task in the loop's next turn.  By then `_task` refers to a new task, and the task has begun, so
+            # that it can close the answer that it was given.
             self._clients.loop.call_soon(self._end_task)
 
     def _end_task(self) -> None:

@@ -259,7 +259,7 @@ class Handshake(asyncio.Protocol):
     # -- the PROXY protocol
 
     def _read_proxy(self, data: bytes) -> bytes | None:
-        """Read the header.  Returns the bytes after it, or None while it is incomplete and if it is malformed."""
+        """Read the header.  Returns the bytes after it, or None if it is incomplete or malformed."""
         assert self._transport is not None
         self._data += data
         try:
@@ -324,8 +324,8 @@ class Handshake(asyncio.Protocol):
         return tls
 
     def _read_hello(self, transport: asyncio.Transport, data: bytes) -> bytes | None:
-        """Read the ClientHello and choose the certificate.  Returns all bytes so far, or None while the ClientHello is
-        incomplete and if it fails."""
+        """Read the ClientHello and choose the certificate.  Returns all bytes so far, or None if the ClientHello is
+        incomplete or invalid."""
         data = self._data + data
         if data[0] != _HANDSHAKE_RECORD:
             is_text = chr(data[0]).isalpha() and data[:1].isascii()

@@ -32,7 +32,7 @@ class SseHead:
     """The head of an SSE response, which further answers repeat within the same second."""
 
     headers: CIMultiDict[str]
-    """The stream's headers at the time, by identity."""
+    """The stream's headers when this head was made, compared by identity."""
     content_type: str | None
     second: int
     head: bytes

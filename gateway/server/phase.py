@@ -24,8 +24,8 @@ class Phase(Enum):
     ANSWERING = "answering"
     """The request handler answers, at once or in a task."""
     RELAYED = "relayed"
-    """A `LiveAnswer` has taken over an answer without a task.  It is called when there is room to write, and when the
-    client leaves."""
+    """A `LiveAnswer` has taken over an answer without a task.  The channel calls it when there is room to write, and
+    when the client leaves."""
     LIVE = "live"
     """A `LiveAnswer` answers a live read."""
     LEFT = "left"

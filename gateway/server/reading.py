@@ -85,11 +85,11 @@ class ReadingConnection(WritingConnection):
 
     @abstractmethod
     def _take_pending(self) -> None:
-        """Take parsed events until the connection's phase makes the rest wait."""
+        """Handle parsed events while the connection's phase allows."""
 
     @abstractmethod
     def take_turn(self) -> None:
-        """Begin the request, or read the input, that waited for its turn."""
+        """Begin the waiting request, or read the waiting input.  Called when the connection's turn comes."""
 
     @property
     def held_bytes(self) -> int:
@@ -195,7 +195,7 @@ class ReadingConnection(WritingConnection):
         self._take_pending()
 
     def _may_remember(self, events: Sequence[Event], data: bytes) -> None:
-        """Allow the answer to be remembered if `events`, all that have arrived, are one plain GET."""
+        """Allow the answer to be remembered if `events` are one plain GET, and nothing else has arrived."""
         if _is_one_plain_get(events, data):
             self._candidate = data
             self._candidate_generation = self._clients.joins.generation

@@ -105,7 +105,7 @@ class Relays:
             return
         # Check before 100 Continue is sent, so that a body with too large a Content-Length is never sent.
         body.check(request.head, self.limits)
-        # An origin may delete the stream once it has the head.  A request with an incomplete body would then succeed,
+        # An origin may delete the stream once it has the head.  An incomplete request would then succeed at the origin,
         # but count as failed here.
         is_delete = context.mode is _DELETE
         if is_expecting(request) and not body.unread_bytes:

@@ -154,8 +154,8 @@ class Channel(Protocol):
         """Remember `answer` for later requests with the same bytes, if this request may be remembered."""
 
     def hand_over(self, answering: LiveAnswer) -> None:
-        """Let `answering` give the answer without a task, until `response_written`.  It is called when there is room to
-        write, and when the client leaves."""
+        """Let `answering` give the answer without a task, until `response_written`.  The channel calls `answering` when
+        there is room to write, and when the client leaves."""
 
     def go_on(
         self, request: Request, handler: Callable[[Request], Coroutine[Any, Any, Answered | None] | None]

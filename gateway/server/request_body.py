@@ -223,8 +223,8 @@ class RequestBody:
             raise self.error.anew()
 
     async def _more_until(self, time: float, limits: LimitsConfig) -> bool:
-        """Wait for the next piece or the end, at most until this time of the loop's clock.  Returns whether there is
-        more."""
+        """Wait for the next piece or the end, at most until this time of the loop's clock.  Returns whether more has
+        arrived."""
         try:
             async with asyncio.timeout_at(time):
                 await self._more(limits)

@@ -90,7 +90,7 @@ class NamedStream(NamedTuple):
 
 
 VerdictKey = bytes | NamedStream
-"""The key of a verdict of authorisation: the stream that it covers, or the line of the one request that it covers."""
+"""The key of a verdict of authorisation.  A verdict covers reads of a stream, or GETs with a request line."""
 
 MOST_ALLOWED: Final = 4_096
 """The most verdicts kept for one section.  All holders of signed URLs send the same section if they use the same

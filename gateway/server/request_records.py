@@ -1,7 +1,7 @@
 """Records for the access log and spans for the tracer, from the arrival of a request to its end.
 
-`Observers` makes an `Observed` for each request if there is a log or a tracer.  It is current, by context variables,
-while code works for the request.  Any such code can add to it (`gateway.telemetry.access_record`,
+`Observers` makes an `Observed` for each request if there is a log or a tracer.  Context variables make it the current
+one while code works for the request.  Any such code can add to it (`gateway.telemetry.access_record`,
 `gateway.telemetry.tracing`).  A relayed or live answer keeps it, and ends it at its own end.
 
 `end_sse` records the end of an SSE answer over HTTP/1.1 and HTTP/2: in the gauge of readers, the metrics of the

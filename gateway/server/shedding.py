@@ -40,7 +40,7 @@ class Shedding:
         self.held_bytes = 0
         """The bytes that all connections held at the latest sample."""
         self.shed: Counter[ShedReason] = Counter()
-        """The numbers of dropped connections."""
+        """The number of dropped connections for each reason."""
 
     def __repr__(self) -> str:
         return f"<Shedding {self.held_bytes} bytes held, {self.shed.total()} shed>"

@@ -7,8 +7,8 @@ turn would run the code of accepting, reading and ending once, between system ca
 Several descriptors of one socket accept several connections in a turn.
 
 A further descriptor has a cost.  Each connection wakes all descriptors, and a descriptor takes some 4 µs to find that
-another has accepted it.  The number of further descriptors is therefore the number of connections that have waited at
-all recent looks at the queue.  It is 0 while clients connect one at a time.
+another has accepted it.  The number of further descriptors is therefore the shortest length of the queue at the latest
+looks.  It is 0 while clients connect one at a time.
 """
 
 from __future__ import annotations

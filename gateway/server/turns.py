@@ -1,9 +1,9 @@
 """Bounds the time that one turn of the event loop spends on beginning requests, and shares that time among clients.
 
 While a turn works for one client, all others wait.  A turn that has lasted for `REQUESTS_S` therefore begins no further
-request.  Later requests wait in a queue.  Each later turn begins as many of them as fit into `REQUESTS_S`, sharing
-fairly by the cost of their clients (`gateway.limits.queues`).  A flood then delays mostly its own client's requests,
-and those of others by a millisecond or two.  The loop is never idle while a request waits.
+request.  Later requests wait in a queue.  Each later turn begins as many of them as fit into `REQUESTS_S`, shared
+fairly among clients by their cost (`gateway.limits.queues`).  A flood then delays mostly its own client's requests, and
+those of others by a millisecond or two.  The loop is never idle while a request waits.
 
 Beginning a request means all work before its first wait, some 50 to 150 us.  A read from memory is finished in that
 time, and a miss has reached its fetch.  A turn begins about a dozen requests.  With fewer, each would cost more: the
@@ -17,7 +17,7 @@ other work, up to `REQUESTS_S`, so a flood of hits cannot starve them.
 Input other than new requests, such as bodies and frames, is read in small parts.  A turn that has lasted for `PARTS_S`
 reads no further part.  Otherwise tiny chunks, frames or TLS records from one read of a socket could keep the loop busy
 for a second.  A fetch from the origin takes six turns, so a long turn would delay it six times.  Parts get less time
-than requests, because a wait costs an upload little.
+than requests, because an upload loses little by waiting.
 
 A waiting request stays with its connection, which reads on up to the usual bound.  Remembered answers and joins never
 wait, because they cost less than queueing.
@@ -91,7 +91,7 @@ class Turns:
 
     def must_wait(self, taker: TurnTaker, *, is_request: bool = True) -> bool:
         """Return whether the next request, or the next part of other input, has to wait.  `taker.take_turn` is then
-        called at its turn."""
+        called when its turn comes."""
         flows = self._requests if is_request else self._parts
         if not self._is_running:
             is_late = self._is_late(self._requests_s() if is_request else PARTS_S)

@@ -55,7 +55,7 @@ class Http2Request:
         self.length: int | None = None
         """The Content-Length in bytes; None without one."""
         self.alias: bytes | None = None
-        """The bytes of the equal HTTP/1.1 request, if this is a plain GET."""
+        """The bytes of the same request in HTTP/1.1, if this is a plain GET."""
         try:
             self._read(fields)
         except _Malformed:

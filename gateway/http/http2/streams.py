@@ -56,7 +56,7 @@ class Stream:
         self.is_receiving = True
         """Whether the peer may still send."""
         self.queue = NOTHING_QUEUED
-        """Data that waits.  A queue of its own takes 0.6 KB, so a stream gets one with the first data that waits."""
+        """Waiting data.  A deque takes 0.6 KB, so a stream gets its own only when data has to wait."""
         self.queued_bytes = 0
         self.sent_bytes = 0
         """Bytes of DATA that have been sent."""

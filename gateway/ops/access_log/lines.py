@@ -43,15 +43,14 @@ seconds), the client, and the end of its line (from `Lines.ending`).  A plain tu
 it."""
 
 Joined = tuple[Repeated, float, float, Client, bytes, float, int]
-"""An SSE read that shares most of its line with others: the same, with the seconds until its first byte and the number
-of the stream's live readers."""
+"""An SSE read that shares most of its line with others: the parts of a `Hit`, the seconds until its first byte, and the
+number of the stream's live readers."""
 
 Item = Record | Hit | Joined
 
 
 def cut(record: Record) -> None:
-    """Cut the texts of a record that its client supplied to the sizes of a line, so that a queued record stays
-    small."""
+    """Shorten the client's texts in a record to the sizes of a line, so that a queued record stays small."""
     if len(record.stream) > STREAM_CHARS:
         record.stream = record.stream[:STREAM_CHARS]
     if len(record.method) > METHOD_CHARS:

@@ -18,7 +18,7 @@ from gateway.telemetry.access_record import RecordedStream
 
 LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 MOST_PLACES: Final = 4_096
-"""The most sums, in addition to those of followed streams.  Beyond it, the oldest sum gets its line early."""
+"""The most sums, in addition to those of followed streams.  With more, the oldest sum gets its line early."""
 
 
 @dataclass(slots=True)

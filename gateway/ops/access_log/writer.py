@@ -107,7 +107,7 @@ class LogWriter:
         self._batch_s = batch_s
         self._check_from = 0
         self._check_from_bytes = 0
-        """While the queue is shorter than this, a request only appends.  Beyond, `_admits` has to decide."""
+        """While the queue is smaller than this, a request only appends.  From this size on, `_admits` decides."""
         self._unwritten = 0
         """Lines taken from the queue that the sink has not confirmed."""
         self._timer: Timer | None = None

@@ -25,7 +25,7 @@ HEAD_S: Final = 10.0
 IDLE_S: Final = 75.0
 """The longest pause between two requests, in seconds."""
 WRITE_S: Final = 30.0
-"""The most seconds for which a client may take too little of an answer."""
+"""Seconds for which a client may read too little of an answer.  Its connection is then closed."""
 
 _HEAD_END: Final = b"\r\n\r\n"
 _TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"

@@ -167,7 +167,7 @@ class StreamChannel(Handling):
 
     @property
     def alias(self) -> bytes | None:
-        """The bytes of the equal HTTP/1.1 request, if an answer may be remembered for them."""
+        """The bytes of the same request in HTTP/1.1, if an answer may be remembered for them."""
         return self._http2_request.alias if self._generation == self._clients.joins.generation else None
 
     def holdings(self) -> Iterator[Holding]:

@@ -1,8 +1,8 @@
 """One client's HTTP/2 connection: its transport, its deadlines, and the channels of its streams.
 
 The session (`gateway.http.http2`) implements the protocol.  Each request is looked up by its alias, the bytes of the
-equal HTTP/1.1 request.  If there is a remembered answer, it is sent at once.  Any other request gets a channel and goes
-to the request handler.
+same request in HTTP/1.1.  If there is a remembered answer, it is sent at once.  Any other request gets a channel and
+goes to the request handler.
 
 All output of one turn of the loop is written together.
 """
@@ -47,7 +47,7 @@ REMEMBERED_HEADS: Final = 16
 """Replaces `HEADS` after input whose requests all had remembered answers.  Such requests take a tenth of the time, and
 their first batch does not wait."""
 MOST_INPUT: Final = 1 << 16
-"""The most bytes of input that may wait.  Beyond it, the transport is not read."""
+"""The most bytes of input that may wait.  With more, the transport is not read."""
 _FLUSH_BYTES: Final = 1 << 15
 """Output of this size is written before the end of the loop's turn."""
 
@@ -78,7 +78,7 @@ class Http2Connection(TimedHttp2Connection):
         is_local: bool = False,
     ) -> None:
         """`client` and `is_local` are as for HTTP/1.1's `Connection`.  `is_expected` is False if the connection has
-        been admitted already, as HTTP/1.1."""
+        been admitted already, as an HTTP/1.1 connection."""
         super().__init__(clients)
         if is_expected:
             clients.unadmitted += 1

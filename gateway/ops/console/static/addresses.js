@@ -1,6 +1,6 @@
 // Maps a stream's address at the origin, as the admin API names it, to its address on the public port.
 
-/** `{target, host}` for a stream, or null if its route no longer leads to it; `host` is "" if any host will do. */
+/** `{target, host}` for a stream, or null if no route leads to it any more.  `host` is "" if the route has no host. */
 export function publicAddress(stream, routes) {
   const route = routes.find(({ name }) => name === stream.route)
   if (!route || stream.origin !== route.origin || !below(stream.path, route.base)) return null
@@ -10,7 +10,7 @@ export function publicAddress(stream, routes) {
   return { target: stream.query ? `${path}?${stream.query}` : path, host: hostOf(route, routes) }
 }
 
-/** A host name that leads to the route: for a wildcard, one below it that no other route takes. */
+/** A host name of the route.  For a wildcard, it is a subdomain that no other route has. */
 function hostOf({ host }, routes) {
   if (!host.startsWith("*.")) return host === "*" ? "" : host
   const taken = new Set(routes.map((route) => route.host.toLowerCase()))

@@ -12,7 +12,7 @@ export class Refused extends Error {
 
 let onLocked = () => {}
 
-/** Call `ask` when the token is missing or wrong; it resolves once there is another to try. */
+/** Call `ask` when the token is missing or wrong.  Its promise resolves once there is another token to try. */
 export function whenLocked(ask) {
   onLocked = ask
 }

@@ -49,7 +49,7 @@ export function sayParts(element, ...parts) {
 /** Set an element's text to an offset. */
 export const sayOffset = (element, text) => sayParts(element, offsetParts(text))
 
-/** A button that asks for confirmation in place: a dialog would hide the stream.  Leaving the button cancels. */
+/** A button that asks for confirmation in place, because a dialog would hide the stream.  Moving the focus away cancels. */
 export function confirming(label, question, act, properties = {}) {
   const button = h("button", { type: "button", ...properties }, label)
   let isArmed = false

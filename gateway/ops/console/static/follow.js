@@ -1,5 +1,5 @@
 // Follows a stream as its clients do: catches up, then reads live by SSE or long-poll, and resumes from the last offset
-// after a connection ends.  Messages are delivered only when the offset after them is known, so none comes twice.
+// after a connection ends.  Messages are delivered only when the offset after them is known, so none is delivered twice.
 //
 // A server that answers at once without data never causes a tight loop: an answer without an offset ends the reading,
 // an unchanged offset is the tail, and after each short round without data comes a pause, which doubles.

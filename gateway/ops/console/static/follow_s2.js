@@ -1,6 +1,6 @@
 // Follows an S2 stream as its SDKs do: from a sequence number, by SSE or by reads that wait at the tail.  After a broken
-// connection it goes on behind the last record that came.  Bodies are read in S2's raw format: bytes that are not UTF-8
-// become U+FFFD.
+// connection it continues after the last record received.  Bodies are read in S2's raw format, in which bytes that are
+// not UTF-8 become U+FFFD.
 
 import { EventParser } from "./events.js"
 import { Ended, media, refuse, repeat } from "./follow.js"

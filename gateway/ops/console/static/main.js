@@ -20,7 +20,7 @@ let timer = 0
 
 // -- refreshing
 
-/** Refresh now, and again after the view's period; one refresh at a time, none while the tab is hidden. */
+/** Refresh now, and again after the view's period.  Refreshes never overlap, and stop while the tab is hidden. */
 async function look() {
   clearTimeout(timer)
   looking?.abort()
@@ -65,7 +65,7 @@ async function route() {
     else link.removeAttribute("aria-current")
   }
   $("view").replaceChildren(view.element)
-  // Not where the last view was: on a phone, a stream would open at its end.
+  // Begin at the top.  On a phone, a stream would otherwise open at the last view's position.
   scrollTo(0, 0)
   if (!view.show) tell("live")
   await look()

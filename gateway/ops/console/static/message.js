@@ -22,7 +22,7 @@ export function coloured(text) {
   return parts
 }
 
-/** Bytes as lines of sixteen, with the printable characters beside them. */
+/** Bytes as lines of sixteen, followed by their printable characters. */
 export function hexadecimal(bytes) {
   const lines = []
   for (let at = 0; at < Math.min(bytes.length, MOST_BYTES); at += 16) {

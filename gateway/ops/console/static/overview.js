@@ -10,9 +10,9 @@ import { between, GAP_S, History, OUTCOMES, sampleOf, samplesOf, total } from ".
 import { table } from "./streams.js"
 
 export const DELAY = "durable_gateway_delivery_delay_seconds"
-/** Finding the busiest streams walks all of them, so not every refresh does it. */
+/** The busiest streams are not fetched at every refresh, because finding them visits all streams. */
 const LOOKS_PER_TOP = 5
-/** Samples closer together than this, in seconds, make no rate. */
+/** The least seconds between two samples that give a rate. */
 const LEAST_S = 0.5
 const MOST_ORIGINS = 4
 const LABELS = { stale_if_error: "stale if error" }

@@ -10,7 +10,7 @@ export const OUTCOMES = [
 
 /** Seconds remembered: as long as the gateway's history. */
 export const MEMORY_S = 600
-/** Two samples at least this many seconds apart make no rate. */
+/** Samples this many seconds apart, or more, give no rate. */
 export const GAP_S = 5
 
 /** Sums over modes, by outcome. */

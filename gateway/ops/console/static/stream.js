@@ -126,7 +126,7 @@ export function streamView(id, about) {
       tape.show(EMPTY)
       Object.values(values).forEach((value) => say(value, "–"))
       showReaders([], 0)
-      // If it is read again, show it like a stream seen for the first time.
+      // If the stream is read again, it is shown like a new one.
       path = null
       return
     }

@@ -23,7 +23,7 @@ function badges(stream) {
   ]
 }
 
-/** What the headings leave open. */
+/** Explanations of the headings. */
 const TITLES = {
   "from memory": "Reads answered without the origin. Live reads and reads that share one fetch spare the origin as well, and are not among them.",
 }

@@ -1,8 +1,8 @@
 // Draws one stream's tape: blocks in the order of their offsets, gaps between them, the tail, and the live readers.
 //
 // A block's width is in proportion to its bytes, with a visible minimum.  Offsets are compared, never parsed, so the gap
-// between two blocks has no known width.  Those of S2 are numbers and compared as such.  A block that begins inside another (overlapping fetches are stored side by
-// side) is drawn thin below it, at an arbitrary position.
+// between two blocks has no known width.  S2's offsets are numbers, and are compared as numbers.  Overlapping fetches are
+// stored as separate blocks: a block that begins inside another is drawn thin below it, at an arbitrary position.
 
 import { arrows, h, offsetParts, s, say, sayParts } from "./dom.js"
 import * as say_ from "./format.js"
