@@ -214,7 +214,8 @@ class MemoryWatch:
         if found.shed_bytes and not self._has_shed:
             self._has_shed = self._clients.drop_for_memory(found.shed_bytes) > 0
         if found.pressure and not self._has_shed:
-            # Not in the look that drops clients: their connections end in the loop's next turn.
+            # Wait for a later look if this one has dropped clients, because their connections end in the loop's next
+            # turn.
             self._return_freed(_TRIM_S)
 
     def _return_freed(self, pause_s: float) -> None:

@@ -6,10 +6,10 @@
 Both sides of a share are counted over the same window.  Reads are catch-up, long-poll, SSE and HEAD.  Writes are left
 out, because each costs the origin one request in any case.
 
-A request to an origin counts when it is sent, so a read counts when it begins: the sum has the reads that have ended
-and the open live reads.  Otherwise a thousand new SSE readers would count as no reads, while the origin requests that
-they cause would count.  A live read that does not wait, or is relayed, counts when it ends.  Bytes are not split by
-mode, because answers to writes have next to none.
+A request to an origin counts when it is sent, so a read counts when it begins.  The sum has the ended reads and the
+open live reads.  Otherwise a thousand new SSE readers would count as no reads, while the origin requests that they
+cause would count.  A live read that does not wait, or is relayed, counts when it ends.  Bytes are not split by mode,
+because answers to writes have next to none.
 
 Without reads in the window there is no requests share, and without bytes no bytes share.  A share is below 0 if more
 went to the origin than came to the gateway.  `grafana.spared` has the same definition in PromQL.

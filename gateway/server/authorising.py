@@ -3,9 +3,9 @@
 The request parser takes the credentials out of the query, so that tape keys, the log and the origin do not see them.
 The request handler then has the route's guard decide.  The decision is called a verdict.
 
-A verdict on a read is kept with the request's header section, which holds the credential, under the read's stream.
-Later reads of the stream with the same section need only a look-up.  If the request line holds a credential or a host,
-which the section does not show, the verdict is kept under the request line instead.
+A header section holds the credential, so verdicts on reads are kept with the section, one for each stream.  Later reads
+of the stream with the same section need only a look-up.  If the request line holds a credential or a host, which the
+section does not show, the verdict is kept under the request line instead.
 
 A live read is registered while it lasts.  It ends when its credential expires or is revoked.
 """
@@ -218,8 +218,8 @@ class Authoriser:
         channel.end_live_use()
 
     def end_at_expiry(self) -> None:
-        """Set each guarded live read to end at its credential's expiry again, after an undone drain has changed its
-        lifetime."""
+        """Set each guarded live read to end at its credential's expiry.  A drain that was undone has changed the reads'
+        lifetimes."""
         for one in self.verdicts.live:
             if isinstance(one, GuardedUse):
                 one.end_at_expiry()
@@ -282,8 +282,7 @@ class Authoriser:
 
 
 def _named_stream(parsed: ParsedRequest) -> NamedStream | None:
-    """The stream of a GET whose verdict depends on nothing but the stream and the header section.  None for other
-    requests."""
+    """The stream of a GET whose verdict depends only on the stream and the header section.  None for other requests."""
     target = parsed.target
     if parsed.read is None or parsed.mode is Mode.HEAD or parsed.parameters or target.authority is not None:
         return None

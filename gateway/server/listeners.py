@@ -355,7 +355,7 @@ class CertificateReloader:
         self._watch = Watch(lambda: certificate_files(configured()), self._reload, clock)
 
     async def run(self, known: Stamp) -> None:
-        """Watch until cancelled.  `known` is the files' stamp from before they were read."""
+        """Watch until cancelled.  `known` is the stamp of the files, taken before they were read."""
         await self._watch.run(known)
 
     def _load(self) -> Certificates:

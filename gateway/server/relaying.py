@@ -7,8 +7,8 @@ Flow control works in both directions: while the client does not read, the origi
 A small request body is collected before the request is sent (`request_body`).  Only this step takes a task.
 
 Interim replies of the origin go to the client (RFC 9110 section 15.2), and an expectation of 100 Continue goes to the
-origin (`Expectation`).  In two cases the gateway itself asks the client for its body: if the origin must not get the
-head before the body is whole, and if a redirect may make another origin need the body.
+origin (`Expectation`).  In two cases the gateway itself asks the client for its body.  Either the origin must not get
+the head before the body is whole, or another origin may need the body after a redirect.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Deadlines of client connections: for the first request, the rest of a head, idle time, stalled writes, lingering.
 
 Each connection has one entry in the timer wheel, for the deadline of its current phase.  The request handler bounds its
-own waits.  This module bounds the other waits: for the rest of a head, between two requests, for a client that reads an
-answer without a task too slowly, and for the last bytes before a connection closes.
+own waits.  This module bounds the waits without a handler: for the rest of a head, between two requests, and for the
+last bytes before a connection closes.  It also bounds the time of a client that reads too slowly.
 
 `WheelTimer` is a one-shot timer on the wheel, for owners with several deadlines.
 """

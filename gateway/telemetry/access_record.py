@@ -372,8 +372,7 @@ class AccessLog(Protocol):
         """Record that these long-polls were sent the same answer at `ended`."""
 
     def record_of(self, record: Record, began: float, client: Client, section: HeaderSection) -> None:
-        """Record a live read of this client that began at `began`, and that has ended or continues according to the
-        record."""
+        """Record a live read of this client, which began at `began`.  The record states whether the read has ended."""
 
     def unclaimed(self, stream: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
         """Count traffic with the origin that belongs to no record.  `mode` is that of the request to the origin."""

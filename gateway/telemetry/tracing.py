@@ -2,8 +2,8 @@
 
 A request span lasts from reading a client's request to the end of its answer.  A flight span lasts as long as a shared
 fetch, and is a child of the request that launched it.  An exchange span covers one request to an origin.  A request
-that joins a flight is linked to the flight and to the request that leads it: a span has one parent, and a flight may
-have a thousand followers.
+that joins a flight is linked to the flight and to its leader, the request that started it.  A link is used because a
+span has one parent, while a flight may have a thousand followers.
 
 The current spans are in the context of the running task (`contextvars`), not in arguments.  A task inherits the spans
 of the request that starts it, so a flight becomes a child of the right request.  A task that outlives its request first

@@ -4,10 +4,10 @@
 queued data take turns, one frame each.
 
 `Receiving` manages the windows of bodies that arrive.  The connection's window reopens as bytes arrive, so that a
-stalled body never blocks the others.  A stream's window reopens too, with two exceptions: while too much of its own
-body is unread, and while it has unread bytes and all bodies together have too many.  A body that is read as it arrives
-is therefore never held up.  One connection can make the process hold at most `MOST_UNREAD_BYTES` and one window for
-each stream.
+stalled body never blocks the others.  A stream's window reopens too, with two exceptions.  One is a stream whose own
+body has too many unread bytes.  The other is a stream with any unread bytes while all bodies together have too many.  A
+body that is read as it arrives is therefore never held up.  One connection can make the process hold at most
+`MOST_UNREAD_BYTES` and one window for each stream.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Names, ids and look-up of streams for the admin port.
 
-An `id` encodes a stream's name and stays the same when the stream is re-created, so a page may keep it.  Its partition
-is the id that the access log has, from which the readers' credentials can be neither read nor guessed.
+An `id` encodes a stream's name and stays the same when the stream is re-created, so a page may keep it.  The id
+contains the same partition id as the access log.  The readers' credentials can be neither read from it nor guessed.
 
 A tape store may hold a hundred thousand streams, while the loop serves clients.  A walk over all streams is therefore
 made in slices, with turns of the loop between them.
