@@ -210,8 +210,8 @@ class Clients:
         self.proxies: Proxies | None = None
         """The proxies whose forwarding headers are trusted; None without trusted proxies."""
         self.repeats = True
-        """Whether the latest hit was found by the exact bytes of its request.  New connections begin with this look-up
-        if so."""
+        """Whether the latest hit's request equalled its answer's key in `exact`.  If so, new connections begin with a
+        look-up there."""
         self.is_draining = False
         """Whether HTTP/1.1 answers announce the end of their connection, and HTTP/2 connections get a GOAWAY."""
         self._is_closing = False

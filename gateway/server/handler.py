@@ -339,8 +339,7 @@ class RequestHandler:
         return self._recorded(context, waiting) if observed is None else self._observed(context, observed, waiting)
 
     def _resume(self, context: RequestContext, waiting: DeferredRequest) -> Answered | Work | None:
-        # isinstance of an abstract class can be a call in Python.  Test for the plain class first, to spare cold reads
-        # that call.
+        # isinstance of an abstract class is fast only for an exact match.  Test for the class of cold reads first.
         if not isinstance(waiting, WaitingRead):
             assert isinstance(waiting, UndecidedRequest)
             return self._begin(context, waiting)

@@ -27,7 +27,7 @@ class RecognisingConnection(ReadingConnection):
     __slots__ = ("_repeats", "client", "proxies")
 
     _repeats: bool
-    """Whether the latest hit was found by the exact bytes of the request."""
+    """Whether the latest hit's request equalled its answer's key in `RememberedAnswers.exact`."""
     client: str | None
     """The client's address without its port; None if the peer has none, as at a Unix socket."""
     proxies: Proxies | None

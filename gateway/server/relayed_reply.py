@@ -43,7 +43,8 @@ def relayed_fields(recorder: ResponseRecorder, context: RequestContext, reply: R
     request, route, shape = context.request, context.route, reply.shape
     web_origin = request.headers.get(_ORIGIN)
     is_guarded = route is not None and route.guard is not None
-    # Lines of a new kind may concern caching, which needs care in an answer to an authorised request.
+    # The caching headers of authorised answers have to be changed, and a new line with such a header is not in the
+    # shape.
     if shape is None or shape.kinds & NOT_ALIKE or is_guarded:
         headers = _passed(recorder, context, reply.status, reply.headers)
         if route is not None and (location := headers.get(_LOCATION)) is not None:
