@@ -1,1 +1,1 @@
-"""Authorisation: JWTs, signed URLs and public patterns, judged by pure functions, and the remembered verdicts."""
+"""Authorisation by JWTs, signed URLs, operators' services and public patterns.  All decisions are pure functions."""

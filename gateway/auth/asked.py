@@ -1,4 +1,4 @@
-"""The parts of a request that a verdict depends on."""
+"""The parts of a request on which authorisation depends."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ _NO_HEADERS: Final[CIMultiDict[str]] = CIMultiDict()
 
 
 class Asked(NamedTuple):
-    """A request, as rules judge it."""
+    """A request to authorise."""
 
     path: str
-    """The canonical path, as the client named the stream."""
+    """The canonical path in the client's request."""
     actions: tuple[Action, ...]
     forked: str | None = None
-    """The canonical path of the stream to be forked, which the client must be allowed to read."""
+    """The canonical path of the stream to fork, for which the client needs read permission; None for no fork."""
     authorization: Sequence[str] = ()
-    """The Authorization fields."""
+    """The values of the Authorization fields."""
     cookies: Sequence[str] = ()
-    """The Cookie fields."""
+    """The values of the Cookie fields."""
     parameters: Mapping[str, str] = {}
-    """The parameters of the query that are credentials, decoded."""
+    """The decoded query parameters that are credentials."""
     others: str = ""
-    """The rest of the query in canonical form, without offset, live and cursor."""
+    """The other query parameters in canonical form, without `offset`, `live` and `cursor`."""
     client: str | None = None
     """The client's address."""
     is_from_site: bool = True
-    """Whether the Origin header, if there is one, names a web origin that the route allows."""
+    """False if the Origin header names a web origin that the route does not allow."""
     method: str = "GET"
     scheme: str = "https"
     host: str = ""
-    """Scheme and Host field, as the client sent them."""
+    """The Host field."""
     headers: CIMultiDict[str] = _NO_HEADERS
 
     @property

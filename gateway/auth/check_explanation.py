@@ -1,6 +1,6 @@
-"""Explanations for the operator: which rule of a route decides a request, for whom, and why.
+"""Explains to an operator which rule of a route decides a request, and why.
 
-The verdict is the guard's own, so an explanation cannot differ from the answer that a client gets.
+The explanation uses the verdict of the route's `Guard`, so it cannot differ from the answer to a client.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ class Explanation(NamedTuple):
     """A verdict, and the reasons for it."""
 
     status: int
-    """200 if the request is allowed, else the status of the refusal."""
+    """200 if the request is allowed, otherwise the status of the refusal."""
     text: str
-    """Why, in one line."""
+    """The reason in one line."""
     rule: int | None
-    """The index of the deciding rule; None if no rule knows the request's credential."""
+    """The index of the rule that decides; None if no rule applies to the request's credential."""
     passed: tuple[str, ...]
-    """Why each earlier rule does not decide."""
+    """For each earlier rule, the reason why it does not decide."""
     principal: Principal | None
-    """The principal; None for public streams, and if the credential is not valid."""
+    """The principal; None for public streams and for invalid credentials."""
     granted_by: str
-    """The permission that allows the request; empty if none does."""
+    """The permissions that allow the request; empty if none does."""
 
 
 def explain(guard: Guard, asked: Asked) -> Explanation:
-    """Judge the request, and explain the verdict."""
+    """Authorise the request, and explain the verdict."""
     principal: Principal | None = None
     decides: Rule | None = None
     try:
@@ -42,7 +42,7 @@ def explain(guard: Guard, asked: Asked) -> Explanation:
             decides = credential.rule
             principal = guard.identify(credential, asked)
     except (AuthRefused, BadCredential, Undecided):
-        # `judge` gives the reason.
+        # `judge` raises the same exception below.
         pass
     if decides is None:
         decides = next((one for one in guard.rules if _is_public(one, asked)), None)
@@ -78,7 +78,7 @@ def _is_public(rule: Rule, asked: Asked) -> bool:
 
 
 def _granted_by(principal: Principal | None, asked: Asked) -> str:
-    """The permissions that allow the actions, each once."""
+    """Return the permissions that allow the requested actions, without duplicates."""
     if principal is None:
         return ""
     found = (

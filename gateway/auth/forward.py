@@ -1,12 +1,12 @@
-"""Forward-auth: an operator's service decides, and states how long its verdict may be kept.
+"""Forward-auth: an operator's service allows or refuses each request.
 
-An `Inquiry` holds everything about a request that is sent to the service.  Requests with equal inquiries share one
-verdict, and no others do.  A 2xx allows; a 401 or 403 refuses, with the service's own challenge; after any other answer
-the request cannot be decided.  The service may name the principal, the tenant and permissions in headers of its answer.
-Without permissions, a 2xx allows the requested actions alone.
+An `Inquiry` has everything that the gateway sends to the service about a request.  Only requests with equal inquiries
+share a verdict.  A 2xx allows the request.  A 401 or 403 refuses it, with the service's challenge.  After any other
+answer the request is undecided.  The service may state the principal, the tenant and permissions in headers of its
+answer.  Without permissions, a 2xx allows only the requested actions.
 
-A verdict is kept for its `Cache-Control: max-age`, within the bounds of the rule.  A live read outlasts a verdict only
-if the service, asked again, allows it again.
+A verdict is kept for its `Cache-Control: max-age`, within the bounds of the rule.  When the verdict of a live read
+expires, the service is asked again, and the read continues only if the service allows it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from gateway.protocol.freshness import age_from_headers, parse_cache_control, st
 
 MOST_VERDICTS: Final = 1 << 14
 MOST_VERDICT_BYTES: Final = 1 << 24
-"""Bounds on the kept verdicts, and on the characters of their inquiries."""
+"""The most kept verdicts, and the most bytes that are charged for them."""
 _COST: Final = 1_000
-"""Bytes charged for a verdict in addition to its inquiry."""
+"""The bytes charged for a verdict in addition to its inquiry."""
 LEAST_LIVE_S: Final = 1.0
-"""The least time, in seconds, after which a live read asks again, even if the verdict is not kept at all."""
+"""The least seconds after which the service is asked again about a live read, even if its verdict must not be kept."""
 _MOST_REFUSED_S: Final = 1.0
-"""Seconds for which a refusal is kept if it states no time."""
+"""The most seconds for which a refusal without `max-age` is kept."""
 _MOST_NAME_CHARS: Final = 256
 _MOST_CHALLENGE_CHARS: Final = 1_024
 _LIKE_ASCII: Final = re.compile(r"[\t\x20-\x7e]*")
@@ -41,47 +41,49 @@ _OF_BROWSERS: Final = frozenset(
         *("range", "referer", "user-agent"),
     }
 )
-"""Fields that a page can make a browser send to another site without that site's consent (Fetch standard, section
-2.2.2).  Fields that begin with `sec-` belong to them."""
+"""Header fields that a web page can send to another site without the site's consent (Fetch standard, section 2.2.2).
+Fields that begin with `sec-` are also of this kind."""
 _SCHEME_OF_BROWSERS: Final = re.compile(r"(?i:basic|digest|negotiate|ntlm)\b")
-"""Schemes of Authorization that browsers send to another site by themselves: they take the credentials from URLs, or
-have stored them."""
+"""Authorization schemes that a browser may send to another site on its own, with credentials from a URL or stored ones.
+"""
 
 
 class ForwardRule(NamedTuple):
-    """How a service is asked, and how its answers are read."""
+    """How a service is asked, and how its answers are interpreted."""
 
     route: str
     url: str
     method: str
     headers: tuple[str, ...]
-    """Request headers that are sent to the service, in lower case.  A request with none of them has no credential for
-    the service."""
+    """The request headers that are sent to the service, in lower case.  A request without any of them has no credential
+    for the service."""
     parameter: str
-    """Query parameter that is sent to the service; empty for none."""
+    """The query parameter that is sent to the service as a bearer token; empty for none."""
     sends_target: bool
-    """Whether the target of a request is sent to the service.  If not, a verdict holds for all streams that its
+    """Whether the target of the request is sent to the service.  If not, a verdict applies to all streams that its
     permissions name."""
     sends_client: bool
+    """Whether the client's address is sent to the service."""
     anonymous: bool
-    """Whether the service is asked about requests without credentials, too."""
+    """Whether the service is also asked about requests without credentials."""
     principal_from: str
     tenant_from: str
     permissions_from: str
-    """Headers of the service's answers; empty for none."""
+    """These three are names of headers in the service's answers; empty for none."""
     keep_s: float
-    """Seconds for which a verdict is kept if it states no time."""
+    """The seconds for which a verdict without `max-age` is kept."""
     most_keep_s: float
     timeout_s: float
 
 
 class Inquiry(NamedTuple):
-    """The text of a question to a service."""
+    """A question to a service: may this request pass?"""
 
     rule: ForwardRule
     fields: tuple[tuple[str, str], ...]
+    """The header fields that are sent to the service."""
     path: str
-    """With `actions` and `forked`, the target of the request; empty if the target is not sent to the service."""
+    """The path of the request.  If the target is not sent to the service, `path`, `actions` and `forked` are empty."""
     actions: tuple[Action, ...]
     forked: str | None
     client: str
@@ -92,12 +94,15 @@ class Inquiry(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Characters that the inquiry keeps in memory."""
+        """The number of characters of the fields."""
         return sum(len(name) + len(value) for name, value in self.fields)
 
 
 def inquire(rule: ForwardRule, asked: Asked) -> Inquiry | None:
-    """The inquiry about the request; None if the request has no credential for the service.  Raises BadCredential."""
+    """Make the inquiry about a request; return None if the request has no credential for the service.
+
+    Raises BadCredential if the token in the query is malformed.
+    """
     fields: list[tuple[str, str]] = []
     for name in rule.headers:
         match name:
@@ -111,7 +116,7 @@ def inquire(rule: ForwardRule, asked: Asked) -> Inquiry | None:
     parameter = asked.parameters.get(rule.parameter) if rule.parameter else None
     if parameter is not None and not asked.authorization:
         if not _TOKEN.fullmatch(parameter):
-            # A decoded parameter might be more than one field.
+            # A decoded parameter may contain a line break, and would make more than one field.
             raise BadCredential("The token in the query has characters that no token has")
         fields.append(("authorization", f"Bearer {parameter}"))
     if not fields and not rule.anonymous:
@@ -134,8 +139,11 @@ def inquire(rule: ForwardRule, asked: Asked) -> Inquiry | None:
 
 
 def is_by_cookie(rule: ForwardRule, asked: Asked) -> bool:
-    """Whether a page of another site could have sent the request with its user's cookies.  A field that needs the
-    consent of CORS rules that out.  A token in the query does not, because the page may have made it up."""
+    """Whether a page of another site may have caused a browser to send the request, with the user's cookies.
+
+    A field that needs the consent of CORS excludes this.  A token in the query does not, because the page may have
+    invented it.
+    """
     if "cookie" not in rule.headers or not asked.cookies:
         return False
     if "authorization" in rule.headers and any(not _SCHEME_OF_BROWSERS.match(line) for line in asked.authorization):
@@ -150,21 +158,22 @@ class ForwardVerdict(NamedTuple):
     principal: Principal | None
     """The principal; None for a refusal."""
     until: float
-    """When the verdict ends, in Unix seconds; for live reads `live_until` applies."""
+    """When the verdict expires (Unix seconds)."""
     live_until: float
+    """When the verdict on a live read expires (Unix seconds)."""
     is_known: bool = True
-    """For a refusal: True if the service knows the credential (403), False if not (401)."""
+    """For a refusal, whether the credential is valid: True after a 403, False after a 401."""
     challenge: str | None = None
 
 
 class BadVerdict(ValueError):
-    """The answer of a service decides nothing; the message is a few words for the operator."""
+    """The answer of a service is not a verdict.  The message is a few words for the operator."""
 
 
 def read_verdict(
     inquiry: Inquiry, status: int, headers: CIMultiDict[str] | CIMultiDictProxy[str], wall: float
 ) -> ForwardVerdict:
-    """The verdict in a service's answer, at `wall` (Unix seconds).  Raises BadVerdict."""
+    """Read the verdict from a service's answer that arrived at `wall` (Unix seconds).  Raises BadVerdict."""
     rule = inquiry.rule
     if status in (401, 403):
         kept_s = _lifetime(headers, min(rule.keep_s, _MOST_REFUSED_S), rule.most_keep_s)
@@ -207,7 +216,7 @@ def _permissions(inquiry: Inquiry, headers: CIMultiDict[str] | CIMultiDictProxy[
 
 
 def _lifetime(headers: CIMultiDict[str] | CIMultiDictProxy[str], default_s: float, most_s: float) -> float:
-    """Seconds for which the answer may be kept.  `private` does not matter, because the key is the whole inquiry."""
+    """Return the seconds for which an answer may be kept.  `private` has no effect: the key is the whole inquiry."""
     directives = parse_cache_control(", ".join(headers.getall("Cache-Control", ())))
     if "no-store" in directives or "no-cache" in directives:
         return 0.0
@@ -218,7 +227,7 @@ def _lifetime(headers: CIMultiDict[str] | CIMultiDictProxy[str], default_s: floa
 
 
 class ForwardVerdicts:
-    """Owner of the kept verdicts; the oldest are evicted first."""
+    """The kept verdicts, by inquiry.  The oldest are evicted first."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Inquiry, ForwardVerdict] = OrderedDict()
@@ -228,12 +237,12 @@ class ForwardVerdicts:
         return f"<ForwardVerdicts {len(self._kept)} kept>"
 
     def find_verdict(self, inquiry: Inquiry, wall: float) -> ForwardVerdict | None:
-        """The valid verdict on an equal inquiry; None if none is kept."""
+        """Return the kept verdict on an equal inquiry; None if there is none, or it has expired."""
         found = self._kept.get(inquiry)
         return found if found is not None and wall < found.until else None
 
     def keep_verdict(self, inquiry: Inquiry, verdict: ForwardVerdict, wall: float) -> None:
-        """Keep the verdict, in place of an earlier one, unless it has ended already."""
+        """Keep the verdict in place of an earlier one, unless it has expired already."""
         if self._kept.pop(inquiry, None) is not None:
             self._bytes -= inquiry.size + _COST
         if wall >= verdict.until:

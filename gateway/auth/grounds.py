@@ -1,7 +1,8 @@
-"""The rules that a verdict rests on, and whether other rules would allow the same request.
+"""The rules that have led to a verdict, and whether reloaded rules would lead to the same verdict.
 
-The credential of a live read is not kept, so a read cannot be judged again after a reload.  Instead, its verdict stands
-as long as the rules that led to it do: the rule that decided, and the earlier rules, which did not know the credential.
+The credential of a live read is not kept, so the read cannot be authorised again after a reload.  Instead, its verdict
+stays valid while the relevant rules are unchanged: the rule that decided, and the earlier rules, which did not apply to
+the credential.
 """
 
 from __future__ import annotations
@@ -18,24 +19,25 @@ if TYPE_CHECKING:
 
 
 class Grounds(NamedTuple):
-    """The rules that a verdict rests on."""
+    """The rules that have led to a verdict."""
 
     route: str
     rules: Rules
-    """The rule that decided, behind all earlier ones; every rule of the route if the stream is public."""
+    """All rules up to the one that decided, which comes last.  For a public stream, all rules of the route."""
     is_public: bool = False
 
     @property
     def key_source(self) -> KeySource | None:
-        """The place where the keys of the deciding rule are published, if they are."""
+        """The source of the deciding rule's keys, if their issuer publishes them; otherwise None."""
         last = self.rules[-1]
         keys = last.tokens.keys if isinstance(last, JwtRule) and not self.is_public else None
         return keys if isinstance(keys, KeySource) else None
 
     def stand_in(self, rules: Rules, key_id: str) -> bool:
-        """Whether these rules allow the same reads.  `key_id` is the id of the key that has signed the credential.
+        """Whether the new `rules` allow the same reads.  `key_id` is the id of the key that signed the credential.
 
-        A public rule refuses nothing, so it never takes an allowed read away from a later rule."""
+        Public rules can be skipped, because they refuse nothing.
+        """
         earlier = self.rules if self.is_public else self.rules[:-1]
         did_not_know = {_known_by(one) for one in earlier if not isinstance(one, PublicRule)}
         for rule in rules:
@@ -49,7 +51,7 @@ class Grounds(NamedTuple):
 
 
 def _known_by(rule: Rule) -> object:
-    """The part of a rule that determines which credentials it knows."""
+    """Return the part of a rule that determines to which credentials the rule applies."""
     match rule:
         case JwtRule():
             return JwtRule, rule.tokens.issuer, rule.cookie, rule.parameter
@@ -64,7 +66,7 @@ def _patterns(rules: Rules) -> frozenset[Pattern]:
 
 
 def _accepts(before: Rule, after: Rule, key_id: str) -> bool:
-    """Whether a rule accepts what an earlier version of it has accepted, with a signature by this key."""
+    """Whether the rule `after` accepts all credentials, signed with this key, that the rule `before` accepted."""
     match before, after:
         case JwtRule(), JwtRule():
             same = before._replace(tokens=before.tokens._replace(keys=after.tokens.keys)) == after
@@ -78,6 +80,6 @@ def _accepts(before: Rule, after: Rule, key_id: str) -> bool:
 
 def _has_key(before: KeyRing | KeySource, after: KeyRing | KeySource, key_id: str) -> bool:
     if isinstance(before, KeySource) or isinstance(after, KeySource):
-        # The reads of a key that an issuer withdraws end when its key set is fetched.
+        # If an issuer withdraws a key, the fetch of its key set ends the reads of the key.
         return before == after
     return after.names() >= before.names_of(key_id)

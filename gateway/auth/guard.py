@@ -1,9 +1,8 @@
-"""The guard of a route: judges each request by the route's rules, in order; the first rule that knows the request's
-credential decides.
+"""The guard of a route: authorises each request by the first rule that applies to the request's credential.
 
-A token is verified once and then known by a digest, because a signature takes as long to verify as several hits to
-answer.  Bad tokens are counted by the network of their client, through `may_verify` and `failed`, so that they cannot
-take the process's time.
+Verifying a signature takes as long as answering several requests from memory.  A verified token is therefore remembered
+by its digest.  Invalid tokens are counted per client network, by the callbacks `may_verify` and `failed`, so that a
+client cannot use up processor time by sending such tokens.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ if TYPE_CHECKING:
     from gateway.auth.keys import KeyRing
 
 MOST_KNOWN: Final = 1 << 14
-"""Verified tokens that are known by their digests: some 15 MB."""
+"""The most remembered tokens, which take some 15 MB."""
 MOST_PATTERNS: Final = 1 << 16
-"""Bound on the patterns in the permissions of known tokens, 110 MB at most.  A pattern counts once, and once more for
-each 64 of its characters."""
+"""The most patterns in the permissions of remembered tokens, which take up to 110 MB.  A pattern counts once, and once
+more for each 64 of its characters."""
 _BEARER: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +([A-Za-z0-9._~+/-]+=*) *")
 _SCHEME: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr](?: |$)")
 
 
 class Credential(NamedTuple):
-    """The credential of a request, and the rule that it belongs to."""
+    """The credential of a request, and the rule that applies to it."""
 
     rule: JwtRule | SignedRule | ForwardRule
     value: Unverified | Presented | Inquiry
@@ -59,7 +58,7 @@ class KnownToken(NamedTuple):
     """A verified token."""
 
     rule: TokenRule
-    """The rule that it is valid for."""
+    """The rule by which the token was verified."""
     principal: Principal
     patterns: int
     version: int
@@ -67,41 +66,41 @@ class KnownToken(NamedTuple):
 
 
 class Guard:
-    """Owner of the known tokens of one route."""
+    """Authorises the requests of one route.  Owner of the route's remembered tokens."""
 
     def __init__(self, config: RouteConfig, rules: Rules, verdicts: Verdicts) -> None:
         self.realm = config.name
         self._use(rules)
         self.verdicts = verdicts
         self.concealment = Concealment() if config.conceal else None
-        """Makes refusals look like the 404 of an absent stream; None on a route that does not conceal its streams."""
+        """The state for concealing streams; None if the route does not conceal its streams."""
         tokens = {rule.parameter for rule in rules if isinstance(rule, JwtRule | ForwardRule) and rule.parameter}
         self.asks_services = any(isinstance(rule, ForwardRule) for rule in rules)
-        """Whether a rule lets a service decide.  Any header may be configured to be sent to a service."""
+        """Whether a rule asks a service.  Verdicts may then depend on any header."""
         self._has_signatures = any(isinstance(rule, SignedRule) for rule in rules)
         self._parameters = frozenset(tokens)
-        """Query parameters that carry tokens."""
+        """The names of query parameters with tokens."""
         self.drops_credentials = config.client_credentials == "drop"
-        """Whether the clients' credentials are removed before a request goes to the origin."""
+        """Whether the client's credentials are removed from requests to the origin."""
         self._known: OrderedDict[bytes, KnownToken] = OrderedDict()
-        """Verified tokens by their digests."""
+        """Remembered tokens by their digests."""
         self._patterns = 0
-        """The patterns of the known tokens, counted as for `MOST_PATTERNS`."""
+        """The number of patterns of the remembered tokens, counted as for `MOST_PATTERNS`."""
         has_cookies = any(rule.cookie for rule in rules if isinstance(rule, JwtRule | SignedRule))
         sent = [name.title() for rule in rules if isinstance(rule, ForwardRule) for name in rule.headers]
         self.vary = tuple(dict.fromkeys(("Authorization", *(("Cookie",) if has_cookies else ()), *sent)))
-        """The header fields that a verdict may depend on, for Vary."""
+        """The header fields on which a verdict may depend, for Vary."""
 
     def __repr__(self) -> str:
         return f"<Guard {len(self._rules)} rules, {len(self._known)} known tokens>"
 
     @property
     def rules(self) -> Rules:
-        """The rules in effect."""
+        """The current rules."""
         return self._rules
 
     def replace(self, rules: Rules) -> None:
-        """From now on, judge by the same rules with other keys."""
+        """Replace the rules by the same rules with other keys."""
         if rules != self._rules:
             self._use(rules)
             self._known.clear()
@@ -111,15 +110,15 @@ class Guard:
     def _use(self, rules: Rules) -> None:
         self._rules = rules
         self._grounds = [Grounds(self.realm, rules[: number + 1]) for number in range(len(rules))]
-        """The grounds of verdicts by the index of the deciding rule."""
+        """The grounds of a verdict, by the index of the rule that decides."""
         self._public_grounds = Grounds(self.realm, rules, is_public=True)
 
     def is_public(self, path: str) -> bool:
-        """Whether every client may read the stream with this canonical path."""
+        """Whether all clients may read the stream with this canonical path."""
         return any(isinstance(rule, PublicRule) and rule.matches(path) for rule in self._rules)
 
     def credential_parameters(self, query: str) -> frozenset[str]:
-        """The names of the parameters in a canonical query that are credentials."""
+        """Return the names of the parameters of a canonical query that are credentials."""
         if not query:
             return frozenset()
         names = frozenset(pair.partition("=")[0] for pair in query.split("&"))
@@ -133,11 +132,12 @@ class Guard:
         failed: Callable[[], None] = lambda: None,
         heard: Heard | None = None,
     ) -> Allowed:
-        """The verdict that allows the request.  Raises an AuthRefused, or Undecided.
+        """Authorise the request; return the verdict that allows it.
 
-        `may_verify` is called before an unknown token is verified and before a service is asked.  It raises a
-        GatewayError if the client has sent too many bad credentials.  `failed` is called for each bad credential.
-        `heard` is a service's answer, if the request has waited for one.
+        Raises an AuthRefused if the request is refused, and Undecided if a service or key set must be asked first.
+        `may_verify` is called before a token is verified or a service is asked.  It may raise a GatewayError, if the
+        client has sent too many invalid credentials.  `failed` is called for an invalid credential.  `heard` is the
+        answer of a service that the request has waited for.
         """
         try:
             credential, has_one = self.find_credential(asked)
@@ -164,7 +164,7 @@ class Guard:
         return self.verdicts.allow(principal, renewal, self._grounds[number])
 
     def _explained(self, error: BadCredential) -> tuple[str, str]:
-        """The text of a refusal, and its challenge."""
+        """Return the text of a refusal and its challenge."""
         if error.error in (EXPIRED_CODE, INVALID_CODE):
             return f"{error.error}: {error}", self._challenge()
         return str(error), self._challenge(error.error, str(error))
@@ -190,9 +190,10 @@ class Guard:
         return Forbidden(text, self._challenge("insufficient_scope", text))
 
     def find_credential(self, asked: Asked) -> tuple[Credential | None, bool]:
-        """The request's credential with its rule, and whether the request has a credential at all.
+        """Find the request's credential and the first rule that applies to it.
 
-        The credential is None if no rule knows it.  Raises BadCredential.
+        Returns None for the credential if no rule applies, and whether the request has any credential.  Raises
+        BadCredential if the credential is malformed.
         """
         bearer = self._bearer(asked)
         has_one = bearer is not None
@@ -218,7 +219,7 @@ class Guard:
                     try:
                         token = read_token(sent)
                     except BadCredential as error:
-                        # The service of a later rule may accept the token.
+                        # The token may be for the service of a later rule.
                         unread = unread or error
                         continue
                     if token.issuer == rule.tokens.issuer:
@@ -237,7 +238,11 @@ class Guard:
 
     @staticmethod
     def _bearer(asked: Asked) -> str | None:
-        """The token in the Authorization field: empty for a malformed one, None for another scheme or no field."""
+        """Return the bearer token of the Authorization field.
+
+        Returns an empty text for a malformed token, and None without a bearer token.  Raises BadCredential if there are
+        several fields.
+        """
         lines = asked.authorization
         if not lines:
             return None
@@ -255,8 +260,10 @@ class Guard:
         may_verify: Callable[[], None] = lambda: None,
         heard: Heard | None = None,
     ) -> Principal:
-        """The principal of a credential, once it is verified.  Raises BadCredential, Undecided, or the AuthRefused of a
-        service."""
+        """Verify a credential; return its principal.
+
+        Raises BadCredential, Undecided, or an AuthRefused for a service's refusal.
+        """
         wall = self.verdicts.wall()
         rule, value = credential.rule, credential.value
         if isinstance(rule, ForwardRule):
@@ -264,7 +271,7 @@ class Guard:
             return self._decided(self._verdict(value, wall, may_verify, heard))
         if isinstance(rule, SignedRule):
             assert isinstance(value, Presented)
-            # Without `may_verify`, because that would take as long as the HMAC itself.
+            # Without `may_verify`, which would cost as much as the HMAC itself.
             return verify_signature(value, rule.keys, asked.client, wall)
         assert isinstance(value, Unverified)
         digest = hashlib.blake2b(value.text.encode(), digest_size=32).digest()
@@ -286,8 +293,7 @@ class Guard:
     def _verdict(
         self, inquiry: Inquiry, wall: float, may_verify: Callable[[], None], heard: Heard | None
     ) -> ForwardVerdict:
-        """The service's verdict.  Raises Undecided if the service has to be asked, or was asked and has given no
-        verdict."""
+        """Return the service's verdict.  Raises Undecided if the service must be asked, or has failed to answer."""
         if heard is not None and heard.inquiry == inquiry:
             if heard.verdict is None:
                 raise Undecided
@@ -299,7 +305,7 @@ class Guard:
         return verdict
 
     def _decided(self, verdict: ForwardVerdict) -> Principal:
-        """The principal of a verdict.  Raises the AuthRefused of a refusal."""
+        """Return the principal of a verdict, or raise an AuthRefused for a refusal."""
         if verdict.principal is not None:
             return verdict.principal
         if verdict.is_known:
@@ -310,7 +316,7 @@ class Guard:
         raise Unauthenticated(None, verdict.challenge or self._challenge())
 
     def _keys(self, keys: KeyRing | KeySource) -> tuple[Keys, int]:
-        """The keys of a rule's issuer, and their version.  Raises Undecided if the rule has just been removed."""
+        """Return the keys of an issuer, and their version.  Raises Undecided if the rule has just been removed."""
         if not isinstance(keys, KeySource):
             return keys, 0
         found = self.verdicts.key_sets.find_set(keys)
@@ -319,8 +325,8 @@ class Guard:
         return found, found.version
 
     def _keep(self, digest: bytes, rule: TokenRule, principal: Principal, version: int) -> None:
-        """Remember the token with this digest; the oldest tokens make room for it."""
-        # The permissions of the rule itself come first, and all its tokens share them.
+        """Remember a verified token, and evict the least recently used ones."""
+        # Do not count the permissions of the rule, which come first, because all its tokens share them.
         own = principal.permissions[len(rule.permissions) :]
         patterns = sum(1 + len(one.pattern.text) // 64 for one in own)
         if (before := self._known.pop(digest, None)) is not None:
@@ -332,8 +338,10 @@ class Guard:
 
 
 def _cookie(lines: Sequence[str], name: str) -> str | None:
-    """The value of a cookie; None if there is none.  Raises BadCredential if two have the name, because the second may
-    be another party's."""
+    """Return the value of a cookie; None if there is none.
+
+    Raises BadCredential if two cookies have the name, because another site may have set one of them.
+    """
     found = [
         value.strip(' "')
         for line in lines

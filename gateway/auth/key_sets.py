@@ -1,11 +1,11 @@
-"""Key sets that issuers publish by URL (RFC 7517 section 5), and when they are fetched: the decisions, without I/O.
+"""The key sets that issuers publish by URL (RFC 7517 section 5), and the decision when to fetch them.  No I/O.
 
-A key set is fetched at start, and again ahead of the end of its lifetime.  It is also fetched for a token that names a
-key which the set does not hold.  Clients choose these names, so this happens at most once in `LEAST_S` seconds.  A
-fetch that fails changes no key: the next one comes after a pause that grows with each failure.
+A key set is fetched at start, and again before its lifetime ends.  It is also fetched if a token names a key that the
+set does not have.  Clients can invent such tokens, so they cause at most one fetch in `LEAST_S` seconds.  A failed
+fetch does not change the keys, and is repeated after a growing pause.
 
-So a token's key is found, unknown, or undecided.  A key that is not in the set is unknown if the set was fetched in the
-last `LEAST_S` seconds.  It is undecided until a fetch that could have brought it has succeeded.
+A key that is not in the set is unknown if the set was fetched within the last `LEAST_S` seconds.  Otherwise the token
+is undecided until a fetch has succeeded.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from gateway.auth.keys import KeyRing, VerifyingKey
 
 LEAST_S: Final = 10.0
-"""Least time between two fetches that tokens with unknown keys cause."""
+"""The least seconds between two fetches that are caused by tokens with unknown keys."""
 DEFAULT_LIFETIME_S: Final = 600.0
-"""Lifetime of a key set whose reply states none."""
+"""The lifetime of a key set whose reply states none."""
 _LEAST_LIFETIME_S: Final = 60.0
 _MOST_LIFETIME_S: Final = 86_400.0
 _AHEAD: Final = (0.75, 0.9)
-"""The part of its lifetime after which a key set is fetched again, jittered."""
+"""The share of its lifetime after which a key set is fetched again: a random value between these."""
 _FIRST_PAUSE_S: Final = 1.0
 _MOST_PAUSE_S: Final = 30.0
-"""The longest pause after a failure, in seconds.  Each pause is twice as long as the one before it."""
+"""The longest pause after a failure, in seconds.  Each pause is twice as long as the previous one."""
 
 
 class KeySet:
-    """The keys of one source, as they were fetched last.  `now` is the time in monotonic seconds."""
+    """The latest keys of one source.  `now` returns monotonic seconds."""
 
     def __init__(self, source: KeySource, now: Callable[[], float]) -> None:
         self.source = source
         self.ring: KeyRing | None = None
-        """None if the keys were never fetched."""
+        """The keys; None before the first successful fetch."""
         self.version = 0
-        """The version of the keys, which grows whenever a key is withdrawn or replaced."""
+        """The number of times that a key was withdrawn or replaced."""
         self.fetched_at = -math.inf
         self.due_at = now()
-        """When the next fetch is due, whether or not a token needs it."""
+        """When the next scheduled fetch is due."""
         self.is_fetching = False
         self.fetches = 0
         self.failures = 0
@@ -57,7 +57,7 @@ class KeySet:
         return f"<KeySet {self.source.issuer}: {keys} keys, {self.fetches} fetches, {self.failures} failures>"
 
     def keys_for(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
-        """Like `KeyRing.keys_for`.  Raises Undecided if a fetch may bring the key."""
+        """Find the keys for a token like `KeyRing.keys_for`.  Raises Undecided if a fetch may find the key."""
         if self.ring is not None and (found := self.ring.keys_for(kid, alg, kind)):
             return found
         wait_s = self._earliest - self._now()
@@ -69,7 +69,7 @@ class KeySet:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the keys were fetched; infinite if they never were."""
+        """The seconds since the latest successful fetch; infinite if there was none."""
         return self._now() - self.fetched_at
 
     @property
@@ -78,11 +78,11 @@ class KeySet:
         return self.due_at if self.failed_in_a_row or self.ring is None else self.fetched_at + LEAST_S
 
     def begin_fetch(self) -> bool:
-        """Begin a fetch that a token needs; False if a fetch is in progress, or if it is too early."""
+        """Record the start of a fetch that a token needs.  Return False if one is in progress or it is too early."""
         return self._begin(self._earliest)
 
     def begin_due_fetch(self) -> bool:
-        """Begin a fetch if one is due and none is in progress; returns whether it has begun."""
+        """Record the start of a scheduled fetch.  Return False if one is in progress or it is too early."""
         return self._begin(self.due_at)
 
     def _begin(self, earliest: float) -> bool:
@@ -92,8 +92,10 @@ class KeySet:
         return True
 
     def fetched(self, ring: KeyRing, lifetime_s: float, share: float) -> frozenset[str | None]:
-        """Use the fetched keys, which are fresh for `lifetime_s`; `share`, from 0 to 1, jitters the next fetch.
-        Returns the ids of the keys that were withdrawn."""
+        """Replace the keys by fetched ones; return the ids of the withdrawn keys.
+
+        The keys are fresh for `lifetime_s` seconds.  `share` is a random number from 0 to 1 for the next fetch.
+        """
         withdrawn = self.ring.names() - ring.names() if self.ring is not None else frozenset()
         self.version += bool(withdrawn)
         self.ring, self.fetched_at, self.is_fetching = ring, self._now(), False
@@ -104,7 +106,7 @@ class KeySet:
         return frozenset(kid for kid, _, _ in withdrawn)
 
     def fetch_failed(self, problem: str, share: float) -> None:
-        """Record that the fetch has failed; the keys stay as they are."""
+        """Record a failed fetch.  The keys do not change."""
         self.is_fetching = False
         self.failures += 1
         pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(self.failed_in_a_row, 10), _MOST_PAUSE_S)
@@ -114,7 +116,7 @@ class KeySet:
 
 
 class KeySets:
-    """Owner of the key sets of a process."""
+    """The key sets of a process."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -124,13 +126,13 @@ class KeySets:
         return f"<KeySets {list(self._sets.values())}>"
 
     def keep_sources(self, sources: Iterable[KeySource]) -> None:
-        """From now on keep the key sets of these sources, with their known keys, and forget the others."""
+        """Keep the key sets of these sources, create new ones, and forget all others."""
         self._sets = {one: self._sets.get(one) or KeySet(one, self._now) for one in sources}
 
     def look(self) -> tuple[KeySet, ...]:
-        """All key sets."""
+        """Return all key sets."""
         return tuple(self._sets.values())
 
     def find_set(self, source: KeySource) -> KeySet | None:
-        """The key set of a source; None if no rule names the source any more."""
+        """Return the key set of a source; None if no rule names the source."""
         return self._sets.get(source)

@@ -1,6 +1,6 @@
-"""The keys of one issuer, as files and JWK Sets hold them.
+"""The keys of an issuer, from a file or a JWK Set.
 
-Each key knows its type, so a public key never verifies an HMAC.  A key that is too weak is refused when it is read.
+Each key has a type, so a public key is never used to verify an HMAC.  Weak keys are refused when they are read.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 MOST_KEYS: Final = 64
 _LEAST_RSA_BITS: Final = 2_048
 _LEAST_SECRET_BYTES: Final = 32
-"""RFC 7518 section 3.2: a key of HS256 has 256 bits at least."""
+"""The least size of an HMAC key (RFC 7518 section 3.2)."""
 _KINDS: Final[dict[str, type[Key]]] = {"RSA": RSAKey, "EC": ECKey, "OKP": OKPKey, "oct": OctKey}
 
 
 class BadKeys(ValueError):
-    """The text holds no usable keys; the message is one line for the operator and shows no key."""
+    """The text has no usable keys.  The message is one line for the operator, without any key."""
 
 
 class VerifyingKey(NamedTuple):
-    """One key, with the values that a token's header must have for the key to be used."""
+    """A key, with the header values of the tokens that it may verify."""
 
     kid: str | None
-    """The id of the key; None fits every token."""
+    """The id of the key; None for any token."""
     alg: str | None
-    """The one algorithm for which the key may be used; None leaves that to the configuration."""
+    """The algorithm for which the key may be used; None for any that the configuration allows."""
     key: Key
 
 
@@ -40,16 +40,18 @@ class KeyRing(NamedTuple):
     keys: tuple[VerifyingKey, ...]
 
     def names(self) -> frozenset[tuple[str | None, str | None, str]]:
-        """The ids, algorithms and thumbprints of the keys (RFC 7638); equal keys have equal thumbprints."""
+        """Return the ids, algorithms and thumbprints of the keys.  Equal keys have equal thumbprints (RFC 7638)."""
         return frozenset((one.kid, one.alg, one.key.thumbprint()) for one in self.keys)
 
     def names_of(self, kid: str) -> frozenset[tuple[str | None, str | None, str]]:
-        """As `names`, of the keys that may have signed a token of this key id."""
+        """Return the `names` of the keys that may have signed a token with this key id."""
         return frozenset(name for name in self.names() if name[0] in (None, kid))
 
     def keys_for(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
-        """The keys that may have signed a token with this header; `kind` is the key type that its algorithm needs.  A
-        token without a `kid` fits only if one key does."""
+        """Return the keys that may have signed a token with this header.  `kind` is the key type of its algorithm.
+
+        For a token without a `kid`, the result is empty unless exactly one key fits.
+        """
         fitting = tuple(one for one in self.keys if one.key.key_type == kind and one.alg in (None, alg))
         if kid is not None:
             return tuple(one for one in fitting if one.kid in (kid, None))[:1]
@@ -57,8 +59,10 @@ class KeyRing(NamedTuple):
 
 
 def parse_keys(text: bytes) -> KeyRing:
-    """The keys in a JWK Set, a JWK or a PEM text.  Keys of unknown types, and keys for encryption, are passed over (RFC
-    7517 section 5).  Raises BadKeys."""
+    """Read the keys of a JWK Set, a JWK or a PEM text.  Raises BadKeys.
+
+    Keys of unknown types, and keys for encryption, are skipped (RFC 7517 section 5).
+    """
     if text.lstrip().startswith(b"-----BEGIN"):
         return KeyRing((_from_pem(text),))
     try:
@@ -75,8 +79,10 @@ def parse_keys(text: bytes) -> KeyRing:
 
 
 def parse_published_keys(text: bytes) -> KeyRing:
-    """The keys in a JWK Set that an issuer publishes.  Keys that cannot be used are passed over (RFC 7517 section 5).
-    So are symmetric keys, because a published secret is not secret.  Raises BadKeys if no key is left."""
+    """Read the keys of a JWK Set that an issuer publishes.  Raises BadKeys if it has no usable key.
+
+    Unusable keys are skipped (RFC 7517 section 5), and so are symmetric keys, because a published secret is not secret.
+    """
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError):

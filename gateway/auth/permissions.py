@@ -1,12 +1,11 @@
 """Permissions: which actions a credential allows on which streams.
 
-A pattern names streams by the segments of their path: `*` stands for one segment, and `**` at the end for any number of
-them, none included.  `{sub}` stands for a claim of the token.  The claim's text fills exactly one segment, whatever
-characters it has.
+A pattern matches paths by segments.  `*` matches one segment, and `**` at the end matches any number of segments, also
+none.  `{sub}` matches the value of a claim of the token, which must be exactly one segment.
 
-Patterns are compared with canonical paths (`gateway.protocol.target`).  An origin may decode an escaped slash, drop an
-empty segment, or read a backslash as a slash, and so find another stream than the pattern names.  A path with one of
-these is matched by `/**` alone, which allows every stream.
+Patterns are matched against canonical paths (`gateway.protocol.target`).  Some paths are ambiguous: an origin may
+decode an escaped slash, remove an empty segment, or treat a backslash as a slash, and then use another stream.  Only
+the pattern `/**`, which allows all streams, matches ambiguous paths.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from urllib.parse import quote
 from gateway.protocol.target import BadTarget, parse_target
 
 MOST_PERMISSIONS: Final = 64
-"""The most permissions that one token may have."""
+"""The most permissions of one token."""
 _MOST_CHARS: Final = 1_024
 _PLACE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]{0,63})\}")
 _AMBIGUOUS: Final = re.compile(r"//|\\|%2F|%5C|%25|/\.\.?;", re.IGNORECASE)
-"""Spellings that an origin may read as another path than the gateway does."""
+"""Parts of ambiguous paths."""
 _REST: Final = "**"
 _EVERY: Final = "/**"
 
@@ -39,9 +38,9 @@ class Action(StrEnum):
     DELETE = "delete"
     FORK = "fork"
     SUBSCRIBE = "subscribe"
-    """Calls below the protocol's reserved path `__ds`."""
+    """Requests below the protocol's reserved path `__ds`."""
     OTHER = "other"
-    """Methods that the protocol does not name.  Permissions cannot name this action; only `*` covers it."""
+    """Methods that the protocol does not define.  Only the action `*` of a permission includes them."""
 
 
 NAMED: Final = frozenset(Action) - {Action.OTHER}
@@ -49,16 +48,16 @@ NAMED: Final = frozenset(Action) - {Action.OTHER}
 
 
 class BadPermission(ValueError):
-    """The text or the claim is no permission; the message describes the mistake."""
+    """A text or claim is not a valid permission.  The message describes the mistake."""
 
 
 class Pattern:
-    """A pattern of canonical paths."""
+    """A pattern for canonical paths."""
 
     __slots__ = ("_is_open", "_segments", "text")
 
     def __init__(self, text: str) -> None:
-        """Raises BadPermission."""
+        """Raises BadPermission if the pattern is invalid."""
         self.text = text
         if not text.startswith("/") or len(text) > _MOST_CHARS or "?" in text or "#" in text:
             raise BadPermission(f"{text[:80]!r} is no pattern of paths: it begins with a slash and has no query")
@@ -82,11 +81,11 @@ class Pattern:
 
     @property
     def places(self) -> frozenset[str]:
-        """The claims that fill in the pattern."""
+        """The names of the claims in the pattern."""
         return frozenset(_PLACE.findall(self.text))
 
     def matches(self, path: str, claims: Mapping[str, object] | None = None) -> bool:
-        """Whether the pattern matches a canonical path, with its places filled in from these claims."""
+        """Whether the pattern, with these claims, matches a canonical path."""
         if self.text == _EVERY:
             return True
         if _AMBIGUOUS.search(path) is not None:
@@ -98,7 +97,7 @@ class Pattern:
 
 
 class Exact(Pattern):
-    """The pattern of one path, as it is spelt."""
+    """A pattern that matches one path only, character by character."""
 
     __slots__ = ()
 
@@ -112,7 +111,7 @@ class Exact(Pattern):
 
 
 def _segment(text: str) -> str:
-    """A segment of a pattern in the form that is compared: canonical if it names one segment of a path."""
+    """Return a segment of a pattern in canonical form.  Raises BadPermission."""
     if text == "*" or _PLACE.fullmatch(text):
         return text
     if "*" in text or "{" in text or "}" in text:
@@ -132,18 +131,18 @@ def _fits(wanted: str, segment: str, claims: Mapping[str, object]) -> bool:
     if (place := _PLACE.fullmatch(wanted)) is None:
         return wanted == segment
     value = claims.get(place[1])
-    # A principal with the name of the protocol's reserved path must not get all subscriptions.
+    # With the claim `__ds`, the protocol's reserved path, a principal would get access to all subscriptions.
     if not isinstance(value, str) or not value or value in (".", "..", "__ds"):
         return False
     try:
-        # The canonical spelling of paths leaves exactly these characters as they are.
+        # Canonical paths leave exactly these characters unescaped.
         return quote(value, safe="!$&'()*+,;=:@~") == segment
     except UnicodeEncodeError:
         return False
 
 
 class Permission(NamedTuple):
-    """Actions that are allowed on the streams of a pattern."""
+    """The actions that are allowed on the streams of a pattern."""
 
     actions: frozenset[Action]
     pattern: Pattern
@@ -157,7 +156,7 @@ class Permission(NamedTuple):
 
 
 def parse_actions(names: Iterable[object]) -> frozenset[Action]:
-    """Actions by their names; `*` is all of them.  Raises BadPermission."""
+    """Parse the names of actions.  `*` stands for all actions.  Raises BadPermission."""
     found: set[Action] = set()
     for name in names:
         if name == "*":
@@ -172,8 +171,7 @@ def parse_actions(names: Iterable[object]) -> frozenset[Action]:
 
 
 def parse_permission(text: str) -> Permission:
-    """A permission as the configuration and simple claims spell it: `read,append /rooms/{sub}/**`.  Raises
-    BadPermission."""
+    """Parse a permission in the configuration or a claim, such as `read,append /rooms/{sub}/**`.  Raises BadPermission."""
     names, space, pattern = text.strip().partition(" ")
     if not space:
         raise BadPermission(f"{text[:80]!r} is no permission: expected one such as 'read,append /rooms/*'")
@@ -181,8 +179,7 @@ def parse_permission(text: str) -> Permission:
 
 
 def parse_claim(claim: object) -> tuple[Permission, ...]:
-    """The permissions in a simple claim: a list of texts, or one text.  Raises BadPermission, also if one of many is
-    wrong."""
+    """Parse the permissions in a claim, which is a text or a list of texts.  Raises BadPermission if any is invalid."""
     texts = [claim] if isinstance(claim, str) else claim
     if not isinstance(texts, list) or len(texts) > MOST_PERMISSIONS or not all(isinstance(one, str) for one in texts):
         raise BadPermission(f"is no list of at most {MOST_PERMISSIONS} permissions")
@@ -190,12 +187,14 @@ def parse_claim(claim: object) -> tuple[Permission, ...]:
 
 
 DETAIL_TYPE: Final = "durable-streams"
-"""The `type` of this gateway's authorization details."""
+"""The `type` of authorization details for this gateway."""
 
 
 def parse_details(claim: object) -> tuple[Permission, ...]:
-    """The permissions in the claim `authorization_details` (RFC 9396 section 9.1); details of other types are not for
-    this gateway.  Raises BadPermission, also if one of many is wrong."""
+    """Parse the claim `authorization_details` (RFC 9396 section 9.1).  Raises BadPermission if any detail is invalid.
+
+    Details of other types are ignored.
+    """
     if not isinstance(claim, list) or len(claim) > MOST_PERMISSIONS:
         raise BadPermission(f"is no list of at most {MOST_PERMISSIONS} authorization details")
     found: list[Permission] = []
@@ -210,7 +209,7 @@ def parse_details(claim: object) -> tuple[Permission, ...]:
         if unknown := set(detail) - {"type", "locations", "actions", "identifier", "datatypes", "privileges"}:
             raise BadPermission(f"an authorization detail has no field {min(unknown)[:40]!r}")
         if set(detail) - {"type", "locations", "actions"}:
-            # A field that narrows the permission must not be ignored.
+            # These fields restrict the permission, and must not be ignored.
             raise BadPermission("an authorization detail is narrowed by a field that this gateway does not judge by")
         if not all(isinstance(one, str) for one in locations) or len(found) + len(locations) > MOST_PERMISSIONS:
             raise BadPermission("the locations of an authorization detail are patterns of paths")

@@ -1,7 +1,7 @@
-"""Questions that must be answered before a request can be judged, and the error that carries one.
+"""Questions that must be answered before a request can be authorised.
 
-The guard decides without I/O.  Where it lacks a key set or the verdict of an authorisation service, it raises
-`Undecided` with the question.  `gateway.upstream.auth_services` asks it, and the request is judged again.
+The guard does no I/O.  If it needs a key set, or the verdict of an authorisation service, it raises `Undecided` with
+the question.  `gateway.upstream.auth_services` then asks the question, and the request is authorised again.
 """
 
 from __future__ import annotations
@@ -14,29 +14,31 @@ from gateway.errors import Fault, GatewayError
 
 
 class KeySource(NamedTuple):
-    """The place where an issuer publishes its keys.  As a question, it asks for these keys."""
+    """The URL at which an issuer publishes its keys.  As a question: which keys does the issuer publish?"""
 
     issuer: str
     url: str
-    """URL of the key set, or of the metadata that names it."""
+    """The URL of the key set, or of the issuer's metadata."""
     is_discovered: bool = False
-    """Whether `url` leads to the issuer's metadata (OpenID Connect Discovery 1.0 section 4)."""
+    """Whether `url` is that of the issuer's metadata (OpenID Connect Discovery 1.0 section 4)."""
 
 
 Question = KeySource | Inquiry
 
 
 class Heard(NamedTuple):
-    """The answer of a service that was asked."""
+    """The answer of a service."""
 
     inquiry: Inquiry
     verdict: ForwardVerdict | None
-    """The verdict; None if the service has given none."""
+    """The verdict; None if the service has failed to answer."""
 
 
 class Undecided(GatewayError):
-    """The request cannot be judged now, because a key set or an authorisation service has not answered.  The status is
-    never a 4xx, which clients treat as final."""
+    """The request cannot be authorised now, because a key set or a service's verdict is missing.
+
+    The status is not a 4xx, because clients treat a 4xx as final.
+    """
 
     status = 503
     fault = Fault.UPSTREAM
@@ -45,10 +47,10 @@ class Undecided(GatewayError):
     def __init__(self, question: Question | None = None, retry_in_s: float = 1.0) -> None:
         super().__init__()
         self.question = question
-        """The question to ask first; None if it is too early to ask again."""
+        """The question to ask; None if it was asked recently and must not be asked again yet."""
         self._retry_in_s = retry_in_s
 
     @property
     def retry_after_s(self) -> int:
-        """Whole seconds, 1 at least (RFC 9110 section 10.2.3)."""
+        """The seconds for Retry-After, at least 1 (RFC 9110 section 10.2.3)."""
         return max(1, math.ceil(self._retry_in_s))

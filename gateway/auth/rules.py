@@ -1,4 +1,4 @@
-"""The rules of a route, as they are in effect: parsed from the configuration, with the keys that its files hold."""
+"""The authorisation rules of a route, made from the configuration and the key files that it names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_BYTES: Final = 1 << 20
 
 
 class JwtRule(NamedTuple):
-    """Tokens of one issuer."""
+    """The rule for the tokens of one issuer."""
 
     tokens: TokenRule
     cookie: str
@@ -31,14 +31,14 @@ class JwtRule(NamedTuple):
 
 
 class SignedRule(NamedTuple):
-    """Signed URLs and cookies."""
+    """The rule for signed URLs and cookies."""
 
     keys: tuple[SigningKey, ...]
     cookie: str
 
 
 class PublicRule(NamedTuple):
-    """Streams that every client may read."""
+    """The rule for streams that all clients may read."""
 
     patterns: tuple[Pattern, ...]
 
@@ -52,7 +52,7 @@ Rules = tuple[Rule, ...]
 
 
 def load_rules(config: GatewayConfig) -> dict[str, Rules]:
-    """The rules by the name of their route, for routes that have some.  Raises ConfigError with every mistake."""
+    """Load the rules of all routes that have rules, by route name.  Raises ConfigError with all mistakes."""
     found: dict[str, Rules] = {}
     mistakes = Mistakes()
     for route in config.routes:
@@ -112,7 +112,7 @@ def _rule(route: RouteConfig, index: int, config: AuthRuleConfig) -> Rule:
 def _keys(config: AuthRuleConfig, where: str) -> KeyRing | KeySource:
     if not config.keys_file:
         return KeySource(config.issuer, config.keys_url or discovery_url(config.issuer), not config.keys_url)
-    # A gateway without rules for tokens need not load the library.
+    # Imported here, so that a gateway without such rules does not load the cryptography library.
     from gateway.auth.keys import BadKeys, parse_keys
 
     file = f"{where}.keys_file: {config.keys_file}"
@@ -123,7 +123,7 @@ def _keys(config: AuthRuleConfig, where: str) -> KeyRing | KeySource:
 
 
 def key_sources(every: Iterable[Rules]) -> Iterator[KeySource]:
-    """The sources of keys that these rules name."""
+    """Return the published key sets that these rules use."""
     for rules in every:
         for rule in rules:
             if isinstance(rule, JwtRule) and isinstance(rule.tokens.keys, KeySource):

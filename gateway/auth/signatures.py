@@ -1,12 +1,19 @@
-"""Signed URLs and cookies: HMAC-SHA256 over a class of methods, a pattern of paths, an expiry and a client network.
+"""Signed URLs and cookies, by HMAC-SHA256.
 
-The parameters of a signed URL are `expires` (Unix seconds), `key` (the id of the key), `signature`, and, only if they
-are needed, `methods` (actions, separated by commas; read is the default), `streams` (a pattern, if the signature is not
-for the URL's path alone) and `network` (CIDR).  `offset`, `live` and `cursor` are not signed, because they change with
-each request; every other parameter is part of the signed text, so that no holder can make new streams of one.  A cookie
-has the same parameters in its value, in the form of a query, and always names its `streams`.
+A signed URL has these query parameters:
 
-The signed text is a line for each of: a version, the methods, the pattern, the expiry, the network, the key's id, and
+    expires    Unix seconds
+    key        the id of the signing key
+    signature  base64url
+    methods    the allowed actions, separated by commas; optional, default `read`
+    streams    a pattern of paths; optional, default the URL's path
+    network    the client network (CIDR); optional
+
+`offset`, `live` and `cursor` are not signed, because they change with each request.  All other parameters are signed.
+Otherwise a client could vary them, and each variant might be another stream.  A signed cookie has the same parameters
+as its value, in the form of a query, but `streams` is required.
+
+The signed text has one line each for a version, the actions, the pattern, the expiry, the network, the key's id, and
 the other parameters in canonical form.
 """
 
@@ -33,7 +40,7 @@ METHODS: Final = "methods"
 STREAMS: Final = "streams"
 NETWORK: Final = "network"
 PARAMETERS: Final = (EXPIRES, SIGNATURE, KEY, METHODS, STREAMS, NETWORK)
-"""The parameters of a signature.  They are taken out of a URL that has `signature`."""
+"""The parameters of a signature.  The gateway removes them from the URLs of signed requests."""
 EXPIRED_CODE: Final = "SIGNATURE_EXPIRED"
 INVALID_CODE: Final = "SIGNATURE_INVALID"
 _VERSION: Final = "durable-gateway-1"
@@ -42,7 +49,7 @@ _MOST_CHARS: Final = 2_048
 
 
 class SigningKey(NamedTuple):
-    """A key with its id."""
+    """A signing key and its id."""
 
     id: str
     secret: bytes
@@ -52,32 +59,32 @@ class SigningKey(NamedTuple):
 
 
 class Signed(NamedTuple):
-    """The terms of a signature."""
+    """The values that are signed."""
 
     expires: str
     methods: str = ""
-    """Empty for read."""
+    """The allowed actions; empty for read."""
     streams: str = ""
-    """A pattern of paths, or the path of the one stream."""
+    """A pattern of paths, or one path."""
     network: str = ""
     key: str = ""
     others: str = ""
     """The other parameters of the URL, in canonical form."""
 
     def text(self) -> bytes:
-        """The signed text."""
+        """Return the signed text."""
         lines = (_VERSION, self.methods, self.streams, self.expires, self.network, self.key, self.others)
         return "\n".join(lines).encode("utf-8", "surrogateescape")
 
 
 def sign(signed: Signed, key: SigningKey) -> str:
-    """The signature, in base64url without padding."""
+    """Return the signature, in base64url without padding."""
     digest = hmac.new(key.secret, signed.text(), hashlib.sha256).digest()
     return urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def signed_query(signed: Signed, key: SigningKey, path: str) -> str:
-    """The query that makes a URL with this path a signed one, without its other parameters."""
+    """Return the parameters that sign a URL with this path, in the form of a query."""
     named = signed._replace(key=key.id)
     pairs = [(EXPIRES, named.expires), (KEY, key.id), (METHODS, named.methods), (NETWORK, named.network)]
     if named.streams != path:
@@ -87,7 +94,7 @@ def signed_query(signed: Signed, key: SigningKey, path: str) -> str:
 
 
 class Presented(NamedTuple):
-    """A signature as a client sent it, with the parameters that came with it."""
+    """The signature parameters that a client has sent."""
 
     values: Mapping[str, str]
     path: str
@@ -96,7 +103,7 @@ class Presented(NamedTuple):
 
 
 def parameters_of(text: str) -> dict[str, str]:
-    """The parameters in a cookie's value.  Raises BadCredential."""
+    """Parse the parameters in a cookie's value.  Raises BadCredential."""
     try:
         pairs = parse_qsl(text, keep_blank_values=True, strict_parsing=True, max_num_fields=len(PARAMETERS))
     except ValueError:
@@ -107,8 +114,10 @@ def parameters_of(text: str) -> dict[str, str]:
 
 
 def verify_signature(presented: Presented, keys: Sequence[SigningKey], client: str | None, wall: float) -> Principal:
-    """The principal of a signature, at `wall` (Unix seconds), for a client with this address.  Raises
-    BadCredential."""
+    """Verify a signature at `wall` (Unix seconds); return its principal.  Raises BadCredential.
+
+    `client` is the address of the client.
+    """
     wrong = BadCredential("The signature is not valid", INVALID_CODE)
     values = presented.values
     if sum(map(len, values.values())) > _MOST_CHARS:
@@ -119,7 +128,7 @@ def verify_signature(presented: Presented, keys: Sequence[SigningKey], client: s
     methods, network = values.get(METHODS, ""), values.get(NETWORK, "")
     signed = Signed(expires, methods, streams or presented.path, network, key_id, presented.others)
     key = next((one for one in keys if one.id == key_id), None)
-    # Compare even without a key, so that the time of the answer does not reveal which ids exist.
+    # Compare even without a key, so that response times do not reveal which key ids exist.
     expected = sign(signed, key or SigningKey("", b"no key"))
     is_same = hmac.compare_digest(expected.encode(), values.get(SIGNATURE, "").encode("utf-8", "surrogateescape"))
     if key is None or not is_same:
@@ -144,5 +153,5 @@ def _is_in(client: str | None, network: str) -> bool:
 
 
 def expiry_after(wall: float, seconds: float) -> str:
-    """The expiry of a signature that is valid for `seconds` from `wall` on."""
+    """Return the expiry of a signature that is valid for `seconds` after `wall` (Unix seconds)."""
     return str(math.ceil(wall + seconds))

@@ -1,8 +1,8 @@
-"""JWTs as access tokens (RFC 7519, RFC 9068), verified with the keys of their issuer.
+"""JWT access tokens (RFC 7519, RFC 9068), which are verified with the keys of their issuer.
 
-The issuer that a token names chooses the rule, and the rule alone determines the valid keys and algorithms.  Header
-fields that contain or name a key (`jwk`, `jku`, `x5c`, `x5u`) are ignored, and a critical extension is refused.  JSON
-is parsed strictly, because parsers disagree about a name that occurs twice.
+The issuer in a token selects the rule, and only the rule determines the valid keys and algorithms.  Header fields that
+contain or name a key (`jwk`, `jku`, `x5c`, `x5u`) are ignored.  Tokens with critical extensions are refused.  JSON with
+a duplicate name is refused, because parsers differ in the value that they use.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 MOST_TOKEN_BYTES: Final = 8_192
 _MOST_NAME_CHARS: Final = 256
 _FAR: Final = 1e11
-"""Later times, in Unix seconds, are refused: this is in the year 5138."""
+"""The latest accepted time in Unix seconds, in the year 5138."""
 _TYPES: Final = frozenset({"at+jwt", "application/at+jwt"})
 _KINDS: Final = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP", "HS": "oct"}
 
 
 class Keys(Protocol):
-    """The keys of an issuer that are known now."""
+    """The known keys of an issuer."""
 
     def keys_for(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
-        """The keys that may have signed a token with this header."""
+        """Return the keys that may have signed a token with this header."""
 
 
 class TokenRule(NamedTuple):
-    """Which tokens of an issuer are valid, and what they allow."""
+    """Determines which tokens of an issuer are valid, and which permissions they have."""
 
     issuer: str
     audience: frozenset[str]
@@ -47,15 +47,15 @@ class TokenRule(NamedTuple):
     any_type: bool
     leeway_s: float
     permissions: tuple[Permission, ...]
-    """Permissions that each valid token has in addition to its own."""
+    """The permissions of all valid tokens, in addition to those in a token."""
     permissions_claim: str
     tenant_claim: str
 
 
 @cache
 def registry_of(algorithms: frozenset[str]) -> jws.JWSRegistry:
-    """The JWS registry that accepts these algorithms alone; one object for all equal rules, so that they are equal."""
-    # Imported here, as below, because a gateway without rules for tokens need not load the library.
+    """Return the JWS registry that accepts only these algorithms.  Cached, so that equal rules compare equal."""
+    # Imported here and below, so that a gateway without such rules does not load the cryptography library.
     from joserfc import jws
 
     registry = jws.JWSRegistry(algorithms=sorted(algorithms), strict_check_header=False)
@@ -65,7 +65,7 @@ def registry_of(algorithms: frozenset[str]) -> jws.JWSRegistry:
 
 
 class Unverified(NamedTuple):
-    """A token as it was sent; nothing in it may be trusted."""
+    """A token that has not been verified, so that nothing in it may be trusted."""
 
     text: str
     header: dict[str, Any]
@@ -73,12 +73,12 @@ class Unverified(NamedTuple):
 
     @property
     def issuer(self) -> object:
-        """The issuer that the token names."""
+        """The value of `iss`."""
         return self.claims.get("iss")
 
 
 def read_token(text: str) -> Unverified:
-    """Take a compact JWT apart.  Raises BadCredential."""
+    """Parse a compact JWT without verifying it.  Raises BadCredential."""
     parts = text.split(".") if len(text) <= MOST_TOKEN_BYTES and text.isascii() else []
     if len(parts) != 3 or not all(parts[:2]):
         raise BadCredential("The token is no JWT")
@@ -110,8 +110,10 @@ def _refuse(constant: str) -> Any:
 
 
 def verify(token: Unverified, rule: TokenRule, keys: Keys, wall: float) -> Principal:
-    """The principal of a token, verified with these keys of the rule's issuer at `wall` (Unix seconds).  Raises
-    BadCredential, and Undecided if the token's key is not known yet."""
+    """Verify a token with these keys of the rule's issuer at `wall` (Unix seconds); return its principal.
+
+    Raises BadCredential, or Undecided if the token's key may be found by a fetch.
+    """
     header, claims = token.header, token.claims
     alg, kid, typ = header.get("alg"), header.get("kid"), header.get("typ")
     if "crit" in header or "b64" in header:
@@ -151,7 +153,7 @@ def verify(token: Unverified, rule: TokenRule, keys: Keys, wall: float) -> Princ
     except BadPermission:
         raise BadCredential("The token's permissions are not understood") from None
     places = {place for one in permissions for place in one.pattern.places}
-    # Keep only the claims that its permissions need.
+    # Keep only the claims in the patterns of its permissions.
     filled = {place: claims[place] for place in places if place in claims}
     key_id = candidates[0].kid or kid or ""
     return Principal(subject, permissions, expires_at, tenant, token_id, key_id, claims=filled, issuer=rule.issuer)
@@ -168,7 +170,7 @@ def _check_signature(text: str, key: Any, rule: TokenRule) -> None:
 
 
 def _check_times(claims: dict[str, Any], leeway_s: float, wall: float) -> float:
-    """When the token expires, leeway included (Unix seconds)."""
+    """Check the time claims; return when the token expires, including the leeway (Unix seconds)."""
     expires_at = _time(claims.get("exp"))
     if expires_at is None:
         raise BadCredential("The token has no expiry")
@@ -185,5 +187,5 @@ def _check_times(claims: dict[str, Any], leeway_s: float, wall: float) -> float:
 def _time(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    # This refuses an infinite number as well.
+    # Also refuses infinity.
     return float(value) if 0 <= value < _FAR else None

@@ -1,6 +1,7 @@
-"""Usage of this process by tenant, since its start: requests, body bytes and the time of live reads.
+"""The usage of each tenant since the start of the process: requests, body bytes, and the duration of live reads.
 
-There are too many principals for metrics.  The access log names them, and the pipeline's table `usage` adds them up.
+There are too many principals for metrics.  The access log has their usage, and the pipeline's table `usage` has the
+sums.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from collections.abc import Iterable
 from typing import Final
 
 MOST_TENANTS: Final = 256
-"""Bound on tenants with figures of their own; all further tenants share one set."""
+"""The most tenants with their own figures.  All further tenants share one `Usage`."""
 OTHERS: Final = ("", "")
-"""Stands for the further tenants."""
+"""The key of the further tenants."""
 
 
 class Usage:
@@ -21,24 +22,24 @@ class Usage:
 
     def __init__(self) -> None:
         self.requests = 0
-        """Requests that ended."""
+        """The number of completed requests."""
         self.sent_bytes = 0
-        """Body bytes handed to clients."""
+        """The number of body bytes sent to clients."""
         self.live_s = 0.0
-        """Seconds of live reads that ended."""
+        """The duration of completed live reads in seconds."""
 
     def __repr__(self) -> str:
         return f"<Usage {self.requests} requests, {self.sent_bytes} bytes, {self.live_s:g} s>"
 
     def add(self, sent_bytes: int, live_s: float = 0.0) -> None:
-        """Count a request that has ended."""
+        """Count a completed request."""
         self.requests += 1
         self.sent_bytes += sent_bytes
         self.live_s += live_s
 
 
 class Tenants:
-    """Owner of the usage of all tenants, by issuer and name."""
+    """The usage of all tenants, by issuer and name."""
 
     def __init__(self) -> None:
         self._usages: dict[tuple[str, str], Usage] = {}
@@ -47,7 +48,7 @@ class Tenants:
         return f"<Tenants {len(self._usages)}>"
 
     def usage(self, issuer: str, tenant: str) -> Usage:
-        """The usage of a tenant; small tenants share one."""
+        """Return the usage of a tenant; the shared one if there are too many tenants."""
         key = (issuer, tenant)
         if (found := self._usages.get(key)) is None:
             key = key if len(self._usages) < MOST_TENANTS else OTHERS
@@ -55,5 +56,5 @@ class Tenants:
         return found
 
     def items(self) -> Iterable[tuple[tuple[str, str], Usage]]:
-        """The usages by issuer and name."""
+        """Return the usages, by issuer and name."""
         return self._usages.items()

@@ -1,4 +1,4 @@
-"""Verdicts: a request is allowed to a principal until a time, or refused with a status and a challenge."""
+"""The outcomes of authorisation: a principal whose request is allowed, or an exception that refuses the request."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gateway.errors import Fault, GatewayError
 
 
 class Principal(NamedTuple):
-    """The party that a credential speaks for, and what the credential allows."""
+    """The party that a credential identifies, and its permissions."""
 
     name: str
-    """The token's subject, or the id of the key that signed a URL."""
+    """The token's subject, the id of the key that signed a URL, or a name from a service."""
     permissions: tuple[Permission, ...]
     expires_at: float
     """When the credential expires (Unix seconds)."""
@@ -21,24 +21,24 @@ class Principal(NamedTuple):
     token_id: str = ""
     key_id: str = ""
     network: str = ""
-    """The client network (CIDR) that the credential is bound to; empty for any."""
+    """The client network (CIDR) to which the credential is restricted; empty for any."""
     claims: dict[str, object] = {}  # noqa: RUF012
-    """The claims that fill in patterns."""
+    """The values of claims in the patterns of `permissions`."""
     issuer: str = ""
-    """The party that has named the principal, its tenant and the credential: the `iss` of a token, or the URL of a
-    service without its query; empty for signatures.  Equal names from two issuers are different names."""
+    """The issuer of the credential: `iss` of a token, or the URL of a service without its query.  Empty for signatures.
+    Principals and tenants with equal names but different issuers are different."""
 
     def allows(self, action: Action, path: str) -> bool:
-        """Whether the principal may do this to the stream with this canonical path."""
+        """Whether the principal may perform the action on the stream with this canonical path."""
         return any(one.allows(action, path, self.claims) for one in self.permissions)
 
 
 PUBLIC: Final = Principal("", (), math.inf)
-"""The principal of every client on public streams."""
+"""The principal of all clients on public streams."""
 
 
 class Caller(NamedTuple):
-    """A client with its principal, as records name them."""
+    """A client and its principal, for logs."""
 
     address: str | None
     principal: str
@@ -53,7 +53,7 @@ class AuthRefused(GatewayError):
     fault = Fault.CLIENT
     text = "Authorisation needed"
     principal: Principal | None = None
-    """The principal that was refused; None if the credential is not valid."""
+    """The refused principal; None if the credential is invalid."""
 
     def __init__(self, text: str | None = None, challenge: str | None = None) -> None:
         super().__init__(text)
@@ -61,7 +61,7 @@ class AuthRefused(GatewayError):
 
 
 class Unauthenticated(AuthRefused):
-    """The request has no credential, or a wrong one (RFC 6750 section 3.1)."""
+    """The request has no credential, or an invalid one (RFC 6750 section 3.1)."""
 
 
 class Forbidden(AuthRefused):
@@ -72,16 +72,16 @@ class Forbidden(AuthRefused):
 
 
 class Concealed(AuthRefused):
-    """A refusal on a route that does not reveal which streams exist."""
+    """A refusal on a route that conceals which streams exist."""
 
     status = 404
     text = "Stream not found"
 
 
 class BadCredential(Exception):
-    """A credential is wrong.  The text is fixed, and repeats nothing that the client sent."""
+    """The credential is invalid.  The message has no text from the client."""
 
     def __init__(self, text: str, error: str = "invalid_token") -> None:
         super().__init__(text)
         self.error = error
-        """The error code of the challenge."""
+        """The error code for the challenge."""

@@ -1,8 +1,9 @@
-"""Remembered verdicts of a process.  Their expiry, a revocation or a change of keys ends them.
+"""The validity of remembered verdicts: their expiry, revocations, and changes of rules and keys.
 
-A verdict is valid until its `until`, and only in the edition in which it was given.  A revocation or a change of rules
-begins another edition, so that all requests are judged again.  Verified tokens stay known.  Live reads are registered
-with their verdicts, so that a revocation reaches them.
+A verdict is the decision to allow a request.  It is valid until its expiry, and only during the edition in which it was
+made.  The edition is a number that grows with each revocation and with each change of rules, so that all requests are
+authorised again.  (Remembered tokens need not be verified again.)  Live reads are registered here, so that a revocation
+can end them.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from gateway.limits.memory import evict_oldest
 MOST_REVOCATIONS: Final = 1 << 16
 
 Subject = Literal["principal", "token", "key"]
-"""The kinds of revocations: of a principal, of one token by its id, or of everything that one key has signed."""
+"""The kinds of revocations: of a principal, of a token by its id, or of all credentials signed with a key."""
 
 
 class Renewal(NamedTuple):
-    """How a service's verdict is renewed for a live read."""
+    """The data for asking a service again about a live read."""
 
     inquiry: Inquiry
     path: str
-    """The canonical path of the stream that is read."""
+    """The canonical path of the stream."""
 
 
 class Allowed:
-    """A verdict that allows a principal the requested actions."""
+    """A verdict that allows a principal's request."""
 
     __slots__ = ("_caller", "edition", "grounds", "parties", "principal", "renewal", "scheme", "until", "usage")
 
@@ -48,26 +49,26 @@ class Allowed:
         renewal: Renewal | None = None,
         grounds: Grounds | None = None,
     ) -> None:
-        # Many verdicts are kept, so drop the permissions, which a verdict on one request does not need.
+        # Drop the permissions to save memory: many verdicts are kept, and each is for one request.
         self.principal = (
             principal._replace(permissions=(), claims=PUBLIC.claims) if principal.permissions else principal
         )
         self.until = principal.expires_at
-        """The end of the verdict, in Unix seconds."""
+        """When the verdict expires (Unix seconds)."""
         self.edition = edition
         self.renewal = renewal
-        """How the verdict is renewed; None if no service has decided."""
+        """For a service's verdict, the data for its renewal; otherwise None."""
         self.grounds = grounds
-        """The rules that it rests on; None if no rule was asked."""
+        """The rules that have led to the verdict; None if there are no rules."""
         self.scheme: str | None = None
-        """The scheme of the connections for which it is valid; None for any."""
+        """The URL scheme for which the verdict is valid; None for any."""
         self.parties = parties_of(principal)
         self.usage = usage
         """The usage of the principal's tenant; None without a tenant."""
         self._caller: Caller | None = None
 
     def caller(self, address: str | None) -> Caller:
-        """The principal at this address."""
+        """Return the principal together with the client's address, for logs."""
         caller = self._caller
         if caller is None or caller.address != address:
             name, tenant, issuer = self.principal.name, self.principal.tenant, self.principal.issuer
@@ -76,17 +77,17 @@ class Allowed:
 
 
 def parties_of(principal: Principal) -> Parties:
-    """The names under which limits count a principal and its tenant."""
+    """Return the names of a principal's and its tenant's accounts for rate limits."""
     if not principal.name and not principal.tenant:
         return NO_PARTIES
-    # No name has a line break, and no client network has a space.
+    # These names are unambiguous: names have no line breaks, and client networks have no spaces.
     name = f"principal of {principal.issuer}\n{principal.name}" if principal.name else ""
     tenant = f"tenant of {principal.issuer}\n{principal.tenant}" if principal.tenant else ""
     return Parties(name, tenant)
 
 
 class GuardedRead(Protocol):
-    """A live read in progress that a verdict allowed."""
+    """A live read in progress, and its verdict."""
 
     @property
     def allowed(self) -> Allowed: ...
@@ -95,21 +96,24 @@ class GuardedRead(Protocol):
         """End the read."""
 
     def end_soon(self) -> None:
-        """End the read within a few seconds: others end as well."""
+        """End the read at a random time within a few seconds, because many reads may end."""
 
 
 class Revocation(NamedTuple):
-    """A principal, a token or a key that is refused."""
+    """A revoked principal, token or key."""
 
     subject: Subject
     name: str
     issuer: str | None = None
-    """The issuer of the name, empty for keys of signed URLs; None means every issuer."""
+    """The issuer of the name; empty for keys of signed URLs, None for any issuer."""
 
 
 class Verdicts:
-    """Owner of the edition, the revocations, the key sets, the verdicts of services and the register of guarded live
-    reads.  `wall` is the time in Unix seconds, and `now` in monotonic ones."""
+    """Owner of the edition, the revocations, the key sets, the kept verdicts of services, and the register of live
+    reads.
+
+    `wall` returns Unix seconds, and `now` monotonic seconds.
+    """
 
     def __init__(self, wall: Callable[[], float], now: Callable[[], float]) -> None:
         self.wall = wall
@@ -117,7 +121,7 @@ class Verdicts:
         self.forwarded = ForwardVerdicts()
         self.edition = 0
         self._revoked: OrderedDict[Revocation, float] = OrderedDict()
-        """The end of each revocation, in Unix seconds."""
+        """When each revocation ends (Unix seconds)."""
         self.live: dict[GuardedRead, None] = {}
         self.tenants = Tenants()
 
@@ -129,17 +133,16 @@ class Verdicts:
         return allowed is not None and allowed.edition == self.edition and self.wall() < allowed.until
 
     def allow(self, principal: Principal, renewal: Renewal | None = None, grounds: Grounds | None = None) -> Allowed:
-        """A verdict that allows this principal from now on."""
+        """Make a verdict of the current edition that allows a request of this principal."""
         usage = self.tenants.usage(principal.issuer, principal.tenant) if principal.tenant else None
         return Allowed(principal, self.edition, usage, renewal, grounds)
 
     def begin_edition(self) -> None:
-        """Have every request judged again."""
+        """Invalidate all verdicts."""
         self.edition += 1
 
     def revoke(self, revocation: Revocation, for_s: float) -> int:
-        """Refuse the revoked principal, token or key for `for_s` seconds, and end its live reads; returns their
-        number."""
+        """Revoke a principal, token or key for `for_s` seconds, and end its live reads; return their number."""
         self._revoked.pop(revocation, None)
         self._revoked[revocation] = self.wall() + for_s
         evict_oldest(self._revoked, MOST_REVOCATIONS)
@@ -150,21 +153,21 @@ class Verdicts:
         return len(ended)
 
     def end_reads_without_grounds(self, rules: Mapping[str, Rules]) -> None:
-        """End the live reads that these rules, by the names of their routes, would not allow."""
+        """End live reads that the new rules would not allow.  `rules` has the rules of each route by its name."""
         for one in tuple(self.live):
             grounds, key_id = one.allowed.grounds, one.allowed.principal.key_id
             if grounds is not None and not grounds.stand_in(rules.get(grounds.route, ()), key_id):
                 one.end_soon()
 
     def end_reads_of_keys(self, source: KeySource, ids: Collection[str | None]) -> None:
-        """End the live reads whose tokens were verified with keys of this source that had these ids."""
+        """End live reads whose tokens were verified with the keys of this source that have one of `ids`."""
         for one in tuple(self.live):
             grounds, key_id = one.allowed.grounds, one.allowed.principal.key_id
             if grounds is not None and grounds.key_source == source and (None in ids or key_id in ids):
                 one.end_soon()
 
     def is_revoked(self, principal: Principal) -> bool:
-        """Whether the credential, its key or its principal is revoked now."""
+        """Whether the principal, its token or the token's key is revoked now."""
         revoked = self._revoked
         if not revoked:
             return False
