@@ -36,7 +36,7 @@ class Concealment:
         return f"<Concealment {sum(map(len, self._absent.values()))} times, {len(self._refused)} names>"
 
     def note(self, kind: Hashable, took_s: float, *, is_absent: bool) -> None:
-        """Record the seconds that the origin took to answer a request of this kind.  `is_absent`: the answer was 404."""
+        """Record the seconds that the origin took for a request of this kind.  `is_absent`: the answer was 404."""
         times = self._absent.setdefault(kind, deque(maxlen=_MOST_TIMES)) if is_absent else self._others
         times.append(took_s)
 

@@ -171,7 +171,10 @@ def parse_actions(names: Iterable[object]) -> frozenset[Action]:
 
 
 def parse_permission(text: str) -> Permission:
-    """Parse a permission in the configuration or a claim, such as `read,append /rooms/{sub}/**`.  Raises BadPermission."""
+    """Parse a permission such as `read,append /rooms/{sub}/**`, from the configuration or a claim.
+
+    Raises BadPermission.
+    """
     names, space, pattern = text.strip().partition(" ")
     if not space:
         raise BadPermission(f"{text[:80]!r} is no permission: expected one such as 'read,append /rooms/*'")
