@@ -29,8 +29,6 @@ _COST: Final = 1_000
 """The bytes charged for a verdict in addition to its inquiry."""
 LEAST_LIVE_S: Final = 1.0
 """The least seconds after which the service is asked again about a live read, even if its verdict must not be kept."""
-_MOST_REFUSED_S: Final = 1.0
-"""The most seconds for which a refusal without `max-age` is kept."""
 _MOST_NAME_CHARS: Final = 256
 _MOST_CHALLENGE_CHARS: Final = 1_024
 _LIKE_ASCII: Final = re.compile(r"[\t\x20-\x7e]*")
@@ -71,7 +69,9 @@ class ForwardRule(NamedTuple):
     permissions_from: str
     """These three are names of headers in the service's answers; empty for none."""
     keep_s: float
-    """The seconds for which a verdict without `max-age` is kept."""
+    """The seconds for which a permission without `max-age` is kept."""
+    keep_refusal_s: float
+    """The seconds for which a refusal without `max-age` is kept."""
     most_keep_s: float
     timeout_s: float
 
@@ -161,8 +161,8 @@ class ForwardVerdict(NamedTuple):
     """When the verdict expires (Unix seconds)."""
     live_until: float
     """When the verdict on a live read expires (Unix seconds)."""
-    is_known: bool = True
-    """For a refusal, whether the credential is valid: True after a 403, False after a 401."""
+    refused: Principal | None = None
+    """The principal of a refusal (403), without permissions; None if the credential is not valid (401)."""
     challenge: str | None = None
 
 
@@ -176,24 +176,33 @@ def read_verdict(
     """Read the verdict from a service's answer that arrived at `wall` (Unix seconds).  Raises BadVerdict."""
     rule = inquiry.rule
     if status in (401, 403):
-        kept_s = _lifetime(headers, min(rule.keep_s, _MOST_REFUSED_S), rule.most_keep_s)
+        kept_s = _lifetime(headers, rule.keep_refusal_s, rule.most_keep_s)
         challenge = ", ".join(headers.getall("WWW-Authenticate", ()))
         is_plain = len(challenge) <= _MOST_CHALLENGE_CHARS and _LIKE_ASCII.fullmatch(challenge)
-        return ForwardVerdict(
-            None, wall + kept_s, wall + kept_s, status == 403, challenge if challenge and is_plain else None
-        )
+        until = wall + kept_s
+        refused = _principal(inquiry, headers, (), until) if status == 403 else None
+        return ForwardVerdict(None, until, until, refused, challenge if challenge and is_plain else None)
     if not 200 <= status < 300:
         raise BadVerdict(f"answered {status}")
     kept_s = _lifetime(headers, rule.keep_s, rule.most_keep_s)
+    until = wall + kept_s
+    principal = _principal(inquiry, headers, _permissions(inquiry, headers), until)
+    return ForwardVerdict(principal, until, wall + max(kept_s, LEAST_LIVE_S))
+
+
+def _principal(
+    inquiry: Inquiry,
+    headers: CIMultiDict[str] | CIMultiDictProxy[str],
+    permissions: tuple[Permission, ...],
+    until: float,
+) -> Principal:
+    rule = inquiry.rule
     name = headers.get(rule.principal_from, "") if rule.principal_from else ""
     tenant = headers.get(rule.tenant_from, "") if rule.tenant_from else ""
     for text in (name, tenant):
         if len(text) > _MOST_NAME_CHARS or not text.isprintable():
             raise BadVerdict("answered with a name that is too long, or not printable")
-    until = wall + kept_s
-    permissions, issuer = _permissions(inquiry, headers), rule.url.partition("?")[0]
-    principal = Principal(name, permissions, until, tenant, network=inquiry.client, issuer=issuer)
-    return ForwardVerdict(principal, until, wall + max(kept_s, LEAST_LIVE_S))
+    return Principal(name, permissions, until, tenant, network=inquiry.client, issuer=rule.url.partition("?")[0])
 
 
 def _permissions(inquiry: Inquiry, headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> tuple[Permission, ...]:

@@ -152,9 +152,7 @@ class Guard:
             failed()
             raise Unauthenticated(*self._explained(error)) from None
         try:
-            if self.verdicts.is_revoked(principal):
-                text = "The credential is revoked"
-                raise Unauthenticated(text, self._challenge("invalid_token", text))
+            self._check_revoked(principal)
             self._check(principal, asked, is_cookie=credential.is_cookie)
         except AuthRefused as error:
             error.principal = principal
@@ -162,6 +160,11 @@ class Guard:
         renewal = Renewal(credential.value, asked.path) if isinstance(credential.value, Inquiry) else None
         number = next(number for number, one in enumerate(self._rules) if one is credential.rule)
         return self.verdicts.allow(principal, renewal, self._grounds[number])
+
+    def _check_revoked(self, principal: Principal) -> None:
+        if self.verdicts.is_revoked(principal):
+            text = "The credential is revoked"
+            raise Unauthenticated(text, self._challenge("invalid_token", text))
 
     def _explained(self, error: BadCredential) -> tuple[str, str]:
         """Return the text of a refusal and its challenge."""
@@ -308,10 +311,12 @@ class Guard:
         """Return the principal of a verdict, or raise an AuthRefused for a refusal."""
         if verdict.principal is not None:
             return verdict.principal
-        if verdict.is_known:
+        if (refused := verdict.refused) is not None:
+            self._check_revoked(refused)
             refusal = self._forbidden("The credential does not allow this")
             if isinstance(refusal, Forbidden) and verdict.challenge is not None:
                 refusal.challenge = verdict.challenge
+            refusal.principal = refused if refused.name or refused.tenant else None
             raise refusal
         raise Unauthenticated(None, verdict.challenge or self._challenge())
 

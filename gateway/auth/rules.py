@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from gateway.auth.keys import KeyRing
 
 _MOST_BYTES: Final = 1 << 20
+_MOST_REFUSED_S: Final = 1.0
+"""Seconds for which a service's refusal that states no time is kept, on routes that conceal nothing."""
 
 
 class JwtRule(NamedTuple):
@@ -88,6 +90,8 @@ def _rule(route: RouteConfig, index: int, config: AuthRuleConfig) -> Rule:
             config.tenant_from,
             config.permissions_from,
             config.keep_s,
+            # The time of a kept verdict must not distinguish a refusal from the 404 of an absent stream.
+            config.keep_s if route.conceal else min(config.keep_s, _MOST_REFUSED_S),
             config.most_keep_s,
             config.timeout_s,
         )

@@ -249,7 +249,8 @@ class AuthRuleConfig(Model):
         default=5,
         ge=0,
         le=3_600,
-        description="How long a verdict is kept that has no Cache-Control; a refusal, 1 s at most.",
+        description="How long a verdict is kept that has no Cache-Control; a refusal, 1 s at most, unless the route "
+        "conceals its streams.",
     )
     most_keep_s: float = Field(
         default=300, ge=0, le=86_400, description="How long a verdict is kept at most, whatever its Cache-Control says."

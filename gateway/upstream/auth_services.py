@@ -242,7 +242,7 @@ class AuthServices:
         verdict = None if isinstance(found, str) else found
         if verdict is not None:
             self.verdicts.forwarded.keep_verdict(inquiry, verdict, self.clock.wall())
-            if verdict.principal is None:
+            if verdict.principal is None and verdict.refused is None:
                 refused()
         self._note(rule, verdict, found if isinstance(found, str) else "")
         asking = self._asking.pop(inquiry)

@@ -29,7 +29,7 @@ from gateway.auth.verdict import BadCredential
 
 RULE = ForwardRule(
     *("default", "http://service.test/", "GET", ("authorization", "cookie", "x-key"), "token", True, True, False),
-    *("x-user", "x-org", "x-streams", 5.0, 60.0, 5.0),
+    *("x-user", "x-org", "x-streams", 5.0, 1.0, 60.0, 5.0),
 )
 READ = Asked("/s", (Action.READ,), authorization=("Bearer a",))
 

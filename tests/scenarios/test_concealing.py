@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 
+from gateway.auth.verdicts import Revocation
+from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
-from tests.scenarios.conftest import Edge, bounded
+from gateway.server.authorising import BAD_AT_ONCE
+from tests.scenarios.auth_service import AuthService
+from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.credentials import bearer, jwt_rule, signed, signed_rule
+from tests.scenarios.hostile import Asked
 from tests.scenarios.wire import Answer
 from tests.waiting import eventually
 
@@ -38,6 +43,10 @@ def told(answer: Answer) -> tuple[int, list[tuple[str, str]], bytes]:
     """All that a client gets, but for the time of day and how much of a limit is left."""
     fields = [(name, value) for name, value in answer.headers.items() if name.lower() not in ("date", "ratelimit")]
     return answer.status, sorted(fields), answer.body
+
+
+def limits(answer: Answer) -> str:
+    return ", ".join(answer.headers.getall(name)[0] for name in ("RateLimit-Policy", "RateLimit"))
 
 
 REQUESTS = [
@@ -73,6 +82,40 @@ async def test_refusal_is_the_whole_answer_of_an_absent_stream_and_asks_the_orig
             for path in ("/eve/kept", "/ada/none"):
                 assert (await edge.send(method, f"{path}{query}", TEXT if body else {}, body)).status == 401
     assert (await edge.get("/eve/kept", bearer("eve"))).body == b"0123456789"
+
+
+async def test_refusal_by_a_service_is_the_whole_answer_of_an_absent_stream_and_its_verdict_kept_as_long(
+    hostile: Hostile, start: Start, origin: RunningOrigin, tmp_path: Path
+) -> None:
+    def by_owner(asked: Asked) -> tuple[str, dict[str, str]]:
+        name = asked.headers["X-Key"]
+        is_owner = asked.headers["X-Forwarded-Uri"].startswith(f"/{name}/")
+        return "200 OK" if is_owner else "403 Forbidden", {"X-User": name}
+
+    service = await AuthService.open(hostile, decide=by_owner)
+    rule = {"by": "forward", "url": service.url, "request_headers": ["x-key"], "principal_from": "x-user"}
+    shared = {"credentials": "shared", "conceal": True, "rate_limits": LIMITS}
+    edge = await start(origin.url, auth=[jwt_rule(tmp_path, permissions=["* /{sub}/**"]), rule], **shared)
+    await made(edge, "/eve/kept")
+    for method, query, body in REQUESTS:
+        sent = {"X-Key": "ada", **(TEXT if body else {})}
+        for _ in range(2):
+            absent = await edge.send(method, f"/ada/none{query}", sent, body)
+            assert absent.status == 404, (method, query)
+            for path in ("/eve/kept", "/eve/none"):
+                refused = await edge.send(method, f"{path}{query}", sent, body)
+                assert told(refused) == told(absent), (method, path)
+                assert [limits(one).count("own") for one in (refused, absent)] == [2, 2]
+    asked = len(service.asked)
+    edge.clock.advance(4.9)
+    for path in ("/ada/none", "/eve/kept", "/eve/none"):
+        assert (await edge.get(f"{path}?offset=now", {"X-Key": "ada"})).status == 404
+    assert len(service.asked) == asked
+    # A refusal by a service that knows the credential is not a bad credential.
+    many = [(await edge.get(f"/eve/{number}", {"X-Key": "ada"})).status for number in range(BAD_AT_ONCE + 1)]
+    assert set(many) == {404}
+    edge.gateway.routes.verdicts.revoke(Revocation("principal", "ada"), 60)
+    assert [(await edge.get(path, {"X-Key": "ada"})).status for path in ("/ada/none", "/eve/kept")] == [401] * 2
 
 
 async def test_a_signature_for_reads_conceals_writes_like_those_to_an_absent_stream(edge: Edge) -> None:
