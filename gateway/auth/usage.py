@@ -31,9 +31,9 @@ class Usage:
     def __repr__(self) -> str:
         return f"<Usage {self.requests} requests, {self.sent_bytes} bytes, {self.live_s:g} s>"
 
-    def add(self, sent_bytes: int, live_s: float = 0.0) -> None:
-        """Count a completed request."""
-        self.requests += 1
+    def add(self, sent_bytes: int, live_s: float = 0.0, *, is_answered: bool = True) -> None:
+        """Count a request that has ended.  A tenant does not pay for a failure, but for the bytes before it."""
+        self.requests += is_answered
         self.sent_bytes += sent_bytes
         self.live_s += live_s
 

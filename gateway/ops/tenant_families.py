@@ -18,7 +18,7 @@ def tenant_families(usages: Iterable[tuple[tuple[str, str], Usage]]) -> Iterator
     yield counter(
         "durable_gateway_tenant_requests",
         "Requests that ended, by the tenant of their principal and the issuer that named it; tenants beyond 256 are "
-        "one, others. Excludes refusals, and principals without a tenant.",
+        "one, others. Excludes refusals, failures, and principals without a tenant.",
         _LABELS,
         ((labels, usage.requests) for labels, usage in known),
     )

@@ -168,7 +168,7 @@ class _Run:
             self._write(reconnects(returned, earlier), tables.RECONNECTS, after | gone)
 
         def of_usage() -> None:
-            used = lines("principal", "tenant", "issuer", "duration_s", "sent_bytes", "fetched_bytes")
+            used = lines("principal", "tenant", "issuer", "outcome", "duration_s", "sent_bytes", "fetched_bytes")
             self._write(usage(used), tables.USAGE, changed)
 
         # The longest first.

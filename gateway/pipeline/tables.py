@@ -284,7 +284,7 @@ USAGE: Final = _table("""
     issuer         string  Who has named the principal; `-` for keys of signed URLs.
     tenant         string  Of the principal; `-` where it has none.
     principal      string  For whom the requests were allowed; `-` where only the tenant is named.
-    requests       bigint  Requests that ended.
+    requests       bigint  Requests that ended, but for those that the gateway refused (429, 413) or failed to answer.
     sent_bytes     bigint  Body bytes to clients.
     fetched_bytes  bigint  Body bytes from the origin because of them.
     live_s         double  Seconds of live reads that ended in this hour.

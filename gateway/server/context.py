@@ -102,6 +102,7 @@ class RequestContext:
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
 _ENDED, _LIVE, _RELAYED = Stage.ENDED, Stage.LIVE, Stage.RELAYED
+_FAILED, _REFUSED = Outcome.FAILED, Outcome.REFUSED
 
 
 class ResponseRecorder:
@@ -150,12 +151,14 @@ class ResponseRecorder:
             self.metrics.client_limited(body.exceeded)
         if sent.body_bytes and route is not None:
             self._admission.charge(context.client, route, sent.body_bytes, context.parties)
-        if (usage := context.usage) is not None:
+        if (usage := context.usage) is not None and outcome is not _REFUSED:
+            is_answered = outcome is not _FAILED
             if mode not in _LIVE_MODES:
-                usage.add(sent.body_bytes)
+                usage.add(sent.body_bytes, is_answered=is_answered)
             else:
-                # The register of live reads counts the request, its time, and the bytes of live answers.
+                # The end of the live read is about to count the request and its time, with the bytes of live answers.
                 usage.sent_bytes += sent.body_bytes
+                usage.requests -= not is_answered
         if observed is not None:
             self._observers.request_ended(observed, answered, mode, outcome, route, began, sent)
         if answered is not None or stage is _RELAYED:

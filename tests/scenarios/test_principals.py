@@ -11,6 +11,7 @@ from aiohttp import ClientSession
 
 from gateway.auth.verdicts import Revocation
 from gateway.origin.app import RunningOrigin
+from gateway.origin.faults import Faults
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.credentials import ISSUER, bearer, jwt_rule, signed, signed_rule
 from tests.scenarios.hostile import Asked, part_of_stream
@@ -127,11 +128,11 @@ async def test_log_and_metrics_name_principal_and_tenant_however_a_request_was_a
 
 @pytest.mark.http_2
 @pytest.mark.parametrize("cache", [True, False])
-async def test_usage_has_every_byte_and_no_request_that_a_limit_refuses(
-    start: Start, origin: RunningOrigin, settings: dict[str, Any], *, cache: bool
+async def test_usage_has_every_byte_and_no_request_that_a_limit_refuses_or_the_origin_fails(
+    start: Start, origin: RunningOrigin, faults: Faults, settings: dict[str, Any], *, cache: bool
 ) -> None:
-    more = limit(per="tenant", requests_per_s=0.001, burst=8, live_reads=1)
-    edge = await start(origin.url, **settings, **more, cache=cache)
+    more = limit(per="tenant", requests_per_s=0.001, burst=10, live_reads=1)
+    edge = await start(origin.url, **settings, **more, cache=cache, retry_attempts=0)
     assert (await edge.send("PUT", "/shared/closed", CLOSED, b"0123456789")).status == 201
     ada = bearer("ada", org="acme")
     for _ in range(2):
@@ -145,6 +146,12 @@ async def test_usage_has_every_byte_and_no_request_that_a_limit_refuses(
     missing = await edge.get("/shared/none", ada)
     assert (head.status, missing.status, usage.requests) == (200, 404, 8)
     sent_bytes = 40 + 2 * sse + len(missing.body)
+    faults.refuse(times=None)
+    for query in ("", "?offset=-1&live=long-poll"):
+        failed = await edge.get(f"/shared/failed{query}", ada)
+        assert failed.status == 502
+        sent_bytes += len(failed.body)
+    assert (usage.requests, usage.sent_bytes) == (8, sent_bytes)
     for query in ("", "?offset=-1&live=long-poll"):
         assert (await edge.get(f"/shared/closed{query}", ada)).status == 429
     assert (usage.requests, usage.sent_bytes) == (8, sent_bytes)

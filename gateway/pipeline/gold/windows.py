@@ -111,14 +111,15 @@ def fan_out(requests: DataFrame) -> DataFrame:
 
 
 def usage(requests: DataFrame) -> DataFrame:
-    """`tables.USAGE`, from `tables.REQUESTS`: the requests that rules have allowed, by whom they were for."""
-    is_final = f.col("is_final")
+    """`tables.USAGE`, from `tables.REQUESTS`: the requests that rules and limits have allowed, by their principals."""
+    is_final, outcome = f.col("is_final"), f.col("outcome")
+    is_named = f.col("principal").isNotNull() | f.col("tenant").isNotNull()
     lasted = f.sum(f.when(is_final & is_live(), f.col("duration_s")))
     return (
-        requests.where(f.col("principal").isNotNull() | f.col("tenant").isNotNull())
+        requests.where(is_named & (outcome != Outcome.REFUSED.value))
         .groupBy("day", window(HOUR), *map(known, ("issuer", "tenant", "principal")))
         .agg(
-            f.count_if(is_final).alias("requests"),
+            f.count_if(is_final & (outcome != Outcome.FAILED.value)).alias("requests"),
             *map(total, ("sent_bytes", "fetched_bytes")),
             f.coalesce(lasted, f.lit(0.0)).alias("live_s"),
         )

@@ -131,10 +131,11 @@ from silver where is_final and close_reason = 'slow' group by all
 """
 USAGE: Final = """
 select day, date_trunc('hour', time) as hour, coalesce(issuer, '-') as issuer, coalesce(tenant, '-') as tenant,
-    coalesce(principal, '-') as principal, count(*) filter (is_final) as requests, sum(sent_bytes) as sent_bytes,
+    coalesce(principal, '-') as principal,
+    count(*) filter (is_final and outcome <> 'failed') as requests, sum(sent_bytes) as sent_bytes,
     sum(fetched_bytes) as fetched_bytes,
     coalesce(sum(duration_s) filter (is_final and mode in ('longpoll', 'sse')), 0) as live_s
-from silver where principal is not null or tenant is not null group by all
+from silver where (principal is not null or tenant is not null) and outcome <> 'refused' group by all
 """
 ERRORS: Final = """
 select day, date_trunc('minute', time) as minute, route, mode, status, outcome, count(*) as requests
