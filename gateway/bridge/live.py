@@ -158,7 +158,7 @@ class _Events:
         return self._at if self._overlap is None else self._at - 1
 
     def is_doubtful(self, first: ReadBatch) -> bool:
-        """Return whether the first batch leaves open that the session may read a re-created stream."""
+        """Return whether, judging by its first batch, the session may be reading a re-created stream."""
         return bool(first.records) and not self.known.is_shown_by(first.records)
 
     def events_of(self, batch: ReadBatch) -> bytes:

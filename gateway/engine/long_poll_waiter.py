@@ -107,7 +107,7 @@ class Polls(Protocol):
         """Return the 204 of a wait that has timed out if the follower has confirmed the tail, else None."""
 
     async def timeout_asking(self, read: Read, stream: Stream) -> Answer:
-        """Answer a wait that has timed out after asking the origin for the tail."""
+        """Ask the origin for the tail, and answer a wait that has timed out."""
 
     async def answer(self, read: Read) -> Answer | WaitingPoll:
         """Answer a long-poll that starts again, or register it to wait."""

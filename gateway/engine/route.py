@@ -221,7 +221,7 @@ class Route:
             self.denied_origins.remember(group, web_origin)
 
     def is_denial_recent(self, seen_at: float) -> bool:
-        """Return whether `seen_at` (monotonic seconds), when a web origin was denied, is too recent for a new check."""
+        """Return whether a denial seen at `seen_at` (monotonic seconds) is too recent for a new check."""
         return self._now() < seen_at + self.config.hit_for_miss_s
 
     def notice(self, ground: Ground, headers: Headers) -> None:
@@ -379,7 +379,7 @@ def _sharing(config: RouteConfig, origin: str) -> tuple[object, ...]:
 class RouteTable:
     """The routes in effect.  `replace` changes the set between two requests.
 
-    An unchanged route keeps its object and its state.  A route whose change affects who may read which bytes starts
+    An unchanged route keeps its object and its state.  If a change affects who may read which bytes, the route starts
     with empty tapes.  New readers cannot reach its old tapes, and these disappear with the readers that still use them.
     """
 
