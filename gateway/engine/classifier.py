@@ -159,7 +159,7 @@ def classify(
     if ground is not None:
         return Personal(NotShareable(ground, is_personal=True), lifetime)
     is_closed = manner.is_closed
-    # For a request for the tail, `_learn` detects a tail that has moved back.
+    # For a request for the tail, `ReplyRecorder` detects a tail that has moved back.
     is_beyond = is_fetch and not facts.has_seen and is_before(offset, start)
     up_to_date = is_closed or not is_fetch or manner.is_up_to_date
     return Learned(start, offset, up_to_date, is_closed, is_beyond, headers, manner, lifetime)

@@ -7,7 +7,8 @@ are recorded by path rather than by stream record, so that they also count for r
 
 While a DELETE and a creating write are both pending, the origin may have re-created the stream without any reply
 showing it.  One kind alone does no harm: after a DELETE there is no stream to mistake for the earlier one, and a PUT
-finds the existing stream.  So a client that sends only one kind, slowly, cannot make readers lose their bytes.
+finds the existing stream.  A client that sends many slow writes of one kind therefore cannot make the gateway drop
+bytes.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def cache_status(
     """Return one member of a Cache-Status list, such as `durable-gateway; fwd=uri-miss; fwd-status=200; stored`.
 
     `node` names this gateway.  `fwd_status` is the origin's status, if it sent one.  `stored` states that the reply was
-    stored.  `detail` is free text.  `by_method` makes a PASS state `fwd=method`, for methods other than GET.  `ttl_s`
+    stored.  `detail` is free text.  `by_method` sets `fwd=method` for a PASS, for methods other than GET.  `ttl_s`
     is a hit's remaining freshness in seconds, negative if stale.
 
     Results without `detail` and `ttl_s` are cached.

@@ -4,8 +4,8 @@ Every error has a JSON body, whatever the request accepts.  Most bodies are a co
 names the condition that failed and the value that would have passed.  The body of a 416 is the tail.  Sessions carry
 the same statuses and bodies in their terminal frames, and SSE carries the bodies in `error` events.
 
-The code shows a client whether to retry.  Of the 409s only `transaction_conflict` can be retried, and an append never
-if it may have taken effect.  `unavailable` guarantees that the request had no effect.
+The code shows a client whether to retry.  Of the 409s only `transaction_conflict` can be retried.  An append must not
+be retried if it may have taken effect.  `unavailable` guarantees that the request had no effect.
 
 A server that is about to shut down announces it: by `server_draining` (503) in answer to a request or at the end of a
 session, or by advice to reconnect in a session's frame.  The announcement concerns the connection: behind a load
