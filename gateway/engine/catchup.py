@@ -1,15 +1,15 @@
-"""Catch-up reads: walk the tape, fetch what is missing, find the tail, answer.
+"""Catch-up reads: take the bytes in memory, fetch missing ones, find the tail, and answer.
 
-The body of an answer is what the tape holds from the requested offset, then the bodies of flights in the air for the
-offsets after that, then one fresh fetch at the tail.  Each of the three may be missing.  An answer from the tape may
-end where the origin itself stopped, or at the size bound with more bytes held after it.  It is then a plain hit and
-says nothing about the tail.
+The body of an answer has up to three parts.  First come the bytes in memory from the requested offset on.  Then come
+the bodies of flights (shared upstream fetches) already under way for the offsets after that, and last that of a new
+fetch at the tail.  An answer from memory may end where the origin's own reply ended, or at the size limit.  Such an
+answer is a plain hit and does not state the tail.
 
-The tail may be known without a fetch.  A follower's statement of the tail is valid for `tail_heard_s` after the live
-request was last heard from.  A statement that the origin or the operator allows to be repeated is valid for as long as
-they allow (`Stream.tail_until`).  A stream whose tail is requested often is followed for that reason.  If the follower
-has been silent for too long or is not trusted, a HEAD finds the tail, and the follower still brings the bytes, which it
-is receiving in any case.
+The tail can be known without a fetch.  The stream's follower (its one live request) states the tail, and the statement
+is valid for `tail_heard_s` after the last sign of life.  A tail that the origin or the operator allows to be repeated
+is valid for as long as they allow (`Stream.tail_until`).  A stream whose tail is requested often is followed for this
+purpose.  If the follower has been silent for too long, a HEAD finds the tail.  The bytes still come from the follower,
+which receives them in any case.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _JOINED, _MISS, _REVALIDATED = Outcome.JOINED, Outcome.MISS, Outcome.REVALIDATED
 _STALE_IF_ERROR = Outcome.STALE_IF_ERROR
 
 _FOLLOWER_PATIENCE_S = 1.0
-"""How long a follower may lag behind a tail that a HEAD has named before the bytes are fetched."""
+"""How long a follower may lag behind a tail stated by a HEAD, in seconds.  After that the bytes are fetched."""
 
 
 class CatchUp:
@@ -95,7 +95,7 @@ class CatchUp:
                 return await attempt.run()
             if (answer := attempt.at_once()) is not None:
                 return answer
-            # While the read waited, the held bytes may have been forgotten and fetched again.
+            # Use a new attempt: the bytes in memory may be dropped and fetched again while this one waits.
             return await self._patience.answer_or_held(
                 read, stream, attempt.run, lambda: _Attempt(self, read, stream).held()
             )
@@ -108,7 +108,7 @@ class CatchUp:
         return FirstRead(self, read, stream, self.fetches.launch(stream, read.start, read.route, read.source))
 
     async def resume(self, first: FirstRead) -> Answer:
-        """Answer a first read whose reply is not at hand.  Raises like `answer`."""
+        """Answer a first read whose reply has not arrived as a whole.  Raises like `answer`."""
         attempt = _Attempt(self, first.read, first.stream, version=first.version)
         attempt.parts = Parts(first)
         try:
@@ -118,12 +118,12 @@ class CatchUp:
             raise
 
     async def head(self, read: Read, stream: Stream) -> Answer | None:
-        """Answer a HEAD if the tail is known; None if it must be relayed.  Raises like `answer`."""
+        """Answer a HEAD if the tail is known; return None if it must be relayed.  Raises like `answer`."""
         return await _Attempt(self, read, stream, NOW).head()
 
 
 class _Attempt:
-    """One walk over one incarnation, as a loop over `decide`."""
+    """One attempt to answer a read, as a loop over `decide`.  It ends if the stream is re-created."""
 
     __slots__ = (
         "_clock",
@@ -153,16 +153,16 @@ class _Attempt:
         )
         self._stored_at = 0.0
         self._has_joined = False
-        """Whether bytes of another request's flight are among the parts."""
+        """Whether the parts include bytes of another request's flight."""
 
     def at_once(self) -> Answer | None:
-        """The answer, if the tape has it and the origin need not be asked; None if `run` is needed."""
+        """Return the answer if memory has it and the origin need not be asked; None if `run` is needed."""
         self._take_tape()
         step = decide(self.stream, self._progress, self._clock.now())
         return self._send(step) if isinstance(step, Send) else None
 
     async def run(self) -> Answer:
-        """The answer.  Raises like `CatchUp.answer`."""
+        """Return the answer.  Raises like `CatchUp.answer`."""
         progress = self._progress
         while True:
             if progress.start != NOW:
@@ -183,7 +183,7 @@ class _Attempt:
                 return answer
 
     async def head(self) -> Answer | None:
-        """The answer to a HEAD; None if it must be relayed."""
+        """Return the answer to a HEAD; None if it must be relayed."""
         read, stream, progress = self._read, self.stream, self._progress
         if stream.head_headers is None and known_tail(stream, read.max_age_s, self._clock.now()) is not None:
             await self._fresh(METADATA)
@@ -209,14 +209,14 @@ class _Attempt:
         return self._answer(_COLLAPSED if self._has_joined else _HIT, step)
 
     async def _wait(self, step: Wait) -> Answer | None:
-        """Wait for a follower's bytes or tail; None if the read is to go on."""
+        """Wait for a follower's bytes or tail; return None if the read must continue."""
         progress, stream, read = self._progress, self.stream, self._read
         if step.awaited is not Awaited.CONNECTION:
             progress.has_waited = True
             return await self._answer_from_follower()
         progress.may_connect = False
         per_s = read.route.config.follow_above_per_s
-        # Readers that share one fetch cost the origin a single request.
+        # Do not count readers that share a fetch: together they cost the origin one request.
         is_shared = any(self._fetches.pending(stream, start) for start in {step.at, NOW})
         if per_s and not is_shared and stream.count_tail_read(self._clock.now(), per_s):
             self._follow_often_read(read, stream)
@@ -224,7 +224,7 @@ class _Attempt:
         return None
 
     async def _ask(self, step: Ask) -> Answer | None:
-        """Ask the origin; None if the read is to go on."""
+        """Ask the origin; return None if the read must continue."""
         progress, stream, read = self._progress, self.stream, self._read
         match step.question:
             case Question.LIFETIME:
@@ -244,21 +244,20 @@ class _Attempt:
         return None
 
     def _may_wait_again(self) -> None:
-        """Let the read wait for its follower once more, because the read has advanced or has used another read's
-        fetch."""
+        """Let the read wait for its follower again, because it has advanced or has used another read's fetch."""
         self._progress.may_connect, self._progress.has_waited = bool(self._read.route.heard_s), False
 
     async def _fresh(self, start: str) -> Head:
-        """The origin's statement at `start` now.  Raises Uncacheable."""
+        """Ask the origin at `start`; return the reply's head.  Raises Uncacheable."""
         head = await self._fetches.fresh_head(self.stream, start, self._read.route, self._read.source)
         if isinstance(head, NotShareable):
             raise Uncacheable(head)
         return head
 
     async def _confirm(self) -> Answer | None:
-        """Have the origin confirm the bytes that the walk has taken from the tape.
+        """Have the origin confirm the bytes taken from memory.
 
-        Returns the read's answer if the origin refuses or says that the walk has reached the tail, else None.
+        Returns the read's answer if the origin refuses, or states that they reach the tail; else None.
         """
         progress, head = self._progress, await self._confirming.confirm(self._read, self.stream)
         self._check()
@@ -274,12 +273,12 @@ class _Attempt:
         return None
 
     def _check(self) -> None:
-        """Raise TailMovedBack if further bytes may not be joined to the bytes that the walk has taken."""
+        """Raise TailMovedBack if the read's bytes and further ones may belong to different streams."""
         if self.stream.ended is not None or is_another(self.stream, self._progress):
             raise TailMovedBack
 
     def _take_tape(self) -> None:
-        """Add the bytes that the tape holds from here, up to the size bound."""
+        """Add the bytes in memory from the present position on, up to the size limit."""
         progress, tape, room = self._progress, self.stream.tape, self._limit - self.parts.size
         if room <= 0:
             return
@@ -294,7 +293,7 @@ class _Attempt:
             self._stored_at = min(self._stored_at, reading.stored_at) if self._stored_at else reading.stored_at
 
     async def _answer_from_follower(self) -> Answer | None:
-        """Answer from a followed stream; None if the follower does not bring the missing bytes."""
+        """Answer from a followed stream; return None if the follower does not bring the missing bytes."""
         stream, read = self.stream, self._read
         topic = self._live.confirmed_at(stream, self._progress.at)
         if topic is None:
@@ -304,21 +303,23 @@ class _Attempt:
             return answer
         head = await self._fetches.fresh_head(stream, METADATA, read.route, read.source)
         if isinstance(head, GatewayError) or (isinstance(head, OriginError) and head.status >= 500):
-            # A request for the bytes would fail in the same way.
+            # Fetching the bytes would fail in the same way.
             return self._failed(head)
         if not isinstance(head, StreamHead):
             return None
         answer = await self._until_brought(topic, head.next_offset, _REVALIDATED, is_asked=True)
         if answer is None:
-            # The follower does not bring existing bytes, so its live request has stalled: restart it.
+            # The follower does not bring existing bytes, so its live request is stalled: restart it.
             self._live.revalidate(stream)
         return answer
 
     async def _until_brought(
         self, topic: Topic, tail: str, outcome: Outcome, *, is_asked: bool = False
     ) -> Answer | None:
-        """The answer once the follower has brought everything before `tail`; None if that takes too long.  `is_asked`
-        says whether the origin has named the tail to this read; otherwise a write has named it."""
+        """Return the answer when the follower has brought all bytes before `tail`; None if that takes too long.
+
+        `is_asked` means that the origin has stated the tail to this read.  Otherwise a write has stated it.
+        """
         stream, progress, deadline = self.stream, self._progress, self._clock.now() + _FOLLOWER_PATIENCE_S
         while True:
             self._check()
@@ -335,9 +336,9 @@ class _Attempt:
                 return None
 
     async def _fetch_tail(self) -> tuple[Flight, bool] | None:
-        """Fetch what follows the walk: return the attached flight, and whether it was launched for this read.
+        """Fetch the bytes after the present position; return the attached flight, and whether this read launched it.
 
-        None if a flight already in the air advanced the walk or ended; the walk then continues.
+        Returns None if a flight already under way has brought bytes or has ended.  The read must then continue.
         """
         stream, read, progress = self.stream, self._read, self._progress
         flight = self._fetches.pending(stream, progress.at)
@@ -350,15 +351,15 @@ class _Attempt:
                     # The reply may have no bytes: `-1` leads to the offset of an empty stream.
                     await flight.until_begun()
                 if isinstance(head, StreamHead) and head.next_offset != progress.at and flight.error is None:
-                    # Do not share a flight that is too large to keep.  Its end may be minutes away, and the flight
-                    # would have to run at full speed, too fast for some of its readers.
+                    # Do not attach to a flight that is too large to keep.  It may take minutes, and would have to run
+                    # at full speed, too fast for some of its readers.
                     if flight.is_kept:
                         self.parts.attach(flight)
                         progress.at, self._has_joined = head.next_offset, True
                         progress.has_bytes = progress.has_bytes or flight.size > 0
                         return None
                 elif isinstance(head, NotShareable):
-                    # A reply that may not be shared says nothing about the tail, so all waiters go on alone and in
+                    # A reply that may not be shared does not state the tail to others.  Relay all waiting readers in
                     # parallel.
                     raise Uncacheable(head)
                 elif head is not None:
@@ -371,13 +372,13 @@ class _Attempt:
         return joined.fetch, isinstance(joined, Lead)
 
     async def answer_from(self, flight: Flight, is_launched: bool) -> Answer:
-        """The answer that ends with the flight's bytes."""
+        """Return the answer that ends with the flight's bytes."""
         while is_awaited(flight):
             await flight.changed.wait()
         return self._answer_of(flight, is_launched)
 
     def _answer_of(self, flight: Flight, is_launched: bool) -> Answer:
-        """Like `_answer_from`, when the flight need not be awaited."""
+        """Like `answer_from`, for a flight that need not be awaited."""
         head = flight.head
         assert head is not None
         if not isinstance(head, StreamHead):
@@ -407,7 +408,7 @@ class _Attempt:
         return self._answer(outcome, found, fwd_status=200, stored=is_stored)
 
     def _answer_now(self, step: Send) -> Answer:
-        """The answer with the known tail (section 6, `offset=now`)."""
+        """Return the answer with the known tail (section 6, `offset=now`)."""
         read, stream, tail = self._read, self.stream, step.end
         answer = now_answer(read, stream, tail, _HIT, is_closed=step.is_closed)
         if read.max_age_s is None:
@@ -416,7 +417,7 @@ class _Attempt:
         return answer
 
     def _answered_now(self, head: Head) -> Answer:
-        """The answer with the tail that the origin has named to this read."""
+        """Return the answer with the tail that the origin has stated to this read."""
         assert not isinstance(head, Beyond), "the tail is not behind itself"
         if not isinstance(head, StreamHead):
             return self._failed(head)
@@ -424,13 +425,13 @@ class _Attempt:
         return now_answer(self._read, self.stream, tail, _MISS, is_closed=is_closed, fwd_status=200)
 
     def _failed(self, head: Head) -> Answer:
-        """The answer after a fetch has failed."""
+        """Return the answer after a fetch has failed."""
         stream, read = self.stream, self._read
         if isinstance(head, TailMovedBack):
             raise head.anew()
         if self._progress.at != read.start and isinstance(head, OriginError) and head.status == 410:
-            # The origin has trimmed the bytes before this offset as well, so its stream begins later.  Ask for the
-            # client's own offset.
+            # The origin has trimmed the bytes before this offset, too, so its stream begins later.  Start again from
+            # the client's own offset.
             if stream.ended is None and stream.tape.knows_after(read.start):
                 raise Uncacheable(REFUSED_TO_ANOTHER)
             raise TailMovedBack
@@ -444,32 +445,34 @@ class _Attempt:
         raise head.anew()
 
     def held(self) -> Answer | None:
-        """The answer with held bytes for a read that has not begun; None if they must not be sent without the origin's
-        answer."""
+        """Return the answer with bytes in memory for a read that has not begun.
+
+        Returns None if they must not be sent without the origin's answer.
+        """
         self._take_tape()
         if (answer := self._answer_held()) is None:
             self.parts.close()
         return answer
 
     def _answer_held(self) -> Answer | None:
-        """The answer with the bytes of the walk, if they may be sent although the origin does not answer."""
+        """Return the answer with the bytes taken so far, if they may be sent although the origin does not answer."""
         self._progress.failed_at = self._clock.wall()
         step = decide(self.stream, self._progress, self._clock.now())
-        # Send the immutable bytes without a statement about the tail: the reader continues from their end.
+        # Do not state the tail.  The client continues from the end of these bytes, which never change.
         return self._answer(_STALE_IF_ERROR, step) if isinstance(step, Send) else None
 
     def _answer(self, outcome: Outcome, step: Send, *, fwd_status: int | None = None, stored: bool = False) -> Answer:
         read, stream, seen = self._read, self.stream, self.stream.sighting
         end, up_to_date, is_closed, stale_s = step
-        # A closed stream does not grow, so it does not matter which party has named the tail.
+        # A closed stream does not grow, so it does not matter how the tail is known.
         up_to_date |= is_closed
         is_tail = up_to_date and not is_closed
         age_s: float | None = None
         if outcome is _HIT and (is_tail or stale_s is not None):
-            # A followed tail is as old as the answer; a repeated one is as old as the origin's statement.
+            # A follower's tail is current.  A repeated one is as old as the origin's statement.
             age_s = None if seen is None or stream.is_followed else self._clock.now() - seen.seen_at
         elif outcome in (_HIT, _STALE_IF_ERROR) and self._stored_at:
-            # Bytes are as old as the latest reply that showed that the origin has them (RFC 9111 section 4.2.3).
+            # Bytes are as old as the latest reply that confirmed them (RFC 9111 section 4.2.3).
             since = stream.confirmed_at(read.start)
             age_s = self._clock.now() - (since if since > -math.inf else self._stored_at)
         run = BodyRun(stream, read.start, end, self._progress.version.edition)
@@ -480,7 +483,6 @@ class _Attempt:
         return answer
 
     def _allow_repeat(self, answer: Answer, run: BodyRun, *, is_tail: bool) -> None:
-        """Let the answer be repeated.  An answer that states the tail of an open stream is repeated only until the tail
-        may move."""
+        """Let the answer be repeated.  If it states the tail of an open stream, it is valid until the tail may move."""
         answer.stream, answer.run = self.stream, run
         answer.tail = NamedTail(run.end, self.stream.version) if is_tail else None

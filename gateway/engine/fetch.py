@@ -1,11 +1,11 @@
-"""One fetch: the requests by which a flight gets its reply from the origin.  A `ReplyTaker` takes the reply.
+"""A fetch: the requests that get a flight's reply from the origin.  A `ReplyTaker` processes the reply.
 
-A fetch is driven by plain calls.  The event loop calls it in the turn after its launch, so that all reads of that turn
-share it.  Then the connection to the origin calls it.  Replies that have arrived whole are taken together in the next
-turn; any other reply is taken in the call that brings its head.  A task takes over where something has to be waited
-for: a pause, more of the body, readers that do not keep up.
+A fetch is driven by callbacks.  The event loop calls it in the turn after its launch, so that all reads of one turn
+share it.  Then the upstream connection calls it.  Replies that have arrived as a whole are processed together in the
+next turn.  Any other reply is processed in the call that brings its head.  A task takes over where the fetch has to
+wait: for a pause, for more of the body, or for slow readers.
 
-A fetch ends exactly once: its flight lands or fails, and `FetchWork.ended` is called.
+A fetch ends exactly once: its flight lands (succeeds) or fails, and `FetchWork.ended` is called.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _RETRIED: Final = frozenset({502, 503, 504})
 
 @dataclass(slots=True)
 class FetchWork:
-    """The parts of the engine that fetches work with."""
+    """The parts of the engine that fetches use."""
 
     upstream: Upstream
     store: TapeStore
@@ -80,17 +80,17 @@ class FetchWork:
     ended: Callable[[Fetch], None]
     """Called when a fetch is over."""
     started: Batch[Fetch] = field(default_factory=lambda: Batch(Fetch.begin_in_context))
-    """Fetches that have been launched in this turn of the loop; others may join their flights."""
+    """Fetches launched in this turn of the loop.  Other reads may still join their flights."""
     arrived: Batch[Fetch] = field(default_factory=lambda: Batch(Fetch.take_arrived))
-    """Fetches whose replies have arrived whole."""
+    """Fetches whose replies have arrived as a whole."""
     looks: Batch[FirstReader] = field(default_factory=lambda: Batch(lambda first: first.look()))
-    """First readers that may go on."""
+    """First readers that may continue."""
     is_closed: bool = False
-    """Whether no more requests are sent."""
+    """Whether no more requests may be sent."""
 
 
 class Fetch:
-    """One flight's fetch; a `gateway.upstream.asking.Requester`.  `cancel` gives it up."""
+    """The fetch of one flight, a `gateway.upstream.asking.Requester`."""
 
     __slots__ = (
         "_attempts_left",
@@ -121,33 +121,33 @@ class Fetch:
         self.mode = _HEAD if flight.start == METADATA else _CATCHUP
         self._attempts_left = route.retry_attempts
         self._first_error: GatewayError | None = None
-        """Why the request failed that was repeated last."""
+        """The error of the latest attempt that was repeated."""
         self._pending: PendingRequest | None = None
-        """The request, while the head of its reply is awaited."""
+        """The request, while it waits for the head of its reply."""
         self._reply: Reply | None = None
-        """A reply that has arrived whole and is not taken yet."""
+        """A reply that has arrived as a whole and has not been processed yet."""
         self._task: asyncio.Task[None] | None = None
-        """The task of the fetch while it waits for anything other than a head."""
+        """The task of the fetch, while it waits for anything other than a head."""
         self.facts: TapeFacts
         self.asked_at = 0.0
         """When the latest request was sent (monotonic seconds)."""
         self._context: Context
-        """The context of the flight's span."""
+        """The context of the reader that launched the fetch, with the flight's trace span."""
         self._loop: asyncio.AbstractEventLoop
         self._is_over = False
         self._is_decided = False
-        """Whether the outcome of the latest request is known."""
+        """Whether the latest request has been answered or has failed."""
 
     def launch(self) -> None:
-        """Begin in the next turn of the loop; until then, others may join the flight."""
-        # To ask for the running loop takes a system call.
+        """Begin in the next turn of the loop.  Until then, other reads may join the flight."""
+        # Keep the loop: getting the running loop takes a system call.
         self._loop = asyncio.get_running_loop()
-        # A batch runs in no reader's context.
+        # A batch does not run in the context of a reader.
         self._context = copy_context()
         self._work.started.add(self)
 
     def cancel(self) -> None:
-        """Give the fetch up, because no reader is left."""
+        """Cancel the fetch, because no reader is left."""
         if self._task is not None:
             self._task.cancel()
         if (pending := self._pending) is not None:
@@ -156,7 +156,7 @@ class Fetch:
         self._end()
 
     def begin_in_context(self) -> None:
-        """Begin, in the context of the reader that has launched it: no more readers join the flight."""
+        """Begin, in the context of the reader that launched the fetch.  From now on no reader may join the flight."""
         if not self._is_over:
             try:
                 self._context.run(self._begin)
@@ -175,7 +175,7 @@ class Fetch:
             self._send_first()
 
     def _run_eagerly(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run this part of the fetch as far as possible now, and the rest in a task."""
+        """Run a part of the fetch in this call as far as possible, and the rest in a task."""
         try:
             task = begin(self._loop, work, self._context)
         except Exception:
@@ -193,12 +193,12 @@ class Fetch:
             self._end()
 
     def _died(self) -> None:
-        """End the fetch after the error that is being handled."""
+        """End the fetch after an unexpected error, which is being handled."""
         _log.exception("the fetch of %s died", self.stream)
         self._end()
 
     def _end(self) -> None:
-        """End the fetch, with or without a result."""
+        """End the fetch, whether or not it has a result."""
         if not self._is_over:
             self._is_over = True
             flight = self.flight
@@ -206,23 +206,23 @@ class Fetch:
             if (first := flight.first) is not None:
                 flight.first = None
                 self._work.looks.add(first)
-            # Let the readers go on first, because the flight holds the stream until they hold it themselves.
+            # Let the readers continue first: the flight holds the stream until they hold it themselves.
             self._loop.call_soon(self._work.ended, self)
 
     def _pause_s(self) -> float:
         return self._work.pace.pause_s(self.stream, self._work.clock.now())
 
     def _has_room(self) -> bool:
-        """Whether a body of any size may be fetched now."""
+        """Return whether a body of any size may be fetched now."""
         work = self._work
-        # Only few bytes follow a known tail, and reads of bytes in memory need no room.  Other fetches may buffer this
-        # much before a reader takes the first byte.
+        # Only few bytes follow a known tail, and reads of bytes in memory need no room.  Other fetches may buffer up to
+        # this much before a reader takes the first byte.
         return self.flight.key == self.stream.tape.tail or (
             work.store.may_grow and work.inflow.count_bytes(HIGH_WATER_BYTES)
         )
 
     async def _send_in_turn(self) -> None:
-        """Send the request once the stream's pace allows it; until then, others may share it."""
+        """Send the request when the stream's pace allows it.  Until then, other reads may join."""
         while (pause_s := self._pause_s()) > 0:
             await pause(self._work.clock, pause_s)
         if self._has_room():
@@ -231,7 +231,7 @@ class Fetch:
             await self._send_with_room()
 
     async def _send_with_room(self) -> None:
-        """Send the request once the memory allows it; until then, others may share it."""
+        """Send the request when there is enough memory.  Until then, other reads may join."""
         work = self._work
         if work.store.may_grow:
             await work.inflow.renewed()
@@ -252,11 +252,11 @@ class Fetch:
         self._send()
 
     def _send(self) -> None:
-        """Send one request; its outcome may be known before this returns."""
+        """Send one request.  It may be answered before this returns."""
         work, flight, source, start = self._work, self.flight, self.source, self.flight.start
         headers = source.headers
         if flight.key == CONFIRMATION:
-            # The origin itself must answer, and not a cache in front of it (RFC 9111 section 5.2.1.4).
+            # The origin itself must answer, rather than a cache in front of it (RFC 9111 section 5.2.1.4).
             headers = CIMultiDict(headers)
             headers["Cache-Control"] = "no-cache"
         method, offset = ("HEAD", None) if start == METADATA else ("GET", start)
@@ -267,7 +267,7 @@ class Fetch:
         self._is_decided = False
         pending = work.upstream.ask(self, call)
         if not self._is_decided and not self._is_over:
-            # Otherwise these two objects would refer to each other for ever.
+            # Otherwise the two objects would keep each other alive.
             self._pending = pending
 
     # -- the outcome of a request
@@ -280,7 +280,7 @@ class Fetch:
         """Ignore an interim reply."""
 
     def head_arrived(self, reply: Reply) -> None:
-        """The head of the reply has arrived: take the reply, at once if all of it has arrived."""
+        """Process a reply whose head has arrived: at once, or in the next turn if all of it has arrived."""
         self._is_decided, self._pending = True, None
         if self._is_over:
             reply.close()
@@ -302,7 +302,7 @@ class Fetch:
             self._died()
 
     def take_arrived(self) -> None:
-        """Take the reply, all of which has arrived."""
+        """Process a reply that has arrived as a whole."""
         reply, self._reply = self._reply, None
         assert reply is not None
         if self._is_over:
@@ -315,9 +315,9 @@ class Fetch:
             self._died()
 
     def _take(self, reply: Reply) -> None:
-        """Take the reply as far as it has arrived, and have the rest taken in a task."""
+        """Process the reply as far as it has arrived, and the rest in a task."""
         try:
-            # A copy, because the reply may come while the request is sent.
+            # A copy, because a context cannot be entered twice: the reply may arrive while the request is being sent.
             rest = self._context.copy().run(self._work.taker.take_reply, self, reply)
         except Exception as error:
             reply.close()
@@ -333,7 +333,7 @@ class Fetch:
             self._work.looks.add(first)
 
     async def _take_rest(self, reply: Reply, rest: Coroutine[Any, Any, None]) -> None:
-        """Take the rest of a reply, which may have to be waited for."""
+        """Process the rest of a reply, which may have to be waited for."""
         try:
             try:
                 await rest
@@ -358,7 +358,7 @@ class Fetch:
             self._died()
 
     def failed(self, error: GatewayError) -> None:
-        """No reply will come."""
+        """Handle a request that has failed without a reply."""
         self._is_decided, self._pending = True, None
         if not self._is_over:
             self._count_failure(error)
@@ -374,10 +374,10 @@ class Fetch:
         return self._attempts_left == 0 or not self.route.retries.has_retry or self._work.is_closed
 
     def _repeat_or_fail(self, error: GatewayError) -> None:
-        """Send the request that has failed once more, or fail the flight."""
+        """Repeat the request that has failed, or fail the flight."""
         flight, route = self.flight, self.route
         if flight.head is not None or self._is_last or isinstance(error, CircuitOpen | UpstreamCongested):
-            # A retry that the circuit breaker refused does not say why the request failed.
+            # Report the earlier error: a retry that the circuit breaker refused does not show why the request failed.
             first = self._first_error
             flight.fail(first if first is not None and isinstance(error, CircuitOpen) else error)
             self._end()
@@ -389,6 +389,6 @@ class Fetch:
         self._run_eagerly(self._send_again())
 
     def count_sent(self, mode: Mode) -> None:
-        """Count one more request that is being sent for the fetch."""
+        """Count a request that is being sent for the fetch."""
         self._work.metrics.upstream_request(mode, self.route.name)
         self.flight.requests += 1

@@ -1,7 +1,7 @@
 """A first read: the first request for a stream of which nothing is in memory.
 
-Its answer is the reply to one fetch, which it launches, so nothing has to be decided until that reply has come.  It
-therefore waits without a task, and the call that brings the reply makes the answer.
+A first read launches one fetch, and its answer is that fetch's reply.  Nothing has to be decided before the reply
+arrives.  The read therefore waits without a task, and the answer is made soon after the reply has arrived.
 """
 
 from __future__ import annotations
@@ -25,25 +25,27 @@ _LANDED: Final = FetchEnd.LANDED
 
 
 def miss_outcome(stream: Stream, start: str, head: StreamHead) -> Outcome:
-    """The outcome of a read from `start` that launched the fetch of this reply."""
+    """Return the outcome of a read from `start` that has launched the fetch of this reply."""
     if stream.tape.tail != start:
         return _MISS
     return _REVALIDATED if head.next_offset == start else _JOINED
 
 
 class Resumer(Protocol):
-    """Answers first reads that cannot be answered at once."""
+    """Answers first reads whose reply has not arrived as a whole."""
 
     async def resume(self, first: FirstRead) -> Answer:
-        """The answer, whose `close` the caller must call.  Raises Uncacheable, TailMovedBack or another
-        GatewayError."""
+        """Return the answer; the caller must call `Answer.close`.
+
+        Raises Uncacheable, TailMovedBack or another GatewayError.
+        """
 
 
 class FirstRead(FlightReader):
-    """A first read under way: the reader that its flight was launched for.  It holds its stream.
+    """A first read under way: the reader that launched its flight.  It holds its stream.
 
-    The owner calls `wait` and then either `give_up`, or by `ReadRunner` `at_hand` or `answer`, which release the
-    stream.
+    The owner calls `wait`, and then either `give_up`, or `at_hand` or `answer` by way of `ReadRunner`, which releases
+    the stream.
     """
 
     __slots__ = ("_gate", "_ready", "_resumer", "read", "stream", "version")
@@ -60,18 +62,18 @@ class FirstRead(FlightReader):
         flight.add_reader(self)
 
     def wait(self, ready: Callable[[], object]) -> None:
-        """Call `ready`, not before this returns, once the answer can be made or begun without waiting."""
+        """Call `ready`, after this has returned, when the answer can be made or begun without waiting."""
         self._ready = ready
         self.flight.first = self
 
     def look(self) -> None:
-        """The fetch has got its reply or has ended: go on, or wait for more."""
+        """Continue if enough of the reply has arrived, or if the fetch has ended; otherwise wait for more."""
         if self._ready is None:
             return
         if is_awaited(self.flight):
             self._gate = self.flight.changed.gate(self._changed)
             return
-        # It refers to this object.
+        # Break the reference cycle.
         ready, self._ready = self._ready, None
         ready()
 
@@ -81,7 +83,7 @@ class FirstRead(FlightReader):
             self.look()
 
     def give_up(self, store: TapeStore) -> None:
-        """Give the read up: its client has left."""
+        """Give up the read, because its client has left."""
         self._ready = self.flight.first = None
         if (gate := self._gate) is not None:
             self._gate = None
@@ -90,8 +92,8 @@ class FirstRead(FlightReader):
         store.release(self.stream)
 
     def at_hand(self) -> Answer | None:
-        """The answer, whose `close` the caller must call, if the fetch has brought a part of the stream, whole; None if
-        `answer` is needed."""
+        """Return the answer if the fetch has received the whole body, else None; the caller must call
+        `Answer.close`."""
         flight, stream, read, version = self.flight, self.stream, self.read, self.version
         head = flight.head
         if flight.end is not _LANDED or not isinstance(head, StreamHead):
@@ -106,5 +108,5 @@ class FirstRead(FlightReader):
         return part_answer(read, BodyRun(stream, read.start, end, version.edition), said, Parts(self))
 
     async def answer(self) -> Answer:
-        """The answer, whose `close` the caller must call.  Raises like `Resumer.resume`."""
+        """Return the answer; the caller must call `Answer.close`.  Raises like `Resumer.resume`."""
         return await self._resumer.resume(self)

@@ -1,19 +1,19 @@
-"""The bodies of flights: stored on the tape as they arrive, or compared with the bytes that the tape holds.
+"""The bodies of flights: stored on the tape as they arrive, or compared with the bytes in memory.
 
-A *confirmation* asks the origin once more for bytes that the tape holds.  It shows that the origin has not trimmed the
-bytes, and that they belong to the stream.  One confirmation is enough for all readers, and for all later offsets.
+While a body arrives, the cache's budget is charged for it, unless it will not be stored.  The body is read at the pace
+of its readers.
 
-A body arrives from the origin's reply in the flight at the pace of its readers.  While the body arrives, the cache's
-budget is charged for it, as far as it is to be stored and fits.
+A *confirmation* requests bytes again that are in memory.  Its reply shows that the origin has not trimmed the bytes,
+and that they belong to the present stream.  One confirmation is enough for all readers, and for all later offsets.
 
-A `Comparison` compares the held bytes with the bytes that the origin has at the same offset.  Equal offsets do not show
-that the held bytes belong to the stream.  A stream that was deleted and re-created may have equal offsets, a start
-sentinel stands for another position once the origin has trimmed the stream, and an origin may have sent the reply of
-another stream.  The first bytes show most of these cases, so `MOST_COMPARED` of them are compared.
+A `Comparison` compares the bytes in memory with those of a confirmation.  Equal offsets are no proof, for three
+reasons.  A re-created stream may have equal offsets.  The start sentinel names another position once the origin has
+trimmed the stream.  And an origin may have sent the reply of another stream.  The first bytes show most of these cases,
+so `MOST_COMPARED` of them are compared.
 
-The length shows the other cases: a trimmed stream of equal messages begins as before, and is shorter.  If a reply ends
-at an offset that the tape knows, its body has to be all the bytes held up to that offset.  The Content-Length may show
-this; if it does not, up to `MOST_COUNTED` bytes are compared.
+The length shows the others: a trimmed stream of equal messages begins with the same bytes but is shorter.  If a reply
+ends at a known offset, its body must be exactly the bytes in memory up to that offset.  The Content-Length may show
+that.  Otherwise up to `MOST_COUNTED` bytes are compared.
 
 JSON messages are compared as text, because `1` and `1.0` are two messages.  Only the white space between messages may
 differ.
@@ -47,15 +47,15 @@ from gateway.upstream.reply import Reply
 _CATCHUP: Final = Mode.CATCHUP
 
 MOST_COMPARED: Final = 1 << 16
-"""Bytes compared.  If a reply has at most as many more, it is read to its end, so that its connection can be kept."""
+"""How many bytes are compared.  If a reply has at most this many more, it is read to its end to keep its connection."""
 MOST_COUNTED: Final = 1 << 20
-"""Bytes compared if the Content-Length does not show that the reply has as many bytes as the tape holds."""
+"""How many bytes are compared if the Content-Length does not show that reply and memory have equally many."""
 MOST_CLOSED_UP: Final = 1 << 14
-"""In these first bytes white space may differ only between messages, which takes long to check.  In the bytes after
-them all white space may differ."""
+"""In this many first bytes, only white space between messages may differ, which is slow to check.  In the bytes after
+them, all white space may differ."""
 _SPACE: Final = b" \t\r\n"
 _MOST_SPACE: Final = 1 << 12
-"""Bytes of white space between messages that are read, in addition to one for each byte held."""
+"""How many bytes of white space between messages are read, in addition to one for each byte in memory."""
 
 _OUTER: Final = re.compile(rb'[ \t\r\n]+|["\[\]{}]')
 _INNER: Final = re.compile(rb'["\[\]{}]')
@@ -63,10 +63,10 @@ _REST_OF_STRING: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 class Comparison:
-    """One comparison.  Give it the origin's body with `feed` until `is_over`; then `agrees`."""
+    """One comparison.  Pass the origin's body to `feed` until `is_over`, then check `agrees`."""
 
     def __init__(self, tape: Tape, start: str, end: str, length: int | None) -> None:
-        """Compare the bytes that the tape holds after `start` with a reply that leads to `end`.
+        """Compare the bytes in memory after `start` with a reply that leads to `end`.
 
         `length` is the reply's Content-Length in bytes; None if it has none.
         """
@@ -78,14 +78,14 @@ class Comparison:
         self._is_exact = is_known and extent.size <= (MOST_COMPARED if is_same_length else MOST_COUNTED)
         """Whether the whole body is compared."""
         self.is_past = not is_known and is_before(extent.end, end)
-        """Whether the reply ends after the last held byte, so that its length shows nothing."""
+        """Whether the reply ends after the last byte in memory, so that its length shows nothing."""
         limit = extent.size if self._is_exact else min(extent.size, MOST_COMPARED)
         self._held = tape.beginning(start, limit)
         self._is_all_held = limit == extent.size
         self._size = 0
-        """Bytes found."""
+        """The number of bytes received."""
         self._found = bytearray()
-        """The bytes found, from the moment at which they differ from the held bytes."""
+        """The received bytes, if they differ from those in memory."""
         self._most_found = limit + 1
         if self._is_exact and self._unwrapper is not None:
             self._most_found += limit + _MOST_SPACE
@@ -97,12 +97,12 @@ class Comparison:
         return self._has_ended or self._is_other_length or self._size >= self._most_found
 
     def feed(self, chunk: bytes) -> None:
-        """A part of the body has arrived.  Raises NotAnArray."""
+        """Process a part of the body.  Raises NotAnArray."""
         if not self.is_over:
             self._add(chunk if self._unwrapper is None else self._unwrapper.feed(chunk))
 
     def finish(self) -> None:
-        """The body is complete.  Raises NotAnArray."""
+        """Handle the end of the body.  Raises NotAnArray."""
         if not self.is_over:
             if self._unwrapper is not None:
                 self._add(self._unwrapper.finish())
@@ -113,14 +113,14 @@ class Comparison:
         self._size += len(found)
         if not self._found:
             if self._held.startswith(found, at):
-                # Equal bytes are not kept twice, because many comparisons may be in progress.
+                # Do not keep equal bytes twice, because many comparisons may be in progress.
                 return
             self._found += self._held[:at]
         self._found += found
 
     @property
     def agrees(self) -> bool:
-        """Whether the origin's bytes equal the held bytes, as far as both are known.  True if no bytes are held."""
+        """Whether the origin's bytes equal those in memory, as far as both are known.  True if none are in memory."""
         held = self._held
         found = bytes(self._found) if self._found else held[: self._size]
         if not held:
@@ -129,7 +129,7 @@ class Comparison:
             return False
         if self._are_equal(held, found):
             return True
-        # Answers that differ in kind may differ in the white space between messages.
+        # Catch-up and live replies may have different white space between messages.
         if self._unwrapper is None or not self._are_equal(held.translate(None, _SPACE), found.translate(None, _SPACE)):
             return False
         one, other = _close_up(held[:MOST_CLOSED_UP]), _close_up(found[:MOST_CLOSED_UP])
@@ -148,8 +148,8 @@ class Comparison:
 
 
 def _close_up(text: bytes) -> bytes:
-    """JSON messages joined by commas, without the white space around these commas and after the last message.  The last
-    message may be cut off."""
+    """Remove the white space around the commas between JSON messages and after the last message, which may be cut
+    off."""
     out = bytearray()
     depth = at = position = 0
     while (token := (_INNER if depth else _OUTER).search(text, position)) is not None:
@@ -166,7 +166,7 @@ def _close_up(text: bytes) -> bytes:
             out += text[at : token.start()]
             at = position
             if text[at : at + 1] not in (b"", b",") and not out.endswith(b","):
-                # This white space is inside of text that is no JSON value.
+                # This white space is within text that is not a JSON value.
                 out += b" "
     return bytes(out + text[at:])
 
@@ -180,21 +180,21 @@ async def receive(
     inflow: Inflow,
     on_bytes: Callable[[int], None],
 ) -> None:
-    """Announce the head and add the whole body to the flight, at the pace that `inflow` allows; `on_bytes` is called
-    with the size of each piece.
+    """Announce the head and add the whole body to the flight, at the pace that `inflow` allows.
 
-    Raises UpstreamBroken if the body is not of the stream's type, TailMovedBack if it is another stream's, or another
-    GatewayError, such as UpstreamCongested if others need its connection while its readers take nothing.
+    `on_bytes` is called with the size of each piece.  Raises UpstreamBroken if the body does not fit the stream's type,
+    TailMovedBack if it belongs to another stream, or another GatewayError.  One of these is UpstreamCongested, if other
+    requests need the connection while the flight's readers take nothing.
     """
     start, end = flight.start, head.next_offset
     is_json = stream.tape.is_json
     unwrapper = ArrayUnwrapper() if is_json else None
-    # A body that is too large to be stored must not evict others for the bytes that arrive before this is known.
+    # A body that is too large to be stored must not evict other bytes before it is known to be too large.
     is_too_large = (reply.content_length or 0) - 2 * is_json > flight.keep_bytes
     arriving = Arriving(store, stream)
 
     def make_way() -> None:
-        """Others wait for the connection: read on as long as the cache has room for the body, else give up."""
+        """Handle other requests that need the connection: continue if the cache has room for the body, else give up."""
         flight.spools = flight.charged_bytes > 0 and arriving.has_room
         flight.must_go = not flight.spools
         flight.go_on()
@@ -214,7 +214,7 @@ async def receive(
                 elif not arriving.grow(len(inner)):
                     flight.spools = False
                 if spooled and not flight.spools:
-                    # The cache has no room for the rest, and others still wait for the connection.
+                    # The cache has no room for the rest, and other requests still need the connection.
                     flight.must_go = True
                 flight.charged_bytes = arriving.size
                 flight.add_chunk(inner)
@@ -240,20 +240,21 @@ async def receive(
 
 
 class FlightBodies:
-    """Takes the bodies of flights."""
+    """Processes the bodies of flights."""
 
     def __init__(self, store: TapeStore, clock: Clock, metrics: MetricsRecorder) -> None:
         self._store = store
         self._clock = clock
         self._metrics = metrics
         self.inflow = Inflow()
-        """How many bytes the bodies may add to memory now."""
+        """Limits how many bytes the bodies may add to memory."""
 
     async def compare(self, fetch: SentFetch, head: StreamHead, reply: Reply) -> Effect | None:
-        """Announce the head of the reply to a confirmation, compare its bytes with those held, and land the flight.
-        Bytes that differ are forgotten.
+        """Announce the head of the reply to a confirmation, compare its bytes with those in memory, and land the
+        flight.
 
-        Returns the effect on the stream's live readers.  Raises UpstreamBroken, TailMovedBack or another GatewayError.
+        If the bytes differ, those in memory are dropped.  Returns the effect on the stream's live readers.  Raises
+        UpstreamBroken, TailMovedBack or another GatewayError.
         """
         stream, flight, route = fetch.stream, fetch.flight, fetch.route
         reusable_s, name = stream.reusable_s(route.trust_s), route.name
@@ -280,7 +281,7 @@ class FlightBodies:
                     confirmed_at = min(confirmed_at, self._clock.now() - reusable_s + LEAST_GAP_S)
                 stream.confirm(flight.start, confirmed_at)
             else:
-                # The origin has trimmed the held bytes, or they belong to another stream.
+                # The origin has trimmed the bytes, or they belong to another stream.
                 self._store.forget_bytes(stream)
                 stream.mark_stale()
                 effect = Effect.REFOLLOW
@@ -303,13 +304,13 @@ class FlightBodies:
     # -- a body that has arrived
 
     def take_body(self, fetch: SentFetch, head: StreamHead, reply: Reply) -> list[bytes]:
-        """The body, which has arrived, in pieces that are not empty.
+        """Return the body, which has arrived, as non-empty pieces.
 
-        Raises UpstreamBroken if it is not of the stream's type, TailMovedBack if it is another stream's, or another
-        GatewayError.
+        Raises UpstreamBroken if the body does not fit the stream's type, TailMovedBack if it belongs to another stream,
+        or another GatewayError.
         """
         stream, flight = fetch.stream, fetch.flight
-        # A request whose reply proves to be broken from here on is not repeated.
+        # From here on, the request is not repeated if its reply proves to be broken.
         flight.head, flight.expected = head, reply.content_length
         # This takes the whole body, because it has arrived.
         body = reply.take() or b""
@@ -341,7 +342,7 @@ class FlightBodies:
                 raise UpstreamBroken
         elif flight.is_kept and size <= flight.keep_bytes and not is_overtaken(stream, flight):
             if flight.is_passing and not stream.has_topic:
-                # The bytes are for the flight's readers alone.
+                # The bytes are only for the flight's readers.
                 self._store.unstored_bytes += size
                 return
             tape = stream.tape
@@ -356,7 +357,9 @@ class FlightBodies:
 
 
 def _counted_age(reply: Reply, reusable_s: float) -> float:
-    """The part of a reply's age, in seconds, that counts.  It is bounded so that a reply which has been in caches for
-    long may still be reused for a moment."""
+    """Return the part of a reply's age, in seconds, that counts.
+
+    It is limited, so that even a reply that has been in caches for a long time may be reused for a moment.
+    """
     age_s = age_from_headers(reply.headers)
     return max(0.0, min(age_s, reusable_s - LEAST_GAP_S)) if age_s else 0.0

@@ -1,6 +1,6 @@
-"""Takes the reply to a fetch: reads its meaning, teaches the stream, stores the body, and lands the flight.
+"""Processes the reply to a fetch: classifies it, applies it to the stream, stores the body, and lands the flight.
 
-A reply that has arrived whole is taken in one call.
+A reply that has arrived as a whole is processed in one call, without a task.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from gateway.upstream.reply import Reply
 
 
 class AnsweredFetch(SentFetch, Protocol):
-    """A fetch whose reply has come."""
+    """A fetch whose reply has arrived."""
 
     mode: Mode
 
     def count_sent(self, mode: Mode) -> None:
-        """Count one more request that is being sent for the fetch."""
+        """Count a request that is being sent for the fetch."""
 
 
 @dataclass(slots=True)
 class ReplyTaker:
-    """Takes the replies to fetches."""
+    """Processes the replies to fetches."""
 
     upstream: Upstream
     store: TapeStore
@@ -65,13 +65,13 @@ class ReplyTaker:
     pace: WalkPace
 
     def take_another(self, fetch: SentFetch) -> None:
-        """Record that the reply to the fetch belongs to another stream."""
+        """Handle a reply that belongs to another stream than the one in memory."""
         self._carry_out(fetch.stream, self.recorder.apply_another(fetch))
 
     def take_reply(self, fetch: AnsweredFetch, reply: Reply) -> Coroutine[Any, Any, None] | None:
-        """Take a reply as far as that needs no waiting: land the flight; returns the remaining work.
+        """Process a reply as far as possible without waiting; return the remaining work, or None if there is none.
 
-        Raises TailMovedBack if it belongs to another stream, or another GatewayError.
+        Raises TailMovedBack if the reply belongs to another stream, or another GatewayError.
         """
         learned = classify(fetch.flight.start, reply, fetch.route, fetch.facts, self.clock.wall())
         if type(learned) is Learned and not learned.is_beyond:
@@ -81,7 +81,7 @@ class ReplyTaker:
     async def _take_other(
         self, fetch: AnsweredFetch, learned: Learned | Personal | NotShareable | SharedRefusal, reply: Reply
     ) -> None:
-        """The same for a reply whose meaning depends on its body, or that is no part of the stream."""
+        """Process a reply whose meaning depends on its body, or that is not part of the stream."""
         meaning = await self._meaning(fetch, learned, reply)
         if isinstance(meaning, OriginError):
             await self._refused(fetch, meaning)
@@ -96,7 +96,7 @@ class ReplyTaker:
         if isinstance(meaning, Learned):
             is_first_word = meaning.up_to_date and fetch.facts.version.same_acks_as(stream.version)
             if is_first_word and not stream.holds_acknowledged(meaning.offset, meaning.is_closed):
-                # This may forget the held bytes, and the flight is then overtaken.
+                # This may drop the bytes in memory, and the flight is then overtaken.
                 self.writes.tail_is_short(stream)
         head, effect, tail = self.recorder.apply(fetch, meaning)
         if effect is not None:
@@ -126,7 +126,7 @@ class ReplyTaker:
         fetch.flight.land()
 
     async def _compare(self, fetch: AnsweredFetch, reply: Reply, head: StreamHead) -> None:
-        """Compare the body with the bytes held."""
+        """Compare the body with the bytes in memory."""
         self._carry_out(fetch.stream, await self.bodies.compare(fetch, head, reply))
 
     async def _store_arriving(self, fetch: AnsweredFetch, reply: Reply, head: StreamHead) -> None:
@@ -135,14 +135,14 @@ class ReplyTaker:
         self._stored(fetch, head)
 
     async def _store_in_turn(self, fetch: AnsweredFetch, reply: Reply, head: StreamHead, body: list[bytes]) -> None:
-        """Store a body that has arrived, once more bytes may be added to memory."""
+        """Store a body that has arrived, when more bytes may be added to memory."""
         fetch.flight.announce(head, fetch.flight.expected, is_verbatim=not fetch.stream.tape.is_json)
         await self.bodies.inflow.renewed()
         self.bodies.store_body(fetch, head, reply, body)
         self._stored(fetch, head)
 
     def _stored(self, fetch: AnsweredFetch, head: StreamHead) -> None:
-        """The body is stored."""
+        """Report a stored body to the stream's pace."""
         flight = fetch.flight
         if flight.key != NOW:
             is_up_to_date = head.up_to_date or head.is_closed
@@ -151,7 +151,7 @@ class ReplyTaker:
     async def _meaning(
         self, fetch: AnsweredFetch, learned: Learned | Personal | NotShareable | SharedRefusal, reply: Reply
     ) -> Learned | Personal | NotShareable | OriginError:
-        """Read the body of a classified reply as far as its meaning depends on it."""
+        """Read the body of a classified reply if its meaning depends on the body."""
         flight, route = fetch.flight, fetch.route
         match learned:
             case SharedRefusal():
@@ -162,22 +162,22 @@ class ReplyTaker:
                 flight.fetched += len(error.body)
                 return error
             case Learned(is_beyond=True) if not await is_empty(reply):
-                # The bytes lead to no later offset: the answer is for this client alone.
+                # There are bytes, but they lead to no later offset: the answer is for this client alone.
                 return BEYOND_TAIL
             case Personal(why) | (NotShareable(is_personal=True) as why):
                 route.notice(Ground(why.reason), reply.headers)
         return learned
 
     async def _refused(self, fetch: AnsweredFetch, error: OriginError) -> None:
-        """Remember the origin's refusal for later reads.  Raises TailMovedBack if it shows another stream."""
+        """Remember the origin's refusal for later reads.  Raises TailMovedBack if it shows that this is another
+        stream."""
         stream, flight, source = fetch.stream, fetch.flight, fetch.source
         is_current = not is_overtaken(stream, flight)
         if error.status == 400 and fetch.facts.is_origin_token and is_current and await self._accepts_requests(fetch):
-            # The origin does not know a token that it issued itself: this is another stream.
+            # The origin refuses a token that it has issued itself, so this is another stream.
             raise TailMovedBack
         if is_current and stream.ended is None and not is_outdated(stream, flight):
-            # An error to a HEAD lacks the body that a GET would be given, so it answers only reads that begin with a
-            # HEAD.
+            # An error to a HEAD has no body to repeat to a GET, so it answers only reads that begin with a HEAD.
             offset = None if error.status == 404 and flight.start != METADATA else flight.start
             key, client = stream.key, source.client
             self.negative_cache.remember(key, offset, error, source.headers, fetch.route, fetch.asked_at, client)
@@ -196,12 +196,12 @@ class ReplyTaker:
                 assert_never(effect)
 
     async def _accepts_requests(self, fetch: AnsweredFetch) -> bool:
-        """Whether the origin accepts the source's requests at all, so that a refusal must concern the offset."""
+        """Return whether the origin accepts the source's requests at all, so that a refusal must concern the offset."""
         source, route = fetch.source, fetch.route.name
         for method, mode, offset in (("HEAD", Mode.HEAD, None), ("GET", Mode.CATCHUP, START)):
             asked_at = self.clock.now()
             call = OriginCall(method, source.url(offset), source.headers, source.bounds, client=fetch.flight.askers)
-            # Only the head is needed: a body is dropped together with its connection.
+            # Only the head is needed.  A body is dropped together with its connection.
             async with await self.upstream.send(call, partial(fetch.count_sent, mode)) as reply:
                 self.metrics.upstream_head(mode, reply.status, self.clock.now() - asked_at, route)
                 if method == "GET" or reply.status not in NO_HEAD:
