@@ -62,7 +62,7 @@ class Parts:
     __slots__ = ("_parts",)
 
     def __init__(self, reader: FlightReader | None = None) -> None:
-        """Begin with the body of the reader's flight, if there is one."""
+        """Make the flight of `reader`, if given, the first part."""
         self._parts: list[_InMemory | FlightReader] = [] if reader is None else [reader]
 
     @property

@@ -138,8 +138,7 @@ class Engine:
         wheel = Wheel(clock)
         self._runner = ReadRunner(self.store, self.negative_cache, self._cold_read_limit, self.live, clock)
         self.is_first_read: Final = self._runner.is_first_read
-        """Whether nothing of a catch-up read's stream is in memory, and nothing else is known that could decide the
-        answer."""
+        """Return whether the origin must answer this catch-up read, because nothing in memory affects the answer."""
         self._reads = LiveReads(self.fetches, confirming, self.live, clock, rng, self.drain, limits.max_reply_bytes)
         self._catch_up = CatchUp(self._reads)
         # Live readers wait for new bytes, which are few: compress them only if that can be done without waiting.

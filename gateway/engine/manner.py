@@ -62,12 +62,12 @@ class Manner(NamedTuple):
     """Whether the reply may not be used for requests with an Origin header."""
     surrogate_keys: frozenset[str]
     caching_at_tail: Caching
-    """The caching of the bytes of a stream, if this is the first of its replies and reaches the tail."""
+    """How a stream's bytes may be cached after a first reply that reaches the tail."""
     caching_short: Caching
-    """The same if the reply stops short of the tail, whatever came before."""
+    """How a stream's bytes may be cached after any reply that ends before the tail."""
 
     def caching_after(self, before: Caching, *, up_to_date: bool) -> Caching:
-        """The caching of a stream's bytes after one more reply, which reaches the tail or stops short of it."""
+        """Return how a stream's bytes may be cached after another reply, which reaches the tail if `up_to_date`."""
         if not up_to_date:
             return self.caching_short
         if not before.is_of_bytes:

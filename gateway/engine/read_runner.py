@@ -69,7 +69,7 @@ class ReadRunner:
         self._clock = clock
 
     def is_first_read(self, read: Read) -> bool:
-        """Whether nothing in memory could affect the read's answer, so that the origin must be asked."""
+        """Return whether the origin must answer this read, because nothing in memory affects the answer."""
         if read.start == NOW or read.web_origin is not None or self._store.find(read.key) is not None:
             return False
         unshared = read.route.unshared

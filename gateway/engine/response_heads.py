@@ -130,7 +130,7 @@ def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIM
 
 
 def part_answer(read: Read, run: BodyRun, said: Said, parts: Parts) -> Answer:
-    """The answer with this run of the stream, whose bytes are `parts`; a 304 if the client has them."""
+    """Return the answer with this range of the stream, whose bytes are `parts`; a 304 if the client has them."""
     tape = run.stream.tape
     headers = stream_headers(read, run, parts.tag_size(tape.is_json) if tape.has_lost_start else 0, said)
     if read.if_none_match is not None and is_not_modified(read, headers):

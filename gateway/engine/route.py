@@ -426,7 +426,7 @@ class RouteTable:
                 route.guard.replace(anew)
         before = self.routes
         self._replace_routes(configs)
-        # A route that serves other requests than before may have left some to rules that do not allow them.
+        # If a route now serves other requests, another route's rules may apply to reads that it has admitted.
         kept = {name for name, served in _served(self.routes).items() if served == _served(before).get(name)}
         self.verdicts.end_reads_without_grounds(
             {route.name: route.guard.rules for route in self.routes if route.guard is not None and route.name in kept}
@@ -452,8 +452,8 @@ class RouteTable:
 
 
 def _served(routes: Sequence[Route]) -> dict[str, frozenset[tuple[str, str]]]:
-    """Which requests each route serves, by its name: its host and prefix, and those of the routes that serve some of
-    these requests before it."""
+    """Return, for each route's name, the places (host and prefix) that determine which requests the route serves.
+    These are its own place, and those of overlapping routes with higher precedence."""
     places = [(route, (route.config.host, route.config.prefix)) for route in routes]
     return {
         route.name: frozenset(
@@ -466,5 +466,5 @@ def _served(routes: Sequence[Route]) -> dict[str, frozenset[tuple[str, str]]]:
 
 
 def _overlap(one: Route, other: Route) -> bool:
-    """Whether the prefixes of two routes have paths in common."""
+    """Return whether the prefixes of two routes have paths in common."""
     return one.covers(other.config.prefix) or other.covers(one.config.prefix)
