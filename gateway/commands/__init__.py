@@ -1,10 +1,9 @@
-"""Client commands for terminals and scripts, one file per command.
+"""The commands that are clients, for terminals and scripts.
 
-`tail`, `append` and `bench` speak the protocol to any gateway or origin.  `top`, `streams`, `purge`, `drain` and
-`reload` call the admin port.  All of them are clients in a process of their own: they share names, offsets and SSE
-parsing with the gateway, and nothing of its engine.
+`tail`, `append` and `bench` are clients of any gateway or origin.  `top`, `streams`, `purge`, `drain` and `reload` are
+clients of the admin port.  They run in a separate process, and use only protocol code of the gateway.
 
-stdout carries the result only, so that it can be piped; notices, progress and errors go to stderr.  A command that
-cannot be carried out raises `CommandFailed`: one line, exit status 1.  A wrong command line is a usage error, status 2.
-Slow imports happen when a command runs, so that `--help` answers at once.
+Only the result goes to stdout, so that it can be piped.  Notices, progress and errors go to stderr.  A command that
+fails raises `CommandFailed`, which prints one line and exits with status 1.  A usage error exits with status 2.  Slow
+imports are inside functions, so that `--help` is fast.
 """

@@ -1,6 +1,6 @@
-"""Client of the admin API: JSON requests and answers, and one line for every error.
+"""A client of the admin API.  Requests and answers are JSON, and each error is one line.
 
-The token comes from the environment, never from a flag: other users can see flags in the list of processes.
+The token comes from the environment, because other users can see command-line flags in the list of processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DEFAULT_URL: Final = f"http://{DEFAULT_ADMIN}"
 
 _ANSWER_S: Final = 15.0
-"""Bound on one request: a purge or a page may walk through every stream."""
+"""The timeout of a request in seconds.  A purge or a page may iterate over all streams."""
 
 AdminUrl = Annotated[
     str,
@@ -41,11 +41,11 @@ class AdminClient:
         self._sends_token = sends_token
 
     async def get(self, path: str, query: Mapping[str, str | int] | None = None) -> dict[str, Any]:
-        """The answer's JSON object.  Raises CommandFailed."""
+        """Send a GET; return the answer's JSON object.  Raises CommandFailed."""
         return await self._send("GET", path + (f"?{urlencode(query)}" if query else ""), None)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer's JSON object.  Raises CommandFailed."""
+        """Send a POST; return the answer's JSON object.  Raises CommandFailed."""
         import orjson
 
         return await self._send("POST", path, orjson.dumps(body))
@@ -86,16 +86,16 @@ class AdminClient:
 
 
 def admin_url(text: str) -> str:
-    """The admin port's URL; `http://` may be missing, a trailing slash is removed.  A usage error for anything else."""
+    """Check the URL of an admin port; return it with `http://` and without a trailing slash.  Raises BadParameter."""
     return http_url(text if "://" in text else f"http://{text}", "--admin").rstrip("/")
 
 
 @asynccontextmanager
 async def admin_client(url: str) -> AsyncIterator[AdminClient]:
-    """A client of the admin port at `url`, with the environment's token if there is one.
+    """Provide a client of the admin port at `url`, with the token from the environment.
 
-    Callers read the answers' members inside the block.  A missing member comes from another server or another version,
-    and becomes CommandFailed.
+    Callers must read the members of answers inside the block.  A missing member then raises CommandFailed: the server
+    has another version, or is not a gateway.
     """
     from gateway.commands.exchange import open_session
 

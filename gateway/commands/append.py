@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gateway.commands.standard_input import BodyCutter, Cutter, StandardInput
 
 _BATCH_BYTES: Final = 1024 * 1024
-"""Most bytes of one append, unless a single message is larger: few round trips, and little to send again."""
+"""The most bytes of one append, unless a single message is larger.  More bytes would be repeated after a failure."""
 
 
 def append(
@@ -72,7 +72,7 @@ def append(
 
 
 class _Sent:
-    """Messages and bytes that the origin has acknowledged."""
+    """Counts messages and bytes that the origin has acknowledged."""
 
     def __init__(self) -> None:
         self.messages: int | None = None
@@ -87,15 +87,17 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True)
 class _Most:
-    """What one append holds at most: bytes, unless a single message is larger, and messages."""
+    """The bounds of one append."""
 
     size: int
+    """The most bytes, unless a single message is larger."""
     count: int | None = None
+    """The most messages."""
     overhead: int = 0
-    """Bytes counted for a message in addition to its own."""
+    """The bytes counted for each message in addition to its content."""
 
     def batches(self, messages: list[bytes]) -> Iterator[list[bytes]]:
-        """The messages in order, in as few appends as possible."""
+        """Divide messages among as few appends as possible, in order."""
         batch: list[bytes] = []
         size = 0
         for message in messages:
@@ -116,7 +118,7 @@ class _Sink:
     cutter: Cutter
     most: _Most
     send: Callable[[list[bytes]], Awaitable[None]]
-    """Returns once the messages are appended."""
+    """Appends messages, and returns after the acknowledgement."""
     tail: Callable[[], str | None]
     close: Callable[[], Awaitable[None]]
 
@@ -146,7 +148,7 @@ async def _append(
 
 
 class _Retrying(NamedTuple):
-    """How long failed appends are retried, and where that is said."""
+    """How long failed appends are retried, and the function that prints notices about retries."""
 
     for_s: float
     notice: Callable[[str], None]
@@ -193,7 +195,7 @@ async def _s2_sink(session: aiohttp.ClientSession, url: str, asked: str | None, 
     most = _Most(MAX_BATCH_METERED_BYTES, MAX_BATCH_RECORDS, RECORD_OVERHEAD_BYTES)
 
     async def no_close() -> None:
-        """S2 streams are not closed; `append` has refused the option."""
+        """Do nothing: S2 streams cannot be closed, and `append` has refused the option."""
 
     return _Sink(cutters[asked or "lines"](), most, producer.append, lambda: producer.tail, no_close)
 
@@ -208,7 +210,7 @@ async def _copy(source: StandardInput, sink: _Sink, sent: _Sent, stderr: Console
             bad: BadInput | None = None
             messages: list[bytes] = []
             try:
-                # Not extend(): the messages before a bad one are kept.
+                # `extend` would lose the messages before an invalid one.
                 for message in sink.cutter.feed(piece) if piece else sink.cutter.finish():
                     messages.append(message)  # noqa: PERF402
             except BadInput as error:
@@ -258,7 +260,7 @@ async def _created(session: aiohttp.ClientSession, url: str, content_type: str) 
 
 
 async def _content_type(session: aiohttp.ClientSession, url: str) -> str:
-    """The content type of an existing open stream.  Raises CommandFailed."""
+    """Return the content type of an existing open stream.  Raises CommandFailed."""
     from gateway.commands.exchange import Transient, origin_error, request
 
     try:
@@ -277,7 +279,7 @@ async def _content_type(session: aiohttp.ClientSession, url: str) -> str:
 
 
 def _cutter(asked: str | None, content_type: str) -> BodyCutter:
-    """The cutter of the flag in `asked`, or the one that fits the stream's type."""
+    """Return the cutter for a flag, or, if `asked` is None, for the stream's type."""
     from gateway.commands.standard_input import JsonValues, Lines, Pieces
 
     is_json = names.is_json(content_type)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gateway.commands.bench_reads import Reads
 
 _BUSY: Final = 0.85
-"""Share of a core above which the client itself probably limits the figure."""
+"""The share of a core from which the client itself probably limits the result."""
 
 
 def bench(

@@ -1,8 +1,8 @@
-"""Measure live delivery: the time from sending an append to its arrival at each subscriber.
+"""Measures live delivery: the time from sending an append until each subscriber has received it.
 
-The writer and the subscribers are one process with one clock.  The delay therefore includes the way to the origin, the
-origin's work and the client's own: the last subscriber's event is read after all others.  Each append is awaited before
-the next one, and every delivery is counted, so that a missing event shows.
+The writer and all subscribers run in one process, with one clock.  The delay includes the time to and at the origin,
+and the time that the client takes to read the events of all subscribers.  Appends are sent one after the other.  All
+deliveries are counted, to detect missing events.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gateway.protocol.sse import SseParser
 _PAUSE_S: Final = 0.05
 _PATIENCE_S: Final = 10.0
 _NUMBER: Final = re.compile(rb'bench\\?": ?(\d+)')
-"""In a JSON message, or in one that is a string in JSON."""
+"""The number in a JSON message, which may be inside a JSON string."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Result of the deliveries; times in seconds."""
+    """The delays of deliveries, and their counts."""
 
     p50_s: float
     p95_s: float
@@ -45,14 +45,14 @@ def message(number: int) -> bytes:
 
 
 class _Log:
-    """When each message was sent, and the delays of its deliveries."""
+    """Records when each message was sent, and the delays of its deliveries."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.sent_at: dict[int, float] = {}
         self.delays_s: list[float] = []
         self.ready = 0
-        """Subscribers that have received message 0, which precedes them in the stream."""
+        """The number of subscribers that have received message 0, which was in the stream before they connected."""
         self.changed = asyncio.Event()
 
     def send(self, number: int) -> None:
@@ -66,7 +66,7 @@ class _Log:
         self.changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> bool:
-        """Wait until `condition` holds; False after `_PATIENCE_S`."""
+        """Wait until `condition` is true; return False after `_PATIENCE_S` seconds."""
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 while not condition():
@@ -113,9 +113,9 @@ async def measure_delay(
     seconds: float,
     clock: Clock,
 ) -> Delays:
-    """Subscribe to `url`, whose stream holds `message(0)` and has its data in events of this name, and append to it.
+    """Subscribe to `url`, append to its stream, and measure the delays.  Raises CommandFailed.
 
-    Raises CommandFailed.
+    The stream must have `message(0)`.  `event` is the name of the SSE events with data.
     """
     log = _Log(clock)
     request = request_bytes(url, {**headers, "Accept": SSE_TYPE})

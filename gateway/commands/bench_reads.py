@@ -1,8 +1,8 @@
-"""Measure cached reads: requests per second over a few connections that never pause.
+"""Measures cached reads: the requests a second over a few busy connections.
 
-Each connection sends its next request once the answer is complete.  Every answer is checked: its status, the length of
-its body, and whether Cache-Status says hit.  The client's own use of a core is measured too, because near 100 % the
-client is the bottleneck, not the gateway.
+Each connection sends the next request when an answer is complete.  For each answer the status, the length of the body
+and the Cache-Status are checked.  The processor time of the client is measured too.  Near 100 % of a core, the client
+limits the result instead of the gateway.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _WARM_UP_S: Final = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Result of the reads; times in seconds."""
+    """The result of the reads."""
 
     per_s: float
     hit_ratio: float | None
-    """Share of hits among all answers; None if no answer has Cache-Status."""
+    """The share of hits among all answers; None if no answer has Cache-Status."""
     errors: int
     p50_s: float
     p99_s: float
     client_share: float
-    """Share of one core that this process used, 0 to 1."""
+    """The share of a core that this process has used, from 0 to 1."""
 
 
 class _Counts:
@@ -120,5 +120,5 @@ async def measure_reads(
 
 
 def quantile(ordered: list[float], share: float) -> float:
-    """The smallest value that a `share` of all values do not exceed; `ordered` is sorted and not empty."""
+    """Return the smallest value such that a `share` of all values are not greater.  `ordered` is sorted, not empty."""
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]

@@ -1,4 +1,4 @@
-"""The streams of a bench, of either protocol: how they are made, read, followed, written and deleted."""
+"""The streams of `bench`, for Durable Streams and for S2: creating, reading, appending and deleting them."""
 
 from __future__ import annotations
 
@@ -19,51 +19,52 @@ from gateway.protocol import names
 from gateway.s2 import json_format
 
 READ_BYTES: Final = 1024
-"""Content of the stream that is read."""
+"""The size of the stream for reads."""
 
 _LEFTOVER_TTL_S: Final = 600
-"""Stream-TTL in seconds, so that the streams expire if the bench is killed."""
+"""The streams' TTL in seconds, so that they expire if the bench is killed."""
 
 _BODY: Final = b"." * READ_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """A read whose answer never changes."""
+    """A read whose answer does not change."""
 
     url: str
     size_bytes: int
-    """Of the body."""
+    """The size of the answer's body."""
     what: str
+    """A description for the report."""
 
 
 class Followed(Protocol):
-    """A stream that is followed by SSE and appended to."""
+    """A stream for live delivery."""
 
     @property
     def url(self) -> str:
-        """For a GET from its start."""
+        """The URL for an SSE read from the start."""
 
     @property
     def event(self) -> str:
-        """The name of the events that carry data."""
+        """The name of the SSE events with data."""
 
     async def append(self, number: int) -> None:
         """Append `message(number)`.  Raises CommandFailed."""
 
 
 class BenchStreams(Protocol):
-    """Makes streams and deletes them again.  Both raise CommandFailed."""
+    """Creates streams, and deletes them at the end of a block.  Both raise CommandFailed."""
 
     def cached(self, name: str) -> AbstractAsyncContextManager[Cached]:
-        """A stream of which a gateway can answer a read without the origin."""
+        """Create a stream that a gateway can serve from memory."""
 
     def followed(self, name: str) -> AbstractAsyncContextManager[Followed]:
-        """A stream that holds `message(0)`."""
+        """Create a stream with `message(0)`."""
 
 
 def bench_streams(session: aiohttp.ClientSession, target: Target) -> BenchStreams:
-    """The streams below `target`."""
+    """Return the creator of streams below `target`."""
     return S2Streams(session, target) if target.is_s2 else DurableStreams(session, target)
 
 
@@ -76,7 +77,7 @@ class DurableStreams:
 
     @asynccontextmanager
     async def cached(self, name: str) -> AsyncIterator[Cached]:
-        # Only of a closed stream can a gateway answer every read without the origin.
+        # A gateway can answer all reads without the origin only for a closed stream.
         async with self._stream(name, "text/plain", _BODY, is_closed=True) as url:
             yield Cached(f"{url}?offset=-1", READ_BYTES, "1 KiB, closed stream")
 
@@ -120,7 +121,7 @@ class S2Streams:
 
     @asynccontextmanager
     async def cached(self, name: str) -> AsyncIterator[Cached]:
-        # A range that a limit ends never changes.
+        # The answer to a read that a limit ends does not change.
         async with self._stream(name, _BODY) as url:
             read = f"{url}/records?seq_num=0&count=1"
             answer = await _require(self._session, "GET", read, {}, None, is_s2=True)
@@ -171,7 +172,7 @@ async def _require(
     *,
     is_s2: bool = False,
 ) -> bytes:
-    """Send a request; the body of its answer.  CommandFailed unless it succeeds."""
+    """Send a request; return the body of its answer.  Raises CommandFailed if the request fails."""
     try:
         async with request(session, method, url, headers, body) as response:
             if response.status in (200, 201, 202, 204):

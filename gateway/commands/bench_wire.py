@@ -1,8 +1,7 @@
-"""A minimal HTTP/1.1 client for measurements, which spends as little time of its own as possible.
+"""A minimal HTTP/1.1 client for measurements, which uses little processor time.
 
-A `Connection` sends prepared request bytes and finds the ends of answers by Content-Length or chunked coding.  It
-understands the answers to `bench`'s requests and nothing more.  Any other answer ends the connection, and the bench
-counts an error.
+A `Connection` sends prepared bytes, and finds the end of an answer by Content-Length or chunked coding.  It supports
+only the kinds of answers that `bench` expects.  Any other answer ends the connection, and counts as an error.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _CHUNKED: Final = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNOREC
 
 
 def request_bytes(url: str, headers: Mapping[str, str]) -> bytes:
-    """A GET request for `url` in wire format."""
+    """Return a GET request for `url` as bytes."""
     parts = urlsplit(url)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     fields = {"Host": parts.netloc.rpartition("@")[2], "User-Agent": f"durable-gateway/{__version__}", **headers}
@@ -51,7 +50,7 @@ async def connect(url: str, connection: Callable[[], C]) -> C:
 
 
 class BadAnswer(Exception):
-    """The answer is not one that this client understands."""
+    """The answer is of a kind that this client does not support."""
 
 
 class Connection(asyncio.Protocol):
@@ -64,7 +63,7 @@ class Connection(asyncio.Protocol):
         self._in_body = False
         self._chunked = False
         self._left = 0
-        """Bytes still to come: of the body, or of the chunk and the CRLF after it."""
+        """The bytes left of the body, or of the current chunk and its CRLF."""
         self._last_chunk = False
 
     # -- for subclasses

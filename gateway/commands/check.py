@@ -1,16 +1,14 @@
-"""`check CONFIG`: validate a configuration and the files that it names, before it is served.
+"""`check CONFIG`: validate a configuration and the files that it names.
 
-It reads everything that `serve` reads at its start: the file and the environment, the cache plan, credentials,
-certificates and the admin port's token, and looks whether the log can be written and tracing is installed.  It prints
-every mistake, one a line, and warns of valid settings that have no effect, or hardly the intended one.  A
-check that depends on other values (a check across fields, a file named by a wrong value) runs only once those are
-right.
+The command reads everything that `serve` reads at its start: the file and the environment, the cache plan, credentials,
+certificates, and the admin port's token.  It also checks that the log can be written, and that tracing is installed.
+It prints all mistakes, one a line, and warnings about settings that have no effect or probably not the intended effect.
+Checks that depend on invalid values are skipped.
 
-With a URL it says in place of that which rule of its route decides a request, for whom, and why
-(`gateway.commands.check_request`).
+With a URL, the command explains instead which rule of the route decides a request (`gateway.commands.check_request`).
 
-Exit statuses: 0 the configuration is valid, and the request is allowed; 1 an origin does not answer (`--probe`), or the
-request is refused; 2 there are mistakes.
+The exit status is 0 if the configuration is valid and the request is allowed.  It is 1 if an origin does not answer
+(`--probe`) or the request is refused, and 2 if there are mistakes.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
     from gateway.protocol.forwarded_headers import Headers
 
 _PROBE_S: Final = 3.0
-"""Bound on connecting to an origin, and on its answer."""
+"""The timeout for connecting to an origin, and for its answer, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +45,13 @@ class Probe:
     """The result of one request to an origin, or to a URL of `[[route.auth]]`."""
 
     origin: str
-    """Scheme, host and port of an origin; else the URL."""
+    """Scheme, host and port of an origin, or a URL of `[[route.auth]]`."""
     status: int | None
-    """Status of the answer; None without an answer."""
+    """The status of the answer; None without an answer."""
     problem: str | None
-    """None if the origin answered below 500."""
+    """The problem; None if the status is below 500."""
     unshared: tuple[str, ...] = ()
-    """Why routes cannot share such answers, and what to do about it, a line each."""
+    """One line for each route that cannot share such answers: why, and how to change that."""
 
     kind: Literal["origin", "keys", "service"] = "origin"
 
@@ -156,8 +154,9 @@ def check(
 
 
 def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[str, OriginTls], list[str]]:
-    """The configuration, the TLS settings of its origins, and a line for each certificate that is never used.
+    """Load the configuration and all files that it names.
 
+    Returns the configuration, the TLS settings of its origins, and a line for each certificate that is never used.
     Raises ConfigError with all mistakes.
     """
     from gateway.auth.rules import load_rules
@@ -212,7 +211,7 @@ def _check_socket(index: int, listener: ListenerConfig) -> None:
 
 
 def _probed(config: GatewayConfig, tls: Mapping[str, OriginTls]) -> list[Probe]:
-    """The results of one request to every origin and leader of every route, and to every URL of its rules who may."""
+    """Send a request to each origin and leader, and to each URL of `[[route.auth]]`; return the results."""
     found: list[Probe] = []
     if not run(_probe(config, tls, found)):
         raise CommandFailed("stopped before all had answered")
@@ -248,9 +247,11 @@ async def _probe(config: GatewayConfig, tls: Mapping[str, OriginTls], found: lis
 async def _probe_one(
     exchanges: Any, kind: Literal["origin", "keys", "service"], name: str, url: str, routes: Sequence[RouteConfig] = ()
 ) -> Probe:
-    """Send a request: `HEAD` to an origin, `GET` to another server.  Any status below 500 shows that it answers, but
-    keys need a 200.  What the headers of an origin's answer say of sharing, such as a load balancer's cookie, is likely
-    to be true of its other answers too."""
+    """Send a `HEAD` to an origin, or a `GET` to another server.
+
+    A status below 500 is a success, but key sets need a 200.  The headers of an origin's answer also show whether its
+    answers can be shared: a load balancer's cookie, for example, is probably in all of them.
+    """
     from multidict import CIMultiDict
 
     from gateway.errors import GatewayError
@@ -273,7 +274,7 @@ async def _probe_one(
 
 
 def _why_not_shared(route: RouteConfig, headers: Headers) -> str | None:
-    """Why replies with these headers are not shared on a route, and what to do about it; None if they are."""
+    """Return why a route does not share replies with these headers, and how to change that; None if it does."""
     from gateway.protocol.sharing import Ground, cure, rules_of
 
     rules = rules_of(route)

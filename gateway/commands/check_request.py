@@ -1,4 +1,4 @@
-"""`check CONFIG --as TOKEN URL`: which rule of a route decides a request, for whom, and why."""
+"""`check CONFIG --as TOKEN URL`: explain which rule of a route decides a request."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from gateway.protocol.target import Target
 
 _LAST: Final = 253_402_300_800.0
-"""The Unix time behind the last that is written as a date."""
+"""The Unix time from which on dates cannot be formatted."""
 
 
 def token_from(text: str) -> str:
-    """The token of `--as`; `-` reads it from standard input, which keeps it out of the list of processes."""
+    """Return the token of `--as`.  `-` reads it from stdin, so that it is not in the list of processes."""
     return (sys.stdin.readline() if text == "-" else text).strip()
 
 
 def explain_request(config: GatewayConfig, url: str, token: str, actions: str, client: str, cookie: str) -> int:
-    """Print how the request is judged, a fact a line.  The exit status: 0 if it is allowed, 1 if it is refused."""
+    """Print how the request is authorised; return the exit status: 0 if it is allowed, 1 if it is refused."""
     from gateway.auth.check_explanation import explain
     from gateway.auth.rules import load_rules
     from gateway.engine.core import route_for
@@ -89,7 +89,7 @@ def _asked(target: Target, parameters: Mapping[str, str], token: str, actions: s
     from gateway.server.parsing import mode_of
 
     wanted: tuple[Action, ...] = (action_of(mode_of("GET", target), target.path),)
-    # Below the reserved path every request is the same action.
+    # All requests below the protocol's reserved path have the same action.
     if actions and mode_of("PUT", target) is not Mode.OTHER:
         try:
             wanted = tuple(sorted(parse_actions(actions.split(","))))

@@ -1,7 +1,8 @@
-"""Rules and tokens for `dev --auth`: an issuer that lives as long as the process, with a key of its own.
+"""Authorisation rules and tokens for `dev --auth`.
 
-The private key is never written: the tokens that are printed are all that it signs.  The folder has the public keys, a
-key for signed URLs, and a configuration with the same rules, for `check --as` and as a beginning of one's own.
+The command makes a key pair for a local token issuer.  The private key is not written to disk, and signs only the
+tokens that the command prints.  A folder gets the public key, a key for signed URLs, and a configuration file with the
+same rules, for use with `check --as` and as an example.
 """
 
 from __future__ import annotations
@@ -18,34 +19,33 @@ _ISSUER: Final = "https://dev.invalid"
 _AUDIENCE: Final = "streams"
 _KEY_ID: Final = "dev"
 LIFE_S: Final = 8 * 3_600
-"""The tokens and signed URLs that are printed are valid for a working day."""
+"""The lifetime of the printed tokens and signed URLs: a working day."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRules:
-    """The rules of the route, and credentials that they accept."""
+    """The rules of a route, and credentials that they accept."""
 
     auth: list[dict[str, Any]]
-    """The route's `auth`."""
+    """The value of the route's `auth`."""
     config: Path
     """A configuration file with the same rules."""
     reader: str
-    """A token that reads every stream."""
+    """A token that allows reading all streams."""
     writer: str
     """A token that allows everything."""
     link_key: SigningKey
     expires: str
-    """When a signed URL expires, as its parameter has it."""
+    """The value of `expires` in signed URLs."""
 
     def signed(self, url: str, path: str) -> str:
-        """A signed URL of the stream with this path."""
+        """Return a signed URL for the stream with this path."""
         return f"{url}{path}?{signed_query(Signed(self.expires, streams=path), self.link_key, path)}"
 
 
 def local_rules(folder: Path, origin: str, wall: float) -> LocalRules:
-    """Make keys in the folder, and rules with them, at `wall` (Unix seconds).  Raises OSError if the folder cannot be
-    written."""
-    # Other commands need not load the library.
+    """Make keys, rules and tokens at `wall` (Unix seconds).  Raises OSError if the folder cannot be written."""
+    # Imported here, so that other commands do not load the library.
     from joserfc.jwk import OKPKey
 
     key = OKPKey.generate_key("Ed25519", {"kid": _KEY_ID}, private=True)

@@ -1,4 +1,4 @@
-"""The commands that `dev` prints for a new user to paste."""
+"""The example commands that `dev` prints for a new user to paste."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _JSON: Final = "-H 'Content-Type: application/json'"
 
 
 def lines_to_paste(url: str, authority: Path | None = None, rules: LocalRules | None = None) -> list[tuple[str, str]]:
-    """Commands to try against a gateway at `url`, each with a comment.
+    """Return example commands for a gateway at `url`, each with a comment.
 
-    `authority` is the file of the authority that signed the gateway's certificate; None without TLS.  `rules` are those
-    of `dev --auth`.
+    `authority` is the file of the authority that has signed the gateway's certificate; None without TLS.  `rules` are
+    those of `dev --auth`.
     """
     url = url.rstrip("/")
     stream = f"{url}/demo"
@@ -51,7 +51,7 @@ def lines_to_paste(url: str, authority: Path | None = None, rules: LocalRules | 
 
 
 def s2_lines_to_paste(url: str, authority: Path | None = None) -> list[tuple[str, str]]:
-    """The same for a gateway in front of an S2 origin."""
+    """Return example commands for a gateway in front of an S2 origin, each with a comment."""
     url = url.rstrip("/")
     curl = "curl" if authority is None else f"curl --cacert {shlex.quote(str(authority))}"
     records, basin = f"{url}/v1/streams/demo/records", "-H 's2-basin: demo-basin'"
@@ -69,7 +69,7 @@ def s2_lines_to_paste(url: str, authority: Path | None = None) -> list[tuple[str
 
 
 def trust_lines(authority: Path) -> list[tuple[str, str]]:
-    """How to make clients trust the authority in this file: a comment and a command, or the file's name, each."""
+    """Return commands that make clients trust the authority in this file, each with a comment."""
     file = shlex.quote(str(authority))
     return [
         ("trust it in Node", f"export NODE_EXTRA_CA_CERTS={file}"),
@@ -81,7 +81,7 @@ def trust_lines(authority: Path) -> list[tuple[str, str]]:
 def print_lines_to_paste(
     url: str, authority: Path | None, rules: LocalRules | None = None, *, is_s2: bool = False
 ) -> None:
-    """Print the commands to try, and with TLS how to trust the certificate."""
+    """Print the example commands, and with TLS those for trusting the certificate."""
     console = Console(soft_wrap=True, highlight=False)
     lines = s2_lines_to_paste(url, authority) if is_s2 else lines_to_paste(url, authority, rules)
     trust = [] if authority is None else trust_lines(authority)

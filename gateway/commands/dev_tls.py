@@ -1,7 +1,7 @@
-"""Certificates for `dev --tls`: a local authority, and a certificate that it signs for this machine.
+"""Certificates for `dev --tls`: a local authority, and a certificate for this machine that the authority has signed.
 
-They are kept in the user's state folder, so that clients have to trust the authority only once.  Its name constraints
-limit it to this machine (RFC 5280 section 4.2.1.10), so a leaked key is useless elsewhere.
+They are kept in the user's state folder, so that clients need to trust the authority only once.  The authority's name
+constraints restrict it to this machine (RFC 5280 section 4.2.1.10), so a leaked key is useless elsewhere.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 _NAMES: Final = ("localhost", "127.0.0.1", "::1")
 _AUTHORITY_LIFE: Final = timedelta(days=1_825)
 _AUTHORITY_LEFT: Final = timedelta(days=180)
-"""With less of its life left, the authority is replaced."""
+"""The authority is replaced when less than this is left of its lifetime."""
 _LIFE: Final = timedelta(days=90)
 _LEFT: Final = timedelta(days=30)
 _SKEW: Final = timedelta(hours=1)
-"""How far the clock of a client may be behind."""
+"""The tolerated difference of clocks: certificates are valid from this long ago."""
 
 _Key = ec.EllipticCurvePrivateKey
 
 
 @dataclass(frozen=True, slots=True)
 class LocalCertificate:
-    """Paths of the PEM files."""
+    """The paths of the PEM files."""
 
     authority: Path
-    """Certificate of the authority, for clients to trust."""
+    """The certificate of the authority, which clients must trust."""
     certificate: Path
     key: Path
 
 
 def state_folder(environ: Mapping[str, str], home: Path) -> Path:
-    """The user's state folder (XDG Base Directory Specification); a relative XDG_STATE_HOME is ignored."""
+    """Return the user's state folder (XDG Base Directory Specification).  A relative XDG_STATE_HOME is ignored."""
     configured = environ.get("XDG_STATE_HOME", "")
     return (Path(configured) if configured.startswith("/") else home / ".local" / "state") / "durable-gateway"
 
 
 def local_certificate(folder: Path, wall: float) -> LocalCertificate:
-    """The certificate for this machine in `folder`; made if there is none, or if it expires soon after `wall`.
+    """Return the certificate for this machine in `folder`.  Make a new one if necessary, or if it expires soon.
 
-    `wall` is in Unix seconds.  Raises OSError if the folder cannot be written.
+    `wall` is Unix seconds.  Raises OSError if the folder cannot be written.
     """
     now = datetime.fromtimestamp(wall, UTC)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def local_certificate(folder: Path, wall: float) -> LocalCertificate:
 
 
 def _read(file: Path, key_file: Path, until: datetime) -> tuple[x509.Certificate | None, _Key | None]:
-    """A certificate and its key; None for both unless they match and are valid until `until`."""
+    """Read a certificate and its key; return None for both unless they match and are valid until `until`."""
     try:
         certificate = x509.load_pem_x509_certificate(file.read_bytes())
         key = serialization.load_pem_private_key(key_file.read_bytes(), None)
@@ -126,7 +126,7 @@ def _usage(*, signs_others: bool) -> x509.KeyUsage:
 
 
 def _authority(key: _Key, now: datetime) -> x509.Certificate:
-    # Two authorities with one name and different keys confuse clients that trust both.
+    # Some clients fail if they trust two authorities with the same name and different keys.
     name = _name(f"durable-gateway dev of {now:%Y-%m-%d %H:%M:%S}")
     names = [x509.DNSName("localhost")]
     networks = [x509.IPAddress(ipaddress.ip_network(network)) for network in ("127.0.0.0/8", "::1/128")]

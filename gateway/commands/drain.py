@@ -1,4 +1,4 @@
-"""`drain`: disconnect live readers, spread over time, and wait until the last one has left; `--undo` ends that."""
+"""`drain`: disconnect live readers, spread over time, and wait until all have left.  `--undo` cancels the drain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _POLL_S: Final = 0.25
 _GRACE_S: Final = 5.0
-"""Seconds to wait for readers beyond the end of the drain."""
+"""The seconds to wait for readers after the end of the drain."""
 
 
 def drain(
@@ -88,7 +88,7 @@ async def _watch(client: AdminClient, before: int, bound_s: float, stderr: Conso
 
 @contextmanager
 def _progress(stderr: Console, before: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal; call the result with the number of readers left."""
+    """Show a progress bar on a terminal.  The caller calls the result with the number of readers left."""
     if not stderr.is_terminal or not before:
         yield lambda _: None
         return

@@ -1,11 +1,11 @@
-"""HTTP requests of the commands, and their failures: `Transient` if a retry may help, else `CommandFailed`.
+"""The HTTP requests of the commands, and their errors.
 
-aiohttp's exceptions are translated here, once.  A failed connection, a truncated body, 429 and 5xx are `Transient`: the
-stream may still exist, so a reader resumes and a producer retries.  Other 4xx are final.
+aiohttp's exceptions are translated here.  A failed connection, a truncated body, 429 and 5xx become `Transient`: a
+retry may help.  Other errors become `CommandFailed`.
 
-Only reads follow redirects.  A redirected write may arrive as a read (RFC 9110 section 15.4), and the user has to know
-where the data went; so it fails with the Location.  The user's headers, which often carry credentials, go to the origin
-of the given URL only, not to the target of a redirect.
+Only reads follow redirects.  A redirected write might arrive as a read (RFC 9110 section 15.4), and the user must know
+where the data goes.  Therefore it fails with the Location.  The user's headers often have credentials.  They are sent
+only to the origin of the given URL, and not to the target of a redirect.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gateway.upstream.resolver import look_up
 CONNECT_S: Final = 10.0
 _READS: Final = ("GET", "HEAD")
 SILENCE_S: Final = 90.0
-"""Longest time without a byte: above the longest long-poll (60 s at some origins) and every heartbeat."""
+"""The timeout without any data.  It is longer than any long-poll (60 s at some origins) and any heartbeat interval."""
 
 _SHOWN_CHARS: Final = 200
 _MOST_RETRY_AFTER_S: Final = 60.0
@@ -40,7 +40,7 @@ _MOST_RETRY_AFTER_S: Final = 60.0
 class Transient(Exception):
     """A failure that a retry may cure, after `floor_s` seconds at the earliest.
 
-    `is_silence`: no byte came within `SILENCE_S`, which on a quiet stream need not be a failure.
+    `is_silence`: no data has arrived within `SILENCE_S`, which is normal on an idle stream.
     """
 
     def __init__(self, text: str, floor_s: float = 0.0, *, is_silence: bool = False) -> None:
@@ -62,14 +62,14 @@ class Backoff:
         self._next_s = 0.1
 
     async def pause(self, floor_s: float = 0.0) -> None:
-        """Wait for the next pause, `floor_s` seconds at least."""
+        """Pause, for at least `floor_s` seconds."""
         delay_s = max(floor_s, self._next_s * self._rng.uniform(0.5, 1.0))
         self._next_s = min(10.0, self._next_s * 2)
         await pause(self._clock, delay_s)
 
 
 class _Names(AbstractResolver):
-    """Looks names up within `CONNECT_S`."""
+    """Resolves names within `CONNECT_S`."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -92,13 +92,14 @@ class _Names(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """A lookup under way is left alone."""
+        """Do nothing: a lookup in progress cannot be cancelled."""
 
 
 def open_session(url: str, headers: Mapping[str, str], silence_s: float = SILENCE_S) -> aiohttp.ClientSession:
-    """A session without cookies, with bounds on connecting and on silence; `headers` go to the origin of `url` only.
+    """Open a session without cookies, with timeouts for connecting and for silence.
 
-    Raises CommandFailed if both the URL and the headers hold credentials.
+    `headers` are sent only to the origin of `url`.  Raises CommandFailed if both the URL and the headers have
+    credentials.
     """
     origin = _parsed(url).origin()
     if _parsed(url).user is not None and any(name.lower() == "authorization" for name in headers):
@@ -126,7 +127,7 @@ async def request(
     headers: Mapping[str, str] | None = None,
     body: bytes | None = None,
 ) -> AsyncIterator[aiohttp.ClientResponse]:
-    """Send one request.  Failures of the connection, also while the body is read, raise `Transient`."""
+    """Send one request.  Connection failures raise `Transient`, even while the body is read inside the block."""
     target = _parsed(url)
     is_read = method in _READS
     try:
@@ -152,13 +153,13 @@ async def request(
 
 
 async def origin_error(response: aiohttp.ClientResponse) -> CommandFailed | Transient:
-    """The error of an answer outside 2xx, with the first line of its body as the reason."""
+    """Return the error for an answer outside 2xx.  The first line of its body is the reason."""
     body = (await response.content.read(4 * _SHOWN_CHARS)).decode("utf-8", "replace")
     return refusal(response, next((line.strip() for line in body.splitlines() if line.strip()), ""))
 
 
 def refusal(response: aiohttp.ClientResponse, reason: str) -> CommandFailed | Transient:
-    """The error of an answer outside 2xx for this reason; without one, the status line's."""
+    """Return the error for an answer outside 2xx.  If `reason` is empty, the status line's reason is used."""
     text = f"{response.status} {printable(reason or response.reason or '')}".strip()
     if response.status == 429 or response.status >= 500:
         return Transient(text, _retry_after_s(response.headers.get("Retry-After")))
@@ -170,12 +171,12 @@ def _parsed(url: str) -> URL:
 
 
 def printable(text: str) -> str:
-    """A server's text without control characters, cut to `_SHOWN_CHARS`."""
+    """Return a server's text without control characters, cut to `_SHOWN_CHARS`."""
     return "".join(char if char.isprintable() else "\ufffd" for char in text)[:_SHOWN_CHARS]
 
 
 def _retry_after_s(value: str | None) -> float:
-    """The header's seconds, `_MOST_RETRY_AFTER_S` at most; 0 for a date, which is rare, and without the header."""
+    """Return the seconds of a Retry-After, at most `_MOST_RETRY_AFTER_S`; 0 for a date or without the header."""
     if value is None or not value.isascii() or not value.isdigit():
         return 0.0
     return min(float(value[:6]), _MOST_RETRY_AFTER_S)
@@ -183,7 +184,7 @@ def _retry_after_s(value: str | None) -> float:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
-        # Its number is OpenSSL's, and stands for another error among the system's.
+        # `errno` is a number of OpenSSL here, not of the operating system.
         if error.reason in _NO_TLS:
             return "the server does not speak TLS; is it an http:// URL?"
         return f"TLS failed: {(error.reason or 'no reason given').replace('_', ' ').lower()}"
@@ -191,7 +192,7 @@ def _reason(error: OSError) -> str:
 
 
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
-"""OpenSSL's reasons for refusing an answer in plain HTTP."""
+"""OpenSSL's reasons after an answer in plain HTTP."""
 
 
 def _text_of(error: BaseException) -> str:

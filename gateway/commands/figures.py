@@ -1,4 +1,4 @@
-"""Numbers formatted for tables."""
+"""Formats numbers for tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _STEPS: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def size(count: float) -> str:
-    """Bytes with a binary unit: `512 B`, `1.5 MiB`."""
+    """Format bytes with a binary unit: `512 B`, `1.5 MiB`."""
     for unit, step in _STEPS:
         if count >= step:
             return f"{count / step:.1f} {unit}"
@@ -17,24 +17,24 @@ def size(count: float) -> str:
 
 
 def rate(count: float) -> str:
-    """A rate per second: one decimal below 10, otherwise a whole number."""
+    """Format a rate: with one decimal below 10, otherwise as a whole number."""
     return f"{count:,.0f}" if count >= 10 or count == 0 else f"{count:.1f}"
 
 
 def ratio(value: float | None) -> str:
-    """A share in percent; `-` for None."""
+    """Format a share in percent; `-` for None."""
     return "-" if value is None else f"{value:.1%}"
 
 
 def share(value: float | None) -> str:
-    """A share in percent, never rounded up to 100 %; an en dash for None."""
+    """Format a share in percent, but do not round it up to 100 %; an en dash for None."""
     if value is None:
         return "–"
     return ">99.9%" if 0.9995 <= value < 1 else f"{value:.1%}"
 
 
 def duration(seconds: float) -> str:
-    """A time in its two largest units: `3h 20m`."""
+    """Format a duration in its two largest units: `3h 20m`."""
     left = int(seconds)
     parts: list[str] = []
     for unit, step in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
@@ -45,11 +45,11 @@ def duration(seconds: float) -> str:
 
 
 def stream_name(stream: Mapping[str, Any]) -> str:
-    """A stream's path and query."""
+    """Return a stream's path and query."""
     query = stream.get("query") or ""
     return f"{stream['path']}?{query}" if query else str(stream["path"])
 
 
 def stream_state(stream: Mapping[str, Any]) -> str:
-    """`closed`, `live`, or empty."""
+    """Return `closed`, `live`, or an empty text."""
     return "closed" if stream["is_closed"] else "live" if stream["is_followed"] else ""

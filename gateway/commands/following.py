@@ -1,7 +1,7 @@
-"""Follow a stream across disconnects: what readers of Durable Streams and of S2 streams have in common.
+"""Follows a stream across disconnects: the common part of the readers for Durable Streams and for S2.
 
-Before the first answer every failure is final, so that a wrong URL is not retried for ever.  After it, only failures
-that a retry cannot cure are final.
+Before the first answer all failures are final, so that a wrong URL is not retried for ever.  After it, `Transient`
+failures are retried.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from gateway.commands.exchange import Backoff, Transient
 from gateway.commands.failure import CommandFailed
 
 _SHORT_LIFE_S: Final = 1.0
-"""Seconds; a live request that ends sooner without data is followed by a pause."""
+"""After a live request that ends sooner than this (in seconds) without data, the reader pauses."""
 
 
 class Follow(StrEnum):
-    """Live mode in which a stream is followed once it is up to date."""
+    """The live mode for following a stream after catching up."""
 
     BY_TYPE = "by-type"
     SSE = "sse"
@@ -33,14 +33,14 @@ class Follow(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Complete pieces of the stream, in order, and the offset after them."""
+    """Consecutive pieces of the stream, and the offset after them."""
 
     pieces: tuple[bytes, ...]
     next_offset: str
 
 
 class Following(ABC):
-    """One reader of one stream.  It passes every batch to `take`, in order, once."""
+    """One reader of one stream.  It passes each batch to `take` exactly once, in order."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class Following(ABC):
         notice: Callable[[str], None],
     ) -> None:
         self.offset = offset
-        """The offset from which it reads on."""
+        """The offset of the next request."""
         self.content_type = ""
-        """How the pieces are to be printed; known once the first batch has come."""
+        """The content type of the pieces; known from the first batch on."""
         self.is_closed = False
         self._session = session
         self._url = url
@@ -71,14 +71,14 @@ class Following(ABC):
 
     @abstractmethod
     async def _once(self) -> None:
-        """Send one request and deliver what it brings.  Raises Transient or CommandFailed."""
+        """Send one request, and deliver the batches of its answer.  Raises Transient or CommandFailed."""
 
     def _may_be_quiet(self) -> bool:
-        """Whether a request on which no byte came may be of a stream that is quiet."""
+        """Whether a request may rightly get no data, because the stream is idle."""
         return False
 
     async def read(self) -> None:
-        """Read until the stream is closed and all of it has been delivered.  Raises CommandFailed."""
+        """Read until the stream is closed and completely delivered.  Raises CommandFailed."""
         while not self.is_closed:
             try:
                 await self._once()
@@ -93,14 +93,14 @@ class Following(ABC):
                 await self._backoff.pause(error.floor_s)
 
     def _answered(self) -> None:
-        """The server has answered as it should."""
+        """Record that the server has given a valid answer."""
         self._has_answered = True
         if self._is_lost:
             self._notice("connected again")
             self._is_lost = False
 
     async def _after_nothing(self, began: float) -> None:
-        """Pause after a live read that ended early without data, so that requests do not form a tight loop."""
+        """Pause after a live read that has ended early without data, to avoid a tight loop."""
         if self._clock.now() - began < _SHORT_LIFE_S:
             await self._backoff.pause()
         else:

@@ -1,8 +1,8 @@
-"""JSON as text: cut it into messages and indent it, without a change to the writer's digits.
+"""Divides JSON text into messages, and indents it, without changing any token.
 
-Parsing and printing again would alter the text: integers above 2^64, `1.10`, `1e400`, the order of equal keys.  So
-elements are cut out of an array unchanged, values are found in input by their brackets and quotes, and indenting moves
-tokens.  Values are checked by the grammar alone.
+Parsing and formatting would change the text: integers above 2^64, `1.10`, `1e400`, the order of duplicate keys.
+Therefore elements are cut out of an array as they are, values in input are found by their brackets and quotes, and
+indenting only changes white space.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from gateway.protocol.json_body import is_json
 
 MAX_VALUE_BYTES: Final = 64 * 1024 * 1024
-"""The gateway's default bound on a request body; it would reject a longer message."""
+"""The longest message: the gateway's default bound on request bodies."""
 
 _DECODER: Final = JSONDecoder(parse_int=str, parse_float=str)
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
@@ -27,9 +27,9 @@ _IN_STRING: Final = re.compile(rb'["\\]')
 
 
 def elements(text: str) -> Iterator[str]:
-    """The elements of an array, as written.  A text that is not an array is one element.
+    """Return the elements of an array, unchanged.  A text that is not an array is one element.
 
-    A comma before the closing bracket is accepted, because the protocol's own SSE example has one.  Raises ValueError
+    A comma before the closing bracket is accepted, because the SSE example in the protocol has one.  Raises ValueError
     for other invalid JSON.
     """
     at = _after_space(text, 0)
@@ -52,12 +52,12 @@ def elements(text: str) -> Iterator[str]:
 
 
 def one_line(text: str) -> str:
-    """The same value on one line.  JSON strings contain no line breaks, so every line break may become a space."""
+    """Return the value on one line.  JSON strings have no line breaks, so each line break can become a space."""
     return _LINE_BREAKS.sub(" ", text) if "\n" in text or "\r" in text else text
 
 
 def indented(text: str) -> str:
-    """The same tokens, one member a line, indented by two spaces, with control characters escaped."""
+    """Return the value indented by two spaces, one member a line, with control characters escaped."""
     out: list[str] = []
     depth = 0
     before = ""
@@ -82,7 +82,7 @@ def escaped(text: str) -> str:
 
 
 class NotJson(ValueError):
-    """Input is not JSON; `line` counts from 1."""
+    """Input is not JSON.  `line` is the line number, from 1."""
 
     def __init__(self, line: int, text: str = "not JSON") -> None:
         super().__init__(text)
@@ -90,9 +90,9 @@ class NotJson(ValueError):
 
 
 class ValueCutter:
-    """Cuts input into JSON values, with any white space between them and any boundaries between pieces.
+    """Divides input into JSON values.  Between values there may be any white space.
 
-    Every byte is scanned a constant number of times: an unfinished value is not parsed again with each piece.
+    Input comes in pieces of any size.  An unfinished value is not scanned again with each piece, so the cost is linear.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,10 @@ class ValueCutter:
         self._line = 1
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the values that `data` completes; exhaust the iterator.  Raises NotJson after the valid values."""
+        """Yield the values that `data` completes.  The caller must exhaust the iterator.
+
+        Raises NotJson after the valid values.
+        """
         begun = at = 0
         while at < len(data):
             if self._escaped:
@@ -139,11 +142,11 @@ class ValueCutter:
             raise NotJson(self._line, f"a value of more than {MAX_VALUE_BYTES} bytes")
 
     def finish(self) -> Iterator[bytes]:
-        """Yield the value that the end of the input completes, if any.  Raises NotJson."""
+        """Yield the value that ends with the input, if there is one.  Raises NotJson."""
         yield from self._taken(b"")
 
     def _taken(self, rest: bytes) -> Iterator[bytes]:
-        """End the collected text: yield it as a value, unless it is white space only."""
+        """End the collected text, and yield it as a value, unless it is only white space."""
         whole = bytes(self._value + rest)
         self._value.clear()
         value = whole.strip(b" \t\r\n")
@@ -155,7 +158,7 @@ class ValueCutter:
             yield value
 
     def _broken(self) -> NotJson:
-        """The error, with the line on which the collected value begins."""
+        """Return the error for the line on which the collected value begins."""
         space = len(self._value) - len(self._value.lstrip(b" \t\r\n"))
         return NotJson(self._line + self._value.count(b"\n", 0, space))
 

@@ -1,4 +1,4 @@
-"""The state of the origins from `/api/origins`, as one line of text.  The console's `origins.js` has the same words."""
+"""Describes the state of origins from `/api/origins` in one line.  The console's `origins.js` uses the same words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Health(StrEnum):
-    """State of one origin, or of several together."""
+    """The state of one origin, or of several origins together."""
 
     ANSWERING = auto()
     """The circuit breaker is closed, the origin is not ejected, and it has answered before."""
@@ -19,14 +19,14 @@ class Health(StrEnum):
 
 
 def health(origin: Mapping[str, Any]) -> Health:
-    """State of one entry of `/api/origins`."""
+    """Return the state of one entry of `/api/origins`."""
     if origin["state"] != "closed" or origin["is_ejected"]:
         return Health.UNREACHABLE
     return Health.NOT_ASKED if origin["last_heard_s"] is None else Health.ANSWERING
 
 
 def worst(origins: Sequence[Mapping[str, Any]]) -> Health:
-    """The worst state among these origins."""
+    """Return the worst state of these origins."""
     found = set(map(health, origins))
     for one in (Health.UNREACHABLE, Health.NOT_ASKED):
         if one in found:
@@ -35,7 +35,7 @@ def worst(origins: Sequence[Mapping[str, Any]]) -> Health:
 
 
 def origin_words(origins: Sequence[Mapping[str, Any]]) -> str:
-    """For one origin, its state; for several, how many answer, and the problem of the first unreachable one."""
+    """Describe one origin by its state, and several by how many answer and the problem of the first unreachable one."""
     if not origins:
         return "no origin"
     if len(origins) == 1:

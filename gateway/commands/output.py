@@ -1,4 +1,4 @@
-"""stdout that cannot be written: a full disk, a pipe whose reader has left."""
+"""Handles failures of stdout: a full disk, or a pipe whose reader has left."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Final
 CANNOT_WRITE: Final = frozenset(
     {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EROFS}
 )
-"""The errno values of an OSError about output."""
+"""The `errno` values of failed writes."""
 
 
 def abandon_stdout() -> None:
-    """Redirect stdout to /dev/null: otherwise Python's flush at exit fails again and prints the error."""
+    """Redirect stdout to /dev/null.  Otherwise Python's flush at exit would fail again and print an error."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
@@ -26,11 +26,11 @@ def abandon_stdout() -> None:
 
 @contextmanager
 def watching_reader(left: Callable[[], object]) -> Iterator[None]:
-    """Call `left` once when the reader of stdout closes its end of the pipe, without waiting for the next write.
+    """Call `left` once when the reader of stdout closes its end of the pipe, even without a write.
 
-    A separate epoll reports the closed pipe (EPOLLERR, which needs no registration), and the loop watches that epoll.
-    So stdout's blocking mode, which other processes may share, stays as it is.  A regular file and a system without
-    epoll are not watched; there the next write fails.
+    The event loop cannot watch stdout directly, because it would change the blocking mode, which other processes may
+    share.  Instead it watches an epoll object that reports EPOLLERR for stdout.  Regular files, and systems without
+    epoll, are not watched: there the next write fails.
     """
     try:
         watch = select.epoll()

@@ -1,4 +1,4 @@
-"""Print a stream's bytes, for a person at a terminal or for the next program in a pipe.
+"""Prints a stream's bytes, for a person at a terminal or for another program.
 
 |        | terminal                                   | pipe, file                      |
 |--------|--------------------------------------------|---------------------------------|
@@ -6,8 +6,8 @@
 | text   | unchanged, control characters escaped      | its bytes, unchanged            |
 | other  | a hex dump                                 | its bytes, unchanged            |
 
-A printer owns the state between pieces (half a character, the position of the dump).  A piece is the whole content of
-one reply or one SSE event.
+A piece is the whole content of one reply or one SSE event.  A printer keeps the state between pieces: an incomplete
+character, the position of a dump.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Printer(Protocol):
 
 
 def printer_for(content_type: str, out: BinaryIO, terminal: Console | None) -> Printer:
-    """The printer of a stream of this type; `terminal` is the console on `out` if `out` is a terminal, else None."""
+    """Return the printer for a content type.  `terminal` is the console of `out`; None if it is not a terminal."""
     if names.is_json(content_type):
         return _JsonLines(out) if terminal is None else _JsonPages(terminal)
     if terminal is None:

@@ -1,8 +1,8 @@
-"""An idempotent producer (section 5.2.1): each append carries an id, an epoch and a sequence number.
+"""An idempotent producer (Durable Streams section 5.2.1).
 
-One append is in flight at a time.  If its answer does not come, the same request is sent again with the same number,
-and the origin accepts it once; so a retry never appends twice.  The time for retries is bounded, so that a pipeline
-does not hang for ever behind a lost origin.
+Each append has a producer id, an epoch and a sequence number.  One append is in progress at a time.  Without an answer,
+the same request is sent again with the same number, which the origin accepts only once.  The time for retries is
+bounded, so that a pipeline does not hang for ever if its origin is lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.protocol import names
 
 
 class Producer:
-    """Appends to one stream, in order, each append once.  Owns the sequence number."""
+    """Appends to one stream, in order, without duplicates."""
 
     def __init__(
         self,

@@ -47,7 +47,10 @@ def purge(
 
 
 def _selector(name: str, value: str) -> str:
-    """`value` as the API takes it.  A usage error if it is empty, as an unset variable is, or covers every stream."""
+    """Return `value` for the API.  Raises BadParameter if it is empty or selects all streams.
+
+    An unset shell variable would make it empty by mistake.
+    """
     hint = "PATH" if name == "stream" else f"--{name}"
     if not value:
         raise typer.BadParameter("is empty: --all purges every stream", param_hint=f"'{hint}'")
@@ -60,7 +63,7 @@ def _selector(name: str, value: str) -> str:
 
 
 def _confirm(question: str) -> None:
-    """Ask on the terminal.  Raises CommandFailed if the answer is no, or if there is no terminal."""
+    """Ask the user.  Raises CommandFailed if the answer is no or there is no terminal."""
     if not sys.stdin.isatty():
         raise CommandFailed("purging every stream needs --yes where no terminal can ask for it")
     if not typer.confirm(question, err=True):

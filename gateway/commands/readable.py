@@ -1,8 +1,8 @@
-"""Watch a descriptor that other processes share.
+"""Watches a file descriptor that other processes share.
 
-uvloop makes a watched descriptor non-blocking, and that mode belongs to the open file, not to the descriptor.  On a
-terminal it would also apply to our stdout, where large writes would then fail, and to the parent shell.  So the mode is
-restored as soon as the watch is set.  One read of a ready descriptor never blocks.
+uvloop makes a watched descriptor non-blocking.  This mode is a property of the open file: on a terminal it would also
+apply to stdout, where large writes would fail, and to the parent shell.  Therefore the mode is restored at once.  One
+read of a ready descriptor does not block.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Read a Durable Stream from an offset and follow it, across disconnects, without loss or repeats.
+"""Reads a Durable Stream from an offset and follows it across disconnects, without loss or duplicates.
 
-The position moves in one method only, once a piece of the stream and the offset after it have both arrived: a reply
-with its complete body, or an SSE data event with its control event.  A truncated piece is discarded and requested again
-from the same offset, so no byte is delivered twice and none is skipped.
+The position advances only when a piece of the stream and the offset after it have both arrived: a reply with its
+complete body, or an SSE data event with its control event.  A truncated piece is discarded and requested again.
 
-The reader catches up without `live` until the stream is up to date, then follows it by SSE or long-poll.  The default
-is SSE, except for text: SSE cannot carry a CR, so only long-poll is exact for text.
+The reader first catches up, then follows the stream by SSE or long-poll.  The default is SSE, except for text: SSE
+cannot transmit a CR, so only long-poll is exact for text.
 
-Once it has answered, two failures are final: the stream was deleted, or was re-created (its tail moved back).
+After the first answer, two failures are final: the stream was deleted, or it was re-created, so that its tail is before
+the position.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_EVENT_BYTES: Final = 256 * 1024 * 1024
 
 
 class StreamReader(Following):
-    """One reader of one Durable Stream.  Owns its position."""
+    """One reader of one Durable Stream."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class StreamReader(Following):
             self._follow = Follow.LONG_POLL if is_text else Follow.SSE
         before = self.offset
         self._arrived(response, body)
-        # An empty answer without Stream-Up-To-Date would repeat in a tight loop; a live request waits for data.
+        # An empty answer without Stream-Up-To-Date would cause a tight loop.  A live request waits for data instead.
         self._up_to_date = names.is_true(response.headers.get(names.STREAM_UP_TO_DATE)) or self.offset == before
 
     async def _long_poll(self) -> None:
@@ -124,7 +124,7 @@ class StreamReader(Following):
         return with_query(self._url, query)
 
     async def _check(self, response: aiohttp.ClientResponse, *, needs_offset: bool = True) -> None:
-        """Check that the answer is a stream's.  Raises Transient or CommandFailed."""
+        """Check that the answer is a stream's answer.  Raises Transient or CommandFailed."""
         if response.status in (404, 410) and self._has_answered:
             raise CommandFailed(f"{self._url}: the stream was deleted, or no longer keeps offset {self.offset}")
         if response.status not in (200, 204):
@@ -138,7 +138,7 @@ class StreamReader(Following):
         self.is_closed = names.is_true(response.headers.get(names.STREAM_CLOSED))
 
     def _advance(self, pieces: list[bytes], next_offset: str) -> None:
-        """Deliver `pieces` and move the position to `next_offset`.  No other method moves it."""
+        """Deliver `pieces`, and move the position to `next_offset`.  Only this method moves the position."""
         if self.offset != names.NOW and names.is_before(next_offset, self.offset):
             raise CommandFailed(
                 f"{self._url}: its tail is before {self.offset}: it was re-created, or never reached this offset"

@@ -1,4 +1,4 @@
-"""Run a command's coroutine until it ends or a signal cancels it, and prepare the process: open files, garbage."""
+"""Runs the coroutine of a command, and prepares the process: its open files and its garbage collector."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import uvloop
 
 
 def allow_many_connections() -> None:
-    """Raise the limit of open files to the hard limit: every connection is an open file."""
+    """Raise the limit of open files to the hard limit, because each connection is an open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -22,9 +22,9 @@ def allow_many_connections() -> None:
 def collect_rarely() -> None:
     """Keep the pauses of the garbage collector short.
 
-    A collection stops every client for a time in proportion to the objects that it examines.  Requests leave no cycles
-    (`tests/server/test_garbage.py`), so new objects are examined once, in small steps, and older ones hardly ever.
-    A step takes about 0.3 us for each object.
+    A collection delays all clients, by about 0.3 us for each object that it examines.  Requests leave no reference
+    cycles (`tests/server/test_garbage.py`).  Therefore new objects are examined once, in small steps, and older objects
+    very rarely.
     """
     gc.collect()
     gc.freeze()
@@ -32,7 +32,7 @@ def collect_rarely() -> None:
 
 
 def run(work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work` to its end and return True, or return False if SIGINT or SIGTERM cancelled it."""
+    """Run `work` to its end; return False if SIGINT or SIGTERM has cancelled it."""
 
     async def until_signalled() -> bool:
         loop, main = asyncio.get_running_loop(), asyncio.current_task()

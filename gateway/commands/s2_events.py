@@ -1,6 +1,6 @@
-"""Parsing reads as Server-Sent Events, as a client of S2 receives them; `sse.py` says what the events are.
+"""Parses the Server-Sent Events of S2 reads for clients.  `gateway.s2.sse` has the events.
 
-Events of other names are ignored, as S2's SDKs do, and so is everything after the end.
+Unknown events are ignored, as in S2's SDKs, and so are all events after the end of the read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.s2.records import MAX_U64
 from gateway.s2.sse import DONE_DATA, BadEventId, BatchEvent, Done, Event, Failure, Ping, parse_event_id
 
 MAX_EVENT_BYTES: Final = 8 * 1024 * 1024
-"""The longest event.  1 MiB of metered bytes are at most 6 MiB of JSON, where every byte is a control character."""
+"""The longest event.  1 MiB of metered bytes is at most 6 MiB of JSON, if all bytes are control characters."""
 
 
 class BadEvent(ValueError):
@@ -23,7 +23,7 @@ class BadEvent(ValueError):
 
 
 class EventReader:
-    """Cuts an SSE read into events; one reader for each response."""
+    """Parses the events of one response."""
 
     __slots__ = ("_format", "_parser", "is_ended")
 
@@ -31,12 +31,12 @@ class EventReader:
         self._format = format_
         self._parser = SseParser(MAX_EVENT_BYTES)
         self.is_ended = False
-        """Whether the read's end has arrived; a response that ends before it was broken off."""
+        """Whether the end of the read has arrived.  A response that ends before was truncated."""
 
     def feed(self, data: bytes) -> list[Event]:
-        """Take the next bytes and return the events they complete.
+        """Parse the next bytes; return the events that they complete.
 
-        Raises `BadEvent`; the reader is of no use after that, and the events before the bad one are to be read again.
+        Raises BadEvent.  The reader cannot be used after that, and the events before the invalid one are lost.
         """
         if self.is_ended:
             return []

@@ -1,4 +1,4 @@
-"""Answers of S2 to the commands: errors in their one line, and which of them a retry may cure."""
+"""Parses S2's answers for the commands: errors, and whether a retry may help."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _MOST_ERROR_BYTES: Final = 64 * 1024
 _PASSING: Final = frozenset(code.code for code in S2ErrorCode if code.status >= 500 or code.status in (408, 429)) | {
     S2ErrorCode.TRANSACTION_CONFLICT.code
 }
-"""Codes of errors that may pass."""
+"""The codes of transient errors."""
 
 
 async def s2_error(response: aiohttp.ClientResponse) -> CommandFailed | Transient:
-    """The error of an answer outside 2xx, by S2's code and message."""
+    """Read the error of an answer outside 2xx, with S2's code and message."""
     return body_error(response, await response.content.read(_MOST_ERROR_BYTES))
 
 
 def body_error(response: aiohttp.ClientResponse, body: bytes) -> CommandFailed | Transient:
-    """The same, from the body of the answer."""
+    """Parse the error of an answer outside 2xx from its body."""
     error = parse_error(response.status, body)
     if not isinstance(error, Other):
         return refusal(response, body.decode("utf-8", "replace"))
@@ -36,7 +36,7 @@ def body_error(response: aiohttp.ClientResponse, body: bytes) -> CommandFailed |
 
 
 def event_error(url: str, body: bytes) -> CommandFailed | Transient:
-    """The error that a session ends with."""
+    """Parse the error that has ended a session."""
     error = parse_error(0, body)
     if isinstance(error, Other) and error.code and error.code not in _PASSING:
         return CommandFailed(f"{url}: {_text(error)}")
@@ -48,7 +48,7 @@ def _text(error: Other) -> str:
 
 
 def tail_in(url: str, body: bytes) -> StreamPosition:
-    """The tail in the answer to a check of it, or in the body of a 416.  Raises CommandFailed."""
+    """Parse the tail in the answer to a check-tail request, or in the body of a 416.  Raises CommandFailed."""
     try:
         return decode_tail(body)
     except BadJson:
@@ -56,6 +56,6 @@ def tail_in(url: str, body: bytes) -> StreamPosition:
 
 
 def mismatched_seq_num(status: int, body: bytes) -> int | None:
-    """The number that the next record gets, if an append was refused because it named another one."""
+    """If an append was refused because of its `match_seq_num`, return the number of the next record, else None."""
     error = parse_error(status, body)
     return error.expected if isinstance(error, SeqNumMismatch) else None

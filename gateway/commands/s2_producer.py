@@ -1,13 +1,15 @@
-"""Appends to an S2 stream, in order, each record once.
+"""Appends to an S2 stream, in order, without duplicates.
 
-S2 has no producer ids.  What makes a retry safe is the number that an append's first record must get
-(`match_seq_num`): of two copies of one append at most one can match.  If another writer was faster, the number does not
-match, nothing was appended, and the append is sent again with the number that the origin named.  It is sent at once,
-because in a pause the other writer would use up that number too.  If the answer to an
-append is lost, the same append is sent again; if its number no longer matches, the records at that number tell whether
-they are its own.
+S2 has no producer ids.  Instead, each append states the sequence number that its first record must get
+(`match_seq_num`).  Of two copies of one append, at most one can match.
 
-One append is in flight at a time, and the time for retries is bounded, as in `producer.py`.
+If another writer was faster, the number does not match, and nothing is appended.  The append is sent again with the
+number that the origin names.  It is sent at once, because during a pause the other writer might use that number too.
+
+If the answer to an append is lost, the append is sent again with the same number.  If the number no longer matches, the
+producer reads the records at that number, to find out whether they are its own.
+
+One append is in progress at a time, and the time for retries is bounded.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ from gateway.s2 import protobuf
 from gateway.s2.records import AppendInput, AppendRecord
 
 _LEAST_RACING_S: Final = 5.0
-"""How long other writers may be faster, at least, however short the time for retries is: nothing has failed."""
+"""The least time, in seconds, for which other writers may be faster.  It applies even if retries are disabled."""
 
 _APPEND: Final = {"Content-Type": protobuf.CONTENT_TYPE, "Accept": protobuf.CONTENT_TYPE}
 _READ: Final = {"Accept": protobuf.CONTENT_TYPE}
 
 
 class RecordProducer:
-    """Appends to one S2 stream.  Owns the number that the next record is to get."""
+    """Appends to one S2 stream."""
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class RecordProducer:
 
     @property
     def tail(self) -> str | None:
-        """The number after the last record appended; None before the first."""
+        """The sequence number after the last appended record; None before the first append."""
         return str(self._seq_num) if self._has_appended else None
 
     async def open(self) -> None:
@@ -70,7 +72,7 @@ class RecordProducer:
                     self._seq_num = tail_in(self._url, await response.read()).seq_num
                 elif response.status not in (403, 404):
                     raise await s2_error(response)
-                # The token may append and not read, or an append may create the stream: its answer will tell.
+                # The token may only allow appends, or the first append may create the stream.  Go on.
         except Transient as error:
             raise CommandFailed(str(error)) from None
 
@@ -103,10 +105,9 @@ class RecordProducer:
                     raise CommandFailed(f"{self._url}: other writers were faster for {raced_s:.0f} s")
 
     async def _attempt(self, bodies: list[bytes], *, is_in_doubt: bool) -> bool:
-        """Send an append, of which a copy may have arrived if it `is_in_doubt`.
+        """Send an append; return False if another writer was faster.  Raises Transient and CommandFailed.
 
-        Returns whether it was appended.  If not, another writer was faster, and the number is the next one.  Raises
-        Transient and CommandFailed.
+        `is_in_doubt`: an earlier copy of the append may have arrived.
         """
         expected = await self._post(bodies)
         if expected is None:
@@ -118,7 +119,7 @@ class RecordProducer:
         return False
 
     async def _post(self, bodies: list[bytes]) -> int | None:
-        """Send an append.  Returns None once it is acknowledged, or the number that the next record gets."""
+        """Send an append; return None if it is acknowledged, or the number of the next record if it did not match."""
         records = tuple(map(AppendRecord, bodies))
         data = protobuf.encode_append_input(AppendInput(records, match_seq_num=self._seq_num))
         async with request(self._session, "POST", f"{self._url}/records", _APPEND, data) as response:
@@ -135,7 +136,7 @@ class RecordProducer:
             return expected
 
     async def _is_there(self, bodies: list[bytes]) -> bool:
-        """Whether the records that begin at the number are these."""
+        """Whether the records at the current number have these bodies."""
         target = f"{self._url}/records?seq_num={self._seq_num}&count={len(bodies)}"
         async with request(self._session, "GET", target, _READ) as response:
             body = await response.read()

@@ -1,12 +1,11 @@
-"""Read an S2 stream from a sequence number and follow it, across disconnects, without loss or repeats.
+"""Reads an S2 stream from a sequence number and follows it across disconnects, without loss or duplicates.
 
-The position is the number after the last record that was delivered.  Records come whole, in an event or in an answer,
-so a broken connection costs none, and the next request begins at the position.
+The position is the number after the last delivered record.  After a lost connection, the next request starts there.
 
-The stream is followed by SSE, in base64 because bodies are bytes, or by unary reads that wait at the tail.  A read of
-either kind without a limit has no end in order, so one that ends is asked for again.
+The stream is followed by SSE, with bodies in base64, or by unary reads that wait at the tail.  When a read ends, it is
+sent again, because an unlimited read has no regular end.
 
-Once it has answered, two failures are final: the stream was deleted, or was created again with fewer records.
+After the first answer, two failures are final: the stream was deleted, or it was created again with fewer records.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from gateway.s2.json_format import FORMAT_HEADER, Format
 from gateway.s2.records import Record, StreamPosition, is_command
 
 SILENCE_S: Final = 20.0
-"""A session without an event for this long is lost: S2 sends one at least every 15 s, and its SDKs wait 20 s."""
+"""A session without an event for this long is lost.  S2 sends an event at least every 15 s, and its SDKs wait 20 s."""
 
 _WAIT_S: Final = 30
-"""How long a unary read waits at the tail.  The session's bound on silence must be longer."""
+"""The seconds that a unary read waits at the tail.  The HTTP session's timeout must be longer."""
 
 _EVENTS: Final = {"Accept": SSE_TYPE, "Accept-Encoding": "identity", FORMAT_HEADER: Format.BASE64.value}
 _UNARY: Final = {"Accept": protobuf.CONTENT_TYPE}
 
 
 class RecordReader(Following):
-    """One reader of one S2 stream.  `offset` is a sequence number, or where to begin.
+    """One reader of one S2 stream.  `offset` is a sequence number or a sentinel.
 
-    Its pieces are bodies as lines, without the records that are commands; or, `as_json`, whole records as an array.
+    Its pieces are bodies as lines, without command records; or, with `as_json`, arrays of whole records.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class RecordReader(Following):
         return f"{self._url}/records?seq_num={self._at}"
 
     def _deliver(self, records: Sequence[Record]) -> None:
-        """Deliver records and move behind the last of them."""
+        """Deliver records, and move the position after the last one."""
         records = [record for record in records if record.seq_num >= self._at]
         if not records:
             return

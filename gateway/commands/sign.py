@@ -1,4 +1,4 @@
-"""`sign URL`: make a signed URL, which reads its stream without any other credential."""
+"""`sign URL`: make a signed URL, which needs no other credential."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read stdin in pieces as they arrive, and cut them into messages."""
+"""Reads stdin as it arrives, and divides it into messages."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from gateway.s2.records import MAX_BATCH_METERED_BYTES
 
 _PIECE_BYTES: Final = 1024 * 1024
 RECORD_OVERHEAD_BYTES: Final = 8
-"""Metered bytes of an S2 record besides its body."""
+"""The metered bytes of an S2 record in addition to its body."""
 MOST_RECORD_BYTES: Final = MAX_BATCH_METERED_BYTES - RECORD_OVERHEAD_BYTES
 
 
 class StandardInput:
-    """Reads a descriptor without blocking the loop and without a change to its mode, which a shell may share."""
+    """Reads a file descriptor without blocking the loop, and without changing its mode, which a shell may share."""
 
     def __init__(self, descriptor: int = 0) -> None:
         self._descriptor = descriptor
 
     @property
     def size_bytes(self) -> int | None:
-        """Bytes left in a regular file; None for pipes and terminals."""
+        """The bytes left in a regular file; None for pipes and terminals."""
         found = os.fstat(self._descriptor)
         if not stat.S_ISREG(found.st_mode):
             return None
         return max(0, found.st_size - os.lseek(self._descriptor, 0, os.SEEK_CUR))
 
     async def piece(self) -> bytes:
-        """The next bytes, up to 1 MiB; empty at the end.  Waits for a pipe without a bound."""
+        """Read the next bytes, up to 1 MiB; empty at the end.  Waits for a pipe without a timeout."""
         mode = os.fstat(self._descriptor).st_mode
         can_be_waited_for = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(self._descriptor)
         while True:
@@ -62,13 +62,13 @@ class StandardInput:
 
 
 class BadInput(CommandFailed):
-    """stdin does not have the format that was announced."""
+    """stdin does not have the expected format."""
 
 
 class Cutter(Protocol):
-    """Cuts pieces of input into messages.
+    """Divides pieces of input into messages.
 
-    Callers exhaust the iterators of `feed` and `finish`, which raise BadInput after the valid messages.
+    Callers must exhaust the iterators of `feed` and `finish`.  These raise BadInput after the valid messages.
     """
 
     counts_messages: bool
@@ -79,13 +79,13 @@ class Cutter(Protocol):
 
 
 class BodyCutter(Cutter, Protocol):
-    """Joins messages into a request body as well."""
+    """A cutter that also joins messages into a request body."""
 
     def joined(self, messages: list[bytes]) -> bytes: ...
 
 
 class JsonValues:
-    """JSON values with any white space between them: JSON lines, or indented documents in a row."""
+    """JSON values with any white space between them: JSON lines, or several indented documents."""
 
     counts_messages = True
 
@@ -99,7 +99,7 @@ class JsonValues:
         return _checked(self._cutter.finish())
 
     def joined(self, messages: list[bytes]) -> bytes:
-        # The origin flattens one level of array, so a message that is an array survives inside this one.
+        # The origin removes one level of arrays, so a message that is an array stays one inside this array.
         return b"[" + b",".join(messages) + b"]"
 
 
@@ -111,7 +111,7 @@ def _checked(values: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class Lines:
-    """Lines: with their line feed for a text stream, as JSON strings without it for a JSON stream."""
+    """Lines: including the line feed for a text stream, or as JSON strings without it for a JSON stream."""
 
     counts_messages = True
 
@@ -150,7 +150,7 @@ class Lines:
 
 
 class RecordLines(Lines):
-    """Lines as bodies of S2 records, without their line ends."""
+    """Lines, without their line ends, as bodies of S2 records."""
 
     def __init__(self) -> None:
         super().__init__(as_json=False)
@@ -177,7 +177,7 @@ def _record(body: bytes, name: str = "a JSON value") -> bytes:
 
 
 class Pieces:
-    """Bytes, cut at the boundaries of the reads."""
+    """Bytes in the pieces in which they were read."""
 
     counts_messages = False
 
@@ -192,7 +192,7 @@ class Pieces:
 
 
 class RecordPieces(Pieces):
-    """Bytes as bodies of S2 records, cut where they are too long for one as well."""
+    """Bytes as bodies of S2 records, in pieces of at most one record."""
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         for at in range(0, len(piece), MOST_RECORD_BYTES):

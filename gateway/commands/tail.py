@@ -104,7 +104,7 @@ async def _tail(target: Target, offset: str, follow: str, show_offsets: bool, *,
             stderr.print(f"offset {batch.next_offset}", style="dim", soft_wrap=True)
 
     mode = Follow(follow)
-    # Unary reads of S2 wait in silence, as long-polls do.
+    # Unary reads of S2 wait without data, like long-polls.
     silence_s = S2_SILENCE_S if target.is_s2 and mode is not Follow.LONG_POLL else SILENCE_S
     make = partial(RecordReader, as_json=as_json) if target.is_s2 else StreamReader
     async with open_session(target.url, target.headers, silence_s) as session:
@@ -122,7 +122,7 @@ async def _tail(target: Target, offset: str, follow: str, show_offsets: bool, *,
 
 
 async def _until_output_is_gone(work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to its end.  Raises _OutputGone as soon as the reader of stdout leaves, even without a write."""
+    """Run `work` to its end.  Raises _OutputGone when the reader of stdout leaves, even without a write."""
     task = asyncio.current_task()
     has_left = False
 

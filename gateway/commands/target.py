@@ -1,7 +1,7 @@
-"""The URL and headers of a command's requests, validated before anything is sent.
+"""Validates the URL and the headers of a command's requests.
 
-A stream is named by the URL of a Durable Stream, or by the name of an S2 stream: `s2://host:port/basin/stream`, over
-TLS `s2+https://…`, or `s2://basin/stream` as S2's own tool has it, with the server from the variable S2_BASIN_ENDPOINT.
+A stream is given by its URL, or as an S2 stream: `s2://host:port/basin/stream`, or `s2+https://…` for TLS.
+`s2://basin/stream` works as in S2's own tool, with the server from the variable S2_BASIN_ENDPOINT.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ Headers = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A stream, or a place below which streams may be created."""
+    """A stream, or a URL below which streams can be created."""
 
     url: str
-    """For HTTP."""
+    """The HTTP URL."""
     headers: dict[str, str] = field(repr=False)
-    """Sent with every request: the given ones, and for an S2 stream its basin and the access token."""
+    """The headers of all requests: those of the user, and for S2 the basin and the access token."""
     is_s2: bool = False
 
 
 def stream_target(text: str, given: Sequence[str] | None, environ: Mapping[str, str]) -> Target:
-    """The stream that a command is given, with headers as `request_headers` reads them.  A usage error otherwise."""
+    """Parse the stream and the headers that a command is given.  Raises BadParameter."""
     headers = request_headers(given)
     found = _s2_target(text, headers, environ)
     if found is None:
@@ -54,9 +54,9 @@ def stream_target(text: str, given: Sequence[str] | None, environ: Mapping[str, 
 
 
 def gateway_target(text: str, given: Sequence[str] | None, environ: Mapping[str, str]) -> Target:
-    """The place below which streams may be created: a URL without a query, or an S2 basin.  A usage error otherwise.
+    """Parse a URL, or an S2 basin, below which streams can be created.  Raises BadParameter.
 
-    A stream's URL is that of the place, a slash and the stream's name.
+    The URL of a stream is the result's URL, a slash, and the stream's name.
     """
     headers = request_headers(given)
     found = _s2_target(text, headers, environ)
@@ -71,7 +71,7 @@ def gateway_target(text: str, given: Sequence[str] | None, environ: Mapping[str,
 
 
 def _s2_target(text: str, headers: Mapping[str, str], environ: Mapping[str, str]) -> Target | None:
-    """The S2 stream of a text, whose URL ends in a slash if only a basin is named; None if it is a URL of HTTP."""
+    """Parse an S2 stream or basin; return None for an HTTP URL.  The URL of a basin ends in a slash."""
     scheme, separator, rest = text.partition("://")
     if not separator or scheme not in _S2_SCHEMES:
         return None
@@ -96,15 +96,15 @@ def _s2_target(text: str, headers: Mapping[str, str], environ: Mapping[str, str]
 
 
 def http_url(text: str, name: str) -> str:
-    """`text` as an http(s) URL without fragment.  A usage error about the argument `name` for anything else.
+    """Check an http(s) URL; return it without its fragment.  `127.0.0.1:4437/demo` gets `http://` in front.
 
-    `127.0.0.1:4437/demo` becomes `http://127.0.0.1:4437/demo`.
+    Raises BadParameter for the argument `name`.
     """
     url = f"http://{text}" if _STARTS_WITH_HOST.match(text) else text
     try:
         parts = urlsplit(url)
         host = (parts.hostname or "").removesuffix(".")
-        # IDNA encoding finds invalid DNS names (an empty label, one too long), which fail only at look-up otherwise.
+        # IDNA encoding detects invalid DNS names, such as an empty label, before they are resolved.
         is_url = parts.scheme in ("http", "https") and bool(host.encode("idna")) and parts.port != 0
     except ValueError:
         is_url = False
@@ -114,14 +114,14 @@ def http_url(text: str, name: str) -> str:
 
 
 def stream_path(text: str, name: str) -> str:
-    """`text` as the path of a stream; a leading slash is added.  A usage error about the argument `name` for a URL."""
+    """Return a stream's path with a leading slash.  Raises BadParameter for the argument `name` if it is a URL."""
     if "://" in text:
         raise typer.BadParameter(f"expected a path such as /demo, got {text!r}", param_hint=f"'{name}'")
     return text if text.startswith("/") else f"/{text}"
 
 
 def stream_url(text: str) -> str:
-    """A stream's URL without `offset`, `live` or `cursor`, which the command adds itself.  A usage error otherwise."""
+    """Check a stream's URL.  Raises BadParameter if it has `offset`, `live` or `cursor`, which the command adds."""
     url = http_url(text, "URL")
     for key, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True):
         if key in _OURS:
@@ -130,13 +130,13 @@ def stream_url(text: str) -> str:
 
 
 def with_query(url: str, query: Mapping[str, str]) -> str:
-    """`url` with these parameters after its own, which keep their spelling."""
+    """Append parameters to the query of `url`."""
     added = "&".join(f"{key}={quote(value, safe='')}" for key, value in query.items())
     return f"{url}{'&' if '?' in url else '?'}{added}"
 
 
 def request_headers(given: Sequence[str] | None) -> dict[str, str]:
-    """Parse `NAME:VALUE` headers.  A usage error for anything else."""
+    """Parse `NAME:VALUE` headers.  Raises BadParameter."""
     headers: dict[str, str] = {}
     for text in given or ():
         name, colon, value = text.partition(":")

@@ -1,6 +1,6 @@
 """`top`: a live summary of the gateway and its busiest streams.
 
-Two snapshots of the counters give rates.  `--once`, for scripts, takes one snapshot and shows the counts.
+Rates are computed from two snapshots of the counters.  `--once` shows the counts of one snapshot, for scripts.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ class By(StrEnum):
 
 _KEYS: Final = {"r": By.REQUESTS, "b": By.BYTES, "s": By.SUBSCRIBERS}
 _PIPE_WIDTH: Final = 20_000
-"""Longer than the longest request line, and so than any stream's name."""
+"""The width of the table in a pipe: more than the longest request line, so that names are not cut."""
 
 _CANDIDATES: Final = 200
-"""Streams per snapshot.  The API orders by counts since the start; the busiest of the moment are found among these."""
+"""The number of streams in a snapshot.  The API orders them by counts since the start.  The currently busiest ones are
+selected among these."""
 
 _SEQUENCE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.)")
 _LEAVE: Final = ("q", "Q", "\x1b", "\x03", "\x04")
@@ -108,12 +109,12 @@ async def _live(url: str, by: By, limit: int, interval_s: float) -> None:
                 try:
                     before, now, trouble = now, await _look(client, by, candidates), ""
                 except CommandFailed as error:
-                    # The gateway may be restarting: keep the last snapshot on the screen, with the error.
+                    # The gateway may be restarting.  Keep showing the last snapshot, with the error.
                     trouble = str(error)
 
 
 async def _key(keys: asyncio.Queue[str], within_s: float) -> str:
-    """The next key pressed within `within_s` seconds; empty without one."""
+    """Return the next key pressed within `within_s` seconds; an empty text without one."""
     try:
         async with asyncio.timeout(within_s):
             return await keys.get()
@@ -123,7 +124,7 @@ async def _key(keys: asyncio.Queue[str], within_s: float) -> str:
 
 @contextmanager
 def _key_presses() -> Iterator[asyncio.Queue[str]]:
-    """Keys as they are pressed, without Enter and without echo; none if stdin is not a terminal."""
+    """Provide a queue of pressed keys, without Enter and echo.  It stays empty if stdin is not a terminal."""
     keys: asyncio.Queue[str] = asyncio.Queue()
     descriptor = sys.stdin.fileno()
     if not os.isatty(descriptor):
@@ -133,7 +134,7 @@ def _key_presses() -> Iterator[asyncio.Queue[str]]:
 
     def read() -> None:
         pressed = os.read(descriptor, 64).decode("utf-8", "replace")
-        # Escape sequences, such as arrow keys, are removed; several keys may arrive at once.
+        # Remove escape sequences, such as arrow keys.  Several keys may arrive at once.
         for key in _SEQUENCE.sub("", pressed):
             keys.put_nowait(key)
         if not pressed:

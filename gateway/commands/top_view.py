@@ -1,7 +1,7 @@
-"""The view of `top`, made from two snapshots of a gateway: pure functions, so that tests need no terminal.
+"""Renders the view of `top` from two snapshots of a gateway.  Pure functions, so that tests need no terminal.
 
-The headline is the share of reads and bytes that the origin was spared in the last seconds, as the gateway counts it
-(`gateway.ops.spared`), and the state of the origins.
+The first lines show the state of the origins, and the share of recent reads and bytes that the origins did not have to
+serve (`gateway.ops.spared`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ _HEALTH_STYLES: Final = {Health.ANSWERING: "green", Health.NOT_ASKED: "dim", Hea
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A snapshot of the gateway: `/api/overview`, the origins of `/api/origins`, and the streams of `/api/top`, ordered
-    by `by`."""
+    """A snapshot of the gateway, from `/api/overview`, `/api/origins` and `/api/top`.  Streams are ordered by `by`."""
 
     overview: Mapping[str, Any]
     origins: Sequence[Mapping[str, Any]]
@@ -33,10 +32,10 @@ class Look:
 
 
 def view(now: Look, before: Look | None, limit: int, trouble: str = "", *, fills: bool = True) -> RenderableType:
-    """Rates between two snapshots, and at most `limit` streams ordered by them.
+    """Render the rates between two snapshots, and at most `limit` streams ordered by their rates.
 
-    With one snapshot only, or after a restart in between, it shows counts since the start.  With `fills` the table has
-    the terminal's width, otherwise the width of its content.  `trouble` is an error to show first.
+    With only one snapshot, or after a restart between two, render the counts since the start.  `fills`: the table has
+    the width of the terminal instead of its content.  `trouble`: an error to show first.
     """
     if before is not None and before.overview["uptime_s"] >= now.overview["uptime_s"]:
         before = None
@@ -61,7 +60,7 @@ def _summary(now: Mapping[str, Any], before: Mapping[str, Any] | None, origins: 
     text.append(f"{share(spared['requests_spared'])} of reads, {share(spared['bytes_spared'])} of bytes", "bold")
     text.append(f" in the last {duration(spared['window_s'])}")
     health = worst(origins)
-    # A problem's text does not fit on the rest of the line in a narrow terminal.
+    # The text of a problem needs a separate line in a narrow terminal.
     text.append("\n" if health is Health.UNREACHABLE else "   ")
     text.append(origin_words(origins), _HEALTH_STYLES[health])
     text.append("\n")
@@ -113,14 +112,14 @@ def _table(now: Look, before: Look | None, limit: int, fills: bool) -> Table:
 
 
 def _ordered(now: Look, before: Look | None) -> list[tuple[Mapping[str, Any], float, float]]:
-    """Streams with their reads and bytes sent, per second or since the start, the busiest first."""
+    """Return streams with their reads and sent bytes, per second or since the start, the busiest first."""
     if before is None:
         return [(stream, stream["reads"], stream["sent_bytes"]) for stream in now.streams]
     known = {stream["id"]: stream for stream in before.streams}
     took_s = now.overview["uptime_s"] - before.overview["uptime_s"]
     rows = []
     for stream in now.streams:
-        # A stream missing from the earlier snapshot has no rate yet.
+        # A stream that is not in the earlier snapshot has no rate.
         old = known.get(stream["id"], stream)
         reads, sent = stream["reads"] - old["reads"], stream["sent_bytes"] - old["sent_bytes"]
         rows.append((stream, max(0, reads) / took_s, max(0, sent) / took_s))
@@ -133,7 +132,7 @@ def _ordered(now: Look, before: Look | None) -> list[tuple[Mapping[str, Any], fl
 
 
 def _requests(overview: Mapping[str, Any]) -> int:
-    """Requests that have ended."""
+    """Return the number of completed requests."""
     return sum(map(_sum, overview["requests"].values()))
 
 

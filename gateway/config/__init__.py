@@ -1,1 +1,1 @@
-"""Configuration: the models, the layers that fill them, the files they name, and changes while the gateway serves."""
+"""The configuration: its models, its sources, the files that it names, and reloads."""

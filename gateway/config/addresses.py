@@ -12,7 +12,7 @@ from typing import Final
 _LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?"
 HOST_NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _NUMBERS: Final = re.compile(r"(?:0x[0-9a-f]+|[0-9]+)(?:\.(?:0x[0-9a-f]+|[0-9]+)){0,3}")
-"""An IPv4 address in any form that inet_aton(3) takes."""
+"""An IPv4 address in any form that inet_aton(3) accepts."""
 MAX_PORT: Final = 65_535
 DEFAULT_ADMIN: Final = "127.0.0.1:9437"
 """The admin port's address unless it is configured."""
@@ -20,15 +20,17 @@ DEFAULT_ADMIN: Final = "127.0.0.1:9437"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A TCP address to listen at: a host name or IP address without brackets, empty for every interface, and a port (0
-    picks a free one)."""
+    """A TCP address to listen at.
+
+    `host` is a name or an IP address without brackets; empty for all interfaces.  Port 0 picks a free port.
+    """
 
     host: str
     port: int
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts to bind, one after the other: IPv4 first, and IPv6 if the machine has it."""
+        """The hosts to bind.  For all interfaces: IPv4, and then IPv6, which the machine may not have."""
         return EVERY[""] if not self.host else (self.host,)
 
     def __str__(self) -> str:
@@ -36,7 +38,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Parse `host:port`, `[v6]:port`, or `:port` (every interface, IPv4 and IPv6).  Raises ValueError with one line."""
+    """Parse `host:port`, `[v6]:port`, or `:port` for all interfaces.  Raises ValueError with a one-line message."""
     host, colon, port = text.rpartition(":")
     expected = f"expected HOST:PORT such as 127.0.0.1:4437, [::1]:4437 or :4437, got {text!r}"
     if not colon or not port.isascii() or not port.isdecimal() or len(port) > len(str(MAX_PORT)):
@@ -54,9 +56,9 @@ def parse_address(text: str) -> Address:
 
 
 def normal_host(host: str) -> str:
-    """The one spelling of a host without brackets: `127.1` and `::ffff:127.0.0.1` are 127.0.0.1.
+    """Return the canonical spelling of a host without brackets.
 
-    A name is in lower case.
+    `127.1` and `::ffff:127.0.0.1` become `127.0.0.1`, and names become lower case.
     """
     host = host.lower()
     if _NUMBERS.fullmatch(host):
@@ -70,7 +72,10 @@ def normal_host(host: str) -> str:
 
 
 def _ipv4(parts: list[str]) -> ipaddress.IPv4Address:
-    """An address of one to four numbers, the last of which fills the rest.  Raises ValueError if one is too large."""
+    """Parse an address of one to four numbers; the last number fills the remaining bytes.
+
+    Raises ValueError if a number is too large.
+    """
     *first, last = (int(part, 16 if part.startswith("0x") else 8 if part.startswith("0") else 10) for part in parts)
     if any(part > 0xFF for part in first) or last >= 1 << 8 * (4 - len(first)):
         raise ValueError("a number is too large")
@@ -82,7 +87,10 @@ EVERY: Final[Mapping[str, tuple[str, ...]]] = {"": ("0.0.0.0", "::"), "localhost
 
 
 def overlap(one: Address, other: Address) -> bool:
-    """Whether two sockets cannot listen at these addresses at once; names other than localhost are not looked up."""
+    """Whether two sockets cannot listen at these addresses at the same time.
+
+    Names other than `localhost` are not resolved.
+    """
     if one.port != other.port or not one.port:
         return False
     return any(

@@ -1,6 +1,6 @@
-"""Warnings about a valid configuration: settings without effect, or with another effect than intended.
+"""Warnings about a valid configuration: settings that have no effect, or probably not the intended effect.
 
-Each warning is one line: the source of the setting, its key, and the reason.
+Each warning is one line with the source of the setting, its key, and the reason.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from gateway.config.sizes import format_bytes
 from gateway.config.variables import ADMIN_TOKEN_VARIABLE, ENV_PREFIX
 
 _OTHERS: Final = frozenset({ADMIN_TOKEN_VARIABLE, f"{ENV_PREFIX}PIPELINE_AUTHORIZATION"})
-"""Variables that are no keys of the configuration."""
+"""Variables that do not set keys of the configuration."""
 _OF_KUBERNETES: Final = re.compile(r".*_(?:SERVICE_(?:HOST|PORT)(?:_\w+)?|PORT(?:_\d+_(?:TCP|UDP|SCTP)(?:_\w+)?)?)")
-"""The variables that Kubernetes sets in a pod for each service, also for one named durable-gateway."""
+"""The variables that Kubernetes sets in a pod for each service.  They match if a service is named durable-gateway."""
 
 
 class _Needs(NamedTuple):
-    """Keys that have no effect by themselves."""
+    """Keys that have an effect only together with another setting."""
 
     section: tuple[str, ...]
     keys: frozenset[str] | None
-    """None stands for all optional keys of the section."""
+    """None for all optional keys of the section."""
     is_met: Callable[[GatewayConfig], bool]
     what: str
 
@@ -57,7 +57,7 @@ _SWITCHES: Final = frozenset({"log.sink", "tracing.endpoint", "cache.plan.file"}
 
 
 def warnings(loaded: LoadedConfig, environ: Mapping[str, str], wall: float) -> Iterator[str]:
-    """Every warning about a configuration that was loaded with this environment, at this time (Unix seconds)."""
+    """Return all warnings about a configuration loaded with this environment, at `wall` (Unix seconds)."""
     yield from _unused_variables(environ)
     yield from _without_effect(loaded)
     yield from _routes(loaded)
@@ -83,7 +83,7 @@ def _known_variables(like: str) -> Iterator[str]:
             inner = TABLES.get((model, field))
             names = [f"{field}__{name}" for name in inner.model_fields] if inner is not None else [field]
             yield from (f"{ENV_PREFIX}{section}__{name}".upper() for name in names)
-    # A route has a name of its own: take the rest as it is written.
+    # Keep the rest of the name, which has the name of a route.
     rest = like.removeprefix(ENV_PREFIX).partition("__")[2]
     if rest:
         yield f"{ENV_PREFIX}ROUTE__{rest}"
@@ -170,9 +170,9 @@ def _routes(loaded: LoadedConfig) -> Iterator[str]:
 
 
 def _leads_to(target: Address, listener: Address) -> bool:
-    """Whether a connection to `target` arrives at a listener of this machine.
+    """Whether a connection to `target` arrives at this listener.
 
-    Names other than localhost are not looked up: they lead elsewhere unless the listener has the same name.
+    Names other than `localhost` are not resolved.  They match only a listener with the same name.
     """
     if not overlap(target, listener):
         return False
@@ -184,7 +184,7 @@ def _is_of_this_machine(host: str) -> bool:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         ipaddress.ip_address(host)
-        # Only an address of this machine can be bound.
+        # Binding succeeds only for an address of this machine.
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((host, 0))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Authorisation of a route's requests: the rules by which credentials are judged."""
+"""The rules that authorise a route's requests."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _url(text: str) -> str:
 
 
 def discovery_url(issuer: str) -> str:
-    """The URL of an issuer's metadata (OpenID Connect Discovery 1.0 section 4)."""
+    """Return the URL of an issuer's metadata (OpenID Connect Discovery 1.0 section 4)."""
     return f"{issuer.rstrip('/')}/.well-known/openid-configuration"
 
 
@@ -83,9 +83,11 @@ class SigningKeyConfig(Model):
     """A key that signs URLs and cookies."""
 
     id: Annotated[str, AfterValidator(_key_id)] = Field(
-        description="Names the key in signed URLs; one that is new is used as soon as it is first."
+        description="Id of the key; each signed URL names the id of its key."
     )
-    file: str = Field(min_length=1, description="File with the key, 16 bytes at least; spaces around it are cut off.")
+    file: str = Field(
+        min_length=1, description="File with the key, at least 16 bytes; white space around it is removed."
+    )
 
 
 _OF_JWT: Final = (
@@ -127,7 +129,7 @@ _OF_CONNECTIONS: Final = frozenset(
         *("keep-alive", "stream-actions", "stream-forked-from", "te", "trailer", "transfer-encoding", "upgrade", "via"),
     }
 )
-"""Headers that the gateway sets itself, or that belong to one connection."""
+"""The headers that the gateway itself sets, or that apply to one connection only."""
 
 
 def _field_name(text: str) -> str:
@@ -146,8 +148,8 @@ FieldNameOrNone = Annotated[str, AfterValidator(_field_name_or_none)]
 
 
 class AuthRuleConfig(Model):
-    """One way to authorise requests. The rules of a route are tried in order, and the first that knows a request's
-    credential decides; a request that no rule allows is refused."""
+    """One rule of authorisation. The rules of a route are tried in order, and the first rule that applies to a
+    request's credential decides. A request that no rule allows is refused."""
 
     by: Literal["jwt", "signed", "forward", "public"] = Field(
         description="jwt: a token of an issuer. signed: a URL or a cookie signed with a shared key. forward: a service "
@@ -159,14 +161,14 @@ class AuthRuleConfig(Model):
     )
     issuer: str = Field(default="", max_length=_MOST_CHARS, description="The `iss` that tokens must have.")
     audience: tuple[str, ...] = Field(
-        default=(), strict=False, max_length=16, description="Values of `aud`, of which a token must have one."
+        default=(), strict=False, max_length=16, description="Accepted values of `aud`; a token must have one of them."
     )
     keys_file: str = Field(
         default="", description="The issuer's keys: a JWK Set, or a public key in PEM. The file is read at each reload."
     )
     keys_url: Url = Field(
         default="",
-        description="URL of the issuer's JWK Set, in place of keys_file; it is fetched again ahead of the end of its "
+        description="URL of the issuer's JWK Set, in place of keys_file; it is fetched again before the end of its "
         "Cache-Control max-age (1 minute to 1 day; 10 minutes if it states none). Without either, the URL is found by "
         "OpenID Connect Discovery below the issuer.",
     )
@@ -177,7 +179,7 @@ class AuthRuleConfig(Model):
     )
     algorithms: Annotated[tuple[Algorithm, ...], Field(strict=False)] = Field(
         default=get_args(Asymmetric),
-        description="Accepted algorithms. HS256 and its like, whose key also signs, are accepted if they are named.",
+        description="Accepted algorithms. HS256, HS384 and HS512, whose keys can also sign, must be named here.",
     )
     any_type: bool = Field(
         default=False, description="Accept tokens whose `typ` is not at+jwt, as older issuers send them (RFC 9068)."
@@ -197,8 +199,8 @@ class AuthRuleConfig(Model):
     )
     permissions: Permissions = Field(
         default=(),
-        description="What every valid token allows, such as 'read /users/{sub}/**': actions, a space, a pattern, in "
-        "which {claim} stands for a claim of the token.",
+        description="Permissions of all valid tokens, such as 'read /users/{sub}/**': actions, a space, a pattern. In "
+        "the pattern, {claim} stands for a claim of the token.",
     )
     permissions_claim: str = Field(
         default="streams",
@@ -219,21 +221,21 @@ class AuthRuleConfig(Model):
     method: Literal["GET", "POST", "HEAD"] = Field(default="GET", description="Method of requests to the service.")
     request_headers: Annotated[tuple[FieldName, ...], Field(strict=False, min_length=1, max_length=16)] = Field(
         default=("authorization", "cookie"),
-        description="Headers of clients that the service is sent. A request with none of them has no credential for "
+        description="Request headers that are sent to the service. A request without any of them has no credential for "
         "it.",
     )
     sends_target: bool = Field(
         default=True,
         description="Send the service the target of the request: X-Forwarded-Method, -Proto, -Host, -Uri (without "
-        "offset, live and cursor), Stream-Actions and Stream-Forked-From. Without, one verdict holds for all streams "
+        "offset, live and cursor), Stream-Actions and Stream-Forked-From. If false, one verdict applies to all streams "
         "that permissions_from allows.",
     )
     sends_client: bool = Field(
         default=False,
-        description="Send the service the client's address as X-Forwarded-For. Verdicts then hold for one address, and "
-        "repeated reads are judged each time.",
+        description="Send the service the client's address as X-Forwarded-For. A verdict then applies to one address, "
+        "and repeated reads are authorised each time.",
     )
-    anonymous: bool = Field(default=False, description="Ask the service about requests without a credential, too.")
+    anonymous: bool = Field(default=False, description="Ask the service also about requests without a credential.")
     principal_from: FieldNameOrNone = Field(
         default="", description="Header of the service's answer that names the principal."
     )
@@ -242,26 +244,26 @@ class AuthRuleConfig(Model):
     )
     permissions_from: FieldNameOrNone = Field(
         default="",
-        description="Header of the service's answer with permissions such as 'read /rooms/7; append /rooms/8'. Without "
-        "it in an answer, a 2xx allows the requested actions alone.",
+        description="Header of the service's answer with permissions such as 'read /rooms/7; append /rooms/8'. A 2xx "
+        "without this header allows only the requested actions.",
     )
     keep_s: float = Field(
         default=5,
         ge=0,
         le=3_600,
-        description="How long a verdict is kept that has no Cache-Control; a refusal, 1 s at most, unless the route "
-        "conceals its streams.",
+        description="How long a verdict without Cache-Control is kept.  A refusal is kept for at most 1 s, unless the "
+        "route conceals its streams.",
     )
     most_keep_s: float = Field(
-        default=300, ge=0, le=86_400, description="How long a verdict is kept at most, whatever its Cache-Control says."
+        default=300, ge=0, le=86_400, description="Longest time a verdict is kept, even with a longer Cache-Control."
     )
     timeout_s: float = Field(
-        default=5, ge=0.05, le=60, description="How long the service may take, waiting for a connection included."
+        default=5, ge=0.05, le=60, description="Longest time for the service's answer, including the connection."
     )
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The URLs that the gateway asks because of the rule."""
+        """The URLs to which the gateway sends requests for the rule."""
         if self.by == "forward":
             return (self.url,)
         if self.by != "jwt" or self.keys_file:

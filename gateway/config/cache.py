@@ -20,7 +20,7 @@ class CachePlanConfig(Model):
     )
     take_short_memory: bool = Field(
         default=False,
-        description="Use the memory budget of a plan too that is marked as made from too little traffic.",
+        description="Use the memory budget even if the plan is marked as made from too little traffic.",
     )
     take_pins: bool = Field(default=True, description="Keep the streams that the plan pins when others are evicted.")
     pin_share: float = Field(

@@ -1,14 +1,12 @@
-"""The cache plan: a JSON document that the pipeline makes from the traffic and a gateway applies.
+"""The cache plan: a JSON document that the pipeline makes from traffic, and that a gateway applies.
 
-The schema has a version.  `memory` is the budget that reaches the target hit ratio.  `pin`, `warm`, `do_not_store` and
-`lifetimes` list streams, each with a reason.  An entry names a stream as the access log does: by its route, and by path
-and other query in canonical spelling as clients request it.
+The schema has a version.  `memory` is the budget for the target hit ratio.  `pin`, `warm`, `do_not_store` and
+`lifetimes` are lists of streams, with a reason for each.  An entry identifies a stream as the access log does: by its
+route, and by the path and other query in canonical spelling.
 
 The models are strict, like those of the configuration.  An unknown key, a number out of bounds, or contradictory
-entries for one stream make the whole plan invalid; the error is one line that names the field.  A plan is advice: it
-changes what the cache keeps, never an answer.
-
-This module knows neither the pipeline, which writes plans, nor the parts of the gateway that act on them.
+entries for one stream make the whole plan invalid.  The error is one line with the field's name.  A plan affects only
+what the cache keeps, not the content of answers.
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ from gateway.config.values import NodeName, RouteName
 
 VERSION: Final = 1
 MOST_PLAN_BYTES: Final = 16 * MIB
-"""Largest plan, in bytes; a larger document is rejected unread."""
+"""The size of the largest plan in bytes.  A larger document is not parsed."""
 SHORT_S: Final = 86_400.0
-"""A plan made from fewer seconds of traffic is short, unless it says what it is: days have busy and quiet hours."""
+"""A plan from fewer seconds of traffic counts as short unless it states otherwise: traffic varies over a day."""
 MOST_ENTRIES: Final = 10_000
-"""Most streams in one list; beyond this number a setting of the route is the better tool."""
+"""The most streams in one list.  For more streams, a setting of the route is better."""
 _MOST_STREAM_CHARS: Final = 2_048
 _MOST_REASON_CHARS: Final = 512
 _SHOWN_CHARS: Final = 60
@@ -67,7 +65,7 @@ class Entry(_Model):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Route and stream, which identify the entry."""
+        """The route and the stream, which identify the entry."""
         return self.route, self.stream
 
 
@@ -99,7 +97,7 @@ class MadeFrom(_Model):
 
     @property
     def span_s(self) -> float:
-        """Seconds from the first event to the last."""
+        """The seconds from the first event to the last."""
         return (self.last - self.first).total_seconds()
 
 
@@ -151,18 +149,18 @@ class CachePlan(_Model):
 
     @property
     def is_short(self) -> bool:
-        """Whether the plan was made from too little traffic to set the memory by."""
+        """Whether the plan was made from too little traffic for its memory budget to be reliable."""
         marked = self.made_from.is_short
         return covers_too_little(self.made_from.span_s, SHORT_S) if marked is None else marked
 
     @property
     def text(self) -> str:
-        """The document as text, for a file."""
+        """The document as JSON text."""
         return self.model_dump_json(indent=2) + "\n"
 
 
 def parse_plan(source: bytes | Path) -> CachePlan:
-    """Read a plan from a file, or from its text.  Raises PlanError, which names the file if there is one."""
+    """Read a plan from a file or from its text.  Raises PlanError, with the file's name if there is one."""
     if isinstance(source, bytes):
         return _parsed(source)
     try:
@@ -171,7 +169,7 @@ def parse_plan(source: bytes | Path) -> CachePlan:
     except OSError as error:
         raise PlanError(f"{source}: {error.strerror or error}") from None
     except ValueError as error:
-        # A path with a NUL byte.
+        # The path has a NUL byte.
         raise PlanError(f"{str(source)!r}: {error}") from None
     try:
         return _parsed(data)
@@ -180,13 +178,15 @@ def parse_plan(source: bytes | Path) -> CachePlan:
 
 
 def covers_too_little(span_s: float, least_s: float) -> bool:
-    """Whether a log of `span_s` seconds is shorter than `least_s`.  1 % is allowed for: the log of a whole day has its
-    first event after midnight and its last one before."""
+    """Whether a log of `span_s` seconds is shorter than `least_s`.
+
+    1 % is tolerated, because the first event of a whole day comes after midnight, and the last one before.
+    """
     return span_s < _COVERED * least_s
 
 
 def plan_schema() -> dict[str, Any]:
-    """The document's JSON Schema."""
+    """Return the document's JSON Schema."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **CachePlan.model_json_schema(),
@@ -227,7 +227,7 @@ def _dotted(path: tuple[int | str, ...]) -> str:
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    # A key comes from the file and may hold control characters; the error stays one printable line.
+    # A key from the file may have control characters, and the error must be one printable line.
     return text if text.isprintable() else ascii(text)
 
 

@@ -1,10 +1,10 @@
-"""Certificates, keys and authorities, read from PEM files.  Every function here blocks on the disk.
+"""Reads certificates, keys and authorities from PEM files.  All functions block on the disk.
 
-Errors are `ConfigError`; their text begins with `where`, the key of the configuration that names the file.
+The text of a `ConfigError` from here begins with `where`, the configuration key that names the file.
 
-A pair in use is kept as `Pem` beside its context.  OpenSSL loads pairs from files only, and a context cannot remove
-authorities that it trusts.  So other authorities need a new context for the pair, and by then its files may be gone or
-half written.
+The bytes of a certificate and its key that are in use are kept as `Pem`.  To trust other authorities, a new SSL context
+is needed, because a context cannot remove authorities.  By then the files of the certificate may be gone or half
+written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gateway.config.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Names, validity and kind of key of the first certificate in a file."""
+    """The names, the validity and the kind of key of a certificate."""
 
     names: tuple[str, ...]
     """DNS names in its subjectAltName, in lower case: `www.example.org`, `*.example.org`."""
@@ -33,7 +33,7 @@ class Certificate:
     begins_at: float = 0.0
     """notBefore, in Unix seconds."""
     kind: str = ""
-    """The kind of its key, such as `RSA` or `EC`: a client may be able to use one and not the other."""
+    """The kind of its key, such as `RSA` or `EC`.  Some clients support only one of them."""
 
     @property
     def name(self) -> str:
@@ -42,8 +42,8 @@ class Certificate:
 
 
 def read_certificate(file: str, where: str) -> Certificate:
-    """The first certificate in a file.  Raises ConfigError if the file holds none."""
-    # Imported late: it takes some megabytes, and not every gateway has certificates of its own.
+    """Read the first certificate in a file.  Raises ConfigError if there is none."""
+    # Imported here, because the library takes some megabytes, and many gateways have no certificates.
     from cryptography import x509
 
     try:
@@ -67,12 +67,12 @@ def read_certificate(file: str, where: str) -> Certificate:
 
 
 def load_pair(context: ssl.SSLContext, certificate: str, key: str, where: str) -> None:
-    """Load a certificate and its key into `context`; an empty `key` means that it is in the same file.
+    """Load a certificate and its key into `context`.  If `key` is empty, the key is in the certificate's file.
 
     Raises ConfigError if they cannot be read or do not belong together.
     """
     try:
-        # An empty password: without one, OpenSSL prompts for an encrypted key's password at the terminal.
+        # Without a password, OpenSSL would prompt for that of an encrypted key at the terminal.
         context.load_cert_chain(certificate, key or None, password=lambda: b"")
     except (OSError, ValueError) as error:
         file, why = pair_problem(certificate, key, error)
@@ -80,7 +80,7 @@ def load_pair(context: ssl.SSLContext, certificate: str, key: str, where: str) -
 
 
 def pair_problem(certificate: str, key: str, error: OSError | ValueError) -> tuple[str, str]:
-    """Which file of a pair is to blame for OpenSSL's `error`, and why.  OpenSSL itself says neither."""
+    """Return the file of a pair that caused OpenSSL's `error`, and the reason.  OpenSSL reports neither."""
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -92,13 +92,13 @@ def pair_problem(certificate: str, key: str, error: OSError | ValueError) -> tup
     except OSError as unreadable:
         return file, f"cannot be read: {file_problem(unreadable)}"
     except ValueError as invalid:
-        # A path with a NUL byte is a ValueError, too.
+        # A path with a NUL byte raises ValueError too.
         return file, "holds no certificate" if "\0" not in file else f"cannot be read: {file_problem(invalid)}"
     try:
         found = load_pem_private_key(data, None)
     except TypeError:
         return file, "is encrypted: the gateway has no password for it"
-    except Exception:  # A key of a kind that the library does not know has an error of its own.
+    except Exception:  # The library has a special error for unsupported kinds of keys.
         return file, "holds no key"
     if found.public_key() != public:
         return file, f"is not the key of {certificate}"
@@ -107,7 +107,7 @@ def pair_problem(certificate: str, key: str, error: OSError | ValueError) -> tup
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """The bytes of a certificate file, with the chain, and of its key file."""
+    """The bytes of a certificate file and of its key file."""
 
     certificate: bytes
     key: bytes = field(repr=False)
@@ -115,7 +115,7 @@ class Pem:
 
     @classmethod
     def read(cls, certificate: str, key: str, where: str) -> Pem:
-        """Read both files; an empty `key` is not read.  Raises ConfigError."""
+        """Read both files.  Without a key file, `key` is empty.  Raises ConfigError."""
         found = []
         for file in (certificate, key):
             try:
@@ -125,9 +125,9 @@ class Pem:
         return cls(*found)
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Load the pair into `context`.
+        """Load the pair into `context`, by way of temporary files, because OpenSSL loads pairs only from files.
 
-        Raises ssl.SSLError if the two do not belong together, OSError if the system has no space for a copy.
+        Raises ssl.SSLError if the two do not belong together, and OSError if there is no space for the files.
         """
         with ExitStack() as stack:
             certificate = stack.enter_context(_as_file(self.certificate))
@@ -137,7 +137,7 @@ class Pem:
 
 @contextmanager
 def _as_file(data: bytes) -> Iterator[str]:
-    """A path from which OpenSSL can read `data` repeatedly; in memory on Linux, so that no key is written to a disk."""
+    """Provide a file path for `data`.  On Linux the file is in memory, so that no key is written to a disk."""
     if sys.platform == "linux":
         with os.fdopen(os.memfd_create("pem"), "wb") as file:
             file.write(data)
@@ -151,7 +151,7 @@ def _as_file(data: bytes) -> Iterator[str]:
 
 
 def load_authorities(context: ssl.SSLContext, file: str, where: str) -> None:
-    """Make `context` trust the authorities in a file.  Raises ConfigError if the file holds none."""
+    """Make `context` trust the authorities in a file.  Raises ConfigError if there are none."""
     try:
         context.load_verify_locations(file)
     except ssl.SSLError:
@@ -161,5 +161,5 @@ def load_authorities(context: ssl.SSLContext, file: str, where: str) -> None:
 
 
 def file_problem(error: OSError | ValueError) -> str:
-    """Why a file cannot be read: the system's message, or that the path is invalid."""
+    """Return why a file cannot be read: the system's message, or that the path is invalid."""
     return (error.strerror if isinstance(error, OSError) else None) or "not a valid path"

@@ -1,9 +1,9 @@
-"""Configuration changes while the gateway serves: which values take effect at once, and which need a restart.
+"""Decides which changed values of a reloaded configuration take effect at once, and which need a restart.
 
-`change` compares two configurations and decides; it has no side effects.  Values are named as in a file,
-`limits.cache_bytes` or `route.chat.trust_s`; an added or removed route is named as a whole, `route.chat`.  Values that
-cannot change while connections are open (where the gateway listens, the eviction policy) keep their old value until a
-restart, and every reload names them.
+`change` compares two configurations and has no side effects.  Changed values are named as in a file, for example
+`limits.cache_bytes` or `route.chat.trust_s`.  An added or removed route is named as a whole, `route.chat`.  Some values
+cannot change while the gateway runs, such as its addresses and the eviction policy.  They keep their old values until a
+restart, and each reload reports them.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ RELOADABLE: Final = frozenset(
         *(f"origins.{name}" for name in OriginsConfig.model_fields),
     }
 )
-"""Values outside routes that take effect on reload; routes are replaced as a whole."""
+"""The values outside routes that take effect on reload.  All values of routes do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The configuration after a reload, with the dotted names of changed values and of those that need a restart."""
+    """The configuration after a reload, the names of changed values, and the names of values that need a restart."""
 
     config: GatewayConfig
     changed: tuple[str, ...]
@@ -56,7 +56,7 @@ class Change:
 
 
 def change(now: GatewayConfig, wanted: GatewayConfig) -> Change:
-    """The change when a gateway that runs with `now` reads `wanted`."""
+    """Compute the effect of reloading `wanted` in a gateway that runs with `now`."""
     changed: list[str] = []
     waiting: list[str] = []
     taken: dict[str, BaseModel] = {}
@@ -82,7 +82,7 @@ def change(now: GatewayConfig, wanted: GatewayConfig) -> Change:
     changed.extend(_route_changes(now, wanted))
     listeners = now.listeners
     if tuple(map(_without_tls, now.listeners)) == tuple(map(_without_tls, wanted.listeners)):
-        # Certificates apply to the next connection; addresses need a restart.
+        # New certificates apply to new connections.  Other changes of listeners need a restart.
         pairs = zip(now.listeners, wanted.listeners, strict=True)
         changed.extend(f"listener[{index}].tls" for index, (old, new) in enumerate(pairs) if old != new)
         listeners = wanted.listeners
@@ -95,7 +95,7 @@ def change(now: GatewayConfig, wanted: GatewayConfig) -> Change:
 
 
 def _without_tls(listener: ListenerConfig) -> tuple[ListenerConfig, bool]:
-    """A listener without its TLS settings, and whether it has any."""
+    """Return the listener without its TLS settings, and whether it has any."""
     return listener.model_copy(update={"tls": None}), listener.tls is not None
 
 

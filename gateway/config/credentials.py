@@ -1,6 +1,6 @@
-"""Credentials for origins, read from the files and environment variables that the configuration names.
+"""Credentials for origins, from the files and environment variables that the configuration names.
 
-They are not part of the configuration, so code that prints the configuration cannot print them.
+They are kept apart from the configuration, so code that prints the configuration cannot print them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 
 @dataclass(frozen=True, slots=True)
 class OriginCredentials:
-    """A header sent to a route's origins: its name in lower case, and its value."""
+    """The header with the credentials for a route's origins: its name in lower case, and its value."""
 
     header: str
     value: SecretStr
 
 
 def load_credentials(config: GatewayConfig, environ: Mapping[str, str]) -> dict[str, OriginCredentials]:
-    """Credentials by the name of their route, for routes that have some.  Raises ConfigError with every mistake."""
+    """Load the credentials of all routes that have some, by route name.  Raises ConfigError with all mistakes."""
     found: dict[str, OriginCredentials] = {}
     mistakes = Mistakes()
     for route in config.routes:
@@ -62,8 +62,10 @@ def _value(route: RouteConfig, wanted: OriginCredentialsConfig, environ: Mapping
 
 
 def read_secret(path: str, most_bytes: int, where: str) -> bytes:
-    """The bytes of a file with a secret or a key.  Raises ConfigError, which begins with `where`, if it cannot be read
-    or is larger than `most_bytes`."""
+    """Read a file with a secret or a key.
+
+    Raises ConfigError if the file cannot be read or is larger than `most_bytes`.  The message begins with `where`.
+    """
     try:
         with Path(path).open("rb") as file:
             data = file.read(most_bytes + 1)

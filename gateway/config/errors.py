@@ -1,4 +1,4 @@
-"""Configuration errors: one line per mistake, and a collector that lets one error name several mistakes."""
+"""Configuration errors, with one line per mistake, and a collector for several mistakes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used.
+    """A configuration cannot be used.
 
-    `mistakes` has one line per mistake: source, key and reason.  The error's text is the first line and the number of
-    further ones.
+    `mistakes` has a line for each mistake, with source, key and reason.  The error's text is the first line, and the
+    number of further lines.
     """
 
     def __init__(self, first: str, *others: str) -> None:
@@ -19,7 +19,7 @@ class ConfigError(ValueError):
 
 
 class Mistakes:
-    """Collects the mistakes of independent steps, so that one error can name them all."""
+    """Collects the mistakes of independent steps for one error."""
 
     def __init__(self) -> None:
         self._found: list[str] = []
@@ -29,20 +29,20 @@ class Mistakes:
 
     @contextmanager
     def collected(self) -> Iterator[None]:
-        """Run one step.  A ConfigError ends the step and is recorded, not raised."""
+        """Run one step.  A ConfigError ends the step, and is recorded instead of raised."""
         try:
             yield
         except ConfigError as error:
             self._found += error.mistakes
 
     def raise_any(self) -> None:
-        """Raise a ConfigError with every recorded mistake; do nothing if there is none."""
+        """Raise a ConfigError with all recorded mistakes, if there are any."""
         if self._found:
             raise ConfigError(*self._found)
 
 
 class PlanError(ValueError):
-    """A document is not a valid plan.  The text is one line: the field and what is wrong with it."""
+    """A document is not a valid plan.  The message is one line with the field and the mistake."""
 
     def __init__(self, text: str) -> None:
         super().__init__(" ".join(text.split()))

@@ -1,14 +1,14 @@
-"""Build one `GatewayConfig` from a TOML file, environment variables and flags, with the source of every value.
+"""Builds a `GatewayConfig` from a TOML file, environment variables and flags, and records the source of each value.
 
-There are three layers over the defaults, and later ones win: the file, then environment variables, then command-line
-flags.  Each layer puts plain values into one tree and records their source.  The models validate the tree once, at the
-end, so a bad value fails in the same way wherever it is set.  The error names the source to edit: file and line,
-variable, or flag.  Everything that is wrong with a configuration is a `ConfigError`, with a line for each mistake.
+Environment variables override the file, and flags override both.  Each layer puts plain values into one tree and
+records their sources.  The models validate the tree once, at the end, so the source of an invalid value makes no
+difference.  An error has the source to edit: file and line, variable, or flag.  All mistakes in a configuration are
+raised as one `ConfigError`, with a line for each.
 
-Environment variables are `DURABLE_GATEWAY_SERVER__LISTEN`, `DURABLE_GATEWAY_LIMITS__CACHE_BYTES`,
-`DURABLE_GATEWAY_ROUTE__<NAME>__ORIGIN` (`_` for `-` in a route's name), `…__CORS__MAX_AGE_S`.  Commas separate the
-items of a list.  Other names with that prefix are ignored: Kubernetes sets `DURABLE_GATEWAY_SERVICE_HOST` for a service
-called `durable-gateway`.
+Environment variables have names such as `DURABLE_GATEWAY_SERVER__LISTEN`, `DURABLE_GATEWAY_ROUTE__<NAME>__ORIGIN` (`_`
+for `-` in a route's name) and `DURABLE_GATEWAY_ROUTE__<NAME>__CORS__MAX_AGE_S`.  Commas separate the items of a list.
+Variables of other sections are ignored: Kubernetes sets `DURABLE_GATEWAY_SERVICE_HOST` for a service that is named
+`durable-gateway`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _EVERY_ROUTE: Final = "*"
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A value that a command-line flag sets.  `key` is dotted; `route.*.…` sets the value for every route."""
+    """A value from a command-line flag.  `key` is dotted.  A key `route.*.…` sets the value for all routes."""
 
     key: str
     value: object
@@ -61,9 +61,9 @@ class Flag:
 def load_config(
     path: Path | None = None, *, environ: Mapping[str, str] | None = None, flags: Sequence[Flag] = ()
 ) -> LoadedConfig:
-    """Read the file, then apply the environment and the flags.  Without a file there is one route, named `default`.
+    """Read the file, and apply the environment and the flags.  Without a file there is one route, named `default`.
 
-    Raises ConfigError for a file that cannot be read, bad TOML, an unknown key, or a bad value.
+    Raises ConfigError for an unreadable file, invalid TOML, unknown keys, or invalid values.
     """
     try:
         draft = _Draft() if path is None else _Draft.from_file(path)
@@ -81,7 +81,7 @@ def load_config(
 
 
 def load_plan(config: GatewayConfig) -> CachePlan | None:
-    """The cache plan that the configuration names, or None.  Raises ConfigError for a plan that cannot be used."""
+    """Read the cache plan that the configuration names; return None if there is none.  Raises ConfigError."""
     file = config.cache.plan.file
     if not file:
         return None
@@ -92,7 +92,7 @@ def load_plan(config: GatewayConfig) -> CachePlan | None:
 
 
 class _Draft:
-    """The tree of values under construction.  Owns the tree and the sources; `[[route]]` of the file is `routes`."""
+    """The tree of values under construction, and their sources.  In the tree, `[[route]]` of a file is `routes`."""
 
     def __init__(self) -> None:
         self.tree: dict[str, Any] = {"routes": [{}]}
@@ -116,7 +116,7 @@ class _Draft:
             line = (match and match[1]) or str(text.count("\n") + 1)
             raise ConfigError(f"{path}:{line}: is not TOML: {_AT_LINE.sub('', str(error))}") from None
         except ValueError as error:
-            # A number with more digits than Python reads, or a path with a NUL byte.
+            # A number with too many digits for Python, or a path with a NUL byte.
             raise ConfigError(f"{path}: cannot be read: {str(error).partition(';')[0]}") from None
         draft.lines = toml_lines.key_lines(text)
         for field, (name, _) in LISTS.items():
@@ -133,7 +133,7 @@ class _Draft:
         return draft
 
     def location(self, path: KeyPath) -> str:
-        """`file:line` of the key, or of the nearest table around it; `file` if no line is known."""
+        """Return `file:line` of the key, or of the nearest table around it; `file` if no line is known."""
         line = toml_lines.line_of(self.lines, path_in_file(path))
         return f"{self.file}:{line}" if line else f"{self.file}"
 
@@ -245,7 +245,7 @@ def _name_of(route: Mapping[str, Any]) -> object:
 
 
 def _from_text(text: str, annotation: Any) -> object:
-    """A variable's text as the field's type.  Text that does not convert is returned for the model to reject."""
+    """Convert a variable's text to the field's type.  Return invalid text unchanged, for the model to reject."""
     if get_origin(annotation) is tuple:
         return [part for part in (part.strip() for part in text.split(",")) if part]
     if annotation is bool and text.strip().lower() in _TRUE | _FALSE:

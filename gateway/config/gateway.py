@@ -1,10 +1,9 @@
-"""The whole configuration of a gateway: frozen models, each field with its unit, default, bounds and reason.
+"""The models of the configuration: frozen, with a default, bounds and a description for each field.
 
-The models know nothing of files, environment or flags: `gateway.config.file` reads those and records the source of each
-value.  The models are strict: a number in quotes is an error.  They reject unknown keys, because a misspelt limit that
-is silently ignored goes unnoticed until the day it is needed.  Names carry the unit: `_s` is seconds, `_bytes` is
-bytes, and sizes may also be written `"256MiB"`.  A field's description is its documentation; `config/gateway.toml`
-shows every field.
+`gateway.config.file` fills the models from files, environment variables and flags.  The models are strict: a number in
+quotes is an error.  Unknown keys are errors too, because an ignored misspelt limit would be noticed only when it is
+needed.  The suffix of a name is the unit: `_s` for seconds, `_bytes` for bytes.  Sizes can also be written `"256MiB"`.
+The description of a field is its documentation.  `config/gateway.toml` has all fields.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class GatewayConfig(Model):
         description="Where clients are accepted; without any, at server.listen.",
     )
     rate_limits: tuple[RateLimitConfig, ...] = Field(
-        default=(), strict=False, max_length=64, description="How much clients may ask for."
+        default=(), strict=False, max_length=64, description="Limits on requests, bytes and live reads of clients."
     )
     routes: tuple[RouteConfig, ...] = Field(
         strict=False, description="Which requests go to which origin; at least one."
@@ -101,27 +100,27 @@ class GatewayConfig(Model):
 
     @property
     def every_listener(self) -> tuple[ListenerConfig, ...]:
-        """All listeners.  `server.listen` is one of them, unless there are `[[listener]]` tables and it is not set."""
+        """All listeners.  If there are `[[listener]]` tables, `server.listen` is included only if it is set."""
         if self.listeners and "listen" not in self.server.model_fields_set:
             return self.listeners
         return (*self.listeners, ListenerConfig(address=self.server.listen))
 
     @property
     def http2_origins(self) -> frozenset[str]:
-        """The origins that are asked over HTTP/2, by scheme, host and port."""
+        """The origins to use HTTP/2 with, as `scheme://host:port`."""
         routes = [route for route in self.routes if route.origin_http == "2"]
         return frozenset(authority for route in routes for authority in route.authorities)
 
     @classmethod
     def for_origin(cls, url: str | Sequence[str], **overrides: Any) -> Self:
-        """A configuration with one route, to the origin `url` or to several origins.
+        """Make a configuration with one route, to one origin or to several.
 
-        An override is a field of the route, the limits, the server or another section, by its name; `listeners` and
-        `rate_limits` are lists of tables.
+        An override is a field of the route or of any section, by its name.  `listeners` and `rate_limits` are lists of
+        tables.  For example:
 
-        `GatewayConfig.for_origin("http://127.0.0.1:4438", listen="127.0.0.1:0", cache_bytes="64MiB")`.
+        `GatewayConfig.for_origin("http://127.0.0.1:4438", listen="127.0.0.1:0", cache_bytes="64MiB")`
 
-        Raises TypeError for a name that is not a field, and pydantic's ValidationError (a ValueError) for a bad value.
+        Raises TypeError for an unknown field, and pydantic's ValidationError (a ValueError) for an invalid value.
         """
         sections: dict[str, type[Model]] = {
             "server": ServerConfig,

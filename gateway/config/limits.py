@@ -29,8 +29,8 @@ class LimitsConfig(Model):
         default=0,
         ge=0,
         le=1024 * GIB,
-        description="Memory of the process under which the gateway keeps itself: near it the cache shrinks, clients "
-        "are dropped, and what is new is refused. 0: 90 % of the container's limit, and no bound where there is none.",
+        description="Memory that the process should not exceed. Near it the cache shrinks, then clients are dropped, "
+        "then new connections are refused. 0: 90 % of the container's limit, or no bound without such a limit.",
     )
     eviction: Literal["s3-fifo", "sieve", "lru"] = Field(
         default="s3-fifo", description="Eviction policy once cache_bytes is reached; the default withstands scans."
@@ -113,29 +113,29 @@ class LimitsConfig(Model):
         default=512,
         ge=1,
         le=65_535,
-        description="Most connections to all origins at once; over HTTP/2, requests. Reads, writes, one of several "
-        "origins and one of several routes get three quarters each at most. Live requests come in addition.",
+        description="Most connections to all origins at once; over HTTP/2, requests. Reads get at most three quarters "
+        "of them; so do writes, one of several origins, and one of several routes. Live requests are not counted.",
     )
     client_upstream_requests: int = Field(
         default=128,
         ge=1,
         le=65_535,
-        description="Most requests of one client network under way at one origin, live reads excepted; at all origins "
-        "together, half of upstream_connections. Further ones wait while those of other clients pass.",
+        description="Most concurrent requests of one client network to one origin, without live reads. To all origins "
+        "together it has at most half of upstream_connections. Further requests wait; other clients overtake them.",
     )
     auth_requests: int = Field(
         default=64,
         ge=1,
         le=4_096,
-        description="Most requests to the services of [[route.auth]] at once; of one client network, half. Further "
-        "ones wait.",
+        description="Most concurrent requests to the services of [[route.auth]]; one client network has at most half. "
+        "Further ones wait.",
     )
     upstream_queue: int = Field(
         default=4_096,
         ge=1,
         le=1_000_000,
-        description="Most requests that wait for a connection to an origin; of one client network, a quarter. Further "
-        "ones are answered 503.",
+        description="Most requests that wait for a connection to an origin; one client network has at most a quarter. "
+        "Further ones are answered 503.",
     )
     upstream_wait_s: float = Field(
         default=5,
@@ -154,8 +154,8 @@ class LimitsConfig(Model):
         default=0,
         ge=0,
         le=1_000_000,
-        description="Most streams followed live that one client network opened, its relayed live reads included; live "
-        "readers of further ones are answered 429. 0 is half of followed_streams.",
+        description="Most streams that are followed because of one client network, including its relayed live reads. "
+        "Further live reads are answered 429. 0 is half of followed_streams.",
     )
     client_header_timeout_s: float = Field(
         default=10, ge=0.05, le=600, description="Longest time a client may take to send a request's head."
@@ -173,14 +173,14 @@ class LimitsConfig(Model):
         default=240,
         ge=0,
         le=GIB,
-        description="Least bytes a second that a client sends of a request's body, after 5 s, and takes of an answer, "
-        "in each client_write_timeout_s. A slower upload is answered 408, a slower reader is dropped. 0 is no limit.",
+        description="Least bytes a second at which a client sends a body, after 5 s, and reads an answer, in each "
+        "client_write_timeout_s. A slower upload is answered 408, and a slower reader is dropped. 0 is no limit.",
     )
     client_write_timeout_s: float = Field(
         default=30,
         ge=0.05,
         le=3_600,
-        description="How long a client may take less of an answer than client_min_rate; then it is dropped.",
+        description="How long a client may read more slowly than client_min_rate before it is dropped.",
     )
     keepalive_timeout_s: float = Field(
         default=75, ge=0, le=3_600, description="How long an idle client connection is kept for its next request."
@@ -194,7 +194,7 @@ class LimitsConfig(Model):
 
     @property
     def most_client_bytes(self) -> int:
-        """`client_bytes`, or what 0 stands for."""
+        """`client_bytes`, with the value for 0 computed."""
         return self.client_bytes or max(_LEAST_CLIENT_BYTES, self.cache_bytes // 4)
 
     @property
@@ -209,5 +209,5 @@ class LimitsConfig(Model):
 
     @property
     def most_client_followed_streams(self) -> int:
-        """The most streams followed live that one client network opened."""
+        """The most live requests at origins for one client network."""
         return self.client_followed_streams or max(1, self.followed_streams // 2)

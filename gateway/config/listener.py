@@ -1,6 +1,6 @@
-"""Listeners: the address, the PROXY protocol and TLS of each.
+"""Listeners: their addresses, the PROXY protocol, and TLS.
 
-A listener is one `[[listener]]` table of a file.  Without any, `server.listen` is the only listener, without TLS.
+A listener is a `[[listener]]` table.  Without such a table, `server.listen` is the only listener, without TLS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gateway.config.model import MisfitError, Model
 _UNIX: Final = "unix:"
 _SYSTEMD: Final = "systemd"
 _LONGEST_UNIX_PATH: Final = 107
-"""Size of `sun_path` in bytes, less the terminating NUL (unix(7))."""
+"""The size of `sun_path` in bytes, without the terminating NUL (unix(7))."""
 _SOCKET_NAME: Final = re.compile(r"[!-9;-~]{1,255}")
 _MODE: Final = re.compile(r"0?[0-7]{3}")
 
@@ -37,9 +37,9 @@ class UnixAddress:
 
 @dataclass(frozen=True, slots=True)
 class SystemdSockets:
-    """Sockets passed by systemd (sd_listen_fds(3)): those called `name`.
+    """The sockets passed by systemd (sd_listen_fds(3)) under `name`.
 
-    An empty `name` stands for the sockets that no other listener names.
+    An empty `name` stands for all sockets that other listeners do not name.
     """
 
     name: str = ""
@@ -65,7 +65,7 @@ def parse_bind_address(text: str) -> BindAddress:
             raise ValueError(f"expected an absolute path such as unix:/run/durable-gateway.sock, got {text!r}")
         if len(rest.encode("utf-8", "surrogateescape")) > _LONGEST_UNIX_PATH:
             raise ValueError(f"a socket's path has {_LONGEST_UNIX_PATH} bytes at most")
-        # One spelling for each path: without empty and `.` parts.
+        # Remove empty and `.` parts, so that equal paths compare equal.
         return UnixAddress(str(PurePosixPath("/", rest.lstrip("/"))))
     return parse_address(text)
 
@@ -167,7 +167,7 @@ class ListenerConfig(Model):
 
     @property
     def https_port(self) -> int | None:
-        """The https port that every request is redirected to; None without a redirect."""
+        """The https port of redirects; None without redirects."""
         if self.redirect_to_https is False:
             return None
         return 443 if self.redirect_to_https is True else self.redirect_to_https
@@ -184,8 +184,11 @@ class ListenerConfig(Model):
 
 
 def check_addresses(listeners: Sequence[ListenerConfig], listen: str | None, admin: str) -> None:
-    """Raise MisfitError if two sockets cannot be open at once: of `listeners`, of `listen` (server.listen, if it is one
-    of them) and of the admin port.  Port 0 may occur several times."""
+    """Raise MisfitError if two of the addresses cannot be used at the same time.
+
+    `listen` is server.listen, or None if it is not used.  `admin` is the address of the admin port.  Port 0 may occur
+    several times.
+    """
     seen: list[ListenerConfig] = []
     for index, one in enumerate(listeners):
         if (other := _taken(one, seen)) is not None:
@@ -200,7 +203,7 @@ def check_addresses(listeners: Sequence[ListenerConfig], listen: str | None, adm
 
 
 def _taken(wanted: ListenerConfig, seen: Iterable[ListenerConfig]) -> str | None:
-    """The address of the first listener that has the address of `wanted` already; None if it is free."""
+    """Return the address of a listener in `seen` that conflicts with `wanted`; None if there is none."""
     for one in seen:
         first, second = one.bind_address, wanted.bind_address
         if isinstance(first, Address) and isinstance(second, Address):

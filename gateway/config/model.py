@@ -1,4 +1,4 @@
-"""Base class of every configuration table: frozen and strict, unknown keys are errors."""
+"""The base class of all configuration models: frozen and strict, without unknown keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class MisfitError(ValueError):
-    """Values that are valid each but contradict each other.  `path` leads to the field to blame."""
+    """Values are valid by themselves, but contradict each other.  `path` is the field to report."""
 
     def __init__(self, text: str, *path: str | int) -> None:
         super().__init__(text)

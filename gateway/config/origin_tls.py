@@ -1,7 +1,6 @@
-"""TLS to origins: authorities, client certificates and server names, read from the files that the configuration names.
+"""TLS settings for connections to origins: authorities, client certificates and server names, from configured files.
 
-An origin may serve several routes, which share its connections.  So all routes to one origin must have the same TLS
-settings.
+Routes to the same origin share its connections, so their TLS settings must be equal.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from gateway.config.routes import RouteConfig
 
 @dataclass(frozen=True, slots=True)
 class OriginTls:
-    """TLS settings of the connections to one origin."""
+    """The TLS settings for one origin."""
 
     context: ssl.SSLContext
     server_name: str
-    """Name that the origin's certificate must match, also sent as SNI; empty: the host of its URL."""
+    """The name that the origin's certificate must have, and the name sent as SNI; empty for the host of its URL."""
 
 
 def load_tls(config: GatewayConfig) -> dict[str, OriginTls]:
-    """TLS settings by origin (scheme, host and port), for origins that do not use the defaults.
+    """Load the TLS settings of all origins that do not use the defaults, by `scheme://host:port`.
 
-    Raises ConfigError for a file that cannot be used, and for routes that contradict each other.
+    Raises ConfigError for an unusable file, and for routes that contradict each other.
     """
     found: dict[str, OriginTls] = {}
     declared: dict[str, OriginTlsConfig | None] = {}
@@ -44,15 +43,14 @@ def load_tls(config: GatewayConfig) -> dict[str, OriginTls]:
 
 
 def _add(route: RouteConfig, found: dict[str, OriginTls], declared: dict[str, OriginTlsConfig | None]) -> None:
-    """Add the origins of one route to `found`, and their settings to `declared`, which holds those of all routes."""
+    """Add the settings of one route's origins to `found`, and the configuration of each origin to `declared`."""
     urls = (*(one.url for one in route.members), *route.leaders)
     key = f"route.{route.name}.origin_tls"
     _add_hosts(key, urls, route.origin_tls, found, declared, is_http2=route.origin_http == "2")
 
 
 def load_auth_tls(config: GatewayConfig) -> dict[str, OriginTls]:
-    """The TLS settings for the issuers and services that the rules of `[[route.auth]]` name, by scheme, host and
-    port."""
+    """Load the TLS settings of the issuers and services in `[[route.auth]]`, by `scheme://host:port`."""
     found: dict[str, OriginTls] = {}
     declared: dict[str, OriginTlsConfig | None] = {}
     mistakes = Mistakes()
@@ -85,7 +83,7 @@ def _add_hosts(
 
 
 def tls_files(config: GatewayConfig) -> tuple[str, ...]:
-    """The files that `load_tls` reads, each once."""
+    """Return the files that `load_tls` reads, without duplicates."""
     found = [
         file
         for route in config.routes
@@ -113,7 +111,7 @@ def _context(key: str, wanted: OriginTlsConfig, *, is_http2: bool) -> ssl.SSLCon
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if wanted.cert_file:
         try:
-            # An empty password: without one, OpenSSL prompts for an encrypted key's password at the terminal.
+            # Without a password, OpenSSL would prompt for that of an encrypted key at the terminal.
             context.load_cert_chain(wanted.cert_file, wanted.key_file or None, password=lambda: b"")
         except (OSError, ValueError) as error:
             file, why = pair_problem(wanted.cert_file, wanted.key_file, error)

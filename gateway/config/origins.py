@@ -24,7 +24,7 @@ class OriginConfig(Model):
 
 
 def _with_weight(entry: Any) -> Any:
-    """Turn a URL, the form in environment variables, into a table."""
+    """Convert a URL, which environment variables use, to a table."""
     return {"url": entry} if isinstance(entry, str) else entry
 
 
@@ -154,15 +154,15 @@ class OriginsConfig(Model):
         ge=0.1,
         le=3_600,
         description="How long an idle connection to an origin is kept. It must be shorter than the origin's own "
-        "timeout, or writes meet its close; an origin's Keep-Alive: timeout, less a margin, shortens it.",
+        "timeout, or writes fail when the origin closes first. A Keep-Alive timeout of the origin shortens it.",
     )
     connection_rest_s: float = Field(
         default=0.05,
         ge=0,
         le=10,
         description="How long an HTTP/1.1 connection to an origin rests between a reply and the next request, so that "
-        "a second reply to one request does not answer the next. Others are used meanwhile, and once there are "
-        "upstream_connections of them, the one that has rested for longest.",
+        "a second reply to one request is not read as the reply to the next. Other connections are used meanwhile. "
+        "Once there are upstream_connections, the one that has rested the longest is used.",
     )
     connection_age_s: float = Field(
         default=300,

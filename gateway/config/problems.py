@@ -1,4 +1,4 @@
-"""Validation errors in words: the value that is wrong, and what was expected in its place."""
+"""Describes validation errors: the invalid value, and the expected one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SHOWN_CHARS: Final = 60
 
 
 def value_path(detail: ErrorDetails) -> KeyPath:
-    """The path of the wrong value: the one pydantic gives, or the field that a check across fields names."""
+    """Return the path of the invalid value, from pydantic or from a MisfitError."""
     reason = detail.get("ctx", {}).get("error")
     return (*detail["loc"], *reason.path) if isinstance(reason, MisfitError) else detail["loc"]
 
 
 def problem(detail: ErrorDetails, path: KeyPath) -> str:
-    """The mistake in the value at `path`, without its source and its key."""
+    """Describe the mistake in the value at `path`, without its source and key."""
     value = detail["input"]
     match detail["type"]:
         case "extra_forbidden":
@@ -42,6 +42,6 @@ def problem(detail: ErrorDetails, path: KeyPath) -> str:
 
 
 def suggestion(name: str, model: type[BaseModel]) -> str:
-    """` (did you mean '…'?)` with the field of `model` most like `name`; empty if none is similar."""
+    """Return ` (did you mean '…'?)` with the most similar field of `model`; empty if none is similar."""
     close = difflib.get_close_matches(name, model.model_fields, 1)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,4 +1,4 @@
-"""Rate limits: how much clients may ask for, by network, by route, or in all."""
+"""Rate limits on requests, bytes and live reads."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class RateLimitConfig(Model):
     )
     per: Literal["client", "principal", "tenant", "route", "all"] = Field(
         default="client",
-        description="What has an allowance of its own: each client network, each principal or tenant of "
-        "[[route.auth]], each route, or all as one.",
+        description="Who has a separate allowance: each client network, each principal or tenant of [[route.auth]], "
+        "each route; or all together.",
     )
     routes: tuple[RouteName, ...] = Field(
-        default=(), strict=False, description="Names of the routes that the limit applies to; none is every route."
+        default=(), strict=False, description="Names of the routes to which the limit applies; none is all routes."
     )
     requests_per_s: float | None = Field(default=None, ge=1e-6, le=1_000_000, description="Most requests a second.")
     burst: int | None = Field(
@@ -36,8 +36,8 @@ class RateLimitConfig(Model):
         default=None,
         ge=1,
         le=1024 * GIB,
-        description="Most bytes a second of answers' bodies. An answer is sent whole; further requests wait until its "
-        "bytes are paid for.",
+        description="Most bytes a second of answers' bodies. An answer is sent completely; then further requests are "
+        "refused until the average is below the limit.",
     )
     live_reads: int | None = Field(default=None, ge=1, le=10_000_000, description="Most live reads at once.")
 

@@ -1,8 +1,8 @@
-"""Read the configuration again while the gateway serves.
+"""Reads files in a thread while the gateway serves, such as the configuration for a reload.
 
-The disk may hang, or the file may be a pipe without a writer.  So a daemon thread does the reading: the caller waits
-`READ_S` at most, and the process does not wait for the thread when it exits (threads of the loop's default executor
-are joined).  There is one such thread at a time; while it is stuck, further reads fail at once.
+The disk may hang, or the file may be a pipe without a writer.  The caller therefore waits for at most `READ_S`.  The
+thread is a daemon thread, so the process can exit while the thread hangs.  (Threads of the loop's default executor
+would be joined.)  Each reader has at most one thread: while it hangs, further reads fail at once.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 
 READ_S: Final = 10.0
-"""Longest time to wait for the configuration, in seconds."""
+"""The longest wait for a read, in seconds."""
 
 Load = Callable[[], GatewayConfig]
 T = TypeVar("T")
 
 
 class ConfigReadTimeout(ConfigError):
-    """The configuration was not read in time: nothing is known of its contents, and another attempt may succeed."""
+    """The configuration was not read in time.  It may be valid, and another attempt may succeed."""
 
 
 class ConfigReader(Generic[T]):
-    """Calls `load` in a thread; it returns a configuration and whatever is read with it.  Owns the thread."""
+    """Calls `load`, which blocks on the disk, in a thread."""
 
     def __init__(self, load: Callable[[], T], clock: Clock) -> None:
         self._load = load
@@ -41,9 +41,9 @@ class ConfigReader(Generic[T]):
         return f"<ConfigReader {'reading' if is_reading else 'idle'}>"
 
     async def read(self) -> T:
-        """Return what `load` returns.
+        """Call `load` in a thread; return its result.
 
-        Raises ConfigError if it cannot be used, and its subclass ConfigReadTimeout if it is not read within `READ_S`.
+        Raises the exceptions of `load`, and ConfigReadTimeout if it takes longer than `READ_S`.
         """
         if self._reading is not None and not self._reading.done():
             raise ConfigReadTimeout("an earlier read of the configuration has not ended yet")
@@ -56,11 +56,11 @@ class ConfigReader(Generic[T]):
     def _started(self) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         reading: asyncio.Future[Any] = loop.create_future()
-        # After a timeout or a cancellation the result has no taker: mark its exception as retrieved.
+        # After a timeout the result is not used.  Mark its exception as retrieved, so that asyncio does not log it.
         reading.add_done_callback(lambda done: done.exception())
 
         def resolve(config: T | None, error: Exception | None) -> None:
-            # The loop may have closed in the meantime.
+            # The loop may have been closed.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(_resolve, reading, config, error)
 

@@ -97,32 +97,32 @@ class RouteConfig(Model):
     host: RouteHost = Field(
         default="*",
         description='Host the request must name: "*" for any, an exact name, or "*.example.org" for names below it. '
-        "The origin is sent its own name and not this one, so all hosts of a route share its streams. With protocol "
-        '"s2" and "*.example.org" the part before it is the basin.',
+        "The origin receives its own host name, so all hosts of a route share its streams. With protocol "
+        '"s2" and "*.example.org" the first part of the name is the basin.',
     )
     prefix: Prefix = Field(
         default="/", description="Path the request must start with, in whole segments; the longest prefix wins."
     )
     origin: OriginUrl | None = Field(
         default=None,
-        description="http(s) URL of the Durable Streams server; its path goes before the request's. No default.",
+        description="http(s) URL of the Durable Streams server; its path is put before the request's. No default.",
     )
     protocol: Literal["durable-streams", "s2"] = Field(
         default="durable-streams",
-        description="What the origin speaks. s2: reads of S2 streams are shared, everything else is relayed.",
+        description="Protocol of the origin. s2: reads of S2 streams are shared, everything else is relayed.",
     )
     present: Literal["origin", "durable-streams"] = Field(
         default="origin",
-        description="What clients see: the origin's own protocol, or each S2 stream as a Durable Stream.",
+        description="Protocol for clients: that of the origin, or each S2 stream as a Durable Stream.",
     )
     bridge: BridgeConfig | None = Field(
         default=None, description='S2 streams as Durable Streams, with present = "durable-streams"; absent: defaults.'
     )
     consistency: Literal["linearizable", "bounded-staleness"] = Field(
         default="linearizable",
-        description="What reads of S2 streams see. linearizable: all that was acknowledged before the read. "
-        "bounded-staleness: a stream with live readers is also read up to the tail that its session was last told, for "
-        "tail_heard_s.",
+        description="Consistency of reads of S2 streams. linearizable: a read sees everything acknowledged before it. "
+        "bounded-staleness: for tail_heard_s, a read of a stream with live readers may also end at the last tail of "
+        "their session.",
     )
     origins: OriginList = Field(
         default=(),
@@ -154,8 +154,8 @@ class RouteConfig(Model):
     )
     credentials: Literal["partition", "shared", "bypass"] = Field(
         default="partition",
-        description="How requests with credentials are cached: apart for each set of credentials, in one tape with all "
-        "requests, or not at all.",
+        description="How requests with credentials are cached: separately for each set of credentials, together with "
+        "all requests, or not at all.",
     )
     credential_headers: HeaderNames = Field(
         default=("authorization", "cookie"), description="Request headers that count as credentials."
@@ -164,23 +164,23 @@ class RouteConfig(Model):
         default=(),
         strict=False,
         max_length=16,
-        description="Rules of authorisation, tried in order: a request that none of them allows is refused. Without "
-        "any, each request is served.",
+        description="Rules of authorisation, tried in order: a request that no rule allows is refused. Without rules, "
+        "all requests are served.",
     )
     conceal: bool = Field(
         default=False,
-        description="Answer requests that a credential does not allow like requests for streams that do not exist, "
-        "with [[route.auth]].",
+        description="With [[route.auth]], answer requests that are not allowed like requests for streams that do not "
+        "exist.",
     )
     store_private: bool = Field(
         default=False,
-        description="Store and share replies that the origin marks private, with [[route.auth]]: the gateway "
+        description="With [[route.auth]], store and share replies that the origin marks private, because the gateway "
         "authorises each reader. Answers stay private.",
     )
     client_credentials: Literal["drop", "pass"] = Field(
         default="drop",
-        description="Whether the origin gets the credentials that [[route.auth]] has judged: drop leaves the "
-        "credential headers out, pass sends them on.",
+        description="Whether the origin receives the credentials that [[route.auth]] has checked: drop removes the "
+        "credential headers, pass sends them on.",
     )
     principal_header: HeaderName | Literal[""] = Field(
         default="",
@@ -189,15 +189,15 @@ class RouteConfig(Model):
     )
     issuer_header: HeaderName | Literal[""] = Field(
         default="",
-        description="The same for the issuer that has named the principal; needed if several issuers may give out one "
-        "name. Empty: none.",
+        description="The same for the principal's issuer; needed if several issuers may use the same name. Empty: "
+        "none.",
     )
     tenant_header: HeaderName | Literal[""] = Field(
         default="", description="The same for the principal's tenant. Empty: none."
     )
     ignore_set_cookie: CookieNames = Field(
         default=(),
-        description="Names of cookies that do not keep a reply from being shared, such as those of a load balancer; "
+        description="Names of cookies that do not prevent a reply from being shared, such as those of a load balancer; "
         "shared replies are sent without them.",
     )
     cors: CorsConfig | None = Field(
@@ -268,8 +268,8 @@ class RouteConfig(Model):
         default=60,
         ge=0,
         le=86_400,
-        description="How long the tape answers without a sign from the origin that the stream is still the same, and "
-        "has the bytes.",
+        description="How long a stream is served from memory after the origin has last shown that the stream is "
+        "unchanged and still has the bytes.",
     )
     tail: Literal["followed", "asked"] = Field(
         default="followed",
@@ -280,7 +280,7 @@ class RouteConfig(Model):
         default=10,
         ge=0.05,
         le=3_600,
-        description="How long after the last sign of a live request reads that are not live rely on its tail.",
+        description="How long catch-up reads use the tail of a live request after it has last received anything.",
     )
     follow_above_per_s: float = Field(
         default=1,
@@ -310,7 +310,7 @@ class RouteConfig(Model):
     )
     relayed_offsets: OffsetPatterns = Field(
         default=("snapshot", "*_snapshot"),
-        description='Offsets that name no position and are relayed; "*" stands for any characters. The defaults are '
+        description='Offsets that are not positions and are relayed; "*" stands for any characters. The defaults are '
         "those of Yjs servers.",
     )
     hit_for_miss_s: float = Field(
@@ -374,7 +374,7 @@ class RouteConfig(Model):
 
     @property
     def bridging(self) -> BridgeConfig:
-        """How they are."""
+        """The settings of the bridge; the defaults if there are none."""
         return self.bridge or BridgeConfig()
 
     @model_validator(mode="after")
@@ -391,7 +391,7 @@ class RouteConfig(Model):
             raise MisfitError("is set together with origin: set only one", "origins")
         seen: set[tuple[object, ...]] = set()
         for index, one in enumerate(self.origins):
-            # A URL with the scheme's default port and one without a port name the same server.
+            # A URL without a port and one with the scheme's default port are the same server.
             parts = urlsplit(one.url)
             server = parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme]
             if server in seen:
@@ -408,7 +408,7 @@ class RouteConfig(Model):
 
     @property
     def members(self) -> tuple[OriginConfig, ...]:
-        """The route's origins, also if there is only one."""
+        """The route's origins, with one entry if `origin` is set."""
         return self.origins if self.origin is None else (OriginConfig(url=self.origin),)
 
     @property
@@ -427,5 +427,5 @@ class RouteConfig(Model):
 
     @property
     def key(self) -> str:
-        """The name in the spelling of environment variables."""
+        """The name as environment variables spell it."""
         return self.name.upper().replace("-", "_")

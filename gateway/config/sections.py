@@ -1,7 +1,7 @@
-"""The tables of a configuration file and their models, and the path of a value in that tree.
+"""The structure of the configuration: its tables, their models, and the paths of values.
 
-A path is a tuple of field names and indexes from `GatewayConfig` down, such as `("routes", 0, "cors", "max_age_s")`.
-This module knows the structure of the configuration, not its sources.
+A path is a tuple of field names and indexes, from `GatewayConfig` to a value.  An example is
+`("routes", 0, "cors", "max_age_s")`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "tracing": TracingConfig,
     "log": LogConfig,
 }
-"""Tables that occur once, by their name in a file."""
+"""The tables that occur once, by their names in a file."""
 TABLES: Final[Mapping[tuple[type[BaseModel], str], type[BaseModel]]] = {
     (RouteConfig, "cors"): CorsConfig,
     (RouteConfig, "bridge"): BridgeConfig,
@@ -48,28 +48,28 @@ TABLES: Final[Mapping[tuple[type[BaseModel], str], type[BaseModel]]] = {
     (CacheConfig, "plan"): CachePlanConfig,
     (ListenerConfig, "tls"): ListenerTlsConfig,
 }
-"""Tables inside a section, by the section's model and the field."""
+"""The tables inside other tables, by the outer table's model and the field."""
 RULES: Final[Mapping[str, type[BaseModel]]] = {
     "route.auth": AuthRuleConfig,
     "route.auth.tls": OriginTlsConfig,
     "route.auth.keys": SigningKeyConfig,
 }
-"""Lists of tables within a route."""
+"""The models of authorisation rules and of the tables inside them."""
 LISTS: Final[Mapping[str, tuple[str, type[BaseModel]]]] = {
     "routes": ("route", RouteConfig),
     "listeners": ("listener", ListenerConfig),
     "rate_limits": ("rate_limit", RateLimitConfig),
 }
-"""Arrays of tables, by the field of `GatewayConfig`: the name in a file, and the model of one table."""
+"""For each array of tables, by its field of `GatewayConfig`: its name in a file, and the model of one table."""
 
 
 def path_in_file(path: KeyPath) -> KeyPath:
-    """The path with the names that a file uses: `route` for `routes`, `listener` for `listeners`."""
+    """Return the path with the names in a file: `route` for `routes`, `listener` for `listeners`."""
     return (LISTS[str(path[0])][0], *path[1:]) if path and path[0] in LISTS else path
 
 
 def model_at(path: KeyPath) -> type[BaseModel] | None:
-    """The model that has the last part of `path` as a field; None if there is no such model."""
+    """Return the model that has the last part of `path` as a field; None if there is none."""
     match path:
         case (_,):
             return GatewayConfig
@@ -95,7 +95,7 @@ def model_at(path: KeyPath) -> type[BaseModel] | None:
 
 
 def every_field() -> Iterator[tuple[str, str, type[BaseModel]]]:
-    """Every configuration key: section (`server`, `limits`, `route`, `route.cors`), field name and model."""
+    """Return all configuration keys: section (such as `server` or `route.cors`), field name, and model."""
     listed = {model: name for name, model in LISTS.values()}
     inner_tables = {f"{listed[model]}.{name}": table for (model, name), table in TABLES.items() if model in listed}
     sections: dict[str, type[BaseModel]] = {**SECTIONS, **dict(LISTS.values()), **inner_tables}

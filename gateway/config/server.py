@@ -37,12 +37,12 @@ class ServerConfig(Model):
         description="Longest drain after SIGTERM or SIGINT; remaining connections are then dropped.",
     )
     fast_path: bool = Field(
-        default=True, description="Look up repeated requests by their bytes; false serves for comparison."
+        default=True, description="Look up repeated requests by their bytes; false is for comparison only."
     )
     trusted_proxies: TrustedProxies = Field(
         default=(),
-        description='Networks of proxies whose statement of the client is trusted, such as "10.0.0.0/8", or "unix". '
-        "Empty: no proxy is trusted.",
+        description="Networks of proxies that are trusted to state the client's address, such as "
+        '"10.0.0.0/8", or "unix". Empty: no proxy is trusted.',
     )
     forwarded_by: Literal["x-forwarded-for", "forwarded"] = Field(
         default="x-forwarded-for",

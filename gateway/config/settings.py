@@ -1,4 +1,4 @@
-"""The effective configuration as a list of values, each with its key, its text and its source."""
+"""Lists the values of the effective configuration, with their keys and sources."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gateway.config.sizes import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value of the effective configuration and its source: `file:line`, `env NAME`, a flag, or `default`."""
+    """A value of the effective configuration.  `source` is `file:line`, `env NAME`, a flag, or `default`."""
 
     key: str
     value: object
     source: str
     is_default: bool
-    """Whether the value equals the field's default, even if it was set."""
+    """Whether the value equals the default.  It may have been set nevertheless."""
 
     @property
     def text(self) -> str:
@@ -36,7 +36,7 @@ class LoadedConfig:
     sources: Mapping[KeyPath, str]
 
     def settings(self) -> Iterator[Setting]:
-        """Every value, in the order of the models; keys are such as `limits.cache_bytes` and `route.default.origin`."""
+        """Return all values in the order of the models, with keys such as `limits.cache_bytes`."""
         for name in SECTIONS:
             yield from self._section((name,), name, getattr(self.config, name))
         for index, listener in enumerate(self.config.listeners):
@@ -58,7 +58,7 @@ class LoadedConfig:
 
 
 def source_of(sources: Mapping[KeyPath, str], path: KeyPath) -> str | None:
-    """The source of the value at `path`, or of the list around it that was set as a whole; None for a default."""
+    """Return the source of the value at `path`, or of a list around it that was set as a whole; None for a default."""
     for depth in range(len(path), 0, -1):
         if (found := sources.get(path[:depth])) is not None:
             return found

@@ -1,4 +1,4 @@
-"""Sizes in bytes, and how a configuration spells them."""
+"""Sizes in bytes, and their notation in a configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BYTES: Final = re.compile(r"([0-9]{1,18}) ?([KMGT]iB|B|)")
 
 
 def parse_bytes(value: object) -> object:
-    """Parse a size such as `"256MiB"`; anything but text is returned as it is.  Raises ValueError with one line."""
+    """Parse a size such as `"256MiB"`.  Return a value that is not text unchanged.  Raises ValueError."""
     if not isinstance(value, str):
         return value
     match = _BYTES.fullmatch(value.strip())
@@ -23,7 +23,7 @@ def parse_bytes(value: object) -> object:
 
 
 def format_bytes(size: int) -> str:
-    """A size in the spelling of a file: `256MiB`, or plain digits if no unit divides it."""
+    """Format a size like `256MiB`, or as plain digits if it is not a multiple of a unit."""
     for unit, factor in (("TiB", 1024 * GIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if size and size % factor == 0:
             return f"{size // factor}{unit}"

@@ -1,8 +1,7 @@
-"""Line numbers of the keys of a TOML file, so that an error can name the line.
+"""The line numbers of the keys in a TOML file, for error messages.
 
-`tomllib` parses but keeps no positions.  This module reads the same text again, for positions only, after `tomllib` has
-accepted it.  It may therefore assume valid TOML.  A key inside an inline table has no entry of its own; its parent's
-line stands for it.
+`tomllib` does not keep positions.  This module scans the text for them after `tomllib` has accepted it, so the text is
+valid TOML.  A key inside an inline table has no entry; the line of its parent is used.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _DELIMITERS: Final = ('"""', "'''", '"', "'")
 
 
 def key_lines(text: str) -> dict[Path, int]:
-    """Line number, from 1, of every table header and key.  Items of a `[[table]]` count from 0 in the path."""
+    """Return the line numbers of all table headers and keys, from 1.  In a path, `[[table]]`s are numbered from 0."""
     lines = text.split("\n")
     found: dict[Path, int] = {}
     counts: dict[Path, int] = {}
@@ -41,7 +40,7 @@ def key_lines(text: str) -> dict[Path, int]:
 
 
 def line_of(lines: dict[Path, int], path: Path) -> int | None:
-    """The line of `path`, or of the nearest table around it."""
+    """Return the line of `path`, or of the nearest table around it; None if there is none."""
     for depth in range(len(path), 0, -1):
         if (line := lines.get(path[:depth])) is not None:
             return line
@@ -49,7 +48,7 @@ def line_of(lines: dict[Path, int], path: Path) -> int | None:
 
 
 def _key(text: str) -> tuple[tuple[str, ...], str | None]:
-    """The parts of the dotted key at the start of `text`, and the text behind its `=` (None without `=`)."""
+    """Return the parts of the dotted key at the start of `text`, and the text after its `=` (None without `=`)."""
     names: list[str] = []
     position = 0
     while match := _KEY_PART.match(text, position):
@@ -61,7 +60,7 @@ def _key(text: str) -> tuple[tuple[str, ...], str | None]:
 
 
 def _entered(names: tuple[str, ...], counts: dict[Path, int], *, opens_item: bool) -> Path:
-    """The path of the table that a header opens, with the index of the latest item of each array of tables in it."""
+    """Return the path of the table that a header opens, with the index of the latest item of each array of tables."""
     path: Path = ()
     for depth, name in enumerate(names, 1):
         path = (*path, name)
@@ -73,7 +72,7 @@ def _entered(names: tuple[str, ...], counts: dict[Path, int], *, opens_item: boo
 
 
 def _continuation(value: str, lines: list[str], following: int) -> int:
-    """How many lines from index `following` on still belong to a value whose first line is `value`."""
+    """Return how many lines from index `following` belong to the value that begins with the line `value`."""
     taken = 0
     depth = 0
     delimiter = ""

@@ -1,8 +1,7 @@
-"""Types of configuration values, parsed from the text that an operator writes: addresses, sizes, URLs, names.
+"""The types of configuration values: addresses, sizes, URLs, names.
 
-Each type parses, checks and normalises one kind of value, so the rest of the program sees one spelling of each value:
-hosts and header names are lower case, paths and URLs have no trailing slash, addresses have a host.  An invalid value
-is a ValueError of one line that says what was expected.
+Each type checks a value and converts it to a canonical form: hosts and header names in lower case, paths and URLs
+without a trailing slash.  An invalid value raises ValueError with one line that states the expected form.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def _address(text: str) -> str:
 
 
 def _origin_url(text: str) -> str:
-    """An origin's URL without a trailing slash, so that a request's path can be appended unchanged."""
+    """Check an origin's URL; return it without a trailing slash, so that a request's path can be appended."""
     url = urlsplit(text)
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ValueError(f"expected an http:// or https:// URL with a host, got {text!r}")
@@ -62,7 +61,7 @@ def _origin_url(text: str) -> str:
 
 
 def _collector_url(text: str) -> str:
-    """Empty, or an http(s) URL with a path.  It stays as written, because a collector's path may end in a slash."""
+    """Check that the text is empty or an http(s) URL with a path; return it unchanged, even with a trailing slash."""
     if not text:
         return text
     url = urlsplit(text)
@@ -74,7 +73,7 @@ def _collector_url(text: str) -> str:
 
 
 def _log_stream_url(text: str) -> str:
-    """Empty, or an http(s) URL with a path, which names a stream."""
+    """Check that the text is empty or the http(s) URL of a stream; return it without a trailing slash."""
     if text and not urlsplit(text).path.strip("/"):
         raise ValueError(f"expected the URL of a stream such as http://127.0.0.1:4438/logs/edge, got {text!r}")
     return _origin_url(text) if text else text
@@ -96,7 +95,7 @@ def _route_host(text: str) -> str:
 
 
 def _prefix(text: str) -> str:
-    """A path prefix without a trailing slash, except for `/` itself: a prefix matches whole path segments."""
+    """Check a path prefix; return it without a trailing slash, except for `/` itself."""
     if not text.startswith("/") or "//" in text or any(part in (".", "..") for part in text.split("/")):
         raise ValueError(f"expected a path such as / or /v1/stream, got {text!r}")
     if not text.isascii() or not text.isprintable() or not {" ", "?", "#", "\\"}.isdisjoint(text):
@@ -143,7 +142,7 @@ def _header_name(text: str) -> str:
 
 
 def _allowed_origin(text: str) -> str:
-    """A serialised web origin as browsers send it: scheme, host and port, without a path."""
+    """Check a web origin as browsers send it: scheme, host and port, without a path."""
     if text in ("*", "null"):
         return text
     url = urlsplit(text.lower())

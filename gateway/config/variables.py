@@ -1,10 +1,10 @@
-"""Environment variables."""
+"""The names of environment variables."""
 
 from __future__ import annotations
 
 from typing import Final
 
 ENV_PREFIX: Final = "DURABLE_GATEWAY_"
-"""Begins the name of every variable that sets a key of the configuration."""
+"""The prefix of all variables that set keys of the configuration."""
 ADMIN_TOKEN_VARIABLE: Final = f"{ENV_PREFIX}ADMIN_TOKEN"
-"""Environment variable with the admin port's token.  Gateway and commands both read the token from it alone."""
+"""The variable with the token of the admin port.  The gateway and the commands read the token only from here."""

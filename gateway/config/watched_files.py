@@ -1,11 +1,10 @@
-"""Watch files that other programs replace while the gateway serves: certificates, keys, authorities.
+"""Watches files that other programs replace while the gateway serves: certificates, keys, authorities.
 
-A renewal replaces the file, or a symbolic link to its directory, without a signal to the gateway.  So the files are
-polled.  A file has changed if its device, inode, size or modification time differs; links are followed.
+A renewal replaces a file, or a symbolic link to its directory, without a signal to the gateway.  Therefore the files
+are polled.  A file has changed if its device, inode, size or modification time differs.  Links are followed.
 
-A certificate and its key are two files, and one is replaced before the other.  So a change is reported once two polls
-in a row have seen the same state.  By then the second file is in place too; otherwise it is reported as a further
-change.
+A certificate and its key are two files, which are not replaced at the same moment.  Therefore a change is reported only
+when two polls in a row have found the same state.  If the second file is replaced later, another change is reported.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from gateway.config.errors import ConfigError
 from gateway.config.reader import ConfigReader, ConfigReadTimeout
 
 POLL_S: Final = 5.0
-"""Seconds between two polls."""
+"""The seconds between two polls."""
 
 Stamp = tuple[tuple[str, tuple[int, int, int, int] | None], ...]
-"""State of some files: the path of each, with device, inode, size in bytes and modification time in nanoseconds, or
-None for a file that cannot be examined."""
+"""The state of some files: for each path the device, the inode, the size in bytes, and the modification time in
+nanoseconds; or None if the file cannot be examined."""
 
 
 def stamp(files: Iterable[str]) -> Stamp:
-    """The current state of the files.  Blocks on the disk."""
+    """Return the current state of the files.  Blocks on the disk."""
     return tuple((file, _state(file)) for file in files)
 
 
@@ -41,11 +40,10 @@ def _state(file: str) -> tuple[int, int, int, int] | None:
 
 
 class Watch:
-    """Calls `changed` once for each change of the files; every poll calls `files` for their paths.
+    """Calls `changed` once for each change of the files.  Each poll calls `files` for their paths.
 
-    If `changed` raises ConfigReadTimeout, it is called again after the next poll.
-
-    The disk may hang, so polls run in a `ConfigReader`'s thread.
+    If `changed` raises ConfigReadTimeout, it is called again after the next poll.  Polls run in a thread, because the
+    disk may hang.
     """
 
     def __init__(
@@ -55,10 +53,10 @@ class Watch:
         self._changed = changed
         self._clock = clock
         self._paths: tuple[str, ...] = ()
-        # One reader for all polls, so that a disk that hangs blocks one thread only.
+        # One reader for all polls, so that a disk that hangs blocks only one thread.
         self._reader = ConfigReader(lambda: stamp(self._paths), clock)
         self.polls = 0
-        """Polls that have ended."""
+        """The number of completed polls."""
 
     def __repr__(self) -> str:
         return f"<Watch {len(self._files())} files, {self.polls} polls>"
@@ -66,8 +64,8 @@ class Watch:
     async def run(self, known: Stamp | None = None) -> None:
         """Poll until cancelled.
 
-        `known` is the `stamp` of the files before they were read, so a change since then is reported.  Without it the
-        first poll is the baseline.
+        `known` is the `stamp` of the files from before they were read.  Without it, changes are reported relative to
+        the first poll.
         """
         seen = await self._poll()
         known = seen if known is None else known
@@ -75,8 +73,8 @@ class Watch:
             await pause(self._clock, POLL_S)
             before, seen = seen, await self._poll()
             if seen is not None and seen == before and seen != known:
-                # Report each change once, even if the files cannot be used: their repair is a further change.
-                # Files that were not read in time change no further, so they are reported again.
+                # Report each change only once, even if the files are unusable: their repair is another change.  But
+                # report the same state again if the files were not read in time.
                 with suppress(ConfigReadTimeout):
                     await self._changed()
                     known = seen
