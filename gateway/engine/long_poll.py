@@ -259,6 +259,9 @@ class LongPoll:
         cursor = self._reads.cursor(read, stream)
         at = stream.tape.resolve(read.start)
         head = await self._reads.fetches.fresh_head(stream, at, read.route, read.source)
+        if isinstance(head, OriginError) and head.status == 410 and at != read.start:
+            # The origin has trimmed the position that the client's own offset has led to: ask for that offset again.
+            raise TailMovedBack
         self._reads.expect_stream(head)
         self._reads.check_ended(stream)
         reading = stream.tape.read(at, self._reads.max_reply_bytes)

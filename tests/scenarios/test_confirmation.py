@@ -107,6 +107,20 @@ async def test_a_trim_and_writes_while_the_tail_is_asked_for_refuse_no_read_from
     assert held(await bounded(wire.answer()))[-2:] == [7, 8]
 
 
+async def test_a_long_poll_from_the_start_that_times_out_is_given_what_a_trim_has_left(
+    edge: Edge, origin: RunningOrigin, faults: Faults, clock: ManualClock, trim: Trim
+) -> None:
+    assert (await edge.put("/s", content_type=JSON)).status == 201
+    gate = faults.hold(kind="sse", times=None)
+    waiting = edge.asking("/s?offset=-1&live=long-poll")
+    await bounded(gate.waiting(1))
+    offsets = [await numbers(edge, number, number, origin.url) for number in range(1, 4)]
+    trim(offsets[0])
+    clock.advance(301)
+    assert held(await bounded(waiting)) == [2, 3]
+    gate.release()
+
+
 @pytest.mark.parametrize("hides_start", [False, True])
 @pytest.mark.parametrize("is_followed", [False, True])
 async def test_trimmed_bytes_are_served_for_trust_s_at_most(
