@@ -2,10 +2,10 @@
 
 `gateway.upstream.collapse` defines which readers may share a flight.
 
-A flight stores its bytes only on the stream record for which it was launched.  If the record is dropped meanwhile (the
-stream was deleted or re-created), the flight stores nothing: a late reply cannot revive a deleted stream.  The same
-holds if the record stays for its readers and only its bytes are dropped, for instance by a purge.  The flight is then
-*overtaken*: it answers the requests that already wait for it, and changes nothing in memory.
+A flight stores its bytes only on the `Stream` object for which it was launched.  If the object is dropped meanwhile
+(the stream was deleted or re-created), the flight stores nothing, so a late reply cannot revive a deleted stream.  A
+purge may drop only the bytes, and keep the object for its readers.  The flight stores nothing then, either.  In both
+cases the flight is *overtaken*: it answers the requests that already wait for it, and changes nothing in memory.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class FetchTable:
             self._access_log.unclaimed(recorded, mode, requests=requests, fetched_bytes=fetched)
 
     async def head_within(self, flight: Flight, patience_s: float, client: str) -> Head | None:
-        """Wait for the head of a watched flight, for a reader in the network `client`.
+        """Wait for the head of a flight, for a reader in the network `client`.  The caller has called `Flight.watch`.
 
         Returns None if the head has not arrived `patience_s` seconds after the flight was sent.
         """
@@ -179,7 +179,7 @@ class FetchTable:
         return flight.head
 
     def detach(self, stream: Stream, start: str) -> None:
-        """Let the flights that a read from `start` may be waiting for continue without readers."""
+        """Let flights continue without readers: those that a read from `start` may be waiting for."""
         for key in {METADATA, CONFIRMATION, start, stream.tape.tail or start}:
             if (flight := self.pending(stream, key)) is not None:
                 flight.is_detached = True
@@ -204,9 +204,9 @@ class FetchTable:
     async def fresh_head(self, stream: Stream, start: str, route: Route, source: Source) -> Head:
         """Return the head of a reply at `start` that the origin sends after this call.
 
-        Returns when the body has been stored or has proved too large to be stored.  For callers that need the facts or
-        the stored bytes rather than the body.  An overtaken flight provides neither, so the origin is asked again, up
-        to `MOST_CHANGES` times.
+        Returns when the body has been stored or has proved too large to be stored.  The caller gets no body: it uses
+        the head, or reads the stored bytes from the tape.  An overtaken flight provides neither, so the origin is asked
+        again, up to `MOST_CHANGES` times.
         """
         return (await self.fetched(stream, start, route, source))[0]
 

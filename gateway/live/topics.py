@@ -1,4 +1,4 @@
-"""The topics of Durable Streams: they are created for live readers, and their followers started and stopped.
+"""Creates the topics of Durable Streams for live readers, and starts and stops the topics' followers.
 
 `gateway.live.table` has the part that these topics share with those of S2.
 
@@ -122,8 +122,8 @@ class LiveTopics:
     def follow(self, topic: Topic) -> None:
         """Start the follower of the topic's stream, unless it runs.  Raises the errors of `LiveTable.make_room`.
 
-        Call this only for readers that wait.  Otherwise a client could start many live requests by reads that are
-        answered at once, each with a new query.
+        Call this only for readers that wait.  A read that is answered at once costs its client nothing.  By many such
+        reads, each with another query, a client could otherwise start many live requests.
         """
         if not self.table.is_followed(topic) and topic.stream.tape.closed_at is None:
             net = topic.access.source.client
@@ -138,7 +138,10 @@ class LiveTopics:
             self.expect(topic.stream)
 
     def heat(self, topic: Topic, per_s: float) -> None:
-        """Make the topic hot while its stream has at least `per_s` / 2 reads a second.  Do nothing without room."""
+        """Make the topic hot while its stream has at least `per_s` / 2 reads a second.
+
+        Does nothing if no live request is free for the topic.
+        """
         table, net = self.table, topic.access.source.client
         if topic in table.hot or topic.stream.tape.closed_at is not None or not table.has(topic):
             return
@@ -170,7 +173,7 @@ class LiveTopics:
             self.table.remove_unused(topic)
 
     async def until_connected(self, stream: Stream) -> None:
-        """Wait briefly until a follower that has just been started has the tail confirmed, or fails."""
+        """Wait briefly until the stream's new follower has confirmed the tail or failed."""
         topic = self._topics.get(stream)
         while topic is not None and not topic.is_confirmed and topic.failure is None and self.table.is_followed(topic):
             left = topic.connects_until - self._clock.now()

@@ -54,8 +54,8 @@ BAD_AT_ONCE: Final = 50
 """Bad credentials that one client network may present: a burst of `BAD_AT_ONCE`, then `_BAD_PER_S` a second."""
 _MOST_EARLY: Final = 0.1
 _MOST_EARLY_S: Final = 5.0
-"""A live read ends earlier than its credential, at a random moment, so that readers do not all return at once.  It ends
-at most this fraction of the time left, and at most this many seconds, early."""
+"""A live read ends earlier than its credential, at a random moment, so that readers do not all return at once.  The
+time by which it ends early is at most this fraction of the time left, and at most this many seconds."""
 SPREAD_S: Final = 5.0
 """Seconds over which live reads end because of a reload or a withdrawn key, so that readers return one by one."""
 _RESERVED: Final = "/__ds/"
@@ -63,8 +63,8 @@ _OF_THE_ORIGIN: Final = {
     "GET": re.compile(r"jwks\.json"),
     "POST": re.compile(r"subscriptions/[^/%\\]+/(?:callback|ack|release)"),
 }
-"""Calls below the reserved path that only the origin authorises, by method.  They belong to subscriptions, whose
-Authorization is a token of the origin, or fetch the origin's public keys."""
+"""Calls below the reserved path that only the origin authorises, by method.  Calls of subscriptions
+carry a token of the origin in Authorization.  The other calls fetch the origin's public keys."""
 _OVERRIDES: Final = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
 """Headers that make some frameworks treat a request as one with another method."""
 _FIELD_SAFE: Final = "!#$&'()*+,/:;=?@[]|^`{}~ "
@@ -123,8 +123,8 @@ class Authoriser:
         """Authorise the request.  Returns False if the verdict has to wait for a key set or a service; `answerer`
         resumes the request then.
 
-        `waited` is the same request after such a wait, and does not wait again.  Raises a GatewayError if the request
-        is refused.
+        It then passes the request that has waited as `waited`; no request waits twice.  Raises a GatewayError if the
+        request is refused.
         """
         request = context.request
         if is_of_the_origin(request.method, parsed.target.path):
@@ -175,14 +175,15 @@ class Authoriser:
         """Remember the verdict for reads of the stream with this header section.  Without a stream, remember it for the
         same request line."""
         if self._remembered is not None and (exact := self._remembered.exact.get(alias)) is not None:
-            # An answer remembered for these bytes keeps its section, even if `Sections` has evicted it.
+            # An answer remembered for these bytes keeps a reference to its section, which `Sections` may have evicted.
             self._sections.allow(exact[1], stream or alias[: alias.find(b"\r\n")], allowed)
         if (split := self._sections.split(alias)) is not None:
             self._sections.allow(split[1], stream or split[0], allowed)
 
     def allowed_for(self, section: Section, key: VerdictKey | None, scheme: str, most_s: float) -> Allowed | None:
-        """The verdict on a live read that was not parsed, on a connection with this scheme.  Returns None if the
-        handler has to decide.
+        """The verdict on a live read whose section was recognised without parsing, on a connection with this scheme.
+
+        Returns None if the handler has to decide.
 
         The verdict outlasts the longest possible read, `most_s` seconds, or is renewed during the read.
         """
@@ -218,8 +219,10 @@ class Authoriser:
         channel.end_live_use()
 
     def end_at_expiry(self) -> None:
-        """Set each guarded live read to end at its credential's expiry.  A drain that was undone has changed the reads'
-        lifetimes."""
+        """Set each guarded live read to end at its credential's expiry.
+
+        Called when a drain is cancelled, because that gives all live reads new lifetimes.
+        """
         for one in self.verdicts.live:
             if isinstance(one, GuardedUse):
                 one.end_at_expiry()
@@ -358,7 +361,7 @@ def _actions(request: Request, parsed: ParsedRequest, *, is_fork: bool) -> tuple
     action = action_of(parsed.mode, parsed.target.path)
     if parsed.mode not in _CHANGES:
         return (action,)
-    # An origin may use any of several values, so one of them is enough.
+    # If the header has several values, the origin may use any of them.  One true value therefore counts as a closure.
     lines = request.headers.getall(STREAM_CLOSED, ())
     closes = any(is_true(value) for line in lines for value in line.split(","))
     if action is Action.APPEND and closes and request.body is None:
@@ -431,7 +434,7 @@ class GuardedUse:
             usage.add(sent_bytes, self._authoriser.now() - self._began)
 
     def revoke(self) -> None:
-        """End the read at once: an SSE answer in order, any other by dropping the connection."""
+        """End the read at once.  An SSE answer ends properly; for any other read, the connection is dropped."""
         self._channel.end_early()
 
     def end_soon(self) -> None:

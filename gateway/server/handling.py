@@ -131,7 +131,7 @@ class Handling(PhasedChannel, ABC):
                 self.response_written(request)
 
     def end_early(self) -> None:
-        """End the live answer in progress: an SSE answer in order, any other by dropping the connection."""
+        """End the live answer in progress.  An SSE answer ends properly; for any other, the connection is dropped."""
         if isinstance(self._live, Subscriber):
             self._live.drain_within(0.0, 0.0)
         else:

@@ -182,7 +182,7 @@ class Channel(Protocol):
         """Stop counting the live read, if there is one."""
 
     def end_early(self) -> None:
-        """End the live answer in progress: an SSE answer in order, any other by dropping the connection."""
+        """End the live answer in progress.  An SSE answer ends properly; for any other, the connection is dropped."""
 
     def follow(
         self, live: LiveAnswer, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool

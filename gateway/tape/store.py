@@ -38,7 +38,7 @@ MAX_TAGS = 1_024
 # Enum members are slow to reach in Python 3.11.
 _EVICTED: Final = End.EVICTED
 _NO_KEY = StreamKey(Group("", ""), "", Partition(""))
-"""A key of no stream, for evictions that spare no stream."""
+"""A key that no stream has, for evictions that may evict any stream."""
 
 
 class TapeStore:
@@ -232,8 +232,8 @@ class TapeStore:
     ) -> None:
         """Doubt the streams of an S2 path that hold records from `start` on, because an append was numbered from there.
 
-        Only streams with one of `queries` are affected (None stands for all), and none of `seen`, which the caller has
-        handled.  The search is skipped if no sleeping stream can hold such records.
+        Affects only streams with one of `queries`, or with any query if that is None.  Streams in `seen` are left out,
+        because the caller has handled them.  The search is skipped if no sleeping stream can hold such records.
         """
         if start >= self._paths.records_to(group, queries):
             return

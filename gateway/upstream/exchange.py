@@ -10,7 +10,7 @@ Bodies are passed on as they are.  Nothing is decompressed, no redirect is follo
 refused.  A truncated body raises, so a caller without an exception has the complete body.  Exceptions of other
 libraries are translated into those of `errors.py` here.
 
-A request may be sent once more if a kept connection proves to be dead.  `gateway.upstream.retries` has the rule.
+A request may be sent once more if a kept connection proves to be dead.  `gateway.upstream.repeatable` has the rule.
 
 The outcome is reported to the state of the origin, if there is one (`OriginRequest`).
 """
@@ -51,8 +51,8 @@ from gateway.upstream.failures import (
 )
 from gateway.upstream.incoming import Carrier, IncomingReply, ignore, no_op
 from gateway.upstream.origin_state import OriginRequest
+from gateway.upstream.repeatable import is_repeatable
 from gateway.upstream.reply import Reply
-from gateway.upstream.retries import is_repeatable
 from gateway.upstream.slots import Lane, Purpose
 from gateway.upstream.upload import Upload
 

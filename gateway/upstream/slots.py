@@ -151,7 +151,7 @@ class Lane:
     ) -> None:
         self.endpoint = endpoint
         self.taken_by = taken_by
-        """The number of the host's slots of each client.  All lanes of the host share this object."""
+        """For each client, the number of slots that it has at the host.  All lanes of the host share this object."""
         self.purpose = purpose
         self.after_upload = after_upload
         """For a lane of uploads, the lane to which an upload moves when its body has been sent; otherwise None."""

@@ -39,7 +39,7 @@ _LOADED: Final = (
     "gateway.app",
     "gateway.cli.program",
     "gateway.cli.servers",
-    "gateway.cli.supervisor",
+    "gateway.cli.sd_notify",
     "gateway.commands.bench_reads",
     "gateway.commands.producer",
     "gateway.commands.s2_reader",
