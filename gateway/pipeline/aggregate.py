@@ -1,14 +1,15 @@
-"""Compute the gold tables: which days, from which lines, in an order in which a killed run can be repeated.
+"""Compute the gold tables of the days whose silver has changed.
 
-A day is computed again if its silver has changed since, and so are days that look back on it: the day after it for
-tables that look back one hour, seven days for anomalies.  Each table's days are replaced, never appended to.  Several
-tables are computed at a time.  The last one is committed after all others, with the version of silver that they were
-computed from, so the run that follows a killed one computes the same days again.  Gold is a function of silver, except
-for the randomness of large sketches (`gateway.pipeline.gold.sketches`).  A day that is no longer in silver loses its
-gold.
+A day is computed again if its lines in silver have changed since the last run.  Some tables also use earlier days, so
+later days are computed again too: the next day for tables that look back one hour, and seven days for anomalies.  A run
+replaces whole days of a table and never appends to them.  A day that is no longer in silver is removed from gold.
 
-A call costs in proportion to the lines of the days it computes.  If nothing has changed, it opens the tables.
-A run looks at all tables before it reads silver, so of two runs at once one meets a Conflict and stops.
+Several tables are computed at a time.  One table is always committed last, with the version of silver that all of them
+were computed from.  If a run is killed before that commit, the next run computes the same days again.  The same silver
+always gives the same gold, except for the randomness of large sketches (`gateway.pipeline.gold.sketches`).
+
+The cost of a run is proportional to the number of lines in its days.  Without changes, a run only opens the tables.  A
+run notes the versions of all tables before it reads silver.  If two runs overlap, one of them fails with a Conflict.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ class Aggregated:
     """Result of a run."""
 
     days: tuple[date, ...]
-    """Days whose lines had changed; all their tables were computed."""
+    """Days whose lines had changed.  All their tables were computed."""
     followed: tuple[date, ...]
-    """Days computed again in part, because some of their tables look back on `days`."""
+    """Later days that were computed again in part, because some of their tables use the lines of `days`."""
     newest: datetime | None
     """Time of silver's newest line (UTC, naive); None without lines."""
     final_before: datetime | None
-    """Windows that end at this time or before are final while a source is followed: ingest rejects lines of theirs.
-    Lines of given files are ingested at any age."""
+    """Figures before this time no longer change while a source is followed, because ingest rejects lines that old.  An
+    ingest of files accepts lines of any age."""
 
     def __str__(self) -> str:
         if self.newest is None:
@@ -71,9 +72,9 @@ class Aggregated:
 
 
 def aggregate(spark: SparkSession, lake: Lake, *, progress: Callable[[str], None]) -> Aggregated:
-    """Compute the gold tables of every day whose silver has changed, and of the days that look back on it.
+    """Compute the gold tables of every day whose silver has changed, and of the later days that depend on it.
 
-    Raises Conflict if another run is at work.
+    Raises Conflict if another run has changed a gold table meanwhile.
     """
     gold = {table: lake.snapshot(table) for table in tables.GOLD}
     silver = lake.snapshot(tables.REQUESTS)
@@ -103,7 +104,7 @@ def aggregate(spark: SparkSession, lake: Lake, *, progress: Callable[[str], None
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One computation, from one version of silver."""
+    """One computation of gold from one version of silver."""
 
     spark: SparkSession
     silver: Snapshot
@@ -111,18 +112,21 @@ class _Run:
     progress: Callable[[str], None]
 
     def compute(self, changed: Collection[date], stored: Sequence[date], newest: datetime | None) -> tuple[date, ...]:
-        """Write all tables, the last one with silver's version; return days other than `changed` that were computed."""
+        """Write all tables, and return the days besides `changed` that were computed.
+
+        The last table is committed with the version of silver.
+        """
         there = set(stored)
         gone = set(changed) - there
         lines = partial(self._lines, changed)
         after = _with_followers(changed, 1) & there
         before = {day - _DAY for day in after} - after
         behind = partial(self._and_the_hour_before, after, before & there, "stream", "close_reason")
-        # The last hours of a day are over once a later day exists.
+        # A day's last hours are complete once a later day exists.  So the day before a changed one is compared again.
         days_before = {max((other for other in stored if other < day), default=day) for day in changed}
         compared = (_with_followers(changed, DAYS) | days_before) & there
         read = {day - step * _DAY for day in compared for step in range(DAYS + 1)}
-        # With its zone: a naive time would be taken as local.
+        # Spark would take a time without a zone as local.
         until = (newest or datetime.max.replace(tzinfo=UTC)).replace(minute=0, second=0, microsecond=0, tzinfo=UTC)
         last: list[File] = []
 
@@ -132,7 +136,7 @@ class _Run:
                     self._write(compute(summed), table, changed)
             days_back = ([day - step * _DAY for step in range(1, DAYS + 1)] for day in compared)
             if not any(len(there.intersection(days)) >= LEAST_DAYS for days in days_back):
-                return  # there is nothing to compare with
+                return  # no day has enough earlier days to be compared with
             by_minute, of_reads, failed = (
                 self._stored(table, read) for table in (tables.TRAFFIC, tables.OFFLOAD, tables.ERRORS)
             )
@@ -171,7 +175,7 @@ class _Run:
             used = lines("principal", "tenant", "issuer", "outcome", "duration_s", "sent_bytes", "fetched_bytes")
             self._write(usage(used), tables.USAGE, changed)
 
-        # The longest first.
+        # The tables that take longest begin first.
         parts = (of_sums, of_streams, of_reconnects, of_delivery, of_closed_loops)
         together(self.spark, (*parts, of_latency, of_fan_out, of_slow_consumers, of_usage))
         marks = {GOLD_MARK: self.silver.version}
@@ -192,15 +196,18 @@ class _Run:
         return self.gold[table].read(self.spark, days=days)
 
     def _lines(self, days: Collection[date], *more: str) -> DataFrame:
-        """Lines of these days, with the usual columns and `more`; in an object store, reading a column has its cost."""
+        """The lines of these days, with the columns that every table needs and `more`.
+
+        Other columns are not read, because each one costs requests to an object store.
+        """
         return self.silver.read(self.spark, days=days, columns=("day", "time", "route", "mode", "is_final", *more))
 
     def _and_the_hour_before(self, days: Collection[date], before: Collection[date], *more: str) -> DataFrame:
-        """Lines of these days, and those of the last hour of `before`."""
+        """The lines of these days, and of the last hour of each day in `before`."""
         lines = self._lines(days, *more)
         if not before:
             return lines
-        # As a range of times, which Parquet's row-group statistics can skip by.
+        # With a range of times, Spark can skip row groups by their Parquet statistics.
         hour = "time >= timestamp '{} 23:00:00' and time < timestamp '{} 00:00:00'"
         hours = (hour.format(day, day + _DAY) for day in sorted(before))
         return lines.unionByName(self._lines(before, *more).where(" or ".join(hours)))

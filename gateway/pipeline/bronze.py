@@ -1,8 +1,9 @@
-"""Bronze: every ingested line, unchanged.  Lines that are not valid events are rejects, with the reason.
+"""Bronze: every ingested line, unchanged.  A line that is not a valid event is a reject and is stored with the reason.
 
-Both are one table, whose rows have a kind, so that a batch is one commit.  Here lines are parsed by Spark's own JSON
-parser and the schema of `gateway.ops.access_log.fields`.  Most lines are plain and do not come here
-(`gateway.pipeline.plain`).  A reason is one of
+Events and rejects are in one table, so that a batch is one commit.  The column `kind` tells them apart.
+
+This module classifies lines with Spark's JSON parser and the schema of `gateway.ops.access_log.fields`.  It sees only
+the few lines that `gateway.pipeline.plain` does not handle.  The reasons are
 
     not JSON                  also a truncated line, and two lines run together
     not an object             JSON, but another kind of value
@@ -14,8 +15,8 @@ parser and the schema of `gateway.ops.access_log.fields`.  Most lines are plain 
     time out of range: …      before 2020, or more than a day after its ingestion
     too late                  of a day that counts as complete; only while a source is followed
 
-Empty lines are ignored.  So are fields that are not in the schema: new fields do not change the version.  A text field
-accepts any JSON value, because checking each for its quotes costs as much as all other checks together.
+Empty lines are ignored.  Unknown fields are ignored too, because a gateway may add fields without a new version.  A
+text field accepts any JSON value: a check that each is a JSON string would cost as much as all other checks together.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ from gateway.pipeline.plain import AHEAD_S, BOUNDED, EARLIEST_S, MOST, NEEDED
 from gateway.pipeline.tables import LATE, LINES, REJECTS
 
 LONGEST_LINE: Final = 1 << 20
-"""Bytes.  A gateway's lines have 20,000 at most."""
+"""Longest accepted line in bytes.  A gateway's lines have at most 20,000."""
 KEPT_OF_REJECT: Final = 4_096
+"""Characters of a rejected line that are stored."""
 
 _TYPES: Final = {"integer": "bigint", "number": "double", "string": "string", "boolean": "boolean"}
 _BAD: Final = "_bad"
-# Beyond strict JSON nothing is taken: the gateway writes none of it, and torn lines are full of it.
+# Only strict JSON is accepted.  The gateway writes nothing else, but damaged lines often look like a lax form of JSON.
 _STRICT: Final = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": _BAD,
@@ -49,26 +51,29 @@ _STRICT: Final = {
 
 
 def line_fields() -> dict[str, str]:
-    """Spark type of each field of a line that the pipeline reads, from the log's schema."""
+    """Return the Spark type of each field in the log's schema."""
     return {field.name: _TYPES[field.kind] for field in FIELDS}
 
 
 def parsed(line: Column, *, with_bad: bool = False) -> Column:
-    """A line as a struct of the schema's fields; `with_bad` adds a column for lines that cannot be parsed."""
+    """Return the line as a struct of the schema's fields; `with_bad` adds a field for lines that cannot be parsed."""
     ddl = ", ".join(f"`{name}` {kind}" for name, kind in line_fields().items())
     return f.from_json(line, f"{ddl}, `{_BAD}` string" if with_bad else ddl, _STRICT)
 
 
 def classified(came: DataFrame, *, oldest: date | None = None) -> DataFrame:
-    """The rows of bronze from `came` (columns `line`, `source`, `taken`: time of ingestion); days before `oldest` are
-    late."""
-    # Do not filter the result: Spark would push the filter down and parse each line twice.
+    """Return the rows of bronze for the lines in `came`.
+
+    Its columns are `line`, `source` and `taken`, the time of ingestion.  Events of days before `oldest` are rejected as
+    too late.
+    """
+    # Do not filter the result.  Spark would push the filter down and parse each line twice.
     read = came.where(~f.col("line").isin("", "\r")).withColumn("event", parsed(f.col("line"), with_bad=True))
     event = {name: f.col(f"event.{name}") for name in line_fields()}
     reason = _reason(event, f.col("event").getField(_BAD), f.col("line"), f.col("taken"), oldest)
     told = read.select("line", "source", "taken", "event", reason.alias("reason"))
     is_event = f.col("reason").isNull()
-    # A late line is an event, which can be taken in from here.
+    # A late line is stored whole, because `pipeline ingest --late` can still take it in.
     is_whole = is_event | (f.col("reason") == LATE)
     return told.select(
         f.when(is_event, day_of(f.col("event.time"))).otherwise(f.to_date("taken")).alias("day"),
@@ -81,22 +86,25 @@ def classified(came: DataFrame, *, oldest: date | None = None) -> DataFrame:
 
 
 def day_of(seconds: Column) -> Column:
-    """The UTC day of Unix seconds; NULL for an invalid time."""
+    """Convert Unix seconds to their UTC day; NULL for an invalid time."""
     return time_of(seconds).cast("date")
 
 
 def time_of(seconds: Column) -> Column:
-    """The time of Unix seconds, in microseconds; NULL for an invalid time."""
-    # Never an error: lines out of range are rejected elsewhere.
+    """Convert Unix seconds to a timestamp, rounded to microseconds; NULL for an invalid time."""
+    # An invalid time must not fail the query.  `_reason` rejects its line.
     is_time = seconds.between(0, 253_402_300_799)
     return f.when(is_time, f.timestamp_micros(f.round(seconds * 1_000_000).try_cast("bigint")))
 
 
 def _reason(event: dict[str, Column], bad: Column, line: Column, taken: Column, oldest: date | None) -> Column:
-    """Why a line is not an event; NULL for an event.  The first reason wins; costly checks run for rare lines only."""
+    """Return why a line is not an event; NULL for an event.
+
+    The first reason that applies is returned.  The costly checks run only for rare lines.
+    """
     seconds = event["time"]
     last = f.unix_timestamp(taken) + AHEAD_S
-    # A gateway's line contains one closing brace, as its last character.
+    # The only closing brace in a gateway's line is its last character.
     has_rest = f.octet_length(f.substring_index(line, "}", 1)) + 1 != f.octet_length(line)
     may_be_broken = bad.isNotNull() | has_rest
     infinite = (float("inf"), float("-inf"))
@@ -122,9 +130,10 @@ def _reason(event: dict[str, Column], bad: Column, line: Column, taken: Column, 
 
 
 def _broken(line: Column) -> Column:
-    """Why a line is not one JSON object; NULL if it is one."""
-    # Spark stops at the end of the first value and ignores the rest.  So the line must parse both as the only element
-    # of an array and as a member of an object before another one; trailing text passes one of the two at most.
+    """Return why a line is not one JSON object; NULL if it is."""
+    # Spark stops at the end of the first value and ignores the rest of the line.  So the line is parsed twice: as the
+    # only element of an array, and as an object's member that another member follows.  A line with text after its
+    # first value fails at least one of the two.
     alone = f.size(f.from_json(f.concat(f.lit("["), line, f.lit("]")), "array<string>", _STRICT)) == 1
     before = f.from_json(f.concat(f.lit('{"a":'), line, f.lit(',"b":1}')), f"a string, b int, {_BAD} string", _STRICT)
     is_json = f.coalesce(alone & (before.getField("b") == 1) & before.getField(_BAD).isNull(), f.lit(False))
@@ -132,18 +141,21 @@ def _broken(line: Column) -> Column:
 
 
 def _wrong_type(line: Column) -> Column:
-    """The field whose JSON type differs from the schema's."""
+    """Return the reason for a line with a field of another JSON type than in the schema; NULL if there is none."""
     read = f.to_json("event")
     name = _named(tuple(line_fields()), lambda name: _has(line, name) & ~_has(read, name))
     return f.concat(f.lit("wrong type: "), name)
 
 
 def _named(names: tuple[str, ...], is_it: Callable[[Column], Column]) -> Column:
-    """The first name for which `is_it` holds; NULL if there is none.  It is one small expression, because it is rarely
-    needed and a condition for each name would be compiled for every batch."""
+    """Return the first name for which `is_it` holds; NULL if there is none.
+
+    This is one small expression over an array.  A condition for each name would have to be compiled for every batch,
+    although the result is rarely needed.
+    """
     return f.get(f.filter(f.array(*map(f.lit, names)), is_it), f.lit(0))
 
 
 def _has(text: Column, name: Column) -> Column:
-    """Whether a JSON object has such a field, and not null."""
+    """Whether a JSON object has a field of this name that is not null."""
     return f.call_function("get_json_object", text, f.concat(f.lit("$."), name)).isNotNull()

@@ -1,9 +1,11 @@
-"""An archive of Spark's classes, which Java maps into memory instead of reading and checking each of them again.
+"""An archive of Spark's Java classes, which makes Spark start faster (application class-data sharing, JEP 350).
 
-Java keeps such an archive for one set of programs (application class-data sharing, JEP 350).  Half of the processor
-time until Spark's first query is over goes into classes, of which there are some 15,000.  Java writes the archive when
-it ends, so the first short run on a machine takes longer, once.  It is a file of about 200 MB in the user's cache
-folder; one for another Java or another Spark takes its place.  Without it, everything works as with it.
+Spark loads some 15,000 classes.  To read and check them takes half of the processor time until the end of its first
+query.  With an archive, Java maps the checked classes into memory instead.
+
+Java writes the archive when it exits, so the first short run on a machine takes longer.  The archive is a file of about
+200 MB in the user's cache folder.  An archive for another version of Java or Spark replaces it.  Spark also works
+without an archive.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ _NEW: Final = ".new"
 
 @dataclass(frozen=True, slots=True)
 class ClassArchive:
-    """An archive at `path`; with `is_new`, it is to be written."""
+    """An archive at `path`; with `is_new`, Java has yet to write it."""
 
     path: Path
     is_new: bool
 
     @property
     def options(self) -> str:
-        """The options of a Java that reads the archive, or writes it when it ends."""
-        # What cannot be used is left out, and nothing is said of it.
+        """Java's options to read the archive, or to write it at exit."""
+        # Java silently ignores an archive that it cannot use.
         how = f"-XX:ArchiveClassesAtExit={self._written}" if self.is_new else f"-XX:SharedArchiveFile={self.path}"
         return f"-Xshare:auto -Xlog:disable -Xlog:all=off {how}"
 
@@ -38,7 +40,7 @@ class ClassArchive:
         return self.path.with_suffix(f".{os.getpid()}{_NEW}")
 
     def keep(self) -> bool:
-        """Put what Java has written in the place of all other archives; return whether it has."""
+        """Replace all other archives with the one that Java has written; return whether it has written one."""
         with suppress(OSError):
             self._written.replace(self.path)
             self._remove_others()
@@ -57,9 +59,10 @@ class ClassArchive:
 
 
 def class_archive(java_home: Path, spark_home: Path, cache: Path) -> ClassArchive | None:
-    """The archive for a Java and a Spark, beneath the folder `cache`.
+    """Return the archive for a Java and a Spark, in the folder `cache`.
 
-    None if this Java has no archive of its own classes, which the other one builds on, or if `cache` cannot be written.
+    Return None if the archive cannot be used: Java lacks the archive of its own classes, which this one extends, or
+    `cache` cannot be written, or its path contains a space.
     """
     jars = spark_home / "jars"
     try:
@@ -67,7 +70,7 @@ def class_archive(java_home: Path, spark_home: Path, cache: Path) -> ClassArchiv
         spark = jars.stat()
         made_for = f"{java_home.resolve()} {java.st_size} {java.st_mtime_ns} {jars.resolve()} {spark.st_mtime_ns}"
         path = cache / _FOLDER / f"{hashlib.sha256(made_for.encode()).hexdigest()[:16]}.jsa"
-        # A path is part of a list of options, which are separated by spaces.
+        # Spaces separate Java's options, so the path must not contain one.
         if " " in str(path):
             return None
         archive = ClassArchive(path, is_new=not path.exists())

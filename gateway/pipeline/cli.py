@@ -1,10 +1,10 @@
 """`durable-gateway pipeline …`: one command for each step of the pipeline, and `run` for all of them.
 
-Every command works on a lake (`--lake`, or its alias `--in`), prints progress on stderr and the result on stdout, and
-may be repeated: finished work is not done again.  Exit statuses are those of the other commands.  Spark is imported
-when a command runs, so `--help` needs neither Spark nor Java.
+Every command works on a lake (`--lake`, or its alias `--in`).  It prints progress on stderr and the result on stdout.
+A command may be repeated: it does not repeat finished work.  Exit statuses are those of the other commands.  Spark is
+imported when a command runs, so `--help` needs neither Spark nor Java.
 
-`submitted` is for `spark-submit`: the same commands, on the cluster that `spark-submit` names.
+`submitted` runs the same commands under `spark-submit`, on its cluster.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def table(
     stream = source_of([source], settings(option or [], "--option", "NAME=VALUE"), os.environ)
     if not isinstance(stream, LogStream):
         raise PipelineFailed(f"{source}: expected a stream's http:// or https:// URL")
-    # It is checked before Spark starts, because that takes a while.
+    # Check before Spark starts, which takes seconds.
     with failing():
         from gateway.pipeline.stream_table import checked
 
@@ -359,7 +359,7 @@ def run(
 
 
 def submitted() -> int:
-    """Run the command line on the Spark that `spark-submit` has started, and give the exit status."""
+    """Run the command line on the Spark that `spark-submit` has started; return the exit status."""
     try:
         pipeline(prog_name="pipeline", standalone_mode=False)
     except TyperException as error:
@@ -375,7 +375,7 @@ def submitted() -> int:
 
 
 def _seconds(text: str, flag: str) -> float:
-    """The seconds of a time such as `90m`."""
+    """Convert a time such as `90m` to seconds."""
     with suppress(KeyError, ValueError):
         seconds = float(text[:-1]) * _UNITS_S[text[-1:]]
         if 0 <= seconds < float("inf"):
@@ -384,7 +384,10 @@ def _seconds(text: str, flag: str) -> float:
 
 
 def _source(texts: list[str], options: list[str] | None, lake: str) -> Source:
-    """The source of the lines.  It is checked before Spark starts, because that takes a while."""
+    """Return the source of the lines.
+
+    Its options are checked here, before Spark starts, which takes seconds.
+    """
     source = source_of(texts, settings(options or [], "--option", "NAME=VALUE"), os.environ)
     if isinstance(source, LogStream):
         with failing():
@@ -395,8 +398,8 @@ def _source(texts: list[str], options: list[str] | None, lake: str) -> Source:
 
 
 def _folder_of(lake: str) -> Path | None:
-    """The lake's folder; None if it is in an object store."""
-    # Here an error is reported as the lake store's; an error of a log file is not.
+    """Return the lake's folder; None if it is in an object store."""
+    # `failing` attributes errors to the lake's store, so it must not enclose the reading of log files.
     with failing():
         from gateway.pipeline.lake import Lake
 
@@ -404,21 +407,21 @@ def _folder_of(lake: str) -> Path | None:
 
 
 def _is_large(source: Source, lake: str) -> bool:
-    """Whether the source is large, the lake's own files aside; False for a stream, whose size is not known."""
+    """Whether the source is large, without the lake's own files; False for a stream, whose size is unknown."""
     with suppress(OSError):  # rotation may remove a file meanwhile
         return isinstance(source, Files) and source.size(_folder_of(lake)) > MANY_BYTES
     return False
 
 
 def _upkept(lake: str, table: str | None) -> tuple[Lake, Sequence[Table]]:
-    """The tables that an upkeep is for: those of a lake, or a single one."""
+    """Return the tables that a command maintains: all of a lake, or a single one."""
     from gateway.pipeline import upkeep
 
     return (_existing(lake), upkeep.TABLES) if table is None else upkeep.table_at(table)
 
 
 def _existing(url: str) -> Lake:
-    """The lake at a URL that may be mistyped."""
+    """Return the lake at a URL.  Raises PipelineFailed if there is none."""
     from gateway.pipeline.lake import Lake
 
     lake = Lake(url)

@@ -1,4 +1,4 @@
-"""What the pipeline's commands run: the steps on a Spark session, progress on stderr, and every failure as one line."""
+"""The work of the pipeline's commands: the steps that need Spark, progress on stderr, and failures as one line."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ _STEPS: Final = (
 )
 
 MANY_BYTES: Final = 1 << 30
+"""A run with a larger source takes minutes."""
 _MANY_ROWS: Final = 2_000_000
-"""Above either, a run takes minutes."""
+"""A run on a lake with more lines takes minutes."""
 
 Progress = Callable[[str], None]
 
 
 def shown_progress() -> Progress:
-    """Print progress, with the seconds since now."""
+    """Return a function that prints a line of progress, with the seconds since this call."""
     clock = SystemClock()
     began = clock.now()
 
@@ -54,7 +55,7 @@ def shown_progress() -> Progress:
 
 
 class Waits(logging.Handler):
-    """Shows warnings of the Spark source as progress, such as a pause before the next try to reach a server."""
+    """Shows warnings of the Spark source as progress, such as a pause before it tries to reach a server again."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__(logging.WARNING)
@@ -66,7 +67,7 @@ class Waits(logging.Handler):
 
 @contextmanager
 def showing_waits(progress: Progress) -> Iterator[None]:
-    """Show warnings of the Spark source as progress, and nowhere else, during the block."""
+    """Show warnings of the Spark source only as progress, within the block."""
     log, waits = logging.getLogger("pyspark_durable_streams"), Waits(progress)
     log.addHandler(waits)
     log.propagate = False
@@ -86,27 +87,27 @@ class Steps:
     progress: Progress
 
     def ingest(self, source: Source, *, follow: bool = False, again: bool = False) -> None:
-        """Lines to bronze, silver and sessions."""
+        """Write the source's lines to bronze and silver, and update the sessions."""
         from gateway.pipeline.ingest import ingest
 
         typer.echo(ingest(self.spark, source, self.lake, follow=follow, again=again, progress=self.progress))
 
     def aggregate(self) -> None:
-        """Silver to gold."""
+        """Compute gold from silver."""
         typer.echo(self._aggregated())
 
     def curve(self, rate: float | None) -> None:
-        """Silver to the curve."""
+        """Compute the curve from silver."""
         typer.echo(self._measured(rate))
 
     def plan(self, out: Path, target: float, policy: str, min_span_s: float) -> None:
-        """Silver and the curve to a plan."""
+        """Make a plan from silver and the curve."""
         typer.echo(self._planned(out, target, policy, min_span_s))
 
     def gold_and_plan(self, out: Path, target: float, policy: str, min_span_s: float, rate: float | None) -> bool:
-        """Silver to gold, and at the same time to the curve and a plan, whose reads are placed once.
+        """Compute gold, and at the same time the curve and the plan; return whether a plan was made.
 
-        Returns whether there is a plan.
+        The curve and the plan share the placed reads.
         """
         from gateway.pipeline import tables
         from gateway.pipeline.curve.references import placed_reads
@@ -124,7 +125,7 @@ class Steps:
             nonlocal is_planned
             self.progress("curve: placing offsets")
             with placed_reads(self.spark, self.lake.snapshot(tables.REQUESTS)) as reads:
-                # Before the curve, which keeps all processors busy until it is there.
+                # Compute it before the curve, which then keeps all processors busy.
                 basis = basis_of(self.spark, reads)
                 plan.append(self._measured(rate, reads))
             try:
@@ -139,7 +140,7 @@ class Steps:
 
     @contextmanager
     def over(self) -> Iterator[None]:
-        """A block without Spark, which ends meanwhile."""
+        """Stop Spark in the background while the block runs, which does not need Spark."""
         ending = threading.Thread(target=_end, args=(self.spark,), name="end of Spark")
         ending.start()
         try:
@@ -169,7 +170,7 @@ class Steps:
             progress=self.progress,
             basis=basis,
         )
-        # A gateway that reloads sees the old plan or the new one.
+        # A gateway that reloads meanwhile must see the old plan or the new one, never a part.
         write_whole(out, made.text)
         if made.is_short:
             self.progress(
@@ -184,7 +185,10 @@ class Steps:
 
 
 def write_report(lake: Lake, out: Path, **shown: Any) -> None:
-    """Gold and the curve to a report, which needs no Spark; `shown` is as `gateway.pipeline.report` has it."""
+    """Write a report of gold and the curve, without Spark.
+
+    `shown` has further arguments of `gateway.pipeline.report.write_report`.
+    """
     from gateway.pipeline import report
     from gateway.pipeline.derived import outdated
     from gateway.pipeline.report.gather import gold_of
@@ -195,8 +199,8 @@ def write_report(lake: Lake, out: Path, **shown: Any) -> None:
 
 @contextmanager
 def failing() -> Iterator[None]:
-    """Turn failures of a command's part that needs no Spark session into PipelineFailed."""
-    # delta-rs logs at length what its errors say in short.
+    """Turn errors within the block into PipelineFailed, apart from Spark's."""
+    # delta-rs also logs its errors at length.  Their messages are enough.
     os.environ.setdefault("RUST_LOG", "off")
     try:
         import pyarrow as pa
@@ -213,9 +217,10 @@ def failing() -> Iterator[None]:
 
 @contextmanager
 def working(url: str, master: str | None, conf: list[str] | None, *, is_long: bool = False) -> Iterator[Steps]:
-    """The steps on the lake at `url`, on a Spark session for the block.  Every failure becomes PipelineFailed.
+    """Start a Spark session for the block, and yield the steps on the lake at `url`.
 
-    `is_long` says that the run will take minutes; so does that of a lake with many lines.
+    Every failure becomes PipelineFailed.  `is_long` means that the run will take minutes.  A run on a lake with many
+    lines is long in any case.
     """
     chosen = settings(conf or [], "--conf", "KEY=VALUE")
     progress = shown_progress()
@@ -233,7 +238,7 @@ def working(url: str, master: str | None, conf: list[str] | None, *, is_long: bo
     if master is None and not is_submitted(os.environ):
         master = DEFAULT_MASTER
     progress(f"starting Spark on {master or 'the cluster of spark-submit'}")
-    # Java takes seconds to start, and this process would only wait for it.
+    # Java takes seconds to start.  Import modules meanwhile.
     threading.Thread(target=_import_ahead, name="imports", daemon=True).start()
     is_short = not is_long and rows <= _MANY_ROWS
     archive = archive_for(master, chosen, is_short=is_short)
@@ -242,7 +247,7 @@ def working(url: str, master: str | None, conf: list[str] | None, *, is_long: bo
     except (PySparkException, Py4JError) as error:
         raise PipelineFailed(f"Spark does not start: {one_line(error)}") from None
     threading.Thread(target=_start_worker, args=(spark,), name="first worker", daemon=True).start()
-    # SIGTERM, from a service manager, stops the run as SIGINT does.
+    # A service manager sends SIGTERM.  Handle it like SIGINT.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with failing(), showing_waits(progress):
         try:
@@ -260,31 +265,31 @@ def working(url: str, master: str | None, conf: list[str] | None, *, is_long: bo
 
 
 def _end(spark: SparkSession) -> None:
-    """Stop Spark, unless it has been stopped."""
+    """Stop Spark if it is still running."""
     from py4j.protocol import Py4JError
 
     # The same signal may already have stopped Spark's Java.
     with suppress(Py4JError, OSError, AttributeError):
-        # Otherwise every cancelled task logs an error of its own.
+        # Otherwise each cancelled task logs an error.
         spark.sparkContext.setLogLevel("OFF")
         spark.stop()
 
 
 def _import_ahead() -> None:
-    with suppress(Exception):  # the step that needs the module says what is wrong
+    with suppress(Exception):  # the step that needs the module reports the error
         for name in _STEPS:
             import_module(name)
         import_module("gateway.pipeline.report.drawing").begin()
 
 
 def _start_worker(spark: SparkSession) -> None:
-    """Have Spark start a Python worker while it plans the first query, which would wait for it."""
+    """Start a Python worker while Spark plans the first query, which would otherwise wait for one."""
     with suppress(Exception):  # the session may have ended
         spark.range(1).mapInArrow(lambda batches: batches, "id bigint").collect()
 
 
 def settings(texts: list[str], flag: str, wanted: str) -> dict[str, str]:
-    """The settings in texts such as `name=value`.  Raises BadParameter."""
+    """Parse settings of the form `name=value`.  Raises BadParameter."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")

@@ -1,7 +1,12 @@
-"""The miss-ratio curve: the share of reads, and of their bytes, that a gateway with other memory would miss.
+"""The miss-ratio curve: the share of reads, and of their bytes, that a cache of another size would miss.
 
-`references` turns silver into reads of tapes.  `placing` gives them bytes, by the positions of `scale`, and adds them
-up to uses.  `simulate` replays these through the gateway's own policies, in miniature; `sampling` chooses which, and
-says what a sample tells of all.  `measure` writes the curves as one table.  `streams` has the figures of each stream,
-from which the plan is made.
+The modules, in the order of their work:
+
+- `references` finds the reads of each tape in silver.
+- `scale` derives byte positions of offsets.  `placing` uses them to find the bytes of each read.
+- `sampling` chooses the tapes to replay, and estimates the misses of all tapes from those of the sample.
+- `simulate` replays the reads through the gateway's own eviction policies.  `copies` adds the coded bodies and the
+  remembered answers.
+- `measure` writes the curves as a table.
+- `streams` computes the figures of each stream that the plan is made from.
 """

@@ -1,14 +1,15 @@
-"""Coded bodies and remembered answers, in miniature: the copies that a gateway keeps besides its tapes.
+"""A simulation of the copies that a gateway keeps besides its tapes: coded bodies and remembered answers.
 
-Both take bytes of the cache's budget, and tapes make room for them, as in `gateway.engine.coder` and
-`gateway.server.remembered`:
+Both are charged to the cache's budget, and tapes are evicted for them.  The rules are those of `gateway.engine.coder`
+and `gateway.server.remembered`:
 
-- A body in a coding is kept for each start of a read, up to a share of the budget; the stream used least recently loses
-  its bodies first.
-- An answer that needs no question to the origin is remembered, up to another share; the oldest goes first.  A small
-  body is held by its answer once more, and as part of the rendered response.
+- Compressed bodies are kept up to a share of the budget, one for each start of a read and each coding.  The tape used
+  least recently loses its bodies first.
+- A remembered answer is a whole answer that needs no request to the origin.  Answers are kept up to another share of
+  the budget, and the oldest is dropped first.  An answer with a small body holds two more copies of that body: one by
+  itself, and one in the rendered response.
 
-A read that misses may be coded, but its answer is not remembered before the next read.
+A miss may create a coded body, but no remembered answer.
 """
 
 from __future__ import annotations
@@ -28,51 +29,54 @@ from gateway.tape.costs import (
 )
 
 _ANSWER_TEXTS: Final = 1_400
-"""About the bytes charged for the texts of an answer: its head twice, its key, an alias."""
+"""Approximate bytes charged for the texts of an answer: its head twice, its key and an alias."""
 
 Slot = tuple[int, int]
-"""A body of one tape: the position at which its read starts, and its coding; 0 for no coding."""
+"""Identifies a body of one tape: the position at which its read starts, and its coding (0: none)."""
 
 
 class Lender(Protocol):
     """The budget that copies are charged to."""
 
     def lend(self, size: int, tape: int) -> bool:
-        """Make room for `size` bytes made from a tape, but not at the tape's cost; False if that fails."""
+        """Make room for `size` bytes that were made from a tape, without evicting that tape.
+
+        Return False if there is no room.
+        """
 
     def take_back(self, size: int) -> None:
         """Return lent bytes."""
 
 
 class Copies:
-    """The copies in one cache of `budget_bytes`, which stands for `caches` caches of gateways."""
+    """The copies in one simulated cache of `budget_bytes`, which represents the caches of `caches` gateways."""
 
     def __init__(self, lender: Lender, budget_bytes: float, caches: float) -> None:
         self._lender = lender
         one = budget_bytes / caches
         self._most_coded = min(budget_bytes / CODED_SHARE, CODED_USUAL_BYTES * caches)
         self._most_answers = budget_bytes / ANSWER_SHARE
-        # Of a single body, so not in miniature.
+        # A single body has its real size, so its limit is that of one gateway's cache.
         self._largest = min(one / CODED_SHARE, CODED_USUAL_BYTES) / CODED_BODY_SHARE
         self._coded_cost = self._answers_cost = 0
         self._coded: OrderedDict[int, dict[Slot, tuple[int, int]]] = OrderedDict()
-        """End and cost of coded bodies, by tape."""
+        """The end and the cost of each coded body, by tape."""
         self._answers: OrderedDict[tuple[int, int, int, int], int] = OrderedDict()
-        """Costs of answers, by tape, start, end and coding."""
+        """The cost of each answer, by tape, start, end and coding."""
         self._answers_of: dict[int, set[tuple[int, int, int, int]]] = {}
 
     def use(self, tape: int, low: int, high: int, sizes: Sequence[int], *, is_hit: bool) -> None:
-        """The bytes of a tape from `low` to `high` were sent.
+        """Record that the bytes of a tape from `low` to `high` were sent.
 
-        `sizes` has the sent bytes without coding and in each coding, 0 where no reader was sent that; `is_hit` says
-        that a reader needed nothing from the origin.
+        `sizes` has the bytes sent without coding, then those sent in each coding; 0 for a form that no reader got.
+        `is_hit` means that at least one reader needed nothing from the origin.
         """
         for coding, size in enumerate(sizes):
             if size and (not coding or self._code(tape, low, high, coding, size)) and is_hit:
                 self._remember((tape, low, high, coding), size)
 
     def forget(self, tape: int) -> None:
-        """The tape, or a part of it, is evicted."""
+        """Drop the copies of a tape, which was evicted in whole or in part."""
         self._forget_answers(tape)
         for _, cost in self._coded.pop(tape, {}).values():
             self._coded_cost -= cost

@@ -1,13 +1,13 @@
-"""The step `curve`: silver in, `tables.CURVE` out.
+"""The step `curve`: replay the reads of silver through caches of many sizes, and write `tables.CURVE`.
 
-It replays the log's reads through each of the gateway's policies, over one grid of cache sizes, up to the cost of all
-tapes together.  All begin with an empty cache at the log's first line, so a log of an hour shows less than a log of a
-day.
+Each of the gateway's eviction policies is replayed with the same cache sizes.  The largest cache has room for all
+tapes.  Each replay begins with an empty cache at the log's first line, so the first read of a stream is always a miss.
+A log of an hour therefore shows lower hit ratios than a log of a day.
 
-A size is that of one gateway's cache; all caches together are replayed as one that is as many times as large, which is
-right as far as they share the load evenly.
+A size is that of one gateway's cache.  The caches of all gateways are replayed as one cache, whose size is multiplied
+by their number.  This is accurate if the gateways share the load evenly.
 
-The sample is bounded, so the work is, whatever the length of the log.  The same lake gives the same table.
+Only a sample of bounded size is replayed, so a longer log takes no more work.  The same lake gives the same table.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ from gateway.tape.eviction import POLICIES
 
 _TAPES: Final = 50_000
 _USES: Final = 100_000
-"""Approximate bounds on replayed tapes and their uses; each use is replayed once for every policy and size, and once
-more in a part: half a minute's work of one core."""
+"""Approximate bounds on the replayed tapes and their uses.
+
+Each use is replayed for every policy and size, and at some sizes once more in a part of the sample.  In total, this
+takes half a minute of one core.
+"""
 _LEAST_TAPES: Final = 32
-"""Least number of replayed tapes, however often they were read: the curve of fewer says nothing."""
+"""Fewest tapes to replay, even if they exceed the bound on uses: a curve of fewer tapes is meaningless."""
 _POINTS: Final = 16
 _STRIDE: Final = 4
 _PARTS_STRIDE: Final = 3
-"""The parts of a sample are replayed at each of so many sizes; the error of those between is interpolated."""
+"""The parts of a sample are replayed only at every third size.  The error of the other sizes is interpolated."""
 _SMALLEST: Final = 1 << 20
 _PLAYED: Final = pa.schema(
     [
@@ -89,10 +92,9 @@ def measure_curve(
 ) -> Measured:
     """Compute the curves of the lake's silver and write them.  Raises PipelineFailed for invalid arguments.
 
-    `reads` are those of silver, if the caller has placed them.
-
-    `sizes` are cache sizes in bytes, by default a geometric grid; `rate` is the sampled share of tapes, by default as
-    large as the bound on the work allows; `policies` names the gateway's policies to replay.
+    `sizes` are cache sizes in bytes, by default in geometric steps.  `rate` is the sampled share of the tapes, by
+    default the largest that the bound on the work allows.  `policies` names the eviction policies to replay.  `reads`
+    are the placed reads of silver; without them, this function places the reads.
     """
     if rate is not None and not 0 < rate <= 1:
         raise PipelineFailed(f"rate: expected more than 0 and at most 1, got {rate}")
@@ -121,7 +123,7 @@ def measure_curve(
 
 
 def grid_of(working_bytes: int) -> list[int]:
-    """Cache sizes in geometric steps, of which the largest has room for the whole working set and all copies."""
+    """Return cache sizes in geometric steps.  The largest has room for the whole working set and all copies."""
     smallest = max(min(_SMALLEST, working_bytes), round(working_bytes * _LEAST_SHARE))
     largest = int(np.ceil(working_bytes / (1 - 1 / CODED_SHARE - 1 / ANSWER_SHARE)))
     steps = np.geomspace(smallest, largest, _POINTS)[:-1]
@@ -136,7 +138,7 @@ def _curves(
     rate: float | None,
     policies: Sequence[str],
 ) -> tuple[float, list[tuple[object, ...]]]:
-    """The replayed share of the tapes, and the rows of the table."""
+    """Return the share of the tapes that were replayed, and the rows of the table."""
     if rate is not None:
         kept = threshold(rate)
     else:
@@ -148,11 +150,11 @@ def _curves(
     tapes = len(sample["tape"].unique())
     nodes = found.nodes
     shared = spark.sparkContext.broadcast(sample)
-    # Each job replays some large caches and some small ones, which evict more; several of one task are of all policies.
+    # Small caches evict more and so take longer.  Each job has caches of all sizes, so that all jobs take equally long.
     jobs = [(policy, grid[first::_STRIDE]) for first in range(min(_STRIDE, len(grid))) for policy in policies]
-    # To put the uses in order takes as long as to replay a few caches, so each task does it once.
+    # Sorting the uses costs about a few replays, so each task sorts once for several jobs.
     tasks = min(len(jobs), max(_STRIDE, 2 * spark.sparkContext.defaultParallelism))
-    # The parts take as long as the whole, and how far they scatter changes little from one size to the next.
+    # The parts together take as long as the whole sample, and their scatter changes little from one size to the next.
     with_parts = {*grid[::_PARTS_STRIDE], grid[-1]}
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -166,7 +168,7 @@ def _curves(
                 yield pa.RecordBatch.from_arrays(list(map(pa.array, columns, _PLAYED.types)), schema=_PLAYED)
 
     try:
-        # As rows, so that the workers of the other queries do it.
+        # The jobs are rows of a query, so that the Python workers of other queries run them.
         done = spark.range(0, len(jobs), 1, tasks).mapInArrow(run, from_arrow_schema(_PLAYED)).toArrow()
     finally:
         shared.destroy()
@@ -182,8 +184,10 @@ def _curves(
 
 
 def _affordable(reads: PlacedReads, tapes: int) -> int:
-    """The sampling threshold that keeps about `_TAPES` tapes and `_USES` uses, and at least `_LEAST_TAPES` tapes, or
-    all."""
+    """Return the sampling threshold for about `_TAPES` tapes and `_USES` uses.
+
+    The sample has at least `_LEAST_TAPES` tapes, or all if there are fewer.
+    """
     kept = threshold(min(1.0, _TAPES / tapes))
     steps = 256
     reads_so_far, tapes_so_far = map(np.cumsum, reads.counts(kept, steps))
@@ -195,6 +199,6 @@ def _affordable(reads: PlacedReads, tapes: int) -> int:
 
 
 def _in_order(sample: pa.Table) -> list[Read]:
-    """Uses in order of time; ties are broken by the bytes that are read."""
+    """Sort the uses by time, then by tape and bytes."""
     ordered = sample.sort_by([(name, "ascending") for name in ("at", "tape", "low", "high")])
     return list(map(Read, *(ordered[name].to_numpy().tolist() for name in Read._fields)))

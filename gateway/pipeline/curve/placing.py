@@ -1,13 +1,14 @@
-"""Place the reads of whole tapes, and add them up: a pass over Arrow batches in one of Spark's workers.
+"""Find the bytes of each read, and add up reads of the same bytes: the work of one of Spark's workers.
 
-A worker has all reads of each of its tapes.  Reads of the same step within a second are added up as they come, so a
-thousand readers that are woken together take the memory of one.  What a worker finds are few rows of bytes, which cost
-Spark nothing to keep: each holds a table, and its kind says which.
+A worker gets all reads of each of its tapes, in Arrow batches.  Reads between the same two offsets within one second
+are added up as they arrive, so a thousand readers that are woken together take the memory of one.
+
+A worker returns a few rows of bytes, which Spark can keep cheaply.  Each row holds a table of one of these kinds:
 
     summary  counts of all tapes (`SUMMARY`)
-    uses     the uses of some tapes for the curve (`simulate.Read`), sorted by the hash that a sample is chosen by
-    figures  what a plan needs to know of each tape (`streams.FIGURES`)
-    gaps     times between uses, by their length (`streams.GAPS`)
+    uses     uses of some tapes, for the curve (`simulate.Read`), sorted by the hash by which a sample is chosen
+    figures  the figures of each tape for the plan (`streams.FIGURES`)
+    gaps     the times between uses, by their length (`streams.GAPS`)
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from gateway.tape.costs import TOKEN_COST, USUAL_COST
 
 PLAIN: Final = "plain"
 VARIANTS: Final = (PLAIN, "gzip", "br", "zstd")
-"""Forms of a body: without coding, and in each of `gateway.protocol.coding`, which workers cannot import."""
+"""Forms of a body: without coding, and in each coding of `gateway.protocol.coding`, which workers cannot import."""
 
 READS: Final = pa.schema(
     [
@@ -40,9 +41,9 @@ READS: Final = pa.schema(
         *((name, pa.bool_()) for name in ("is_counted", "is_asking", "is_tail", "is_apart")),
     ]
 )
-"""Reads, as `references.reads_of` has them."""
+"""The columns of `references.reads_of`."""
 FOUND: Final = "kind string, payload binary"
-"""A row that a worker found: a table in Arrow's format for streams, and its kind."""
+"""A row that a worker returns: the kind of a table, and the table in Arrow's stream format."""
 SUMMARY_KIND: Final = "summary"
 USES_KIND: Final = "uses"
 FIGURES_KIND: Final = "figures"
@@ -60,21 +61,21 @@ USES: Final = pa.schema(
 """Columns of `simulate.Read`."""
 SUMMARY: Final = pa.schema([*((name, pa.int64()) for name in _COUNTS), ("nodes", pa.list_(pa.string()))])
 _FEW: Final = 1 << 16
-"""Rows of reads that are looked at together, and of uses in one row of bytes."""
+"""Most reads that are prepared at a time, and most uses in one returned row."""
 _MOST: Final = 1 << 19
-"""Rows that are held before those of one step and second are added up."""
+"""Rows that are held in memory before they are added up."""
 _KEY: Final = ("tape", "scale", "start", "end", "second", "window", "tail")
 _ADDED_UP: Final = [
     ("at", "min"),
     *((name, "max") for name in ("last", "length", *VARIANTS)),
     *((name, "sum") for name in ("times", "counted", "asking", "fetched", "unknown")),
 ]
-"""How the other columns are added up, in their order."""
+"""How each of the other columns is added up."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """What a worker has read so far."""
+    """The reads that a worker has received so far."""
 
     first_us: int
     last_us: int
@@ -98,8 +99,10 @@ class _Held:
 
 
 def placed(batches: Iterable[pa.RecordBatch], first_us: int, last_us: int) -> Iterator[pa.RecordBatch]:
-    """Rows of `FOUND` from reads (`READS`), which are all of their tapes; the log's first and last line are at these
-    microseconds."""
+    """Yield the rows of `FOUND` for reads with the columns of `READS`, which must be all reads of their tapes.
+
+    `first_us` and `last_us` are the times of the log's first and last line, in microseconds.
+    """
     held = _Held(first_us, last_us)
     for reads in _together(batches):
         held.add(reads)
@@ -116,7 +119,7 @@ def placed(batches: Iterable[pa.RecordBatch], first_us: int, last_us: int) -> It
 
 
 def tables_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The tables in rows with a column `payload`."""
+    """Yield the tables in the column `payload`."""
     for batch in batches:
         for payload in batch.column("payload"):
             yield pa.ipc.open_stream(payload.as_buffer()).read_all()
@@ -143,12 +146,12 @@ def _together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _first_of_each(names: pa.Table) -> pa.Table:
-    """The first row of each tape."""
+    """Return the first row of each tape."""
     return names.take(pa.array(np.unique(names["tape"].to_numpy(), return_index=True)[1]))
 
 
 def _prepared(reads: pa.Table, first_us: int, last_us: int) -> pa.Table:
-    """Reads as rows that can be added up."""
+    """Turn reads into rows with the columns of `_KEY` and `_ADDED_UP`."""
     at = reads["at"].to_numpy()
     is_counted = reads["is_counted"].to_numpy()
     sent = pc.fill_null(reads["sent"], 0).to_numpy()
@@ -177,7 +180,7 @@ def _prepared(reads: pa.Table, first_us: int, last_us: int) -> pa.Table:
 
 
 def _on_tapes(rows: pa.Table) -> dict[str, Ints]:
-    """The columns of rows with their places: `low` and `high`, `extent` and `tokens`, and `loose`."""
+    """Add the columns that need byte positions: `low`, `high`, `extent`, `tokens` and `loose`."""
     start, end = (rows[name].combine_chunks() for name in ("start", "end"))
     columns = {name: rows[name].to_numpy() for name in rows.column_names if name not in ("start", "end")}
     found = places(columns["scale"], start, end, columns["length"])
@@ -196,7 +199,7 @@ def _on_tapes(rows: pa.Table) -> dict[str, Ints]:
 
 
 def _uses(rows: dict[str, Ints]) -> dict[str, Ints]:
-    """Rows of the same bytes within a second as one, sorted by tape and bytes."""
+    """Merge rows of the same bytes within a second, and sort them by tape and bytes."""
     has_bytes = rows["high"] > rows["low"]
     rows["asked"] = np.where(has_bytes, rows["counted"], 0)
     rows["windows"] = np.where(has_bytes & (rows["window"] >= 0), 1 << np.maximum(rows["window"], 0), 0)
@@ -240,14 +243,19 @@ def _summary(uses: dict[str, Ints], names: pa.Table) -> pa.Table:
 
 
 def _for_the_curve(uses: dict[str, Ints]) -> pa.Table:
-    """Uses as `simulate.Read` has them: of a thousand readers that are woken together, one fetches the bytes and the
-    others find them."""
+    """Return the uses with the columns of `simulate.Read`.
+
+    The readers of one use share one fetch: if a thousand are woken together, the first one fetches the bytes.
+    """
     per_byte = 1 + TOKEN_COST * uses["tokens"] / np.maximum(uses["extent"], 1)
     return pa.table({**uses, "cost_per_byte": per_byte, "is_alone": uses["asking"] == 0}).select(USES.names).cast(USES)
 
 
 def _by_place(uses: pa.Table) -> Iterator[pa.Table]:
-    """Uses in parts, in the order of their tapes' places, so that all of a tape are in one part."""
+    """Sort the uses by their tapes' sampling hash, and yield them in parts.
+
+    All uses of a tape are in one part.
+    """
     tape = uses["tape"].to_numpy()
     order = np.lexsort((tape, tape % SPACE))
     uses, tape = uses.take(pa.array(order)), tape[order]

@@ -1,18 +1,18 @@
-"""Turn silver into references: the bytes of a tape that each read requested.
+"""Find the reads of tapes in silver: for each read the tape, and the two offsets between which its bytes lie.
 
-A tape holds one incarnation of one stream for one route and the readers that share it, in one gateway.  A DELETE, or a
-second PUT that creates the stream, begins another (an expiry in between is not visible).  `scale` gives each offset a
-byte position; a read's bytes lie between its two offsets.
+A tape holds one incarnation of a stream, in one gateway, for one route and the readers that share it.  A DELETE, or a
+second PUT that creates the stream, begins a new incarnation.  An expiry in between is not in the log.
 
-- A catch-up read that was answered with bytes queries the cache, and is counted.
-- Long-polls and SSE bring bytes to the tape and keep it in use, but do not query the cache: live bytes come from the
-  origin once, whatever its size.  So they are replayed and not counted.
-- An SSE line names the offsets at which its reader began and now stands.  Its bytes are the last ones in between, as
-  many as were sent, so the many lines of one connection do not read the beginning again each time.
-- A read that was refused, failed, relayed or cut off references nothing.
+- A catch-up read that was answered with bytes looks in the cache.  It counts as a hit or a miss.
+- Long-polls and SSE reads add bytes to the tape and keep it in use.  Live bytes come from the origin once, whatever the
+  size of the cache, so these reads are replayed but not counted.
+- An SSE connection has several lines in the log.  Each has the offset at which the reader began and the one that it has
+  reached.  The line's bytes are the last ones before the second offset, and their number is in the line.
+- A read that was refused, failed, relayed or cut off is left out.
 
-A coded answer has the length that it had before coding.  If the log does not say that, the read is placed by the
-lengths of other reads, and if there are none it is empty.  `Placement` counts empty and loosely placed reads.
+The length of a compressed answer is that before compression.  If the log does not have it, the read's position follows
+from the lengths of other reads.  If there are none, the read is empty.  `Placement` counts empty reads, and reads whose
+position is uncertain (`scale` explains this).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FROM_TAPE: Final = (
     Outcome.FOLLOWED,
     Outcome.STALE_IF_ERROR,
 )
-"""Outcomes of reads in which the tape took part."""
+"""Outcomes of reads that used a tape."""
 _ASKING: Final = (Outcome.REVALIDATED, Outcome.JOINED)
 _FOUND: Final = (Outcome.HIT, *_ASKING)
 """Outcomes of reads whose bytes were in memory, so that the answer could be remembered."""
@@ -58,9 +58,9 @@ COLUMNS: Final = (
     *("time", "node", "route", "stream", "partition", "mode", "status", "outcome", "start", "next_offset"),
     *("sent_bytes", "saved_bytes", "fetched_bytes", "coding"),
 )
-"""The columns of silver that reads are made of."""
+"""The columns of silver that `reads_of` needs."""
 _ROWS_OF_A_PART: Final = 500_000
-"""Most lines for each part of the tapes; a worker has the reads of one part in memory."""
+"""Lines of the log in each part of the tapes.  A worker holds the reads of one part in memory."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _COUNTED: Final = pa.schema([("step", pa.int64()), ("uses", pa.int64()), ("tapes", pa.int64())])
 
@@ -70,15 +70,15 @@ class Placement:
     """How well the reads of a log could be placed."""
 
     reads: int
-    """Reads in silver in which the tape took part."""
+    """Reads in silver that used a tape."""
     counted: int
     """Catch-up reads among them with known bytes."""
     counted_bytes: int
     """Bytes requested by those catch-up reads."""
     loose: int
-    """Reads at an offset that no chain of known lengths leads to; the bytes before it seem fewer than they are."""
+    """Reads at an offset whose distance from the stream's beginning is unknown.  Their positions are too low."""
     empty: int
-    """Reads whose answer had bytes of unknown length; they reference nothing."""
+    """Reads that were sent bytes, but whose range on the tape is unknown."""
     tapes: int
     working_bytes: int
     """Cost of all tapes together."""
@@ -92,25 +92,25 @@ class PlacedReads:
 
     silver: Snapshot
     first_us: int
-    """Microseconds of the first line of silver, whether it is a read or not; 0 without lines."""
+    """Time of silver's first line, a read or not, in Unix microseconds; 0 without lines."""
     last_us: int
     found: DataFrame
     """Rows of `placing.FOUND`."""
     _small: dict[str, list[pa.Table]] = field(default_factory=dict)
 
     def placement(self) -> Placement:
-        """How well the reads could be placed, and their size."""
+        """Return how well the reads could be placed, and their total size."""
         parts = self._tables(placing.SUMMARY_KIND, placing.SUMMARY).to_pylist()
         nodes = {node for part in parts for node in part.pop("nodes")}
         counts = {name: sum(part[name] for part in parts) for name in placing.SUMMARY.names if name != "nodes"}
         return Placement(**counts, nodes=len(nodes))
 
     def gaps(self) -> pa.Table:
-        """Rows of `streams.GAPS`."""
+        """Return rows of `streams.GAPS`."""
         return self._tables(placing.GAPS_KIND, GAPS)
 
     def uses(self, kept: int) -> pa.Table:
-        """The uses of tapes whose place is below `kept`, as `simulate.Read` has them."""
+        """Return the uses of the tapes whose sampling hash is below `kept`, with the columns of `simulate.Read`."""
 
         def below(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for table in placing.tables_of(batches):
@@ -120,7 +120,7 @@ class PlacedReads:
         return self._of_uses().mapInArrow(below, from_arrow_schema(placing.USES)).toArrow()
 
     def counts(self, kept: int, steps: int) -> tuple[Ints, Ints]:
-        """Numbers of uses and of tapes in each of equal steps of the places below `kept`."""
+        """Divide the sampling hashes below `kept` into equal steps; return the number of uses and of tapes in each."""
 
         def counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for table in placing.tables_of(batches):
@@ -136,7 +136,7 @@ class PlacedReads:
         return uses, tapes
 
     def figures(self) -> DataFrame:
-        """Rows of `streams.FIGURES`."""
+        """Return rows of `streams.FIGURES`."""
 
         def figures(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for table in placing.tables_of(batches):
@@ -146,7 +146,7 @@ class PlacedReads:
         return self.found.where(is_it).select("payload").mapInArrow(figures, from_arrow_schema(FIGURES))
 
     def _tables(self, kind: str, schema: pa.Schema) -> pa.Table:
-        """A table of which each worker has found a part of few rows."""
+        """Return a small table, of which each worker has computed some rows."""
         if not self._small:
             self._small.update({placing.SUMMARY_KIND: [], placing.GAPS_KIND: []})
             rows = self.found.where(f.col("kind").isin(*self._small)).toArrow()
@@ -160,13 +160,13 @@ class PlacedReads:
 
 @contextmanager
 def placed_reads(spark: SparkSession, silver: Snapshot) -> Iterator[PlacedReads]:
-    """The placed reads of silver, for the block."""
+    """Compute the placed reads of silver, and keep them for the block."""
     rows = sum(file.rows for file in silver.files())
     fit(spark, rows)
     parts = max(int(spark.conf.get("spark.sql.shuffle.partitions") or 1), -(-rows // _ROWS_OF_A_PART))
     first, last = silver.span("time")
     first_us, last_us = ((at - _EPOCH) // timedelta(microseconds=1) if at else 0 for at in (first, last))
-    # All reads of a tape in one part.
+    # All reads of a tape must be in one part.
     reads = reads_of(silver.read(spark, columns=COLUMNS)).repartition(parts, "scale")
     place = partial(placing.placed, first_us=first_us, last_us=last_us)
     with persisted(reads.mapInArrow(place, placing.FOUND)) as found:
@@ -174,13 +174,21 @@ def placed_reads(spark: SparkSession, silver: Snapshot) -> Iterator[PlacedReads]
 
 
 def reads_of(requests: DataFrame) -> DataFrame:
-    """The reads of silver's `requests` that name a tape and two offsets.
+    """Return the reads in silver's `requests` that used a tape and have two offsets.
 
-    Columns (`placing.READS`): `at` (microseconds); `tape` and `scale`, which is the same for every gateway (hashes);
-    `node`, `route`, `stream`; `start`, `end`, `sent`, `fetched`, `length` (NULL if it is unknown), `sent_in` (the
-    coding, or `plain` if the bytes were in memory; else NULL), `is_counted`, `is_asking` (the origin was asked about
-    the tail), `is_tail` (the read's bytes are the last ones between its offsets), `is_apart` (the tape is shared by
-    only some readers of the route).
+    The columns (`placing.READS`) are
+
+    - `at`: microseconds
+    - `tape`, `scale`: hashes of the tape with and without its gateway
+    - `node`, `route`, `stream`
+    - `start`, `end`: the offsets
+    - `sent`, `fetched`: bytes sent to the reader, and fetched from the origin
+    - `length`: bytes between the offsets; NULL if unknown
+    - `sent_in`: the coding; `plain` if there is none and the bytes were in memory; else NULL
+    - `is_counted`: the read is a catch-up read
+    - `is_asking`: the gateway asked the origin for the stream's tail
+    - `is_tail`: the read's bytes are the last ones between its offsets
+    - `is_apart`: only some readers of the route share the tape
     """
     start = f.coalesce(f.col("start"), f.lit(START))
     is_plain = f.col("coding").isNull()
@@ -220,7 +228,10 @@ def reads_of(requests: DataFrame) -> DataFrame:
 
 
 def _incarnations(requests: DataFrame) -> DataFrame:
-    """The times at which streams were created anew, by route and path.  Streams that never were are left out."""
+    """Return the times at which incarnations ended or began, by route and path.
+
+    Streams with a single such time are left out.
+    """
     is_deletion = (f.col("mode") == Mode.DELETE) & f.col("status").between(200, 299)
     is_creation = (f.col("mode") == Mode.CREATE) & (f.col("status") == 201)
     return (

@@ -1,14 +1,16 @@
-"""A sample of the tapes, and what its misses say of all tapes (SHARDS: Waldspurger et al., FAST 2015).
+"""Choose a sample of the tapes, and estimate the misses of all tapes from it.
 
-A tape is in the sample, with all of its reads, if its hash is below a threshold.  The sample is replayed through caches
-that are smaller in proportion (Waldspurger et al., USENIX ATC 2017).  The error depends on the number of *tapes* that
-are kept; a size at which the smaller cache would hold no tape says little, and its error shows that.
+The method is SHARDS (Waldspurger et al., FAST 2015).  A tape is in the sample, with all of its reads, if its hash is
+below a threshold.  The sample is replayed through caches that are smaller in the same proportion (Waldspurger et al.,
+USENIX ATC 2017).  The error depends on the number of *tapes* in the sample.  It is large where the scaled cache is too
+small for a single tape.
 
-Popular tapes are few, so the presence of one in the sample distorts it.  So misses are divided by the expected number
-of reads, not by the actual one: the difference counts as hits of the smallest cache (SHARDS-adj, FAST 2015, 3.4).
+A few tapes have most of the reads, so a sample with one of them has too many reads.  Misses are therefore divided by
+the expected number of reads, not by the actual one.  The difference counts as hits of the smallest cache (SHARDS-adj,
+FAST 2015, 3.4).
 
-The sample is replayed as a whole and, at some of the sizes, again in `REPLICAS` parts, whose scatter shows how far off
-the whole may be.
+The sample is replayed as a whole and, at some sizes, also in `REPLICAS` parts.  The scatter of the parts gives the
+error.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from gateway.pipeline.curve.simulate import Missed, Read
 Floats = npt.NDArray[np.float64]
 
 SPACE: Final = 1 << 24
-"""The range of hashes that the threshold divides."""
+"""Number of different sampling hashes.  A tape's sampling hash is its number modulo SPACE."""
 REPLICAS: Final = 8
 _STUDENT: Final = 2.365
-"""Half of the 95 % interval of the mean of eight, in standard errors."""
+"""Half width of the 95 % confidence interval of the mean of eight values, in standard errors (Student's t)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,17 +40,19 @@ class Curve:
     miss_ratio: Floats
     byte_miss_ratio: Floats
     error: Floats | None
-    """Half width of the 95 % interval of `byte_miss_ratio`; None if nothing was left out."""
+    """Half width of the 95 % confidence interval of `byte_miss_ratio`; None if the sample has all tapes."""
 
 
 def threshold(rate: float) -> int:
-    """Number of the SPACE hashes in a sample at about this rate; at least one."""
+    """Return the number of hashes, of all SPACE, in a sample at about this rate; at least one."""
     return max(1, min(SPACE, round(rate * SPACE)))
 
 
 def parted(reads: list[Read], rate: float) -> list[tuple[float, list[Read]]]:
-    """A sample at `rate` and, if it is not the whole log, each of its parts; each with the share of all tapes that it
-    represents."""
+    """Return the sample at `rate` and, if it is not the whole log, its parts.
+
+    Each is paired with the share of all tapes that it represents.
+    """
     out = [(rate, reads)]
     if rate < 1:
         parts: list[list[Read]] = [[] for _ in range(REPLICAS)]
@@ -61,10 +65,10 @@ def parted(reads: list[Read], rate: float) -> list[tuple[float, list[Read]]]:
 def curve_of(
     sizes: Sequence[int], missed: Sequence[Sequence[Missed]], *, reads: int, asked_bytes: int, rate: float
 ) -> Curve:
-    """The curve at `sizes` estimated from a sample at `rate`, for `reads` that requested `asked_bytes` in all.
+    """Estimate the curve at `sizes` from a sample at `rate`, for `reads` that requested `asked_bytes` in all.
 
-    `missed` has a row for each size: the misses of everything that `parted` gave, in its order, or of the whole sample
-    only.  The error of such a size lies between those of its neighbours, on a line over the logarithm of the size.
+    `missed` has a row for each size: the misses of the whole sample, then those of its parts, in the order of `parted`.
+    A row may lack the parts.  The error is then interpolated from other sizes, linearly in the logarithm of the size.
     """
     whole = np.array([(row[0].reads, row[0].bytes) for row in missed])
     error = None
@@ -77,5 +81,5 @@ def curve_of(
 
 
 def _ratio(missed: npt.NDArray[np.int64], expected: float) -> Floats:
-    # A sample may have more misses than the expected number of reads.
+    # A sample can have more misses than the expected number of reads.
     return np.minimum(1.0, missed / max(1.0, expected))

@@ -1,15 +1,16 @@
-"""Byte positions of the offsets of tapes, derived from the bytes sent to their readers.
+"""Derive the byte positions of offsets from the number of bytes sent to readers.
 
-Offsets are opaque, but the number of bytes sent for a read from one to another is the distance between the two.  So
-positions follow from such steps, forwards and backwards, from the stream's beginning, over as few steps as possible.
-The framing of JSON arrays lengthens each step by at most two bytes.
+Offsets are opaque.  But if a reader was sent all bytes from one offset to another, their number is the distance between
+the two.  Such a pair of offsets with a distance is called a *step*.  A chain of steps from the stream's beginning leads
+to the positions of other offsets, forwards and backwards.  The chain with the fewest steps is used.  The framing of
+JSON arrays makes each distance up to two bytes too long.
 
-Offsets without a chain of known lengths to the beginning are *loose*.  The first of a connected group gets the position
-of the last offset before it: distances within the group are exact, the part before it seems shorter than it is.  A
-later offset never has a position before an earlier one.
+An offset without a chain to the beginning is *loose*.  Loose offsets form groups that steps connect.  The first offset
+of a group gets the position of the last offset before it, so the group's position is too low, but distances within the
+group are exact.  A later offset never has a lower position than an earlier one.
 
-Millions of offsets are placed, most of them in groups of two.  So numpy finds the offsets and their neighbours, and the
-one loop over all offsets does little for each.
+There may be millions of offsets, most of them in groups of two.  For speed, numpy finds the offsets and the steps
+between them, and the only Python loop over all offsets does little for each.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 UNKNOWN: Final = -1
-"""The length of a step that is not known, and the position of an offset without one."""
+"""The length of a step whose length is unknown, and the position of an offset that has no position."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
-    """The places of steps, in the order in which they were given."""
+    """The positions of steps, in the order in which the steps were given."""
 
     start: Ints
     """Bytes from the tape's beginning to the offset at which the step starts; UNKNOWN without a position."""
     end: Ints
     is_start_loose: Bools
-    """Whether no chain of known lengths leads from the beginning to the start."""
+    """Whether the offset at which the step starts is loose."""
     is_end_loose: Bools
     extent: Ints
     """Bytes from the tape's beginning to its furthest offset."""
@@ -48,13 +49,14 @@ class Places:
 
 
 def places(tapes: Ints, starts: pa.Array, ends: pa.Array, lengths: Ints) -> Places:
-    """Place steps of any tapes: reads from `starts` to `ends` (strings) that were sent so many bytes, or UNKNOWN.
+    """Find the positions of steps, of any number of tapes.
 
-    Of equal steps, the longest counts.  Offsets without a position (`now`) are left out.
+    A step leads from an offset in `starts` to one in `ends` (strings); `lengths` has its bytes, or UNKNOWN.  If steps
+    between the same offsets differ in length, the longest counts.  The offset `now` gets no position.
     """
     start, end, ranks = _ranked(starts, ends)
     numbers, tape = np.unique(tapes, return_inverse=True)
-    # A token is an offset of a tape.  Numbers of tokens are in the order of tapes, and of offsets in each.
+    # A token is an offset of a tape.  Tokens are numbered by tape, then by offset.
     start_key, end_key = tape * ranks + start, tape * ranks + end
     is_kept = (end != 0) & (end != ranks - 1) & (start != ranks - 1)
     firsts = np.arange(len(numbers)) * ranks
@@ -78,7 +80,10 @@ def places(tapes: Ints, starts: pa.Array, ends: pa.Array, lengths: Ints) -> Plac
 
 
 def _ranked(starts: pa.Array, ends: pa.Array) -> tuple[Ints, Ints, int]:
-    """Numbers in the order of offsets, and how many there are: 0 for the beginning, and the last one for `now`."""
+    """Number the offsets in their order; return the numbers of `starts` and `ends`, and how many numbers there are.
+
+    The beginning has the number 0, and `now` the last one.
+    """
     words = pa.concat_arrays([starts, ends]).dictionary_encode()
     rank = np.empty(len(words.dictionary), np.int64)
     rank[pc.sort_indices(words.dictionary).to_numpy()] = np.arange(1, len(rank) + 1)
@@ -89,7 +94,7 @@ def _ranked(starts: pa.Array, ends: pa.Array) -> tuple[Ints, Ints, int]:
 
 
 def _edges(start: Ints, end: Ints, length: Ints) -> tuple[Ints, Ints, Ints]:
-    """Steps in the order of their tokens, each once."""
+    """Sort the steps by their tokens, and keep the longest between each two tokens."""
     order = np.lexsort((length, end, start))
     start, end, length = start[order], end[order], length[order]
     is_last = np.ones(len(order), np.bool_)
@@ -98,7 +103,7 @@ def _edges(start: Ints, end: Ints, length: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _positions(is_first: Bools, start: Ints, end: Ints, length: Ints) -> tuple[Ints, Bools]:
-    """The positions of all tokens, and whether a chain of known lengths leads to each from its tape's first."""
+    """Return the positions of all tokens, and whether a chain of steps connects each to the beginning of its tape."""
     count = len(is_first)
     source = np.concatenate([end, start])
     order = np.argsort(source, kind="stable")
@@ -109,7 +114,7 @@ def _positions(is_first: Bools, start: Ints, end: Ints, length: Ints) -> tuple[I
     positions = [UNKNOWN] * count
 
     def spread(root: int) -> list[int]:
-        """Set the positions of the tokens that steps connect to `root`, over the fewest steps."""
+        """Set the positions of all tokens that steps connect to `root`, and return these tokens."""
         reached = [root]
         for token in reached:
             position = positions[token]
@@ -132,7 +137,7 @@ def _positions(is_first: Bools, start: Ints, end: Ints, length: Ints) -> tuple[I
         if position < 0:
             positions[token] = furthest
             if degree[token] == 1 and degree[others[begins[token]]] == 1:
-                # The most frequent group, of two.
+                # A group of two, the most frequent kind.
                 positions[others[begins[token]]] = max(0, furthest + distances[begins[token]])
             elif degree[token]:
                 spread(token)

@@ -1,12 +1,15 @@
-"""Hit ratios of the gateway's own eviction policies, from a miniature of its tape store.
+"""Simulate the gateway's tape store without its bytes, to find the hit ratios of an eviction policy.
 
-The gateway evicts whole tapes, and its policies count *uses*, not requests.  So the reads are replayed through the
-policies themselves (`gateway.tape.eviction`), with the accounting of `gateway.tape.store`: a tape is charged when it is
-opened, its bytes and offsets when they are stored, other tapes are evicted before its own blocks, and requests within
-`USE_S` are one use.  A body that is too large for the cache is not stored.
+The gateway evicts whole tapes, and its policies count *uses*: all requests for a tape within `USE_S` seconds are one
+use.  The reads are replayed through the gateway's own policies (`gateway.tape.eviction`).  The accounting follows
+`gateway.tape.store`:
 
-`copies` has coded bodies and remembered answers, which take a part of the budget.  Not modelled: live readers that keep
-the record of an evicted tape, and bytes that an origin sends beyond the missing ones.
+- A tape is charged when it is opened.  Its bytes and offsets are charged when they are stored.
+- Other tapes are evicted before blocks of the tape that is being written.
+- A body that is too large for the cache is not stored.
+
+`copies` simulates coded bodies and remembered answers, which take a part of the budget.  Two effects are not simulated:
+live readers keep the record of an evicted tape, and an origin may send more bytes than were missing.
 """
 
 from __future__ import annotations
@@ -26,34 +29,34 @@ USE_US: Final = int(USE_S * 1_000_000)
 
 
 class Read(NamedTuple):
-    """Reads of one run of a tape's bytes, within one use of it."""
+    """Reads of the same bytes of a tape, within one use of the tape."""
 
     at: int
-    """Microseconds."""
+    """Unix microseconds."""
     tape: int
     low: int
     high: int
     cost_per_byte: float
-    """Cost of one byte on the tape; it includes the offsets within the run."""
+    """Cost of one byte on the tape, including the cost of the offsets among the bytes."""
     times: int
-    """Number of reads.  They request the same bytes within `USE_S`, so the first one fetches them for all."""
+    """Number of reads.  The first one fetches missing bytes for all."""
     counted: int
-    """Number of counted reads."""
+    """Number of catch-up reads.  Only they count as hits or misses."""
     plain: int = 0
-    """Bytes sent to a reader that found them, without coding; 0 if there was none."""
+    """Bytes sent without coding to a reader that found them in the cache; 0 if there was no such reader."""
     gzip: int = 0
-    """Bytes sent to a reader in gzip,"""
+    """Bytes sent to a reader in gzip."""
     br: int = 0
-    """in br,"""
+    """Bytes sent to a reader in br."""
     zstd: int = 0
-    """and in zstd."""
+    """Bytes sent to a reader in zstd."""
     is_alone: bool = False
-    """Whether none of the reads needed a question to the origin."""
+    """Whether none of the reads made the gateway ask the origin for the tail."""
 
 
 @dataclass(slots=True)
 class Missed:
-    """Misses of one cache, in reads and bytes."""
+    """The misses of one cache, in reads and bytes."""
 
     reads: int = 0
     bytes: int = 0
@@ -66,21 +69,21 @@ class _Tape:
     used_at: int
     cost: float
     runs: list[tuple[int, int]] = field(default_factory=list)
-    """Ranges of bytes, sorted, not adjacent."""
+    """The ranges of stored bytes, sorted and not adjacent."""
     offsets: set[int] = field(default_factory=set)
-    """Positions of the offsets that the gateway knows."""
+    """Positions of the offsets on the tape."""
     live: list[tuple[int, int]] = field(default_factory=list)
-    """Ranges that live readers were sent: the gateway knows the offset of each append in them."""
+    """Ranges that live readers were sent.  There the tape has the offset of each append."""
 
 
 class MiniatureStore:
-    """The tape store's accounting, without the bytes."""
+    """A simulated tape store: it has the accounting of the gateway's, but no bytes."""
 
     def __init__(self, policy: str, budget_bytes: float, caches: float = 1.0, tape_cost: float = USUAL_COST) -> None:
         self.cost = 0.0
         self.lent = 0
         self._budget = budget_bytes
-        # Of a single body, so not in miniature.
+        # A single body has its real size, so its limit is that of one gateway's cache.
         self._largest = min(budget_bytes / caches / BODY_SHARE, BODY_USUAL_BYTES)
         self._tape_cost = tape_cost
         self._copies = Copies(self, budget_bytes, caches)
@@ -89,7 +92,7 @@ class MiniatureStore:
 
     def read(self, read: Read) -> int:
         """Replay one read; return the number of its bytes that were missing."""
-        # Millions of reads are replayed: their fields are looked up once, and calls avoided that would do nothing.
+        # Millions of reads are replayed, so this method reads each field once and avoids calls without effect.
         at, key, low, high, cost_per_byte, times, counted, plain, gzip, br, zstd, is_alone = read
         tape = self._tapes.get(key)
         if tape is None:
@@ -104,8 +107,8 @@ class MiniatureStore:
         runs, offsets = tape.runs, tape.offsets
         missing = new = _missing(runs, low, high) if runs else high - low
         if high > low and low not in offsets and not _has(tape.live, low):
-            # Offsets are opaque: the gateway cannot tell which of its bytes are meant.  It holds some of them twice,
-            # unless they end at an offset that it knows.
+            # Offsets are opaque.  The gateway cannot tell which of its stored bytes follow an offset that is not on
+            # the tape, so it fetches all.  It then stores some bytes twice, unless the read ends at a known offset.
             missing = high - low
             if new or not (high in offsets or _has(tape.live, high)):
                 new = missing
@@ -132,7 +135,7 @@ class MiniatureStore:
         return missing
 
     def lend(self, size: int, tape: int) -> bool:
-        """As `TapeStore.lend`."""
+        """Make room for `size` bytes that were made from a tape; like `TapeStore.lend`."""
         if self._tapes[tape].cost + self.lent + size > self._budget:
             return False
         self.lent += size
@@ -143,11 +146,11 @@ class MiniatureStore:
         return True
 
     def take_back(self, size: int) -> None:
-        """As `TapeStore.take_back`."""
+        """Return lent bytes; like `TapeStore.take_back`."""
         self.lent -= size
 
     def _make_room(self, key: int, tape: _Tape | None, cost_per_byte: float) -> None:
-        """Evict other tapes, then the beginning of `tape` if it is given."""
+        """Evict other tapes, then, if `tape` is given, blocks from its beginning."""
         while self.cost + self.lent > self._budget:
             victim = self._eviction.victim(key)
             if victim is not None:
@@ -165,10 +168,10 @@ class MiniatureStore:
 def play(
     policy: str, budget_bytes: float, reads: Iterable[Read], caches: float = 1.0, tape_cost: float = USUAL_COST
 ) -> Missed:
-    """Replay reads, in order of time, through a store with this budget; return its misses.
+    """Replay reads, which are in order of time, through a store with this budget; return its misses.
 
-    The store stands for `caches` caches of gateways, less than one if the reads are a sample.  `tape_cost` is charged
-    for a tape in addition to its bytes and offsets.
+    The store represents the caches of `caches` gateways, a number below one if the reads are a small sample.
+    `tape_cost` is charged for each tape in addition to its bytes and offsets.
     """
     store = MiniatureStore(policy, budget_bytes, caches, tape_cost)
     missed = Missed()
@@ -181,14 +184,14 @@ def play(
 
 
 def _has(runs: list[tuple[int, int]], position: int) -> bool:
-    """Whether the position is in one of the runs, or at its end."""
+    """Whether the position is in one of the ranges, or at its end."""
     if not runs or position < runs[0][0]:
         return False
     return runs[bisect_right(runs, (position, sys.maxsize)) - 1][1] >= position
 
 
 def _missing(runs: list[tuple[int, int]], low: int, high: int) -> int:
-    """Number of bytes between `low` and `high` outside all runs."""
+    """Return the number of bytes between `low` and `high` that no range contains."""
     missing = high - low
     first = max(0, bisect_right(runs, (low, sys.maxsize)) - 1)
     for begin, end in runs[first:] if first else runs:
@@ -214,7 +217,7 @@ def _store(runs: list[tuple[int, int]], low: int, high: int) -> None:
 
 
 def _drop_oldest(runs: list[tuple[int, int]]) -> int:
-    """Drop the first block, of the tape's block size; return the number of its bytes."""
+    """Drop the first block of the tape; return the number of its bytes."""
     if not runs:
         return 0
     begin, end = runs[0]

@@ -1,11 +1,12 @@
-"""Figures of each stream's reads, from which the plan is made, and the time that a cache keeps anything.
+"""Compute the figures of each stream's reads that the plan is made from, and how long a cache keeps a tape.
 
-A stream is *idle* between one read and the next, at any offsets, which shows how long it lives.  Bytes are read *again*
-after the time since an earlier read from the same offset, which shows whether they are worth keeping: a reader that
-continues from page to page reads nothing again, and two concurrent readers read again at once.
+Two times of a stream matter.  Its *idle* time is that between one read and the next, at any offsets; it shows how long
+the stream is in use.  The time *again* is that between two reads of the same bytes; it shows whether the bytes are
+worth keeping.  A reader that continues from page to page reads nothing again.  Two concurrent readers read again after
+no time.
 
-`residence_s` inverts Denning's working set (CACM 1968): the bytes used within a time take a certain memory on average,
-so a cache of that memory keeps what was used within that time.  It approximates all policies and is exact for none.
+`residence_s` inverts Denning's working set (CACM 1968).  The bytes used within a given time take a certain memory on
+average, so a cache with that memory keeps bytes for that time.  This approximates every policy and is exact for none.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from gateway.tape.eviction import USE_S
 WINDOWS: Final = 8
 """Number of equal parts that the time of the log is divided into."""
 _SHORTLIST: Final = 20_000
-"""Most streams considered for a plan, in each of two orders; a driver may not have room for all streams."""
+"""Most streams considered for a plan, by each of two orders.  The driver may not have memory for all streams."""
 _SECOND_US: Final = 1_000_000
 _BINS_PER_DOUBLING: Final = 8
 _NEVER: Final = np.iinfo(np.int64).max
 NAMES: Final = ("tape", "route", "stream", "node", "is_apart")
-"""What a tape is, besides its number: `is_apart` if only some readers of the route share it."""
+"""The columns that identify a tape.  `is_apart` means that only some readers of the route share the tape."""
 _KNOWN: Final = ("tape", "extent", "cost", "asked", "asked_bytes", "live", "fetched", "windows", "again", "returns")
 FIGURES: Final = pa.schema(
     [
@@ -40,80 +41,84 @@ FIGURES: Final = pa.schema(
         ("is_apart", pa.bool_()),
     ]
 )
-"""Figures of a tape (times in microseconds)."""
+"""The figures of a tape (times in microseconds)."""
 GAPS: Final = pa.schema([*((name, pa.int64()) for name in ("bin", "gap", "cost")), ("cost_us", pa.float64())])
-"""Figures of times between uses that are about as long as `gap` (microseconds)."""
+"""The figures of a group of gaps of about the same length.
+
+A gap is the time between two uses of a tape; `gap` is the longest of the group, in microseconds.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamFigures:
-    """One stream of one route, over the time of the log."""
+    """The figures of one stream of one route, over the time of the log."""
 
     route: str
     stream: str
     bytes: int
-    """Bytes that it takes in a gateway's cache."""
+    """Bytes that the stream takes in one gateway's cache, on average."""
     asked: int
-    """Catch-up reads that were answered with bytes."""
+    """Number of catch-up reads that were answered with bytes."""
     asked_bytes: int
     live: int
-    """Lines of long-polls and SSE connections."""
+    """Number of lines of long-polls and SSE connections."""
     fetched_again: int
     """Bytes that the origin sent more than once to the same gateway."""
     windows: int
-    """Number of the `WINDOWS` parts of the log with catch-up reads of it."""
+    """Number of parts of the log, of all `WINDOWS`, with catch-up reads of the stream."""
     again_s: float | None
-    """The shortest time after which any of its bytes were read again; None if none were."""
+    """The shortest time between two reads of the same bytes; None if no bytes were read twice."""
     returns: int
-    """Number of reads after it had been idle."""
+    """Number of reads that began a new use, after the stream had been idle."""
     idle_s: float
     """The longest idle time between two reads."""
     quiet_s: float
-    """Time from its last read to the end of the log."""
+    """Time from the stream's last read to the end of the log."""
     asked_apart: int = 0
-    """Reads among `asked` on tapes that only some readers of the route share, because they showed credentials."""
+    """Reads among `asked` with credentials, on tapes that only some readers of the route share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """Times between uses of tapes, grouped by about the same length."""
+    """A group of gaps (times between uses of tapes) of about the same length."""
 
     longest_s: float
     cost: float
-    """Sum of the tapes' sizes in the cache (bytes), over gaps."""
+    """Sum over the gaps of the tape's size in the cache (bytes)."""
     cost_seconds: float
-    """The same sum, with each size multiplied by its gap."""
+    """Sum over the gaps of the tape's size times the gap's length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Everything a plan is made from, besides the curve."""
+    """The input of a plan, besides the curve."""
 
     span_s: float
     streams: tuple[StreamFigures, ...]
     gaps: tuple[Gaps, ...]
-    """By length."""
+    """The gaps, sorted by length."""
 
 
 def traffic_of(tapes: DataFrame, gaps: pa.Table, first_us: int, last_us: int) -> Traffic:
-    """The figures of tapes (`FIGURES`) as those of streams, and `gaps` (`GAPS`) of any parts of the tapes.
+    """Add up the figures of tapes (`FIGURES`) by stream, and `gaps` (`GAPS`) by length.
 
-    The log's first and last line are at these microseconds.
+    `first_us` and `last_us` are the times of the log's first and last line, in microseconds.
     """
     return Traffic((last_us - first_us) / _SECOND_US, _streams(tapes, last_us), _gaps(gaps))
 
 
 def figures(uses: dict[str, Ints], names: pa.Table, last_us: int) -> tuple[pa.Table, pa.Table]:
-    """A row for each tape among these uses (`FIGURES`), and one for each bin of the times between them (`GAPS`).
+    """Return a row for each tape among these uses (`FIGURES`), and a row for each group of gaps (`GAPS`).
 
-    `names` has the columns `NAMES` of each tape, in the order of tapes.
+    `names` has the columns `NAMES` of each tape, sorted by tape.
     """
     in_order = np.lexsort([uses[name] for name in ("high", "low", "at", "tape")])
     uses = {name: values[in_order] for name, values in uses.items()}
     tape, low, high, at, last = (uses[name] for name in ("tape", "low", "high", "at", "last"))
     is_first = np.concatenate([[True], tape[1:] != tape[:-1]])
     idle = np.where(is_first, _NEVER, at - _shifted(last))
-    # The furthest end so far: of ranks, so that those of the next tape are greater.
+    # The furthest end of each tape so far.  One running maximum does for all tapes, because it is over ranks, and
+    # those of each tape are above those of the tape before.
     ends, rank = np.unique(high, return_inverse=True)
     furthest = ends[np.maximum.accumulate(rank + np.cumsum(is_first) * len(ends)) % len(ends)]
     is_behind = ~is_first & (low < _shifted(furthest))
@@ -152,7 +157,7 @@ def figures(uses: dict[str, Ints], names: pa.Table, last_us: int) -> tuple[pa.Ta
 
 
 def _shifted(values: Ints) -> Ints:
-    """Each row's value of the row before; of the first, its own."""
+    """Shift the values by one row: each row gets the value of the row before; the first row keeps its own."""
     return np.concatenate([values[:1], values[:-1]])
 
 
@@ -191,13 +196,13 @@ def _gaps(bins: pa.Table) -> tuple[Gaps, ...]:
 
 
 def residence_s(gaps: Sequence[Gaps], span_s: float, cache_bytes: float) -> float | None:
-    """How long a cache of that size keeps what was used (seconds); None if it has room for everything.
+    """Estimate how many seconds a cache of this size keeps a tape after its last use; None if it has room for all.
 
-    `gaps` are in order of length, and include the times from last uses to the end of the log.
+    `gaps` are sorted by length, and include the times from last uses to the end of the log.
     """
     lengths_s = np.array([one.longest_s for one in gaps])
     costs = np.array([one.cost for one in gaps])
-    # Gaps up to a length count in full; longer ones count as far as the window reaches.
+    # Of gaps longer than the window, only the window's length counts.
     longer = costs.sum() - costs.cumsum()
     memory = (np.cumsum([one.cost_seconds for one in gaps]) + longer * lengths_s) / max(span_s, 1e-6)
     if not len(gaps) or memory[-1] < cache_bytes:
