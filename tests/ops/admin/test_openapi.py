@@ -78,7 +78,7 @@ async def test_every_endpoint_is_documented_and_every_reference_resolves(bench: 
 async def test_the_fields_of_an_answer_are_described(bench: Bench) -> None:
     schemas = (await document(bench))["components"]["schemas"]
     row = schemas["StreamRow"]["properties"]
-    assert row["tail"]["description"] == "The furthest offset that the origin has sent; of S2 a sequence number."
+    assert row["tail"]["description"] == "The furthest offset that the origin has sent; for S2 a sequence number."
     assert schemas["StreamRow"]["additionalProperties"] is False
     assert "Surrogate-Key" in schemas["PurgeKey"]["properties"]["key"]["description"]
 
