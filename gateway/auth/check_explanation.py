@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gateway.auth.asked import Asked
 from gateway.auth.forward import ForwardRule
 from gateway.auth.guard import Guard
-from gateway.auth.questions import Undecided
+from gateway.auth.questions import Heard, Undecided
 from gateway.auth.rules import JwtRule, PublicRule, Rule, SignedRule
 from gateway.auth.verdict import AuthRefused, BadCredential, Concealed, Principal
 
@@ -32,15 +32,16 @@ class Explanation(NamedTuple):
     """The permissions that allow the request; empty if none does."""
 
 
-def explain(guard: Guard, asked: Asked) -> Explanation:
-    """Authorise the request, and explain the verdict."""
+def explain(guard: Guard, asked: Asked, heard: Heard | None = None, *, has_asked: bool = False) -> Explanation:
+    """Authorise the request, and explain the verdict.  `heard` is a service's answer; `has_asked` says that the URLs of
+    the rules have been asked."""
     principal: Principal | None = None
     decides: Rule | None = None
     try:
         credential, _ = guard.find_credential(asked)
         if credential is not None:
             decides = credential.rule
-            principal = guard.identify(credential, asked)
+            principal = guard.identify(credential, asked, heard=heard)
     except (AuthRefused, BadCredential, Undecided):
         # `judge` raises the same exception below.
         pass
@@ -54,7 +55,7 @@ def explain(guard: Guard, asked: Asked) -> Explanation:
             break
         passed.append(_why_not(one, asked))
     try:
-        guard.judge(asked)
+        guard.judge(asked, heard=heard)
     except Concealed as error:
         return Explanation(
             error.status,
@@ -65,7 +66,7 @@ def explain(guard: Guard, asked: Asked) -> Explanation:
             "",
         )
     except Undecided as error:
-        text = "A running gateway asks for it by URL: this cannot be decided here"
+        text = str(error) if has_asked else "A running gateway asks for it by URL: --probe does so, too"
         return Explanation(error.status, text, rule, tuple(passed), principal, "")
     except AuthRefused as error:
         return Explanation(error.status, str(error), rule, tuple(passed), principal, "")

@@ -87,7 +87,7 @@ def check(
         typer.Option(
             "--probe",
             help="Ask each origin, and each URL of [[route.auth]], whether it answers, within 3 s, and warn if such "
-            "answers cannot be shared.",
+            "answers cannot be shared. With a URL, ask for the keys and the verdict that its request needs.",
         ),
     ] = False,
 ) -> None:
@@ -112,10 +112,11 @@ def check(
                 typer.echo(f"durable-gateway: {mistake}", err=True)
         raise typer.Exit(2) from None
     if url is not None:
-        from gateway.commands.check_request import explain_request, token_from
+        from gateway.commands.check_request import Request, explain_request, token_from
 
         known = token_from(token) if token is not None else ""
-        raise typer.Exit(explain_request(loaded.config, url, known, action, client, cookie))
+        request = Request(url, known, action, client, cookie)
+        raise typer.Exit(explain_request(loaded.config, request, asks=probe))
     probes = _probed(loaded.config, tls) if probe else []
     bad = [one for one in probes if one.problem is not None]
     settings = list(loaded.settings())

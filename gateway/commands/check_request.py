@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import typer
 
 from gateway.aio.clock import Clock, SystemClock
+from gateway.commands.failure import CommandFailed
+from gateway.commands.run import run
 
 if TYPE_CHECKING:
     from gateway.auth.asked import Asked
     from gateway.auth.check_explanation import Explanation
+    from gateway.auth.guard import Guard
+    from gateway.auth.questions import Heard
     from gateway.auth.verdict import Principal
     from gateway.config.authorisation import AuthRuleConfig
     from gateway.config.gateway import GatewayConfig
     from gateway.engine.route import Route
     from gateway.protocol.target import Target
 
+_MOST_QUESTIONS: Final = 4
+"""More questions than one request causes: a key set that is fetched twice, and a service."""
 _LAST: Final = 253_402_300_800.0
 """The Unix time from which on dates cannot be formatted."""
 
@@ -30,8 +39,19 @@ def token_from(text: str) -> str:
     return (sys.stdin.readline() if text == "-" else text).strip()
 
 
-def explain_request(config: GatewayConfig, url: str, token: str, actions: str, client: str, cookie: str) -> int:
-    """Print how the request is authorised; return the exit status: 0 if it is allowed, 1 if it is refused."""
+class Request(NamedTuple):
+    """The request to explain, as the command's options describe it."""
+
+    url: str
+    token: str = ""
+    actions: str = ""
+    client: str = ""
+    cookie: str = ""
+
+
+def explain_request(config: GatewayConfig, request: Request, *, asks: bool = False) -> int:
+    """Print how the request is authorised; return the exit status: 0 if it is allowed, 1 if it is refused.  With
+    `asks`, the rules' URLs are asked for keys and verdicts, as a gateway would ask them."""
     from gateway.auth.check_explanation import explain
     from gateway.auth.rules import load_rules
     from gateway.engine.core import route_for
@@ -42,7 +62,7 @@ def explain_request(config: GatewayConfig, url: str, token: str, actions: str, c
 
     clock = SystemClock()
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(request.url)
         target = parse_target((parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
         host = host_of(parts.netloc) if parts.netloc else ""
     except ValueError as error:
@@ -57,7 +77,7 @@ def explain_request(config: GatewayConfig, url: str, token: str, actions: str, c
     if guard is None:
         typer.echo("200: the route has no [[route.auth]], so each request is served")
         return 0
-    if not actions and is_of_the_origin("GET", target.path):
+    if not request.actions and is_of_the_origin("GET", target.path):
         typer.echo("200: the origin alone decides who may have its public keys")
         return 0
     if is_of_the_origin("POST", target.path):
@@ -67,13 +87,17 @@ def explain_request(config: GatewayConfig, url: str, token: str, actions: str, c
     except BadTarget as error:
         typer.echo(f"400: {error}")
         return 1
-    asked = _asked(target, parameters or {}, token, actions, client, cookie)
-    found = explain(guard, asked)
+    asked = _asked(target, parameters or {}, request)._replace(scheme=parts.scheme or "https", host=parts.netloc)
+    heard: list[Heard] = []
+    if asks and not run(_ask_urls(config, guard, asked, clock, heard)):
+        raise CommandFailed("stopped before the rules' URLs had answered")
+    judged = partial(explain, guard, heard=heard[-1] if heard else None, has_asked=asks)
+    found = judged(asked)
     origins = route.config.cors.allow_origins if route.config.cors is not None else ()
-    needs_origin = explain(guard, asked._replace(is_from_site=False)).status != found.status
+    needs_origin = judged(asked._replace(is_from_site=False)).status != found.status
     if needs_origin and (not origins or "*" in origins):
         # No Origin header is accepted.
-        needs_origin, found = False, explain(guard, asked._replace(is_from_site=False))
+        needs_origin, found = False, judged(asked._replace(is_from_site=False))
     for line in _lines(route, found, asked, clock):
         typer.echo(line)
     if needs_origin:
@@ -81,28 +105,60 @@ def explain_request(config: GatewayConfig, url: str, token: str, actions: str, c
     return 0 if found.status == 200 else 1
 
 
-def _asked(target: Target, parameters: Mapping[str, str], token: str, actions: str, client: str, cookie: str) -> Asked:
+async def _ask_urls(config: GatewayConfig, guard: Guard, asked: Asked, clock: Clock, heard: list[Heard]) -> None:
+    """Have the guard's rules ask for the keys and the verdict that the request needs.  Add the answers of services to
+    `heard`."""
+    from gateway.auth.questions import Undecided
+    from gateway.auth.verdict import AuthRefused
+    from gateway.config.origin_tls import load_auth_tls
+    from gateway.upstream.auth_services import AuthServices
+
+    services = AuthServices(guard.verdicts, clock, Random())
+    services.configure_tls(load_auth_tls(config))
+    services.configure([guard.rules])
+    try:
+        for _ in range(_MOST_QUESTIONS):
+            try:
+                guard.judge(asked, heard=heard[-1] if heard else None)
+                return
+            except Undecided as error:
+                if error.question is None:
+                    return
+                answered = asyncio.Event()
+                waiting = services.await_answer(error.question, "", answered.set)
+            except AuthRefused:
+                return
+            await answered.wait()
+            if waiting.heard is not None:
+                heard.append(waiting.heard)
+    finally:
+        await services.close()
+
+
+def _asked(target: Target, parameters: Mapping[str, str], request: Request) -> Asked:
     from gateway.auth.asked import Asked
     from gateway.auth.permissions import Action, BadPermission, parse_actions
     from gateway.protocol.mode import Mode
     from gateway.server.authorising import action_of
     from gateway.server.parsing import mode_of
 
+    methods = {Action.READ: "GET", Action.CREATE: "PUT", Action.DELETE: "DELETE"}
     wanted: tuple[Action, ...] = (action_of(mode_of("GET", target), target.path),)
     # All requests below the protocol's reserved path have the same action.
-    if actions and mode_of("PUT", target) is not Mode.OTHER:
+    if request.actions and mode_of("PUT", target) is not Mode.OTHER:
         try:
-            wanted = tuple(sorted(parse_actions(actions.split(","))))
+            wanted = tuple(sorted(parse_actions(request.actions.split(","))))
         except BadPermission as error:
             raise typer.BadParameter(str(error), param_hint="'--action'") from None
     return Asked(
         target.path,
         wanted,
-        authorization=(f"Bearer {token}",) if token else (),
-        cookies=(cookie,) if cookie else (),
+        authorization=(f"Bearer {request.token}",) if request.token else (),
+        cookies=(request.cookie,) if request.cookie else (),
         parameters=parameters,
         others=target.query,
-        client=client or None,
+        client=request.client or None,
+        method=methods.get(wanted[0], "POST"),
     )
 
 

@@ -19,7 +19,8 @@ from gateway.origin.app import RunningOrigin
 from tests.certificates import Authority
 from tests.commands.here import run_here
 from tests.commands.runs import finished
-from tests.scenarios.credentials import AUDIENCE, ISSUER, key_file, link_key_file, signed, token
+from tests.scenarios.auth_service import key_set
+from tests.scenarios.credentials import AUDIENCE, ISSUER, KEYS, key_file, link_key_file, signed, token
 
 GOOD = '[limits]\ncache_bytes = "1MiB"\n[[route]]\norigin = "{origin}"\n'
 NOWHERE = "http://127.0.0.1:1"
@@ -458,6 +459,36 @@ def test_a_request_is_explained_by_rule_principal_and_permission(
     for line in lines:
         assert line in out
     assert ADA not in out
+
+
+async def test_a_request_is_explained_with_keys_and_verdicts_by_url_if_a_probe_may_ask(
+    tmp_path: Path, durable_origin: RunningOrigin
+) -> None:
+    site, replies = durable_origin.url, durable_origin.origin.faults
+    config = written(
+        tmp_path / "asking.toml",
+        f'[[route]]\norigin = "{site}"\ncredentials = "shared"\n'
+        f'[[route.auth]]\nby = "jwt"\nissuer = "{ISSUER}"\naudience = ["{AUDIENCE}"]\nkeys_url = "{site}/keys"\n'
+        'permissions = ["read /{sub}/**"]\n'
+        f'[[route.auth]]\nby = "forward"\nurl = "{site}/may"\nprincipal_from = "x-user"\n',
+    )
+
+    async def explained(*arguments: str) -> tuple[int, str]:
+        return (await finished("check", str(config), "/ada/x", "--probe", "--as", *arguments))[:2]
+
+    for credential in (ADA, "opaque"):
+        status, out, _ = run_here("check", str(config), "/ada/x", "--as", credential)
+        assert (status, "503: A running gateway asks for it by URL: --probe does so, too" in out) == (1, True)
+    assert durable_origin.origin.counters.total_requests == 0
+    replies.replace(200, {"Content-Type": "application/json"}, key_set(KEYS.values()), path="/keys", times=None)
+    replies.replace(204, {"X-User": "bob", "Cache-Control": "no-store"}, b"", path="/may", times=None)
+    status, out = await explained(ADA)
+    assert (status, "principal: ada" in out, "granted by: read /{sub}/**" in out) == (0, True, True)
+    status, out = await explained("opaque", "--action", "append")
+    assert (status, "auth[1] forward" in out, "principal: bob" in out) == (0, True, True)
+    replies.clear()
+    replies.status(500, path="/keys", times=None)
+    assert "503: Authorisation cannot be decided now" in (await explained(ADA))[1]
 
 
 def test_a_token_to_explain_may_come_from_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
