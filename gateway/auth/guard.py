@@ -195,7 +195,7 @@ class Guard:
     def find_credential(self, asked: Asked) -> tuple[Credential | None, bool]:
         """Find the request's credential and the first rule that applies to it.
 
-        Returns None for the credential if no rule applies, and whether the request has any credential.  Raises
+        The first result is None if no rule applies.  The second is whether the request has any credential.  Raises
         BadCredential if the credential is malformed.
         """
         bearer = self._bearer(asked)
@@ -274,7 +274,7 @@ class Guard:
             return self._decided(self._verdict(value, wall, may_verify, heard))
         if isinstance(rule, SignedRule):
             assert isinstance(value, Presented)
-            # Without `may_verify`, which would cost as much as the HMAC itself.
+            # Do not call `may_verify`: it would cost as much as the HMAC itself.
             return verify_signature(value, rule.keys, asked.client, wall)
         assert isinstance(value, Unverified)
         digest = hashlib.blake2b(value.text.encode(), digest_size=32).digest()
@@ -331,7 +331,7 @@ class Guard:
 
     def _keep(self, digest: bytes, rule: TokenRule, principal: Principal, version: int) -> None:
         """Remember a verified token, and evict the least recently used ones."""
-        # Do not count the permissions of the rule, which come first, because all its tokens share them.
+        # All tokens of a rule share the rule's permissions, which come first.  Count only those of the token.
         own = principal.permissions[len(rule.permissions) :]
         patterns = sum(1 + len(one.pattern.text) // 64 for one in own)
         if (before := self._known.pop(digest, None)) is not None:

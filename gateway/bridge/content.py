@@ -4,7 +4,7 @@ Commands are not part of the content.  They have sequence numbers, so an offset 
 
 A stream is closed by a `fence` command with the token `CLOSE_TOKEN`, the *close marker*.  Its sequence number is the
 stream's final offset, and records after it are ignored.  The marker also stops further appends: each append of the
-bridge requires the token of a stream without a fence, which S2 checks atomically with the append.
+bridge carries `OPEN_TOKEN`, and S2 refuses it if the stream has another fencing token.
 
 The forms are:
 
@@ -18,8 +18,8 @@ The forms are:
 stream, the body of an append becomes one record.
 
 JSON bodies are cut into messages without changing any (section 7.1).  The body of an append is one message or an array
-of messages: exactly one level of array is removed.  Messages are not serialised again, because numbers could lose
-digits and objects repeated names.
+of messages: exactly one level of array is removed.  Messages are not serialised again.  Numbers could lose
+digits, and objects could lose repeated names.
 
 Parsing creates an object for each value, and arrays and objects cost the most: 2 MiB of `[]` took 0.2 s of processor
 time.  More than half of that was garbage collection, triggered by new containers.  The collector finds nothing during
@@ -59,7 +59,7 @@ CLOSE_TOKEN: Final = "durable-streams-closed"
 """The fencing token of a closed stream."""
 
 OPEN_TOKEN: Final = ""
-"""The fencing token of a stream without a fence."""
+"""The empty fencing token, which a stream has until it is fenced."""
 
 CLOSE_RECORD: Final[AppendRecord] = command_record(Fence(CLOSE_TOKEN))
 
@@ -71,10 +71,10 @@ class Page:
     records: tuple[Record, ...]
     """The records other than commands."""
     end: int
-    """The sequence number after the page.  If the page reaches the end of a closed stream, that of the close marker."""
+    """The sequence number after the page; on the last page of a closed stream, that of the close marker."""
     is_closed: bool
     trimmed: int = 0
-    """The first sequence number, up to `end`, that the trims among the records keep; 0 if there are no trims."""
+    """`trimmed_by` the records, but at most `end`."""
 
 
 def is_close(record: Record) -> bool:
@@ -98,7 +98,7 @@ def page_of(records: Sequence[Record]) -> Page:
 
 
 def trimmed_by(records: Iterable[Record]) -> int:
-    """Return the first sequence number that the trims among the records keep; 0 if there are no trims."""
+    """Return the sequence number of the first record left by the trim commands in `records`; 0 without trims."""
     trimmed = 0
     for record in records:
         match _command(record):
@@ -168,7 +168,7 @@ def split_messages(body: bytes, most: int = MAX_BATCH_RECORDS) -> list[bytes]:
 
 
 def _containers(body: bytes) -> int:
-    """Return the number of arrays and objects in the body, or an upper bound that is small enough."""
+    """Return the number of arrays and objects in the body, or an upper bound if that is within `MOST_CONTAINERS`."""
     most = body.count(b"[") + body.count(b"{")
     if most <= MOST_CONTAINERS:
         return most

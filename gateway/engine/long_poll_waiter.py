@@ -70,7 +70,7 @@ class PollClient(Protocol):
         """Count a response that has been written, and let the connection continue."""
 
     def split(self) -> Iterable[PollClient]:
-        """Separate all clients but one; the caller must call `waits` on each of those returned."""
+        """Return each client but one as a `PollClient` of its own.  The caller must call `waits` on each."""
 
     def waits(self, waiter: Waiter) -> None:
         """Set the waiter through which this client waits."""
@@ -133,7 +133,7 @@ class WaitingPoll(NamedTuple):
 
 
 class Waiter:
-    """Long-poll clients that wait together for one answer.  They are answered, or found disconnected, once."""
+    """Long-poll clients that wait together for one answer.  Each is answered once, or found disconnected once."""
 
     __slots__ = (
         "_answer_key",
@@ -181,7 +181,7 @@ class Waiter:
 
     @property
     def at(self) -> str:
-        """The offset of the client: it has all bytes before."""
+        """The offset from which the clients read.  They have all bytes before it."""
         return self._waiting.read.start
 
     def join(self, now: float) -> bool:
@@ -235,7 +235,7 @@ class Waiter:
         answer_key: Hashable = self._answer_key
         if self._cursor >= topic.answers_cursor:
             # Cursors must not go back, so a client with a higher cursor than the shared one needs an answer of its own.
-            # Cursors far ahead share one.
+            # All clients whose cursors are far ahead share one answer.
             answer_key = (answer_key, "far" if topic.cursors.is_far(self._cursor) else self._cursor)
         if answers is not None and isinstance(shared := answers.get(answer_key), Rendered) and self._suits(shared):
             self._is_over = True
@@ -255,8 +255,8 @@ class Waiter:
         if isinstance(found, Answer):
             rendered = self._finish(found)
             if answers is not None and topic.is_confirmed and (topic.is_pumping or not rendered.body):
-                # Do not share it otherwise: without a confirmed follower the tail may be out of date within a second,
-                # and a large body would stay in memory after the tape has dropped it.
+                # Without a confirmed follower, the tail in a shared answer may be out of date within a second.  A large
+                # body that is shared for longer than one pump would stay in memory after the tape has dropped it.
                 answers[answer_key] = rendered
         elif found is Poll.ASK:
             self._ask(waiting.polls.poll_asking(waiting.read, waiting.stream, topic, outcome))
@@ -443,7 +443,7 @@ class Waiter:
     def _detach(self, waiting: WaitingPoll) -> None:
         topic = waiting.topic
         topic.readers_now.discard(self)
-        # `WaitingPoll.close` counts the last of them.
+        # `WaitingPoll.close` subtracts one client.  Subtract the others here.
         topic.readers -= self.clients - 1
         topic.extra_clients -= self.clients - 1
         waiting.close()

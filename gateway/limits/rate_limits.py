@@ -17,9 +17,8 @@ without a network, and a limit per principal or tenant does not apply to request
 `Bans` excludes client networks that keep sending refused requests.  A refusal costs almost as much processor time as an
 answer, so such clients would still slow down the others.  A network with more than `per_s` refusals a second is banned,
 after a burst of ten seconds' refusals.  Its connections are closed, and new ones are closed at once, which costs a
-tenth of a refusal.  The first ban lasts for `BAN_S`.  If the network is banned again within the length of its last ban
-after that ban's end, the new ban is twice as long, up to `LONGEST_S`.  After a ban only a quarter of the burst is
-allowed.
+tenth of a refusal.  The first ban lasts for `BAN_S`.  The next ban is twice as long, up to `LONGEST_S`, if less
+time has passed since the last ban than that ban lasted.  After a ban only a quarter of the burst is allowed.
 """
 
 from __future__ import annotations
@@ -164,7 +163,7 @@ class Bans:
         is_again = length_s and now < account.banned_until + length_s
         length_s = min(2 * length_s, LONGEST_S) if is_again else BAN_S
         account.banned_until, account.ban_s = now + length_s, length_s
-        # At the end of the ban the bucket must have only a share of its tokens, so take those that will be added.
+        # The bucket refills during the ban.  Take those tokens now, so that only a share is left when the ban ends.
         refusals.take(account, now, length_s * refusals.per_s - _LEFT_AFTER_BAN * refusals.burst)
         return length_s
 

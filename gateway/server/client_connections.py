@@ -119,7 +119,7 @@ class ClientConnection(Protocol):
         answer.  Requests that arrive meanwhile are answered."""
 
     def close_if_idle(self) -> None:
-        """Called at the deadline of a drain: close the connection in order, unless it is in use."""
+        """Called at the deadline of a drain: close the connection properly, unless it is in use."""
 
     def drop(self) -> None:
         """Cut the connection at once."""

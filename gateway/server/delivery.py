@@ -1,6 +1,6 @@
 """Sends an answer to its client.
 
-Every wait is bounded.  An answer that cannot be completed is never ended in order.  Its connection is dropped instead,
+Every wait is bounded.  An answer that cannot be completed is never ended properly.  Its connection is dropped instead,
 so that a truncated body does not look complete.
 """
 
@@ -149,7 +149,7 @@ class Delivery:
         self._request.channel.send_part(piece)
 
     def end_response(self) -> None:
-        """End the body in order."""
+        """End the body as complete."""
         self._request.channel.end_response()
 
     def abort(self) -> Aborted:

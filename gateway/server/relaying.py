@@ -440,7 +440,7 @@ class Relaying(RelayedCall):
     # -- the end of the relay
 
     def _end_body(self) -> None:
-        """End an answer in order, after its body."""
+        """End a complete answer, after its body."""
         self._finish(self._channel.end_response)
 
     def _finish(self, end: Callable[[], object] = no_op) -> None:

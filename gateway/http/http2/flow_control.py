@@ -4,10 +4,10 @@
 queued data take turns, one frame each.
 
 `Receiving` manages the windows of bodies that arrive.  The connection's window reopens as bytes arrive, so that a
-stalled body never blocks the others.  A stream's window reopens too, with two exceptions.  One is a stream whose own
-body has too many unread bytes.  The other is a stream with any unread bytes while all bodies together have too many.  A
-body that is read as it arrives is therefore never held up.  One connection can make the process hold at most
-`MOST_UNREAD_BYTES` and one window for each stream.
+stalled body never blocks the others.  A stream's window reopens too, unless its own body has too many unread bytes.
+While all bodies together have too many, only the windows of bodies without unread bytes reopen.  A body that is read as
+it arrives is therefore never held up.  One connection can make the process hold at most `MOST_UNREAD_BYTES` and one
+window for each stream.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.streams import NOTHING_QUEUED, Stream
 
 _PUMP_BYTES: Final = 1 << 16
-"""Output that is given to the transport between two checks of whether it has room."""
+"""The bytes written to the transport before the next check that the transport has room."""
 
 
 class Sending(ABC):
@@ -52,7 +52,7 @@ class Sending(ABC):
         """The largest frame that is sent."""
         self._owes_size_update = False
         self._free_updates = 0
-        """Window updates that sent data justifies.  Further ones count against the budget."""
+        """Window updates that the data sent so far justifies.  Further ones count towards the flood limit."""
         self._turns: dict[Stream, None] = {}
         """Streams with queued data, in the order of their turns."""
         self.is_blocked = False
@@ -242,7 +242,7 @@ CONNECTION_WINDOW: Final = 1 << 20
 STREAM_UNREAD_BYTES: Final = 1 << 18
 """The unread bytes of one body above which its window stays closed."""
 MOST_UNREAD_BYTES: Final = 1 << 20
-"""The unread bytes of all bodies of a connection above which the windows of bodies with unread bytes stay closed."""
+"""The unread bytes of a connection's bodies.  Above them, the window of each body with unread bytes stays closed."""
 
 
 class Receiving(Sending):

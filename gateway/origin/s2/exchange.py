@@ -109,7 +109,7 @@ class Exchange(ABC):
 
     @abstractmethod
     async def end(self) -> None:
-        """End the body in order."""
+        """End the body as complete."""
 
     @abstractmethod
     async def flushed(self) -> None:

@@ -237,7 +237,7 @@ class Http2Connection:
         self._flush()
 
     def end(self, stream_id: int) -> None:
-        """End a stream in order.  Raises ConnectionResetError if it has ended."""
+        """End a stream as complete.  Raises ConnectionResetError if it has ended."""
         try:
             self._state.end_stream(stream_id)
         except ProtocolError:

@@ -56,7 +56,7 @@ class Socket:
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Close in order, after the written bytes have been sent."""
+        """Close after the written bytes have been sent."""
         self.is_closed = True
         self._transport.close()
         self._room.fire()
