@@ -40,10 +40,11 @@ from gateway.server import cors
 from gateway.server.admission import Admission
 from gateway.server.context import RequestContext
 from gateway.server.deferred import Answerer, UndecidedRequest
+from gateway.server.joins import Join
 from gateway.server.parsing import ParsedRequest
 from gateway.server.remembered import RememberedAnswers
 from gateway.server.request import Channel, LiveUse, Request
-from gateway.server.request_keys import NamedStream, Section, Sections, VerdictKey
+from gateway.server.request_keys import NamedStream, Section, Sections
 from gateway.server.resource_metadata import metadata_url, names_metadata
 from gateway.server.verdict_renewal import VerdictRenewal
 from gateway.telemetry.audit import AUDIT, RefusalLines, shortened
@@ -158,7 +159,8 @@ class Authoriser:
             if error.challenge is not None and names_metadata(guard):
                 error.challenge += f', resource_metadata="{metadata_url(request, asked.path)}"'
             raise
-        alias, allowed, context.stream = request.channel.alias, context.allowed, _named_stream(parsed)
+        alias, allowed, stream = request.channel.alias, context.allowed, _named_stream(parsed)
+        context.stream = self._sections.shared_name(stream) if stream is not None else None
         # The verdict may depend on the client's network or on the scheme, which the request's bytes do not show.
         if allowed.renewal is not None:
             allowed.scheme = request.channel.scheme
@@ -180,19 +182,21 @@ class Authoriser:
         if (split := self._sections.split(alias)) is not None:
             self._sections.allow(split[1], stream or split[0], allowed)
 
-    def allowed_for(self, section: Section, key: VerdictKey | None, scheme: str, most_s: float) -> Allowed | None:
-        """The verdict on a live read whose section was recognised without parsing, on a connection with this scheme.
+    def allowed_for(self, section: Section, join: Join, channel: Channel) -> Allowed | None:
+        """The verdict on a live read whose section was recognised without parsing.
 
         Returns None if the handler has to decide.
 
-        The verdict outlasts the longest possible read, `most_s` seconds, or is renewed during the read.
+        The verdict outlasts the longest possible read, or is renewed during the read.
         """
         # Equal to `holds` and `ends_in_s`, but without three calls: every authorised live read passes here.
-        allowed, verdicts = section.allowed.get(key) if key is not None else None, self.verdicts
-        if allowed is None or allowed.edition != verdicts.edition or allowed.scheme not in (None, scheme):
+        allowed, verdicts = section.allowed.get(join.verdict_key), self.verdicts
+        if allowed is None or allowed.edition != verdicts.edition:
+            return None
+        if allowed.scheme is not None and allowed.scheme != channel.scheme:
             return None
         left_s = allowed.until - verdicts.wall()
-        return allowed if left_s > (most_s + _MOST_EARLY_S if allowed.renewal is None else 0) else None
+        return allowed if left_s > (join.most_s + _MOST_EARLY_S if allowed.renewal is None else 0) else None
 
     def ends_in_s(self, allowed: Allowed, most_s: float) -> float | None:
         """Seconds until a live read has to end because its credential expires.  None if the read ends earlier in any
@@ -204,10 +208,10 @@ class Authoriser:
             return None
         return max(0.0, left_s - self._rng.uniform(0, min(_MOST_EARLY * left_s, _MOST_EARLY_S)))
 
-    def register(self, channel: Channel, allowed: Allowed, net: str) -> None:
-        """Register an admitted live read of this client network."""
+    def register(self, channel: Channel, allowed: Allowed, net: str, began: float) -> None:
+        """Register an admitted live read of this client network, whose request was read at `began`."""
         channel.live_bytes = 0
-        channel.live_use = use = GuardedUse(channel, channel.live_use, allowed, self)
+        channel.live_use = use = GuardedUse(channel, allowed, self, began)
         if allowed.renewal is not None:
             use.renewing = VerdictRenewal(use, allowed.renewal, net, self.services, self._rng)
 
@@ -398,11 +402,11 @@ class GuardedUse:
 
     __slots__ = ("_authoriser", "_began", "_channel", "_tick", "_use", "allowed", "has_begun", "renewing")
 
-    def __init__(self, channel: Channel, use: LiveUse | None, allowed: Allowed, authoriser: Authoriser) -> None:
+    def __init__(self, channel: Channel, allowed: Allowed, authoriser: Authoriser, began: float) -> None:
         self._authoriser = authoriser
-        self._began = authoriser.now()
+        self._began = began
         self._channel = channel
-        self._use = use
+        self._use: LiveUse | None = channel.live_use
         self.allowed = allowed
         self._tick = NEVER
         """The tick on the wheel at which the read ends; NEVER if it has none."""

@@ -246,7 +246,7 @@ class RequestHandler:
             context.fields = error.fields
             raise
         if is_live and context.allowed is not None:
-            self._authoriser.register(context.request.channel, context.allowed, parsed.client)
+            self._authoriser.register(context.request.channel, context.allowed, parsed.client, admission.now())
 
     def _preflight(self, context: RequestContext, route: Route) -> Answered | None:
         request = context.request

@@ -8,6 +8,7 @@ whether it may wait without a request to the origin.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,7 +64,9 @@ class Join(Known):
     name."""
     line: bytes | None = None
     """The request line, once the request is remembered."""
-    verdict_key: VerdictKey | None = None
+    most_s: float = math.inf
+    """Seconds that the read lasts at most."""
+    verdict_key: VerdictKey = b""
     """The key of verdicts on the request in a header section: the stream, or the request line."""
 
 

@@ -64,26 +64,30 @@ class LiveRequests:
             if not isinstance(opened, Subscription):
                 return opened
             request = self._request(context, read)
+            alias = request.channel.alias
             self._live.subscribe(request, opened)
         else:
             polled = await self._engine.long_poll(read)
             if not isinstance(polled, WaitingPoll):
                 return polled
             request = self._request(context, read)
+            alias = request.channel.alias
             request.join.group = self._live.wait(request, polled)
         context.stage = _LIVE
-        self._remember(request.channel, request.join)
+        self._remember(alias, request.join)
         return None
 
     def begins_at_once(self, context: RequestContext, read: Read) -> bool:
         """Begin a live answer if the origin need not be asked.  Returns whether the answer has begun."""
         request = self._request(context, read)
+        # The answer may be over when `_begins` returns, and the channel has forgotten the request's bytes by then.
+        alias = request.channel.alias
         if not self._begins(request):
             return False
         context.stage = _LIVE
         if request.ends_in_s is None:
             # Others may not join an answer that ends with this client's credential.
-            self._remember(request.channel, request.join)
+            self._remember(alias, request.join)
         return True
 
     def _request(self, context: RequestContext, read: Read) -> LiveRequest:
@@ -91,7 +95,9 @@ class LiveRequests:
         record = observed.record if observed is not None else None
         facts = CommonFacts(record.common()) if record is not None else None
         join = Join(read, context.mode, named_origin(read.route.cors, request.headers.get("Origin")), facts)
-        join.verdict_key = context.stream
+        join.verdict_key = context.stream or b""
+        config, allowed = read.route.config, context.allowed
+        join.most_s = config.sse_lifetime_s if context.mode is _SSE else config.long_poll_timeout_s
         return LiveRequest(
             request.channel,
             join,
@@ -99,20 +105,11 @@ class LiveRequests:
             observed,
             keeps=request.keeps_alive,
             is_chunked=request.version != "1.0",
-            ends_in_s=self._ends_in_s(context) if context.allowed is not None else None,
+            ends_in_s=self._authoriser.ends_in_s(allowed, join.most_s) if allowed is not None else None,
         )
 
-    def _ends_in_s(self, context: RequestContext) -> float | None:
-        """Seconds after which the client's credential expires.  None if the read ends earlier in any case."""
-        allowed, route = context.allowed, context.route
-        if allowed is None or route is None:
-            return None
-        config = route.config
-        most_s = config.sse_lifetime_s if context.mode is _SSE else config.long_poll_timeout_s
-        return self._authoriser.ends_in_s(allowed, most_s)
-
-    def _remember(self, channel: Channel, join: Join) -> None:
-        if (alias := channel.alias) is None or not self._engine.is_repeatable(join.read):
+    def _remember(self, alias: bytes | None, join: Join) -> None:
+        if alias is None or not self._engine.is_repeatable(join.read):
             return
         section = self._joins.remember(alias, join, join.read.route.header_rules)
         if section is not None and join.group is not None and join.line is not None:
@@ -132,9 +129,7 @@ class LiveRequests:
             return False
         allowed, parties = None, NO_PARTIES
         if read.route.guard is not None:
-            config, authoriser = read.route.config, self._authoriser
-            most_s = config.sse_lifetime_s if join.mode is _SSE else config.long_poll_timeout_s
-            allowed = authoriser.allowed_for(section, join.verdict_key, channel.scheme, most_s)
+            allowed = self._authoriser.allowed_for(section, join, channel)
             if allowed is None:
                 return False
             parties = allowed.parties
@@ -147,11 +142,12 @@ class LiveRequests:
         # Count the request before it joins, because its answer may be sent within the join.
         if not admission.begin_join(channel, account, route, parties):
             return False
+        began = self._now()
         client: Client = (address, section)
         if allowed is not None:
-            self._authoriser.register(channel, allowed, account.net if account is not None else UNKNOWN)
-            client = (allowed.caller(address), section)
-        began = self._now()
+            self._authoriser.register(channel, allowed, account.net if account is not None else UNKNOWN, began)
+            if join.facts is not None:
+                client = (allowed.caller(address), section)
         if self._joins_readers(channel, join, began, client) or self._begins(
             LiveRequest(channel, join, began, client=client)
         ):

@@ -102,6 +102,8 @@ _VERDICT_COST: Final = 600
 NONE_ALLOWED: Final[Mapping[VerdictKey, Allowed]] = MappingProxyType({})
 """The verdicts of most sections: none."""
 
+_MOST_STREAMS: Final = 1 << 10
+"""Bound on the names of streams that are shared."""
 _MOST_SEEN: Final = 1 << 13
 """The most hashes kept of sections that have appeared once, which take less than 1 MB."""
 
@@ -276,6 +278,7 @@ class Sections:
         self._seen: set[int] = set()
         """Hashes of sections that have appeared once."""
         self._size = 0
+        self._streams: dict[NamedStream, NamedStream] = {}
         self.reset(rules)
 
     def __repr__(self) -> str:
@@ -289,9 +292,16 @@ class Sections:
         for section in self._sections.values():
             section.cost, section.allowed = 0, NONE_ALLOWED
         self._sections.clear()
+        self._streams.clear()
         self._size = 0
         self._numbers = {one: number for number, one in enumerate(dict.fromkeys(rules))}
         self._kinds = [_Kind(one) for one in self._numbers]
+
+    def shared_name(self, stream: NamedStream) -> NamedStream:
+        """One object for all equal names of a stream.  A lookup of a verdict by it compares no text."""
+        if len(self._streams) >= _MOST_STREAMS:
+            self._streams.clear()
+        return self._streams.setdefault(stream, stream)
 
     def allow(self, section: Section, key: VerdictKey, allowed: Allowed) -> None:
         """Remember a verdict on GETs with this section."""

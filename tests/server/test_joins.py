@@ -12,6 +12,8 @@ from gateway.protocol.mode import Mode
 from gateway.server.joins import Join, Joins
 from gateway.server.request_keys import MOST_ALLOWED, Known, Sections
 from tests.engine.bench import EngineBench
+from tests.server.conftest import Pair, ask, close, connect, get, read_response, write
+from tests.waiting import eventually
 
 RULES = HeaderRules()
 
@@ -178,3 +180,26 @@ def test_a_section_is_looked_through_only_for_routes_that_know_its_request_line(
     meaning.forget_known(line, known)
     assert sections.find(request % b"4") is None
     assert len(sections) == count
+
+
+async def test_a_long_poll_that_is_answered_at_once_is_remembered(pair: Pair) -> None:
+    await write(pair.fast, "PUT", "/s", b"ab", Content_Type="text/plain")
+    [first] = await ask(pair.fast, get("/s?offset=-1"))
+    [tail] = first.headers["stream-next-offset"]
+    find = pair.fast.clients.find
+    assert find is not None
+    reader, writer = await connect(pair.fast)
+    try:
+        writer.write(waiting := get(f"/s?offset={tail}&live=long-poll"))
+        await eventually(lambda: find(waiting) is not None)
+        await write(pair.fast, "POST", "/s", b"cd", Content_Type="text/plain")
+        woken = await read_response(reader)
+        behind = get(f"/s?offset={tail}&live=long-poll&cursor=1")
+        assert find(behind) is None
+        [late] = await ask(pair.fast, behind)
+        # Otherwise readers that fall behind together would each be parsed, and fall behind further.
+        assert find(behind) is not None
+        [later] = await ask(pair.fast, behind)
+        assert woken.body == late.body == later.body == b"cd"
+    finally:
+        await close(writer)
