@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from gateway.config.settings import LoadedConfig, Setting
     from gateway.protocol.forwarded_headers import Headers
 
+_MOST_ALIGNED: Final = 80
+"""Sources are printed below each other, but behind longer values."""
 _PROBE_S: Final = 3.0
 """The timeout for connecting to an origin, and for its answer, in seconds."""
 
@@ -308,6 +310,6 @@ def _print_settings(settings: list[Setting]) -> None:
 
     console = Console(soft_wrap=True, highlight=False)
     lines = [(f"{setting.key} = {setting.text}", setting.source) for setting in settings]
-    width = max((len(line) for line, _ in lines), default=0)
+    width = min(_MOST_ALIGNED, max((len(line) for line, _ in lines), default=0))
     for line, source in lines:
         console.print(Text(f"{line:<{width}}  # {source}", "dim" if source == "default" else ""))

@@ -17,9 +17,11 @@ _DURATION: Final = re.compile(r"([1-9][0-9]{0,8})([smhd])")
 
 
 def sign(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The stream's URL at the gateway.")],
     key: Annotated[Path, typer.Option("--key", metavar="FILE", help="File with the signing key.")],
     key_id: Annotated[str, typer.Option("--key-id", metavar="ID", help="The key's id in the configuration.")],
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="The stream's URL at the gateway; not needed with --cookie.")
+    ] = "",
     duration: Annotated[
         str, typer.Option("--for", metavar="TIME", help="How long it is valid: 90s, 15m, 1h, 7d.")
     ] = "1h",
@@ -44,6 +46,8 @@ def sign(
     found = _DURATION.fullmatch(duration)
     if found is None:
         raise typer.BadParameter("expected a time such as 90s, 15m, 1h or 7d", param_hint="'--for'")
+    if not url and not as_cookie:
+        raise typer.BadParameter("is needed without --cookie", param_hint="'URL'")
     parts = urlsplit(url)
     try:
         target = parse_target((parts.path or "/") + (f"?{parts.query}" if parts.query else ""))

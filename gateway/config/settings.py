@@ -24,7 +24,7 @@ class Setting:
 
     @property
     def text(self) -> str:
-        """The value in TOML syntax; `none` for a value that is not set."""
+        """The value in TOML syntax; `none` for a value that is not set.  Tables in lists are without their defaults."""
         return _formatted(self.key, self.value)
 
 
@@ -81,7 +81,9 @@ def _formatted(key: str, value: object) -> str:
         case SecretStr():
             return f'"{value}"'
         case BaseModel():
-            parts = (f"{name} = {_formatted(name, getattr(value, name))}" for name in type(value).model_fields)
+            # A rule of `[[route.auth]]` has thirty fields, most of them for another kind of rule.
+            names = (name for name in type(value).model_fields if name in value.model_fields_set)
+            parts = (f"{name} = {_formatted(name, getattr(value, name))}" for name in names)
             return "{ " + ", ".join(parts) + " }"
         case str():
             return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -11,7 +11,7 @@ from aiohttp import ClientSession
 
 from gateway.auth.asked import Asked as Request
 from gateway.auth.guard import Guard
-from gateway.auth.signatures import Signed, signed_query
+from gateway.auth.signatures import Signed, parameters_of, signed_query
 from gateway.auth.verdicts import Allowed, Revocation
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
@@ -19,7 +19,7 @@ from gateway.origin.requests import Kind
 from gateway.server.authorising import BAD_AT_ONCE
 from tests.commands.here import run_here
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
-from tests.scenarios.credentials import LINK_KEY, WALL, bearer, jwt_rule, signed, signed_rule, token
+from tests.scenarios.credentials import LINK_KEY, WALL, bearer, jwt_rule, link_key_file, signed, signed_rule, token
 from tests.scenarios.hostile import Asked, part_of_stream
 from tests.scenarios.noting import log_lines
 from tests.scenarios.wire import Dropped, Wire
@@ -325,6 +325,13 @@ async def test_the_sign_command_and_the_revoke_endpoint_work_together(edge: Edge
         async with session.post(f"{edge.gateway.admin_url}/api/revoke", json=body) as answer:
             assert (answer.status, await answer.json()) == (200, {"live_reads": 0})
     assert (await edge.get(made_by_command())).status == 401
+
+
+def test_the_sign_command_makes_a_cookie_without_a_url(tmp_path: Path) -> None:
+    key = ["--key", link_key_file(tmp_path), "--key-id", "one"]
+    status, out, _ = run_here("sign", "--cookie", "--streams", "/s/**", *key)
+    assert (status, parameters_of(out.strip())["streams"]) == (0, "/s/**")
+    assert run_here("sign", *key)[0] == 2
 
 
 async def test_bad_tokens_of_one_network_are_limited_and_known_ones_still_served(edge: Edge) -> None:
