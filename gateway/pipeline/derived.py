@@ -1,6 +1,7 @@
-"""Whether gold and the curve are of the lines that silver has now.
+"""Check whether gold and the curve are up to date with silver.
 
-Each is marked with the version of silver that it was made from.  A later version may only have been compacted.
+Gold and the curve are marked with the version of silver that they were computed from.  A newer version of silver need
+not have other lines: compaction also makes a new version.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from gateway.pipeline.errors import NothingToPlan, PipelineFailed
 from gateway.pipeline.lake import Lake, Snapshot
 
 _GOLD_VERSION: Final = 5
-"""Version of the computation of gold; raising it makes all days out of date."""
+"""Version of the code that computes gold.  A new version makes all days out of date."""
 LAST_OF_GOLD: Final = tables.ANOMALIES
 GOLD_MARK: Final = f"silver, by computation {_GOLD_VERSION}"
-"""The mark of the last table: the version of silver that all tables are of."""
+"""The mark of the table that is committed last: the version of silver that all tables were computed from."""
 _CURVE_VERSION: Final = 3
-"""Version of the computation of the curve; raising it makes the curve out of date."""
+"""Version of the code that computes the curve.  A new version makes the curve out of date."""
 CURVE_MARK: Final = f"silver, by computation {_CURVE_VERSION}"
 _MOST_READ: Final = 100
-"""Most commits of silver that are looked at for a report; in an object store each takes two requests."""
+"""Most commits of silver that a report reads.  In an object store, each takes two requests."""
 
 
 def outdated(lake: Lake) -> tuple[str, ...]:
-    """What a report of the lake shows that is not of the lines that silver has now; in sentences."""
+    """Return a sentence for each part of a report that is not up to date with silver."""
     silver = lake.snapshot(tables.REQUESTS)
     said = []
     for table, mark, what, verb, command in (
@@ -33,7 +34,7 @@ def outdated(lake: Lake) -> tuple[str, ...]:
     ):
         made = lake.snapshot(table)
         of = made.mark(mark)
-        # More may all be compactions.
+        # With more commits, the report only says that it may be out of date.
         changes = None if of is None or silver.version - of > _MOST_READ else silver.changes(of)
         if made.delta is None or (changes is not None and not changes.days):
             continue
@@ -46,9 +47,9 @@ def outdated(lake: Lake) -> tuple[str, ...]:
 
 
 def silver_of_curve(lake: Lake) -> Snapshot:
-    """Silver as the curve was made from it, or as it is now if there is no curve.
+    """Return the version of silver that the curve was computed from, or the newest one if there is no curve.
 
-    Raises NothingToPlan if the curve is of lines that silver has no longer, or cannot show any more.
+    Raises NothingToPlan if silver has lost lines of the curve, or if that version can no longer be read.
     """
     silver, curve = lake.snapshot(tables.REQUESTS), lake.snapshot(tables.CURVE)
     if curve.delta is None:

@@ -1,8 +1,8 @@
-"""The pipeline's exception, and Spark's errors reduced to one line.
+"""The pipeline's exceptions, and functions that reduce long errors to one line.
 
-A failure in a source, in a worker or in a batch's function is a Python exception, which Spark wraps several times, with
-the stack traces of two languages and the state of the query after it.  The last traceback ends with the message.  A
-failure in Java is described by its last cause.
+A failure in Python code that Spark runs is a Python exception.  Spark wraps it several times, and adds stack traces of
+two languages and the state of the query.  The message is at the end of the last Python traceback.  A failure in Java is
+best described by its last cause.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MOST_CHARS: Final = 300
 _STATE: Final = "=== Streaming Query ==="
 # Frames are indented; the exception's line is not.
 _OF_PYTHON: Final = re.compile(r"Traceback \(most recent call last\):.*\n(?:(?:\s.*)?\n)*(\S.*)")
-# The data source keeps its traceback back.
+# The data source's errors have no traceback.
 _OF_SOURCE: Final = re.compile(r"\bpyspark_durable_streams\.[\w.]+: (.+)")
 _OF_JAVA: Final = (re.compile(r"^Caused by: (.*)", re.MULTILINE), re.compile(r"^: (.*)", re.MULTILINE))
 _SAYS_NOTHING: Final = ("py4j.", "Py4JJavaError", "An error occurred while calling ")
@@ -25,24 +25,27 @@ _OURS: Final = re.compile(r"^(?:pyspark_durable_streams|gateway)\.[\w.]+: ")
 
 
 class PipelineFailed(RuntimeError):
-    """A step could not be carried out.  The text is one line."""
+    """A step of the pipeline failed.  The text is one line."""
 
     def __init__(self, text: str) -> None:
         super().__init__(" ".join(text.split()))
 
 
 class NothingToPlan(PipelineFailed):
-    """There are no lines to make a plan from, or no curve of them."""
+    """A plan cannot be made: there are no lines, or no curve of the lines."""
 
 
 def brief(error: BaseException) -> str:
-    """The message of a store's error, which may have a line for each cause and the store's whole answer, as one."""
+    """Return a store's error as one line.
+
+    The error may have a line for each cause, and the store's whole answer.
+    """
     causes = (line.strip(" \t↳") for line in _COLOUR.sub("", str(error)).splitlines())
     return ": ".join(filter(None, causes))[:_MOST_CHARS]
 
 
 def one_line(error: BaseException) -> str:
-    """The message of a Spark error: that of the Python exception it wraps, else that of Java's last cause."""
+    """Return the message of a Spark error: that of the Python exception inside it, else that of Java's last cause."""
     try:
         report = _COLOUR.sub("", str(error))
     except Exception:
@@ -56,5 +59,5 @@ def one_line(error: BaseException) -> str:
 
 
 def _last(said: str, *kinds: re.Pattern[str]) -> str | None:
-    """The last match of the first of these that has any."""
+    """Return the last match of the first pattern that matches."""
     return next((found[-1] for kind in kinds if (found := kind.findall(said))), None)

@@ -1,8 +1,8 @@
-"""Sources of access-log lines: local files, the stream that a gateway logs to, or late lines that the lake has kept.
+"""Sources of access-log lines: local files, the stream that a gateway logs to, or late lines in the lake.
 
-A command line names files, folders (all files in and beneath them that are neither hidden nor a Delta table's) and
-globs, which may be mixed, or the URL of one stream.  Files may be compressed (`.gz`, `.zst`, `.bz2`, `.xz`), or Parquet
-with a column `line`.  The log of a running gateway may be among them: new lines come with the next ingest.
+A command line names either one stream's URL, or any mixture of files, folders and globs.  A folder stands for all files
+in it and in its subfolders, except hidden files and Delta tables.  Files may be compressed (`.gz`, `.zst`, `.bz2`,
+`.xz`), or Parquet with a column `line`.  A gateway may still be writing a file: the next ingest reads its new lines.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from gateway.config.variables import ADMIN_TOKEN_VARIABLE
 from gateway.pipeline.errors import PipelineFailed
 
 AUTHORIZATION_VARIABLE: Final = "DURABLE_GATEWAY_PIPELINE_AUTHORIZATION"
-"""Environment variable with the Authorization header for the stream; other users can see flags in the process list."""
+"""Environment variable with the Authorization header for the stream.
+
+It is not a flag, because other users can see flags in the process list.
+"""
 
 _SCHEMES: Final = {"http": 80, "https": 443}
-"""Their usual ports."""
+"""Accepted schemes and their default ports."""
 MARK: Final = "stream "
-"""The beginning of the names of progress in streams; their URLs follow."""
+"""Prefix of the name under which a lake records the progress in a stream.  The stream's URL follows."""
 _BATCH_BYTES: Final = 1 << 30
-"""Most bytes in one batch of a stream, so that a backlog is ingested in parts."""
+"""Most bytes in one batch of a stream.  A larger backlog is ingested in several batches."""
 _NOT_TO_BE_CHOSEN: Final = {
     **dict.fromkeys(("url", "path", "stream", "streams", "streamsprefix"), "the URL names the stream"),
     **dict.fromkeys(("format", "mode", "chunkbytes"), "lines are taken in as they are"),
@@ -37,14 +40,15 @@ _REFUSED: Final = re.compile(r"stream .*?: 40[13]\b.*")
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Lines in files: `patterns` are files, folders and globs."""
+    """Lines in files.  `patterns` are names of files, folders and globs."""
 
     patterns: tuple[str, ...]
 
     def found(self, lake: Path | None = None) -> list[Path]:
-        """The existing files, each once and sorted; of a folder, without those of a `lake` or a Delta table beneath it.
+        """Return the existing files, each once and sorted.
 
-        Raises PipelineFailed for a pattern without a file, and for a folder that has only Delta tables of others.
+        In folders, the files of `lake` and of Delta tables are left out.  Raises PipelineFailed for a pattern without a
+        file, and for a folder that has only Delta tables of another lake.
         """
         found: dict[Path, None] = {}
         for pattern in self.patterns:
@@ -64,14 +68,15 @@ class Files:
         return list(found)
 
     def size(self, lake: Path | None = None) -> int:
-        """Bytes of the files, as they are stored."""
+        """Return the total size of the files on disk, in bytes."""
         return sum(path.stat().st_size for path in self.found(lake))
 
 
 @dataclass(frozen=True, slots=True)
 class LogStream:
-    """Lines in a stream of JSON messages (`log.sink = "stream"`).  `options` are further options of the Spark source,
-    with names in lower case.
+    """Lines in a stream of JSON messages (`log.sink = "stream"`).
+
+    `options` are further options of the Spark source, with names in lower case.
     """
 
     url: str
@@ -94,15 +99,18 @@ class LogStream:
 
     @property
     def mark(self) -> str:
-        """The name of the progress in it: the same for all URLs by which the Spark source reads this stream."""
+        """The name under which a lake records the progress in this stream.
+
+        It is the same for all spellings of the URL that the Spark source reads as the same stream.
+        """
         parts = urlsplit(self.url)
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         port = "" if parts.port in (None, _SCHEMES[parts.scheme]) else f":{parts.port}"
         return f"{MARK}{parts.scheme}://{host}{port}/{quote(unquote(parts.path).strip().lstrip('/'))}"
 
     def check(self, *, free: Collection[str] = ()) -> None:
-        """Raise PipelineFailed for options that the Spark source rejects, or that are no one's to choose apart from
-        `free`; ImportError without Spark.
+        """Raise PipelineFailed for an option that may not be set, unless it is in `free`, or that the Spark source
+        rejects.  Raises ImportError without Spark.
         """
         from pyspark_durable_streams.errors import BadOption
         from pyspark_durable_streams.options import read_options
@@ -118,7 +126,7 @@ class LogStream:
 
 @dataclass(frozen=True, slots=True)
 class LateLines:
-    """Lines that the lake has rejected as too late."""
+    """The lines that the lake has rejected as too late."""
 
 
 Source = Files | LogStream | LateLines
@@ -127,9 +135,9 @@ Source = Files | LogStream | LateLines
 def source_of(
     texts: Sequence[str], options: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None
 ) -> Files | LogStream:
-    """The source that a command line names.  A stream gets the options, and credentials from the environment.
+    """Return the source that a command line names.
 
-    Raises PipelineFailed for an invalid source.
+    A stream gets `options`, and credentials from `environ`.  Raises PipelineFailed for an invalid source.
     """
     urls = [text for text in texts if "://" in text]
     if not urls:
@@ -146,9 +154,9 @@ def source_of(
 
 
 def _beneath(folder: Path, lake: Path | None, named: str) -> list[Path]:
-    """Everything beneath a folder, without hidden files, the lake, other lakes' spools, or Delta tables.
+    """Return everything in a folder and its subfolders, except hidden files, `lake`, Delta tables and lakes' spools.
 
-    Raises PipelineFailed if no file is left, and Delta tables of others are among what is left out.
+    Raises PipelineFailed if that leaves no file, and the folder has Delta tables of another lake.
     """
     root = folder.resolve()
     above = {root, *root.parents}
@@ -167,14 +175,14 @@ def _beneath(folder: Path, lake: Path | None, named: str) -> list[Path]:
 
 
 def with_hint(said: str) -> str:
-    """The Spark source's error, with a hint if there is a remedy."""
+    """Add a hint to an error of the Spark source if there is a remedy."""
     if _REFUSED.fullmatch(said):
         return f"{said} (authorization is read from {AUTHORIZATION_VARIABLE})"
     return said.replace("; failOnDataLoss=", "; --option failOnDataLoss=")
 
 
 def _check(url: str) -> None:
-    """Raise PipelineFailed unless it is the URL of a stream."""
+    """Raise PipelineFailed unless `url` is a valid URL of a stream."""
     try:
         parts = urlsplit(url)
         is_place = parts.port != 0 and parts.scheme in _SCHEMES and parts.hostname and parts.path.strip("/")
@@ -192,7 +200,7 @@ def _check(url: str) -> None:
 
 
 def _shown(url: str) -> str:
-    """The URL without its parts that may hold secrets."""
+    """Return the URL without the parts that may be secret."""
     scheme, _, rest = url.partition("://")
     rest = re.split(r"[?#]", rest)[0]
     _, at, place = rest.rpartition("@")

@@ -1,11 +1,11 @@
-"""Ingest: write access-log lines to bronze and silver, and compute their sessions; repeated runs add no line twice.
+"""Ingest: write access-log lines to bronze and silver, and compute the sessions.  Repeated runs add no line twice.
 
-A batch's lines are committed to bronze together with the source's progress.  Silver is then brought up to bronze, and
-the sessions up to silver: each of these tables knows the version that it was made from (`gateway.pipeline.lake`), so it
-does not matter where an earlier run was killed.
+The lines of a batch are committed to bronze together with the progress in the source.  Then silver is updated from
+bronze, and the sessions are updated from silver.  Both tables are committed with the version that they were computed
+from (`gateway.pipeline.lake`).  A run therefore finds and finishes the work of an earlier run that was killed.
 
-Two runs at once do no harm: the one that commits second begins its batch again.  While a source is followed, sessions
-and gold are computed only from time to time, because their cost is that of the day, not of the batch.
+If two runs overlap, the one that commits second repeats its batch.  While a source is followed, sessions and gold are
+computed at most once a minute, because each computation processes whole days and not only the new batch.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from gateway.pipeline.upkeep import MANY, optimize
 from gateway.pipeline.wording import many
 
 FOLLOW_S: Final = 10.0
-"""Seconds between two checks for new lines."""
+"""Seconds between two checks for new lines while a source is followed."""
 FIGURES_S: Final = 60.0
-"""Least seconds between two computations of sessions and gold while a source is followed."""
+"""Shortest time in seconds between two computations of sessions and gold while a source is followed."""
 
 _FILES: Final = "files"
-"""The name of the progress in files."""
+"""The name under which the lake records the progress in files."""
 _TRIES: Final = 5
 
 Told = Callable[[str], None]
@@ -51,9 +51,9 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Ingested:
-    """Counts of a run: events (`lines`), events new to silver (`added`), and rejected lines by reason.
+    """Counts of one run: events (`lines`), events new to silver (`added`), and rejected lines by reason.
 
-    What other runs take in meanwhile is not among them.
+    They do not include what other runs ingest meanwhile.
     """
 
     batches: int = 0
@@ -64,7 +64,7 @@ class Ingested:
 
     @property
     def twice(self) -> int:
-        """Events that were ingested before."""
+        """Number of events that silver already had."""
         return self.lines - self.added
 
     def __str__(self) -> str:
@@ -89,15 +89,16 @@ def ingest(
     late_days: int | None = None,
     stop: threading.Event | None = None,
 ) -> Ingested:
-    """Ingest the lines of a source that the lake does not have; with `follow` also new ones, until `stop` or SIGINT.
+    """Ingest the lines of a source that the lake does not have yet.
 
-    Events of days `late_days` or more before the newest are rejected as too late.  None accepts any day, or, with
-    `follow`, means three days.  With `again`, files are read from their beginnings, whatever was read of them; lines
-    that silver has are not added again.  Raises PipelineFailed if the source cannot be read, and Conflict if other runs
-    keep writing to the lake.
+    With `follow`, keep ingesting new lines until `stop` is set or SIGINT arrives.  Events more than `late_days` days
+    before silver's newest day are rejected as too late.  None accepts any day, or means three days with `follow`.  With
+    `again`, files are read from their beginnings, even if they were read before; silver still gets no line twice.
+
+    Raises PipelineFailed if the source cannot be read, and Conflict if other runs keep writing to the lake.
     """
     late_days = LATE_DAYS if late_days is None and follow else late_days
-    # Lines that an earlier run has left in bronze, when it was killed, are not counted as this run's.
+    # A killed run may have left lines in bronze that silver lacks.  They must not count as this run's.
     bring_up(spark, lake, progress)
     silver = lake.snapshot(REQUESTS).version
     work = _Ingest(spark, lake, progress, clock or SystemClock(), late_days, silver)
@@ -112,7 +113,10 @@ def ingest(
 
 
 def retried(work: Callable[[], T], told: Told) -> T:
-    """Do the work, and do it again if another run has committed meanwhile.  Raises the last of `_TRIES` Conflicts."""
+    """Do the work, and repeat it if another run has committed meanwhile.
+
+    Raises Conflict after `_TRIES` attempts.
+    """
     for _ in range(_TRIES - 1):
         try:
             return work()
@@ -122,7 +126,10 @@ def retried(work: Callable[[], T], told: Told) -> T:
 
 
 def followed(turn: Callable[[], None], stop: threading.Event, told: Told) -> None:
-    """Take turns until `stop` is set or SIGINT comes.  What a turn loses to another run, the next one makes up for."""
+    """Call `turn` every `FOLLOW_S` seconds until `stop` is set or SIGINT arrives.
+
+    If a turn fails with a Conflict, the next turn does its work.
+    """
     try:
         while True:
             try:
@@ -136,7 +143,7 @@ def followed(turn: Callable[[], None], stop: threading.Event, told: Told) -> Non
 
 
 def bring_up(spark: SparkSession, lake: Lake, progress: Told) -> None:
-    """Bring silver up to bronze, and the sessions up to silver.
+    """Update silver from bronze, and the sessions from silver.
 
     Raises Conflict if other runs keep writing to the lake.
     """
@@ -147,7 +154,7 @@ def bring_up(spark: SparkSession, lake: Lake, progress: Told) -> None:
 
 @dataclass(slots=True)
 class _Ingest:
-    """One run."""
+    """One run of `ingest`."""
 
     spark: SparkSession
     lake: Lake
@@ -155,16 +162,16 @@ class _Ingest:
     clock: Clock
     late_days: int | None
     _counted_to: int
-    """The version of silver up to which the lines that it gained are counted."""
+    """The version of silver up to which `ingested.added` is complete."""
     ingested: Ingested = field(default_factory=Ingested)
     _computed_at: float = float("-inf")
     _has_forgotten: bool = False
     _held: dict[int | None, Manifest] = field(default_factory=dict)
-    """The manifest at the end of the last turn, under the mark of the progress that it goes on from."""
+    """The manifest at the end of the last turn, by the mark of the progress that it belongs to."""
     _prepared: Prepared | None = None
-    """Rows of silver of the batch that is about to be committed to bronze."""
+    """Rows of silver for the batch that is about to be committed to bronze."""
     _uncounted: dict[int, int] = field(default_factory=dict)
-    """Lines of the batches that are not counted so far, by the version of bronze that each made."""
+    """Number of lines of each batch that `settle` has not counted yet, by the version of bronze that it made."""
 
     def follow(self, source: Source, stop: threading.Event) -> None:
         """Ingest new lines until `stop` is set."""
@@ -176,7 +183,7 @@ class _Ingest:
                 self.take_all(source)
                 is_known = True
             except PipelineFailed as error:
-                # During rotation or compression a log is missing or incomplete for a moment.
+                # While a log is rotated or compressed, it is missing or incomplete for a moment.
                 if not (is_known and isinstance(source, Files)):
                     raise
                 self.told(f"{error}: to be looked at again")
@@ -185,7 +192,7 @@ class _Ingest:
         followed(turn, stop, self.told)
 
     def take_all(self, source: Source, *, again: bool = False) -> None:
-        """Ingest everything that is new now."""
+        """Ingest all lines that are new now."""
         match source:
             case Files():
                 retried(lambda: self._take_files(source, again=again), self.told)
@@ -195,19 +202,20 @@ class _Ingest:
                 retried(self._take_late, self.told)
 
     def settle(self) -> None:
-        """Count what silver, which has all of bronze now, gained by the batches that are not counted so far.
+        """Count how many lines silver gained from the batches that are not counted yet.
 
-        Silver's log tells that, and is kept for thirty days; a source may be followed for longer.
+        Silver must be up to date with bronze.  This is called often while a source is followed, because the number is
+        read from silver's log, which is kept for thirty days.
         """
         if not self._uncounted:
             return
         silver = self.lake.snapshot(REQUESTS)
         count = gained(silver, self._uncounted, self._counted_to)
-        # A commit that made days anew counts the lines of other runs with them, and lines that were undone since.
+        # A commit that recomputed whole days also counts lines of other runs, and may subtract lines that were undone.
         self.ingested.added += min(sum(self._uncounted.values()), max(0, count))
         self._uncounted, self._counted_to = {}, silver.version
 
-    # -- the parts
+    # -- steps
 
     def _take_files(self, source: Files, *, again: bool) -> None:
         bronze = self.lake.snapshot(BRONZE)
@@ -237,7 +245,7 @@ class _Ingest:
         each_batch(self.spark, source, schema, self.lake.snapshot(BRONZE), write, self._taken)
 
     def _take_late(self) -> None:
-        """Move the late lines from the rejects to the lines, in one commit."""
+        """Move the late lines from the rejects to the events, in one commit."""
         rejects = self.lake.snapshot(replace(BRONZE, kind=REJECTS.kind))
         is_late = f.col("reason") == LATE
         late = rejects.read(self.spark).where(is_late)
@@ -259,14 +267,14 @@ class _Ingest:
         return int(self.clock.wall() * 1_000_000)
 
     def _oldest(self) -> date | None:
-        """The oldest day that is not complete; None if lines of any day are accepted."""
+        """Return the oldest day whose events are accepted; None if all are."""
         if self.late_days is not None and (known := self.lake.snapshot(REQUESTS).days()):
             return known[-1] - timedelta(days=self.late_days)
         return None
 
     def _taken(self, bronze: Snapshot, files: list[File]) -> None:
-        """Count the files of a batch, which `bronze` has now, and bring silver up to it."""
-        # A run that then loses the race for silver has taken in these lines all the same.
+        """Count the files of a batch, which has just been committed to `bronze`, and update silver."""
+        # Count first.  The update of silver may fail with a Conflict, but the lines are in bronze already.
         self._count(bronze.version, files)
         self.told(f"bronze {bronze.version}: {sum(file.rows for file in files):,} lines")
         prepared, self._prepared = self._prepared, None

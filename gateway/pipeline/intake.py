@@ -1,11 +1,11 @@
-"""Write one batch of new lines: to bronze, and already as rows of silver.
+"""Write one batch of new lines as files of bronze and, for most lines, also as files of silver.
 
-Tasks write plain lines (`gateway.pipeline.plain`) to both tables in one pass.  Odd lines take the way over the spool:
-Spark classifies them in a second query, which few batches need, over few lines.
+Tasks write each plain line (`gateway.pipeline.plain`) to both tables in one pass.  They write the few odd lines to the
+spool, and a second query classifies those.
 
-No commit names the files of silver so far.  They become part of silver when silver is brought up to the version of
-bronze that the batch makes (`gateway.pipeline.silver`); until then they are `Prepared`.  If that does not happen,
-because the run was killed or another one was quicker, silver is made from bronze, and a vacuum removes them.
+The new files of silver are only `Prepared`: no commit includes them yet.  They become part of silver when silver is
+updated to the version of bronze that the batch makes (`gateway.pipeline.silver`).  If this run is killed before that,
+or another run updates silver first, silver is computed from bronze instead.  A vacuum then removes the unused files.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _FILES_OF_A_TASK: Final = 4
-"""Most files of the spool that one task reads, where that is enough tasks for all processors."""
+"""Most files of the spool that one task reads.  Few files are read by one task each, to use all processors."""
 _TABLES: Final = (BRONZE, REQUESTS, SPOOL)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The files of a batch: all of bronze's, and silver's rows of the plain lines among them."""
+    """The files of a batch: those of bronze, and those of silver with the rows of plain lines."""
 
     bronze: list[File]
     prepared: Prepared
@@ -45,7 +45,7 @@ class Batch:
 def write_spooled(
     spark: SparkSession, lake: Lake, paths: Sequence[str], *, taken_us: int, oldest: date | None
 ) -> Batch:
-    """Write the lines in these files of the spool, taken in at `taken_us` (Unix microseconds)."""
+    """Write the lines of these files in the spool; `taken_us` is the time of ingestion (Unix microseconds)."""
     reader = Reader(lake.store, f"{SPOOL.place}/", arrow_schema(SPOOL))
     parts = max(min(len(paths), spark.sparkContext.defaultParallelism), -(-len(paths) // _FILES_OF_A_TASK))
     numbers = spark.range(0, len(paths), 1, parts)
@@ -59,7 +59,7 @@ def write_spooled(
 
 
 def write_rows(spark: SparkSession, lake: Lake, rows: DataFrame, *, taken_us: int, oldest: date | None) -> Batch:
-    """Write the lines of `rows` (columns `line`, `source`), taken in at `taken_us` (Unix microseconds)."""
+    """Write the lines of `rows` (columns `line`, `source`); `taken_us` is the time of ingestion (Unix microseconds)."""
     sorter = _sorter(lake, taken_us, oldest)
     written = rows.select(SPOOL.names).mapInArrow(sorter, WRITTEN)
     return _batch(spark, lake, written, taken_us, oldest)

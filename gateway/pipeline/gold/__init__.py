@@ -1,10 +1,13 @@
-"""The gold tables: figures computed from silver's lines, by window of time.
+"""The gold tables: figures for each minute or hour, computed from the lines of silver.
 
-Each module computes one table, or (`windows`) several, as functions from data frames to data frames; their caller reads
-and writes them.  Most are of the lines of their own day.  Some look back: `delivery` (appends), `closed_loops` (streams
-that were closed) and `reconnects` (reads that ended, and its own rows, for what is usual) on the last hour of the day
-before, and `anomalies`, which is made from three other tables, on seven days.
+Each module computes one table; `windows` computes several.  The functions turn data frames into data frames, and
+`gateway.pipeline.aggregate` reads and writes the tables.
 
-So a day's figures depend on that day's lines and on earlier days only.  They are the same whether days are computed one
-by one or all at once.  `gateway.pipeline.aggregate` computes a day again if a day that it looks back on has changed.
+Most figures of a day need the lines of that day only.  Some tables also need earlier days:
+
+- `delivery` looks for appends in the last hour of the day before, and `closed_loops` for closed streams.
+- `reconnects` looks there for reads that ended, and compares with its own rows of that hour.
+- `anomalies` compares with the seven days before.  It is computed from three other tables.
+
+No figure depends on a later day.  The result is the same whether days are computed one by one or all at once.
 """

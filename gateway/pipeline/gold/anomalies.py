@@ -1,13 +1,15 @@
-"""Hours far from the same hour of the days before.
+"""Find hours that differ greatly from the same hour of the days before.
 
-For each route and measure, an hour is compared with the median of the same hour of the day on up to `DAYS` days before,
-on which the route had at least one line.  An hour without lines counts 0, so silence is found too; a ratio without a
-denominator is not compared.  Only hours that are over are considered: those before the hour of the newest line.
+For each route and measure, an hour is compared with the median of the same hour on the `DAYS` days before.  Days on
+which the route had no line at all are left out.  An hour without lines counts as 0, so missing traffic is found too.  A
+ratio without a denominator is not compared.  The hour of the newest line, which is not complete, is left out.
 
-The score is the distance in robust standard deviations (1.4826 times the median absolute deviation).  A deviation is
-taken as at least a tenth of the median, and at least the measure's grain: after a week of exactly constant load, one
-more request is not an anomaly.  Listed are hours that are `FAR` from the median of at least `LEAST_DAYS` days; a
-negative score is less than usual.
+The score is the difference from the median in robust standard deviations (1.4826 times the median absolute deviation).
+A negative score means less than usual.  The deviation is taken as at least a tenth of the median, and at least a fixed
+minimum for each measure.  Otherwise one more request would be an anomaly after a week of constant load.
+
+The table has the hours with a score of at least `FAR`, in either direction, and at least `LEAST_DAYS` days to compare
+with.
 """
 
 from __future__ import annotations
@@ -33,15 +35,18 @@ _GRAINS: Final = {
     "errors": 10.0,
     "hit_ratio": 0.05,
 }
-"""Measures, and the least standard deviation assumed for each."""
+"""The measures, and the smallest standard deviation that is assumed for each."""
 _SLOT: Final = ("day", "hour", "route")
 
 
 def anomalies(
     traffic: DataFrame, offload: DataFrame, errors: DataFrame, days: Collection[date], until: datetime
 ) -> DataFrame:
-    """`tables.ANOMALIES` of these days, from the tables of these days and the `DAYS` before; hours from `until` (with a
-    zone) on are not over."""
+    """Compute `tables.ANOMALIES` of these days.
+
+    The three tables must have these days and the `DAYS` days before each.  Hours from `until` on (a time with a zone)
+    are not complete and are left out.
+    """
     values = measures(traffic, offload, errors)
     value = f.col("value")
     targets = f.transform(f.sequence(f.lit(1), f.lit(DAYS)), lambda step: f.date_add("day", step))
@@ -54,7 +59,7 @@ def anomalies(
         .where(f.col("days") >= LEAST_DAYS)
         .withColumn("before", median(f.col("values")))
     )
-    # A route has no values on a day without lines: its counts are 0, its ratios are missing.
+    # On a day without lines, a route's counts are 0 and its ratios are missing.
     nothing = f.when(f.col("measure") != "hit_ratio", f.lit(0.0))
     grain = f.create_map(*[f.lit(part) for pair in _GRAINS.items() for part in pair])[f.col("measure")]
     spread = f.greatest(deviation(f.col("values"), f.col("before")), f.abs("before") / 10, grain)
@@ -70,8 +75,10 @@ def anomalies(
 
 
 def measures(traffic: DataFrame, offload: DataFrame, errors: DataFrame) -> DataFrame:
-    """The compared values: `value` by `day`, `of_day` (hours since its beginning), `route` and `measure`; it is 0 in
-    hours of a route's day without lines."""
+    """Return the values to compare: `value` by `day`, `of_day` (the hour of the day), `route` and `measure`.
+
+    On a day with lines of a route, the route's counts are 0 in the hours without lines.
+    """
     hour = window(HOUR, f.col("minute"))
     summed = ("requests", "sent_bytes", "fetched_bytes", "origin_requests")
     lines = traffic.groupBy("day", hour, "route").agg(*map(total, summed))

@@ -1,15 +1,16 @@
-"""Readers that keep requesting the end of a closed stream that they have read completely.
+"""Find readers that keep requesting the end of a closed stream, although they have read all of it.
 
-A closed stream never grows, so one answer should have stopped them.  The log shows three kinds of such requests:
+A closed stream never grows, so one answer is enough.  Three kinds of requests in the log count:
 
-- live reads that end with the reason `closed`;
-- long-polls that were answered 204 from the tape at once, with no close reason because they never waited: this happens
-  only at the end of a closed stream;
-- catch-up reads answered from the tape whose answer ends where they began, at an offset at which a request of the other
-  two kinds was answered in the hour before.  (A catch-up read alone does not show that the stream is closed.)
+- A live read that ends with the reason `closed`.
+- A long-poll that the tape answered with 204 at once.  It has no close reason, because it never waited.  This happens
+  only at the end of a closed stream.
+- A catch-up read that the tape answered without new bytes.  This alone does not show that the stream is closed.  The
+  read counts if a request of the other two kinds was answered at the same offset in the hour before.
 
-A reader with `LEAST` such requests in a minute is listed.  Fewer are normal: many clients ask a second time, and
-several readers behind one address (or one network, if `log.client_address` masks) look like one.
+A reader with at least `LEAST` such requests in a minute is listed.  Fewer are normal: many clients request the end
+twice, and several readers behind one address look like one.  So do readers of one network if `log.client_address` masks
+addresses.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _END: Final = ("route", "stream", "next_offset")
 
 
 def closed_loops(requests: DataFrame) -> DataFrame:
-    """`tables.CLOSED_LOOPS`, from `tables.REQUESTS` with the hour before."""
-    # S2 streams are not closed: their live reads end so once their limits are reached.
+    """Compute `tables.CLOSED_LOOPS` from `tables.REQUESTS`, which must include the last hour of the day before."""
+    # S2 streams are never closed.  Their live reads end with the reason `closed` at their limits.
     of_streams = requests.where(f.col("is_final") & (f.col("protocol") == tables.DURABLE_STREAMS))
     looked_at = with_the_hour_before(of_streams).select(
         "of", "day", "time", *_END, "client", "user_agent", "start", "mode", "status", "outcome", "close_reason"

@@ -1,16 +1,17 @@
-"""Delivery delay: the time from an append to the answers of the long-polls that it woke.
+"""Compute the delivery delay: the time from an append to the answers of the long-polls that it woke.
 
-The append that wakes a long-poll is the one with the smallest `Stream-Next-Offset`, in string order, beyond the offset
-at which the long-poll waits.  A stream that was deleted or created anew between the two is another stream here.  The
-pair counts only if the long-poll began before the append ended and was answered after the append began; otherwise its
-bytes came from the tape at once.
+A long-poll is woken by the append with the smallest `Stream-Next-Offset`, in string order, beyond the offset at which
+the long-poll waits.  A stream that was deleted or created anew in between counts as another stream.  The two requests
+must overlap: the long-poll began before the append ended, and was answered after the append began.  Otherwise the bytes
+were already on the tape.
 
-The delay is from the end of the append's answer to the end of the long-poll's; 0 where an origin woke readers before it
-answered the writer.  Both lines must be of one gateway, because the clocks of two differ by more than deliveries take.
-SSE reads have no line for each delivery, and a long-poll with `offset=now` names no offset; neither is included.
+The delay runs from the end of the append's answer to the end of the long-poll's answer.  It is 0 if the origin woke the
+readers before it answered the writer.  Both lines must be from the same gateway, because the clocks of two gateways
+differ by more than a typical delay.  SSE reads are not included, because the log has no line for each delivery.  Nor
+are long-polls with `offset=now`, because they have no offset.
 
-The gateway's metric `durable_gateway_delivery_delay_seconds` differs: it runs from storing the follower's bytes on the
-tape until the last live reader has been handed them, once per round.
+The gateway's metric `durable_gateway_delivery_delay_seconds` measures something else: from the time when new live bytes
+are stored on the tape until they have been handed to the last live reader.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from gateway.pipeline.gold.sketches import quantiles, sketch_of
 from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import CloseReason
 
-# A hash of both names, which sorts faster than the names.
+# `key` is a hash of route and stream.  Sorting by it is faster than sorting by the names.
 _STREAM: Final = ("of", "key")
 
 
 def delivery(requests: DataFrame) -> DataFrame:
-    """`tables.DELIVERY`, from `tables.REQUESTS` with the hour before."""
+    """Compute `tables.DELIVERY` from `tables.REQUESTS`, which must include the last hour of the day before."""
     figures = (
         delays(requests)
         .groupBy("day", window(MINUTE), "route")
@@ -44,7 +45,7 @@ def delivery(requests: DataFrame) -> DataFrame:
 
 
 def delays(requests: DataFrame) -> DataFrame:
-    """A row for each long-poll that was woken: `day`, `time` of its end, `route` and `delay_s`."""
+    """Return a row for each woken long-poll: `day`, `time` (when it ended), `route` and `delay_s`."""
     mode, status = f.col("mode"), f.col("status")
     is_new = ((mode == Mode.CREATE.value) & (status == 201)) | ((mode == Mode.DELETE.value) & status.between(200, 299))
     is_append = (mode == Mode.APPEND.value) & status.between(200, 299) & f.col("next_offset").isNotNull()
@@ -68,8 +69,8 @@ def delays(requests: DataFrame) -> DataFrame:
     at = f.when(found["is_append"] | found["is_new"], found["ended"]).otherwise(found["began"])
     lives = Window.partitionBy(*_STREAM).orderBy("at", f.desc("is_new")).rowsBetween(Window.unboundedPreceding, 0)
     found = found.withColumn("at", at).withColumn("life", f.sum(f.col("is_new").cast("int")).over(lives))
-    # In descending order of offsets, the last append before a long-poll is the one with the smallest offset beyond it;
-    # of an append that was sent twice (by an idempotent producer), the first.
+    # With offsets in descending order, the last append before a long-poll has the smallest offset beyond it.  If an
+    # idempotent producer sent an append twice, the earlier one is chosen.
     onward = Window.partitionBy(*_STREAM, "life").orderBy(f.desc("offset"), f.asc("is_append"), f.desc("ended"))
     append = f.when(f.col("is_append"), f.struct("node", "began", "ended"))
     woken = (

@@ -1,17 +1,18 @@
-"""Reconnects of live readers, and storms: minutes with far more reconnects than usual.
+"""Count the reconnects of live readers, and find storms: minutes with far more reconnects than usual.
 
-A live read is a reconnect if another read of the same reader (route, stream, partition, client, user agent) ended at
-most `RETURN_S` before it began, for a reason other than the usual end of a long-poll (`answered`, `timed_out`) or the
-end of a closed stream (`closed_loops` lists readers that return to one).  An SSE connection that is opened again after
-its planned age counts, and is part of the usual number.
+A live read is a reconnect if an earlier read of the same reader ended at most `RETURN_S` before it began, and for an
+unusual reason.  Usual reasons are the end of a long-poll (`answered`, `timed_out`) and the end of a closed stream.  A
+reader is identified by route, stream, partition, client and user agent.  An SSE connection that is reopened after its
+planned age counts as a reconnect, and so raises the usual number.
 
-A read counts in the minute in which it ended.  There is a row for each minute in which live reads of a route ended, so
-`reconnects` may be 0.  A minute is a storm if its reconnects
+A read counts in the minute in which it ended.  Each minute in which live reads of a route ended has a row, so
+`reconnects` may be 0.  A minute is a storm if all of these hold:
 
-- are at least `LEAST`: three readers that return are not a storm, even after a quiet hour;
-- are at least twice the usual number: the median of the hour before, which has at least `MINUTES` rows;
-- and lie `FAR` robust standard deviations above it, where one is at least the square root of the usual number, the
-  spread of independent arrivals.
+- It has at least `LEAST` reconnects.  Three readers that return are not a storm, even after a quiet hour.
+- It has at least twice the usual number of reconnects.  The usual number is the median of the minutes of the hour
+  before, of which at least `MINUTES` must have a row.
+- It is at least `FAR` robust standard deviations above the usual number.  A deviation is taken as at least the square
+  root of the usual number, the spread of independent arrivals.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ _IN_ORDER: Final = (CloseReason.ANSWERED.value, CloseReason.TIMED_OUT.value, Clo
 
 
 def reconnects(requests: DataFrame, before: DataFrame) -> DataFrame:
-    """`tables.RECONNECTS`, from `tables.REQUESTS` with the hour before, and this table's own rows `before` them."""
+    """Compute `tables.RECONNECTS` from `tables.REQUESTS`, which must include the last hour of the day before.
+
+    `before` has this table's own rows of earlier days.
+    """
     rows = returns(requests)
     known_rows = before.select("day", "minute", "route", "reconnects", "readers", f.lit(False).alias("is_new"))
     seconds = f.unix_seconds("minute")
@@ -64,8 +68,8 @@ def reconnects(requests: DataFrame, before: DataFrame) -> DataFrame:
 
 
 def returns(requests: DataFrame) -> DataFrame:
-    """The table without `usual` and `is_storm`: `day`, `minute`, `route`, `reconnects` and `readers`."""
-    # The reader as a hash: lines are sorted by it, which is faster than by five texts.
+    """Compute the table without `usual` and `is_storm`: `day`, `minute`, `route`, `reconnects` and `readers`."""
+    # Lines are sorted by a hash of the reader, which is faster than sorting by five texts.
     person = known("client"), known("user_agent")
     reads = with_the_hour_before(requests.where(f.col("is_final") & is_live())).select(
         *("of", "day", "time", "route"),
@@ -75,7 +79,7 @@ def returns(requests: DataFrame) -> DataFrame:
         ended_us().alias("ended"),
         (f.col("close_reason").isNotNull() & ~f.col("close_reason").isin(*_IN_ORDER)).alias("is_broken"),
     )
-    # Each read gives a row for its beginning, and one for its end unless that was an ordinary one.
+    # Each read becomes a row for its beginning and, if it ended for an unusual reason, a row for its end.
     begins = f.struct(f.col("began").alias("at"), f.lit(False).alias("is_end"))
     ends = f.struct(f.col("ended").alias("at"), f.lit(True).alias("is_end"))
     ended_at = latest(f.when(f.col("is_end"), f.col("at")), Window.partitionBy("of", "reader").orderBy("at", "is_end"))

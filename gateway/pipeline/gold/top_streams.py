@@ -1,8 +1,8 @@
-"""The busiest streams of each hour: by requests, and by bytes.
+"""Find the busiest streams of each hour, by requests and by bytes.
 
-Lines are added up by stream first, which is cheap for any number of streams.  Distinct readers are counted in a second
-pass, over the lines of ranked streams only, because a sketch for each stream of a large log would not fit in memory.
-Streams with the same figure are ranked by name, so the same lines give the same ranks.
+The first pass adds up the lines of each stream, which is cheap for any number of streams, and ranks the streams.  The
+second pass counts distinct readers, of ranked streams only: a sketch for each stream of a large log would not fit in
+memory.  Streams with the same figure are ranked by name, so the same lines always give the same ranks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from gateway.pipeline.gold.lines import HOUR, is_read, known, total, window
 from gateway.pipeline.gold.sketches import readers_in, readers_of
 
 KEPT: Final = 100
-"""Number of ranks for each hour and each value of `by`."""
+"""Number of ranked streams for each hour and each value of `by`."""
 _STREAM: Final = ("hour", "route", "protocol", "stream")
 
 
 def top_streams(requests: DataFrame, ranked: DataFrame) -> DataFrame:
-    """`tables.TOP_STREAMS`, from `tables.REQUESTS` and their `ranks`, which are read twice."""
+    """Compute `tables.TOP_STREAMS` from `tables.REQUESTS` and the result of `ranks`, which is read twice."""
     chosen = ranked.select(*_STREAM).distinct()
     readers = (
         requests.where(is_read())
@@ -34,7 +34,7 @@ def top_streams(requests: DataFrame, ranked: DataFrame) -> DataFrame:
 
 
 def ranks(requests: DataFrame) -> DataFrame:
-    """The table without its readers."""
+    """Compute the table without its readers."""
     figures = requests.groupBy("day", window(HOUR), "route", "protocol", "stream").agg(
         f.count_if(f.col("is_final")).alias("requests"),
         *map(total, ("sent_bytes", "saved_bytes", "fetched_bytes")),

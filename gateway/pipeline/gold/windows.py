@@ -1,17 +1,17 @@
-"""Tables that add up the lines of a window of time, and look back on nothing.
+"""Compute the tables that add up the lines of a minute or an hour and need no earlier lines.
 
-Traffic, offload and errors are derived from `sums`, one pass over the lines: a row for each minute, route, protocol,
-mode, outcome and status.  A minute's `origin_requests` and `fetched_bytes` are those of the lines written in it.  The
-bytes of a live request are logged with the next line of a reader, so the offload of a single minute may include parts
-of its neighbours.  A ratio is negative if the origin was asked for more than was delivered (retries, a first reader
-that left).
+Traffic, offload and errors are derived from `sums`, a single pass over the lines.  It has a row for each minute, route,
+protocol, mode, outcome and status.  A minute's `origin_requests` and `fetched_bytes` are those of the lines written in
+it.  The bytes of a live request are logged with the next line of any of its readers.  The offload of a single minute
+may therefore include bytes of its neighbours.  An offload is negative if the origin sent more than readers got, for
+instance after retries, or if the first reader disconnected.
 
-Latency leaves long-polls and SSE connections out, because their duration is the time they waited; `delivery` covers
-them.  Remembered answers count with the microseconds that they took.
+Latency leaves out long-polls and SSE connections, whose duration is mostly waiting; `delivery` covers long-polls.
+Remembered answers are included, with the microseconds that they took.
 
-Fan-out is how many readers one answer of the origin served, as a distribution by powers of two.  A live read shares the
-stream's one live request with its `subscribers`; a catch-up read shares its fetch with those it was `collapsed` with.
-Catch-up reads without a fetch (hits) shared nothing and are not among these.
+Fan-out is the number of readers that one reply of the origin served, as a distribution by powers of two.  A live read
+shares the stream's one live request with its `subscribers`.  A catch-up read shares its fetch with the reads that it
+was `collapsed` with.  Catch-up reads without a fetch (hits) are left out.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from gateway.protocol.cache_status import Outcome
 from gateway.telemetry.access_record import CloseReason
 
 SUMMED: Final = ("sent_bytes", "saved_bytes", "fetched_bytes", "origin_requests")
-"""The columns of silver that are added up."""
+"""The columns of silver that `sums` adds up."""
 
 
 def sums(requests: DataFrame) -> DataFrame:
-    """`tables.REQUESTS` added up, as the source of the tables here."""
+    """Add up `tables.REQUESTS`, as the input of `traffic`, `offload` and `errors`."""
     is_final = f.col("is_final")
     return requests.groupBy("day", window(MINUTE), "route", "protocol", "mode", "outcome", "status").agg(
         f.count_if(is_final).alias("requests"),
@@ -43,12 +43,12 @@ def sums(requests: DataFrame) -> DataFrame:
 
 
 def traffic(sums: DataFrame) -> DataFrame:
-    """`tables.TRAFFIC`."""
+    """Compute `tables.TRAFFIC`."""
     return sums.groupBy(*TRAFFIC.key, "day").agg(*map(total, ("requests", *SUMMED, "spared_requests")))
 
 
 def offload(sums: DataFrame) -> DataFrame:
-    """`tables.OFFLOAD`."""
+    """Compute `tables.OFFLOAD`."""
     requests, read = f.col("requests"), f.col("sent_bytes") + f.col("saved_bytes")
     by = {
         f"by_{name}": f.sum(f.when(f.col("outcome").isin(*outcomes), requests))
@@ -74,7 +74,10 @@ def offload(sums: DataFrame) -> DataFrame:
 
 
 def errors(sums: DataFrame) -> DataFrame:
-    """`tables.ERRORS`: without live readers that left, whose outcome is `aborted`, too."""
+    """Compute `tables.ERRORS`.
+
+    Live reads whose reader disconnected are left out, although their outcome is `aborted`.
+    """
     is_error = (f.col("status") >= 400) | f.col("outcome").isin(*ANSWERED_BY["unanswered"])
     is_aborted = f.col("outcome") == Outcome.ABORTED.value
     ended_so = f.when(is_aborted, f.col("requests") - f.col("left_requests")).otherwise(f.col("requests"))
@@ -83,7 +86,7 @@ def errors(sums: DataFrame) -> DataFrame:
 
 
 def latency(requests: DataFrame) -> DataFrame:
-    """`tables.LATENCY`, from `tables.REQUESTS`."""
+    """Compute `tables.LATENCY` from `tables.REQUESTS`."""
     figures = (
         requests.where(f.col("is_final") & ~is_live())
         .groupBy("day", window(MINUTE), "route", "mode")
@@ -97,9 +100,9 @@ def latency(requests: DataFrame) -> DataFrame:
 
 
 def fan_out(requests: DataFrame) -> DataFrame:
-    """`tables.FAN_OUT`, from `tables.REQUESTS`."""
+    """Compute `tables.FAN_OUT` from `tables.REQUESTS`."""
     sharers = f.when(is_live(), f.col("subscribers")).otherwise(f.col("collapsed"))
-    # By binary digits, because a logarithm is not exact.
+    # Count binary digits, because a logarithm is not exact.
     bucket = f.expr("shiftleft(bigint(1), length(bin(sharers)) - 1)")
     return (
         requests.where(f.col("is_final") & is_read())
@@ -127,7 +130,7 @@ def usage(requests: DataFrame) -> DataFrame:
 
 
 def slow_consumers(requests: DataFrame) -> DataFrame:
-    """`tables.SLOW_CONSUMERS`: readers that were disconnected because they did not keep up."""
+    """Compute `tables.SLOW_CONSUMERS`: readers that were disconnected because they did not keep up."""
     return (
         requests.where(f.col("is_final") & (f.col("close_reason") == CloseReason.SLOW.value))
         .groupBy("day", window(HOUR), "route", "stream", known("client"), known("user_agent"))
