@@ -1,15 +1,19 @@
-"""The lake: one folder or one prefix of an object store, in which every table is a Delta table.
+"""The lake: a folder, or a prefix in an object store, in which every table is a Delta table.
 
-Spark's tasks write Parquet files (`gateway.pipeline.parquet`), and the driver adds them to a table in one commit, so a
-reader sees all of a change or nothing of it.  Any program that reads Delta Lake reads the tables.
+Spark's tasks write Parquet files (`gateway.pipeline.parquet`).  The driver then adds the files to a table in one
+commit, so a reader sees all of a change or nothing of it.  Any program that supports Delta Lake can read the tables.
 
-A commit applies to the snapshot that it was computed from: it fails with `Conflict` if another run has committed to the
-table since.  So two runs need no lock, on any store, and neither undoes the other's work.
+A commit is based on the snapshot that it was computed from.  It fails with `Conflict` if another run has committed to
+the table since.  So two runs need no lock, on any store, and neither overwrites the other's work.
 
-What a run has taken in is committed with the rows, in the table's transaction identifiers (Delta protocol, "Transaction
-Identifiers"): a mark is a name and a number.  A table that is computed from another one has the version of that one as
-its mark.  A source's progress is more than a number: it is a small file beneath `_progress`, written before the commit
-and named by the mark.  A run that is killed anywhere has committed rows and marks, or neither.
+A *mark* is a name and a number that are committed together with rows, as a transaction identifier (Delta protocol,
+"Transaction Identifiers").  Marks record what the rows were computed from:
+
+- A table that is computed from another table has the version of that table as its mark.
+- The progress in a source does not fit into a number.  It is written to a small file in the folder `_progress` before
+  the commit, and the mark is the number in the file's name.
+
+If a run is killed, either both the rows and the marks of a commit are stored, or neither.
 """
 
 from __future__ import annotations
@@ -44,22 +48,22 @@ _KIND: Final = "kind"
 _PATTERNS: Final = frozenset("*?[]{}\\")
 _PROGRESS: Final = "_progress"
 _WITH_THE_FIRST: Final = (BRONZE.place, REQUESTS.place)
-"""Tables that are there from the first ingest on, so that one of them is missing in few lakes."""
+"""Tables that the first ingest creates.  If one is missing, the lake is new or of an earlier release."""
 LEAST_KEEP_S: Final = 3_600
-"""Shortest time that a vacuum keeps files in seconds, so that those of most runs in progress are."""
+"""Shortest time in seconds that a vacuum keeps files, so that it does not remove those of a run in progress."""
 _CLEANED_AT: Final = 100
-"""Each commit of so many removes expired ones from the log; it is one that also writes a checkpoint."""
+"""Every hundredth commit removes expired entries from the table's log.  The same commits write a checkpoint."""
 _MOST_READERS: Final = 64
-"""Most tasks that read files of an object store."""
+"""Most tasks that read the files of a query in an object store."""
 
 
 class Conflict(PipelineFailed):
-    """Another run has committed to the table since it was looked at."""
+    """Another run has committed to the table since this run read it."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A Parquet file: its path in the table's folder, its bytes and rows, and when it was written (Unix ms)."""
+    """A Parquet file: its path in the table's folder, its size in bytes, when it was written (Unix ms), its rows."""
 
     path: str
     size: int
@@ -68,39 +72,38 @@ class File:
 
     @property
     def day(self) -> date | None:
-        """Its day; None if the table has none."""
+        """The day of its rows; None if the table is not partitioned by day."""
         value = partition_values(self.path).get(_DAY)
         return None if value is None else date.fromisoformat(value)
 
     @property
     def kind(self) -> str | None:
-        """Its kind; None if the table has none."""
+        """The kind of its rows; None if the table is not partitioned by kind."""
         return partition_values(self.path).get(_KIND)
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What commits have changed in a table, apart from compaction."""
+    """The changes that commits made to a table, apart from compaction."""
 
     added: Mapping[str, int]
-    """The files that came: their paths, and the version that each came with; compaction may have replaced them."""
+    """Paths of the added files, each with the version that added it.  Compaction may have replaced some of them."""
     days: frozenset[date]
-    """Days of files that came or went."""
+    """Days of added and removed files."""
     is_addition: bool
-    """Whether no file went."""
+    """Whether no file was removed."""
 
 
 class Lake:
-    """One lake; `url` is a folder's path, which becomes an absolute one, or the URL of a prefix, such as
-    `s3://bucket/lake`.
+    """One lake.  `url` is the path of a folder, or the URL of a prefix such as `s3://bucket/lake`.
 
-    Raises PipelineFailed for a URL that Spark would read as a pattern, and for settings that delta-rs crashes at.
+    Raises PipelineFailed for a URL that Spark would take for a pattern, and for settings that make delta-rs crash.
     """
 
     def __init__(self, url: str) -> None:
         if url.startswith("file:///"):
             url = unquote(url.removeprefix("file://"))
-        # Spark's workers stand in other folders than the driver.
+        # Spark's workers have other working directories than the driver.
         url = url.rstrip("/") if "://" in url else str(Path(url).absolute())
         if not _PATTERNS.isdisjoint(url):
             odd = "* ? [ ] { } \\"
@@ -109,13 +112,13 @@ class Lake:
         self.store: Final = Store(url, settings_of(url, os.environ))
 
     def path(self, table: Table) -> str:
-        """The folder of the table."""
+        """Return the URL of the table's folder."""
         return f"{self.url}/{table.place}"
 
     def snapshot(self, table: Table, version: int | None = None) -> Snapshot:
-        """The table as it is now, or at a version; an empty one at version -1 if it does not exist.
+        """Return the table as it is now, or at `version`.  Raises PipelineFailed.
 
-        Raises PipelineFailed.
+        A table that does not exist is empty and has the version -1.
         """
         try:
             delta = DeltaTable(self.path(table), version=version, storage_options=dict(self.store.settings))
@@ -128,9 +131,12 @@ class Lake:
         return Snapshot(self, table, delta)
 
     def _check_is_of_now(self) -> None:
-        """Raise PipelineFailed for a lake from before Delta Lake, whose lines a vacuum of a new one would remove."""
+        """Raise PipelineFailed for a lake of an earlier release, without Delta tables.
+
+        Otherwise this release would begin new tables there, and a vacuum would remove the old lines.
+        """
         if any("/batch=" in path for path, _ in self.store.listed(BRONZE.place)):
-            # Files are read on this machine.
+            # An ingest reads only local files.
             folder = self.url if self.store.local is not None else "LOCAL_COPY"
             raise PipelineFailed(
                 f"{self.url}: is a lake of an earlier release: take its lines over into a new one with "
@@ -138,11 +144,14 @@ class Lake:
             )
 
     def read(self, spark: SparkSession, table: Table, days: Collection[date] | None = None) -> DataFrame:
-        """The table with exactly its columns, for these days or all; empty if it does not exist yet."""
+        """Return the rows of these days, or all, with exactly the table's columns.
+
+        A table that does not exist yet has no rows.
+        """
         return self.snapshot(table).read(spark, days=days)
 
     def read_files(self, spark: SparkSession, table: Table, paths: Sequence[str]) -> DataFrame:
-        """Rows of files in the table's folder, which need not have been committed."""
+        """Return the rows of files in the table's folder.  The files need not be committed."""
         if not paths:
             return spark.createDataFrame([], table.ddl)
         if self.store.local is not None:
@@ -154,7 +163,7 @@ class Lake:
         return listed.repartition(min(len(paths), _MOST_READERS)).mapInArrow(reader_of_tasks, table.ddl)
 
     def write(self, df: DataFrame, table: Table) -> list[File]:
-        """Write rows as files that belong to no table yet."""
+        """Write rows as files, which belong to no table until they are committed."""
         from pyspark.sql import functions as f
 
         writer = self.writer(table)
@@ -165,21 +174,24 @@ class Lake:
 
         quoted = ["`{}`".format(name.replace("`", "``")) for name in names]
         columns = [f.col(name).cast(one.type) for name, one in zip(quoted, table.columns, strict=True)]
-        # `mapInArrow` does not quote names.
+        # `mapInArrow` does not quote names, so the columns are numbered.
         numbered = df.select([column.alias(str(number)) for number, column in enumerate(columns)])
         return self.collect(numbered.mapInArrow(named, WRITTEN), table)[table]
 
     def write_few(self, rows: pa.Table, table: Table) -> list[File]:
-        """Write rows that this process has, as `write` does."""
+        """Write rows in the memory of this process; like `write`."""
         return [self._file(row, table) for told in self.writer(table)(rows.to_batches()) for row in told.to_pylist()]
 
     def writer(self, table: Table) -> Writer:
-        """The writer of the table's files, for tasks."""
+        """Return the writer with which tasks write the table's files."""
         in_files = [name for name in table.names if name not in table.partition_by]
         return Writer(self.store, table.place, arrow_schema(table.with_columns(in_files)), table.partition_by)
 
     def collect(self, written: DataFrame, *tables: Table) -> dict[Table, list[File]]:
-        """Run tasks that write files (rows of `WRITTEN`), and return the files of each of these tables."""
+        """Run the tasks that write files, and return the files of each of these tables.
+
+        `written` has the rows of `WRITTEN` that the tasks return.
+        """
         files: dict[Table, list[File]] = {table: [] for table in tables}
         for row in written.collect():
             table = next(table for table in tables if row.path.startswith(f"{table.place}/"))
@@ -192,7 +204,10 @@ class Lake:
 
     @classmethod
     def of_table(cls, url: str) -> tuple[Lake, str]:
-        """The lake of a single table, and the table's place in it.  Raises PipelineFailed for a bucket."""
+        """Return a lake for a single table at `url`, and the table's folder in it.
+
+        Raises PipelineFailed for the URL of a whole bucket.
+        """
         parent, _, place = cls(url).url.rpartition("/")
         if not parent or parent.endswith(":/"):
             wanted = "the name of a table beneath a folder or bucket, such as s3://shop/orders"
@@ -210,15 +225,15 @@ class Snapshot:
 
     @property
     def version(self) -> int:
-        """The table's version; -1 if it does not exist."""
+        """The version of the table; -1 if the table does not exist."""
         return -1 if self.delta is None else self.delta.version()
 
     def mark(self, name: str) -> int | None:
-        """A number that was committed with rows; None if there is none under the name."""
+        """Return the number of the mark with this name; None if there is no such mark."""
         return None if self.delta is None else self.delta.transaction_version(name)
 
     def files(self, days: Collection[date] | None = None) -> list[File]:
-        """The files of these days, or all, sorted by their paths."""
+        """Return the files of these days, or all, sorted by path."""
         if self.delta is None:
             return []
         told = pa.table(self.delta.get_add_actions()).select(["path", "size_bytes", "modification_time", "num_records"])
@@ -230,7 +245,7 @@ class Snapshot:
         ]
 
     def days(self) -> tuple[date, ...]:
-        """The table's days, sorted."""
+        """Return the days with rows, sorted."""
         return tuple(sorted({file.day for file in self.files() if file.day is not None}))
 
     def read(
@@ -241,22 +256,24 @@ class Snapshot:
         columns: Sequence[str] | None = None,
         paths: Sequence[str] | None = None,
     ) -> DataFrame:
-        """Rows of these days, or of these files, or all; with all columns of the table, or these."""
+        """Return the rows of these days, or of these files, or all, with these columns, or all."""
         if paths is None:
             paths = [file.path for file in self.files(days)]
         table = self.table if columns is None else self.table.with_columns(columns)
         return self.lake.read_files(spark, table, paths)
 
     def arrow(self, columns: Sequence[str], paths: Sequence[str] | None = None) -> pa.RecordBatchReader:
-        """Rows of these files, or of all, file by file in the order of their paths; read by this process."""
+        """Read rows of these files, or of all, in this process, file by file in the given order or by path."""
         schema = arrow_schema(self.table, columns)
         chosen = [file.path for file in self.files()] if paths is None else paths
         batches = Reader(self.lake.store, f"{self.table.place}/", schema).read(chosen)
         return pa.RecordBatchReader.from_batches(schema, batches)
 
     def span(self, column: str) -> tuple[Any, Any]:
-        """The least and the largest value of a column that grows with the days, by the files' statistics; None without
-        rows."""
+        """Return the smallest and the largest value of a column whose values increase with the day.
+
+        Only the files of the first and the last day are examined, by their statistics.  Without rows, both are None.
+        """
         days = self.days()
         reader = Reader(self.lake.store, f"{self.table.place}/", arrow_schema(self.table, [column]))
         spans = [reader.span(file.path) for file in self.files({days[0], days[-1]})] if days else []
@@ -264,7 +281,7 @@ class Snapshot:
         return min((low for low, _ in known), default=None), max((high for _, high in known), default=None)
 
     def changes(self, since: int) -> Changes | None:
-        """What the commits after version `since` have changed; None if their log is not there (any more)."""
+        """Return the changes of the commits after version `since`; None if their log no longer exists."""
         if since > self.version:
             return None
         added: dict[str, int] = {}
@@ -298,9 +315,10 @@ class Snapshot:
         marks: Mapping[str, int] | None = None,
         about: Mapping[str, str] | None = None,
     ) -> Snapshot:
-        """Add files, in place of those of the days `replaces`, or of all; return the new snapshot.  Raises Conflict.
+        """Add files in one commit, and return the new snapshot.  Raises Conflict.
 
-        Of a table with a kind, only files of this kind are replaced.  `about` goes to the table's history.
+        The files replace those of the days `replaces`, or all files with `replaces_all`.  If the table has a kind, only
+        files of this kind are replaced.  `about` is added to the table's history.
         """
         self._check_there(files)
         actions: list[Any] = []
@@ -315,7 +333,7 @@ class Snapshot:
                 max_commit_retries=0,
                 app_transactions=[Transaction(name, number) for name, number in (marks or {}).items()],
             ),
-            # To look for expired commits takes a listing of the whole log.
+            # A search for expired commits lists the whole log.
             "post_commithook_properties": PostCommitHookProperties(
                 cleanup_expired_logs=(self.version + 1) % _CLEANED_AT == 0
             ),
@@ -332,7 +350,7 @@ class Snapshot:
                 )
                 return self.lake.snapshot(self.table, version=0)
             present = self.present(schema)
-            # Columns that a later release has added.
+            # A newer release may have added columns.
             if missing := [new for new in schema.fields if new.name not in present]:
                 self.delta.alter.add_columns(missing, commit_properties=CommitProperties(max_commit_retries=0))
             committed = self.delta.version() + 1
@@ -347,11 +365,11 @@ class Snapshot:
             if self.delta is None and self.lake.snapshot(self.table).delta is not None:
                 raise self.conflict() from None
             raise PipelineFailed(f"{self.lake.path(self.table)}: {brief(error)}") from None
-        # Not a later one: its progress may be that of another run.
+        # A later version may already have the progress of another run.
         return self.lake.snapshot(self.table, version=committed)
 
     def _check_there(self, files: Sequence[File]) -> None:
-        """Raise PipelineFailed if a vacuum has removed one of these files, which no commit has named yet."""
+        """Raise PipelineFailed if a vacuum has removed one of these files, which are not committed yet."""
         young_ms = (SystemClock().wall() - LEAST_KEEP_S) * 1_000
         place, store = self.table.place, self.lake.store
         if any(file.written_at < young_ms and not store.has(f"{place}/{file.path}") for file in files):
@@ -361,13 +379,14 @@ class Snapshot:
             )
 
     def conflict(self) -> Conflict:
-        """The error of a run that has lost the race for this table."""
+        """Return the error of a run after another run has changed the table."""
         return Conflict(f"{self.lake.path(self.table)}: another run has written to it meanwhile: run this one again")
 
     def progress(self, name: str, *, may_lack: bool = False) -> Any:
-        """A source's progress, as it was committed with rows; None if there is none.
+        """Return the progress in the source `name`, as committed with rows; None if there is none.
 
-        Raises Conflict.  A file that is missing raises PipelineFailed, or is None with `may_lack`.
+        Raises Conflict.  If the file of the progress is missing, this raises PipelineFailed, or returns None with
+        `may_lack`.
         """
         if not (number := self.mark(name)):
             return None
@@ -386,12 +405,15 @@ class Snapshot:
     def commit_progress(
         self, files: Sequence[File], name: str, state: Any, source: str | None = None, *, instead_of: str | None = None
     ) -> Snapshot:
-        """Add files, and a source's progress, which replaces that under its earlier name; history names `source`, or
-        `name`.  Raises Conflict."""
+        """Add files together with the progress `state` in the source `name`, in one commit.  Raises Conflict.
+
+        The progress replaces the earlier one of the same name, or that of the name `instead_of`.  The table's history
+        shows `source`, or `name` if it is None.
+        """
         earlier = instead_of or name
         before = self.mark(earlier)
         content = orjson.dumps({"of": name, "state": state})
-        # A name of its own for each try: what an earlier one has left may be about to be removed.
+        # Each attempt writes a new file, because another run may be about to remove the file of an earlier attempt.
         number = uuid.uuid4().int >> 65
         self.lake.store.write(self._progress_path(number), content)
         about = {"source": source or name, "rows": str(sum(file.rows for file in files))}
@@ -401,22 +423,27 @@ class Snapshot:
         return after
 
     def progress_files(self) -> Iterator[tuple[str, int, str | None]]:
-        """Files of progress: their paths beneath the lake, when they were written (Unix ms), and the sources' names,
-        which are None if no commit names the file."""
+        """Yield the files of progress: the path in the lake, when it was written (Unix ms), and the source's name.
+
+        The name is None for a file that no commit refers to.
+        """
         for path, written_at in self.lake.store.listed(f"{self.table.place}/{_PROGRESS}"):
             try:
                 name = orjson.loads(self.lake.store.read(path))["of"]
             except FileNotFoundError:
-                continue  # a run has replaced it
+                continue  # another run has replaced the file
             except ValueError:
-                name = ""  # a run was killed while it wrote it
+                name = ""  # a run was killed while it wrote the file
             yield path, written_at, name if path == self._progress_path(self.mark(name) or 0) else None
 
     def _progress_path(self, number: int) -> str:
         return f"{self.table.place}/{_PROGRESS}/{number:016x}.json"
 
     def present(self, schema: Schema) -> list[str]:
-        """The names of its columns, in order.  Raises PipelineFailed if one of `schema` has another type there."""
+        """Return the names of the stored table's columns.
+
+        Raises PipelineFailed if a column of `schema` has another type in the stored table.
+        """
         present = {} if self.delta is None else {one.name: one.type for one in self.delta.schema().fields}
         for new in schema.fields:
             if present.get(new.name, new.type) != new.type:
@@ -425,7 +452,7 @@ class Snapshot:
 
 
 def delta_schema(table: Table) -> Schema:
-    """The Delta schema of a table.  Raises PipelineFailed for a type that Delta tables do not have."""
+    """Return the Delta schema of a table.  Raises PipelineFailed for a type that Delta Lake does not support."""
     fields = []
     for name in table.names:
         try:

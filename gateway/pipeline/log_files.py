@@ -1,14 +1,14 @@
-"""New lines of log files, as Parquet for Spark's workers.
+"""Read the new lines of log files, and write them as Parquet for Spark's workers.
 
-Log files change while they are read: they grow, and are renamed, compressed and removed, and workers on other machines
-cannot read them.  So the driver reads what is new, in whole lines, and writes it to files beneath `<lake>/spool`, which
-are removed once the lines are in bronze.  How far each file has been read is committed with the lines
-(`gateway.pipeline.manifest`); a run that is killed before has read nothing.
+Log files grow, and are renamed, compressed and removed while they are read.  Workers on other machines cannot read them
+at all.  So the driver reads the new lines, in whole, and writes them to files in `<lake>/spool`.  These files are
+removed when the lines are in bronze.  The end of the read part of each file is committed with the lines
+(`gateway.pipeline.manifest`).  If a run is killed before the commit, the next run reads the same lines.
 
-A last line without a newline is read if it is a whole JSON object, or if nothing can follow it (the file is rotated or
-compressed); otherwise it waits for its end.
+A last line without a newline is read if it is a complete JSON object, or if no more bytes can follow because the file
+is rotated or compressed.  Otherwise a later ingest reads the line, when it is complete.
 
-Lines as container runtimes keep them are unwrapped (`gateway.pipeline.wrapped`).
+Lines in the formats of container runtimes are unwrapped (`gateway.pipeline.wrapped`).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ SPOOL: Final = replace(LINES.with_columns(("line", "source")), place="spool", ki
 BATCH_BYTES: Final = 2 << 30
 """Bytes of lines after which a batch ends."""
 _FILE_BYTES: Final = 64 << 20
-"""Bytes of lines in one file of the spool, so that several tasks read it."""
+"""Bytes of lines in one file of the spool.  A batch has several files, so that several tasks can read it."""
 _CHUNK: Final = 4 << 20
-# As gateways, logrotate and Docker, and Kubernetes name files that they have set aside.
+# The names that gateways, logrotate, Docker and Kubernetes give to rotated files.
 _ASIDE: Final = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(?:-[0-9]{4})?$|\.[0-9]+$|\.[0-9]{8}-[0-9]{6}$")
 _CODECS: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _PACKED: Final = frozenset({*_CODECS, ".xz", ".parquet"})
@@ -51,16 +51,17 @@ _UNREADABLE: Final = (OSError, EOFError, lzma.LZMAError, pa.ArrowException)
 
 @dataclass(slots=True)
 class LogFiles:
-    """Reads what is new in log files; `unreadable` has a line for each file that could not be read."""
+    """Reads the new lines of log files.  `unreadable` has a line for each file that could not be read."""
 
     store: Store
     manifest: Manifest
     unreadable: list[str] = field(default_factory=list)
 
     def batches(self, files: Sequence[Path]) -> Iterator[_Spool]:
-        """Batches of new lines.
+        """Yield batches of new lines.
 
-        `manifest` has meanwhile what is read; a batch's files are removed when the next one is asked for.
+        `manifest` then includes the lines of the batch.  The caller must commit it before it requests the next batch,
+        because that removes the files of this one.
         """
         self.manifest.forget_unlisted({str(path) for path in files})
         spool = _Spool(self.store)
@@ -77,16 +78,16 @@ class LogFiles:
             spool.clear()
 
     def forget(self, files: Sequence[Path]) -> None:
-        """Read these files from their beginnings."""
+        """Forget how much of these files was read, so that they are read again from their beginnings."""
         for path in files:
-            # An unreadable file is reported when it is read.
+            # `_read` reports files that cannot be read.
             with suppress(*_UNREADABLE), _opened(path) as file:
                 if head := _head(path, file):
                     key, _ = self.manifest.locate(head, partial(_tail_at, file))
                     self.manifest.forget(key)
 
     def _read(self, path: Path, spool: _Spool) -> Iterator[None]:
-        """Read what is new of a file.  Yields each time that the batch is full."""
+        """Read the new lines of a file.  Yields each time that the batch is full."""
         with ExitStack() as stack:
             try:
                 state = path.stat()
@@ -96,7 +97,7 @@ class LogFiles:
                 file = stack.enter_context(_opened(path))
                 head = _head(path, file)
             except FileNotFoundError:
-                # Renamed or removed since the listing; the next run finds it under its new name.
+                # The file was renamed or removed since it was listed.  The next run finds it under its new name.
                 return
             except _UNREADABLE as error:
                 why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -134,11 +135,11 @@ class _Spool:
         self._held: list[pa.Table] = []
         self._held_bytes = 0
         self.paths: list[str] = []
-        """Its files in the folder of the spool."""
+        """Paths of the written files, in the folder of the spool."""
         self.sources: dict[str, None] = {}
-        """Names of the files that its lines are of."""
+        """Names of the log files that the lines are from."""
         self.size = 0
-        """Bytes of lines so far."""
+        """Bytes of all lines of the batch so far."""
 
     def add(self, lines: bytes, source: str) -> None:
         """Add whole lines, each with its newline."""
@@ -151,7 +152,7 @@ class _Spool:
             self.finish()
 
     def finish(self) -> None:
-        """Write what is held, if anything is."""
+        """Write the lines that are still in memory to a file."""
         if self._held:
             self.paths.append(f"{uuid.uuid4()}.parquet")
             with self._store.writing(f"{SPOOL.place}/{self.paths[-1]}") as out:
@@ -159,16 +160,19 @@ class _Spool:
         self._held, self._held_bytes = [], 0
 
     def clear(self) -> None:
-        """Remove the files, and begin a new batch."""
+        """Remove the files of the batch, and begin a new one."""
         for path in self.paths:
             self._store.remove(f"{SPOOL.place}/{path}")
         self.paths, self.sources, self._held, self._held_bytes, self.size = [], {}, [], 0, 0
 
 
 def split_lines(lines: bytes) -> pa.Array:
-    """The texts of whole lines, each with its newline; bytes that are not UTF-8 are replaced."""
+    """Split text into its lines, without their newlines; `lines` must end with a newline.
+
+    Bytes that are not UTF-8 are replaced.
+    """
     ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n"))
-    # Where each line ends once the newlines before it are gone.
+    # The end of each line after all newlines have been removed.
     offsets = np.append(0, ends - np.arange(len(ends))).astype(np.int32)
     texts = pa.StringArray.from_buffers(len(ends), pa.py_buffer(offsets), pa.py_buffer(lines.translate(None, b"\n")))
     try:
@@ -179,9 +183,9 @@ def split_lines(lines: bytes) -> pa.Array:
 
 
 def _copy(file: IO[bytes], begin: int, spool: _Spool, source: str, *, is_over: bool) -> tuple[int, bool]:
-    """Copy whole lines from byte `begin` on, until the batch is full.
+    """Copy whole lines from byte `begin` on, until the batch is full or the file ends.
 
-    Returns the end of the copy, and whether nothing but an unfinished line is left.
+    Return the position after the copied lines, and whether the end of the file was reached.
     """
     file.seek(begin)
     end = begin
@@ -190,7 +194,7 @@ def _copy(file: IO[bytes], begin: int, spool: _Spool, source: str, *, is_over: b
     while spool.size < BATCH_BYTES and (chunk := file.read(_CHUNK)):
         cut = chunk.rfind(b"\n") + 1
         if not cut:
-            # A line without an end must not fill the memory; bronze rejects it for its length.
+            # An endless line must not fill the memory.  A part of it is enough, because bronze rejects it as too long.
             if len(held) < _CHUNK:
                 held += chunk
             else:
@@ -204,7 +208,7 @@ def _copy(file: IO[bytes], begin: int, spool: _Spool, source: str, *, is_over: b
     if spool.size >= BATCH_BYTES:
         return end, False
     if held and (is_over or _is_object(held)):
-        # Lines of two files must not be joined.
+        # Add a newline, so that the line is not joined with the first line of the next file.
         printed, taken = unwrapped(held if held.endswith(b"\n") else held + b"\n", is_all=is_over)
         spool.add(printed, source)
         if taken:
@@ -213,7 +217,7 @@ def _copy(file: IO[bytes], begin: int, spool: _Spool, source: str, *, is_over: b
 
 
 def _tail_at(file: IO[bytes], at: int) -> str | None:
-    """The digest of the bytes before position `at`; None if the file is shorter."""
+    """Return a digest of the `TAIL_BYTES` bytes before position `at`; None if the file is shorter."""
     begin = max(0, at - TAIL_BYTES)
     file.seek(begin)
     tail = file.read(at - begin)
@@ -221,7 +225,7 @@ def _tail_at(file: IO[bytes], at: int) -> str | None:
 
 
 def _is_object(text: bytes) -> bool:
-    # A truncated line lacks the closing brace.
+    # An incomplete line lacks the closing brace.
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
@@ -230,13 +234,13 @@ def _is_object(text: bytes) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """The file's lines, decompressed."""
+    """Open the file's lines, decompressed."""
     suffix = path.suffix.lower()
     with path.open("rb") as raw:
         if suffix not in _PACKED:
             yield raw
             return
-        # Unpack it once, as a whole: seeking back in a compressed file starts from its beginning.
+        # Decompress the whole file once.  To seek back in a compressed file, it would be read from its beginning.
         with tempfile.TemporaryFile() as plain:
             if suffix == ".parquet":
                 _unpack_parquet(raw, plain)
@@ -248,14 +252,14 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _head(path: Path, file: IO[bytes]) -> bytes:
-    """What the file is known by; empty if it is."""
+    """Return the bytes that identify the file, its first line; empty for an empty file."""
     head = file.readline(HEAD_BYTES + 2)
-    # A lake's files have the lines of logs, which would be taken for the logs themselves.
+    # A lake's Parquet files hold lines of logs.  The name is added so that they are not taken for those logs.
     return path.name.encode() + head if head and path.suffix.lower() == ".parquet" else head
 
 
 def _unpack_parquet(raw: IO[bytes], plain: IO[bytes]) -> None:
-    """Write the column `line` of a Parquet file, such as those of bronze, as lines."""
+    """Write the column `line` of a Parquet file, such as one of bronze, as lines."""
     with pq.ParquetFile(raw) as parquet:
         if "line" not in parquet.schema_arrow.names:
             raise EOFError("a Parquet file without a column `line`")

@@ -1,8 +1,8 @@
-"""New messages of a stream, in batches whose ends are known before they are read.
+"""Read the new messages of a stream in batches.
 
-It drives the Spark data source's own streaming reader: the driver finds the end of the next batch, and tasks read it.
-The offset of a batch's end is committed with the rows of the batch, so there is no checkpoint folder, which not
-every store that holds a lake could hold.
+This module uses the streaming reader of the project's Spark data source.  The driver determines the end of the next
+batch, and tasks read the messages.  The offset of the batch's end is committed together with its rows.  There is no
+checkpoint folder of Spark, because not every store for a lake could hold one.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ def each_batch(
     *,
     moved: bool | None = None,
 ) -> None:
-    """Read a stream up to its tails as of now, from the progress that is committed in `snapshot`.
+    """Read a stream from the progress committed in `snapshot` up to its current end.
 
-    `write` writes the rows of a batch as files of the table.  They are committed with the offset of the batch's end,
-    and `taken` gets the new snapshot and the files.  Errors of the source, in the driver and in tasks, are raised as
-    PipelineFailed.
+    `write` writes the rows of a batch as files of the table.  The files are committed with the offset of the batch's
+    end.  Then `taken` is called with the new snapshot and the files.  Errors of the source, in the driver or in tasks,
+    are raised as PipelineFailed.
 
-    A table of one stream says by `moved` whether progress at another URL is progress here; without, it is refused.
+    `moved` is for a table of a single stream.  True continues at this URL with the progress of another URL.  False
+    raises PipelineFailed if the table has progress of another URL.  None allows progress of several streams.
     """
     name = source.mark
     try:
@@ -63,7 +64,11 @@ def each_batch(
 
 
 def _under_this_name(snapshot: Snapshot, source: LogStream, moved: bool | None) -> Snapshot:
-    """The table with the progress that stands under the URL's spelling of an earlier release, or where it `moved`."""
+    """Find progress in this stream under another name, and commit it under the present name.
+
+    The other name is an earlier release's spelling of the URL or, with `moved`, the stream's former URL.  Without such
+    progress, return the snapshot unchanged.
+    """
     earlier = sorted(name for *_, name in snapshot.progress_files() if name is not None and name.startswith(MARK))
     found = [name for name in earlier if LogStream(name.removeprefix(MARK)).mark == source.mark]
     if not found and moved is not None:
@@ -88,7 +93,7 @@ def _under_this_name(snapshot: Snapshot, source: LogStream, moved: bool | None) 
 
 
 def _rows(spark: SparkSession, reader: StreamReader, parts: Sequence[Any], schema: StructType) -> DataFrame:
-    """The messages of these parts of a batch, each part read by a task of its own."""
+    """Return the messages of these parts of a batch.  Each part is read by one task."""
 
     def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:

@@ -1,11 +1,13 @@
-"""The ingest manifest: how much of each log file has been ingested, so that renamed or moved files are not read twice.
+"""The ingest manifest: how much of each log file has been ingested.  Renamed or moved files are not read twice.
 
-A file is identified by its first line, which a rotated, copied or compressed log keeps and no two logs share (a line
-has a time in microseconds, and an id).  For each file the manifest holds the number of ingested bytes, always whole
-lines, and a digest of their end.  If the digest does not match, the file is another one, and gets an entry of its own.
+A file is identified by its first line.  No two logs have the same first line, because a line has a time in microseconds
+and an id.  A rotated, copied or compressed log keeps its first line.  For each file, the manifest holds the number of
+ingested bytes (whole lines), and a digest of the last of them.  A file with the same first line but another digest is
+another file and gets a separate entry.
 
-It also holds path, size and age of files that were read to their ends, so that they need not be opened again.  Without
-a new line nothing is committed: a follow then holds this in memory, and a run of its own opens such a file again.
+The manifest also holds path, size and time of files that were read to their ends, so that they are not opened again.
+This part is committed only together with new lines.  Until then, a run that follows its source keeps it in memory, and
+a new run opens the file again.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 HEAD_BYTES: Final = 65_536
-"""Bytes of the first line that identify a file."""
+"""Most bytes of the first line that identify a file."""
 TAIL_BYTES: Final = 256
+"""Number of bytes before the end of the ingested part that the digest is made of."""
 
 MOST: Final = 50_000
-"""Files that are remembered: a log that is set aside each hour makes them in six years.  One that is forgotten and
-still there is read again, and silver has its lines once."""
+"""Most files in the manifest: nearly six years of a log that is rotated each hour.
+
+A file that drops out of the manifest and still exists is read again.  Silver still has its lines once.
+"""
 _FORMAT: Final = 2
 
 
@@ -35,7 +40,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """State of a file when all of it was ingested; the file is not opened again while the state is the same."""
+    """State of a file when all of it had been ingested.  While the state is the same, the file is not opened again."""
 
     size: int
     changed_ns: int
@@ -44,15 +49,15 @@ class Seen:
 
 @dataclass(slots=True)
 class Manifest:
-    """How much of which files has been ingested."""
+    """The ingested part of each log file."""
 
     taken: dict[str, Taken] = field(default_factory=dict)
     seen: dict[str, Seen] = field(default_factory=dict)
 
     def locate(self, first_line: bytes, tail_at: Callable[[int], str | None]) -> tuple[str, int]:
-        """A file's key in the manifest, and the first byte that is not ingested yet.
+        """Return a file's key in the manifest, and the position of the first byte that is not ingested yet.
 
-        `tail_at` returns the digest of the bytes before a position, None if the file is shorter.
+        `tail_at` returns the digest of the bytes before a position, or None if the file is shorter.
         """
         key = head = digest(first_line.rstrip(b"\r\n")[:HEAD_BYTES])
         number = 0
@@ -64,7 +69,10 @@ class Manifest:
         return key, 0
 
     def take(self, key: str, size: int, tail: str) -> None:
-        """Record that `size` bytes of the file are ingested in total; forget the file that has not grown longest."""
+        """Record that the first `size` bytes of the file are ingested.
+
+        If there are too many files, forget the file that has not grown for the longest time.
+        """
         self.taken.pop(key, None)
         self.taken[key] = Taken(size, tail)
         if len(self.taken) > MOST:
@@ -76,11 +84,11 @@ class Manifest:
         self.seen = {}
 
     def forget_unlisted(self, paths: Collection[str]) -> None:
-        """Keep the states of these files only."""
+        """Forget the states of all files other than these."""
         self.seen = {path: seen for path, seen in self.seen.items() if path in paths}
 
     def to_json(self) -> dict[str, Any]:
-        """The manifest as a JSON value."""
+        """Return the manifest as a JSON value."""
         return {
             "format": _FORMAT,
             "taken": {key: [taken.size, taken.tail] for key, taken in self.taken.items()},
@@ -89,7 +97,7 @@ class Manifest:
 
 
 def read_manifest(found: Any) -> Manifest:
-    """A manifest from its JSON value; an empty one from None.  Raises ValueError."""
+    """Parse a manifest from its JSON value; None gives an empty manifest.  Raises ValueError."""
     if found is None:
         return Manifest()
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
@@ -101,5 +109,5 @@ def read_manifest(found: Any) -> Manifest:
 
 
 def digest(text: bytes) -> str:
-    """24 hexadecimal digits of the text's SHA-256."""
+    """Return the first 24 hexadecimal digits of the text's SHA-256."""
     return hashlib.sha256(text).hexdigest()[:24]

@@ -1,8 +1,8 @@
-"""The Parquet files of a lake's tables, written and read by Spark's tasks with pyarrow.
+"""Write and read the Parquet files of a lake's tables in Spark's tasks, with pyarrow.
 
-A task writes one file for each combination of partition values among its rows, under a name that no other file has.
-The files belong to no table until the driver commits them (`gateway.pipeline.lake`); those of a task that died, or of a
-run that was killed, never do.
+A task writes one file for each combination of partition values in its rows.  Each file has a unique name.  The files
+belong to no table until the driver commits them (`gateway.pipeline.lake`).  Files of a task or a run that died are
+never committed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from gateway.pipeline.tables import Table
 
 _COMPRESSION: Final = "zstd"
 _BUFFER_BYTES: Final = 64 << 20
-"""Bytes of rows that a task holds; the largest of its buffers becomes a row group when there are more."""
+"""Bytes of rows that a task buffers for all its files.  Beyond it, the largest buffer is written as a row group."""
 
 WRITTEN: Final = "path string, size bigint, written_at bigint, rows bigint"
-"""What a task says of the files it wrote."""
+"""Columns of the rows that a task returns, one for each file that it wrote."""
 
 _TYPES: Final = {
     "bigint": pa.int64(),
@@ -42,8 +42,11 @@ _TYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Writes rows beneath `folder`; for `DataFrame.mapInArrow`.  The rows have the columns of `schema` and those of
-    `partition_by`, which are in the files' paths and not in the files."""
+    """Writes rows to files in `folder`; a function for `DataFrame.mapInArrow`.
+
+    The rows must have the columns of `schema`, and those of `partition_by`.  The latter become parts of the files'
+    paths and are not in the files.
+    """
 
     store: Store
     folder: str
@@ -59,7 +62,7 @@ class Writer:
 
     @contextmanager
     def open(self) -> Iterator[Files]:
-        """New files, which are whole at the end of the block."""
+        """Open new files, which are complete at the end of the block."""
         with ExitStack() as stack:
             files = Files(self, stack)
             yield files
@@ -75,7 +78,7 @@ class Files:
     _files: dict[str, _File] = field(default_factory=dict)
 
     def add(self, rows: pa.Table) -> None:
-        """Add rows, each to the file of its partition."""
+        """Add each row to the file of its partition."""
         writer, files = self._writer, self._files
         for path, chosen in self._split(rows):
             if path not in files:
@@ -91,7 +94,7 @@ class Files:
             file.flush()
 
     def told(self) -> Iterator[pa.RecordBatch]:
-        """A row of `WRITTEN` for each file."""
+        """Yield a row of `WRITTEN` for each file."""
         for file in self._files.values():
             size, written_at = self._writer.store.size_and_time(file.path)
             told = {"path": file.path, "size": size, "written_at": written_at, "rows": file.rows}
@@ -128,7 +131,7 @@ class _File:
         self.held_bytes += rows.nbytes
 
     def flush(self) -> None:
-        """Write what is held as one row group."""
+        """Write the buffered rows as one row group."""
         if self._writer is None:
             out = self.stack.enter_context(self.store.writing(self.path))
             self._writer = self.stack.enter_context(pq.ParquetWriter(out, self.schema, compression=_COMPRESSION))
@@ -140,31 +143,33 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads files, whose paths continue `folder`, with the columns of `schema`.  Partition columns come from the path,
-    and a column that a file lacks is NULL."""
+    """Reads the columns of `schema` from files.  The files' paths continue the prefix `folder`.
+
+    Partition columns are read from the path.  A column that a file lacks is NULL.
+    """
 
     store: Store
     folder: str
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of the files named by a column `path`; for `DataFrame.mapInArrow`."""
+        """Yield the rows of the files in the column `path`; for `DataFrame.mapInArrow`."""
         for batch in batches:
             yield from self.read(batch.column(0).to_pylist())
 
     def read(self, paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows of these files, in their order."""
+        """Yield the rows of these files, in the order of the paths."""
         if paths:
-            # It imports pandas, which takes a second; Java starts meanwhile.
+            # This import takes a second, because it imports pandas.
             import pyarrow.dataset as ds
 
             files = [f"{self.folder}{path}" for path in paths]
             rows = ds.dataset(files, self.schema, "parquet", self.store.files, "hive")
-            # Few at a time: sketches are large.
+            # Read ahead little, because sketches are large.
             yield from rows.to_batches(batch_readahead=1, fragment_readahead=1)
 
     def span(self, path: str) -> tuple[Any, Any] | None:
-        """The least and the largest value of the schema's only column in a file; None without rows."""
+        """Return the smallest and the largest value of the schema's only column in a file; None without rows."""
         with self.store.files.open_input_file(f"{self.folder}{path}") as file:
             about = pq.ParquetFile(file).metadata
         [name] = self.schema.names
@@ -179,13 +184,13 @@ class Reader:
 
 
 def partition_values(path: str) -> dict[str, str]:
-    """The partition values in a file's path, such as `{"day": "2026-09-24"}`."""
+    """Return the partition values in a file's path, such as `{"day": "2026-09-24"}`."""
     parts = (part.partition("=") for part in path.split("/")[:-1])
     return {name: value for name, equals, value in parts if equals}
 
 
 def arrow_schema(table: Table, columns: Sequence[str] | None = None) -> pa.Schema:
-    """The Arrow schema of these columns of a table, or of all."""
+    """Return the Arrow schema of these columns of a table, or of all."""
     types = {column.name: column.type for column in table.columns}
     return pa.schema([(name, _arrow_type(types[name])) for name in columns or types])
 

@@ -1,17 +1,17 @@
-"""Plain lines: events that pyarrow's JSON reader reads exactly as Spark's, at a fifth of the cost.
+"""Plain lines: events that pyarrow's JSON reader parses exactly like Spark's, at a fifth of the cost.
 
-Nearly all lines of a gateway are plain.  A plain line is one flat JSON object, and its fields have the schema's types
-and are within their bounds.  Its row of silver is made in the same pass that writes it to bronze.  Every other line is
-*odd*: `gateway.pipeline.bronze` classifies it, and finds the reason if it is a reject.  An odd line may be an event.
+Nearly all lines of a gateway are plain.  A plain line is one flat JSON object, whose fields have the schema's types and
+are within their bounds.  Its row of silver is made in the same pass that writes the line to bronze.  Every other line
+is *odd*.  `gateway.pipeline.bronze` classifies odd lines as events or rejects.
 
-A line is odd wherever the two readers could differ:
+A line is odd in all cases in which the two readers could differ:
 
-- pyarrow reads several objects in one line, and lines that go on in the next one.  A plain line begins with an opening
-  brace and has one closing brace, at its end.
-- Spark takes any JSON value for a text field, the last of two equal fields, and lone surrogates.  For pyarrow these are
-  errors.
-- Spark refuses values nested more than 1,000 deep and numbers of more than 1,000 digits.  A plain line has at most
-  1,000 bytes.
+- pyarrow accepts several objects in one line, and objects that continue on the next line.  So a plain line must begin
+  with an opening brace, and its only closing brace is its last character.
+- Spark accepts any JSON value for a text field, uses the last of two fields with the same name, and accepts lone
+  surrogates.  pyarrow reports an error for each of these.
+- Spark rejects values nested more than 1,000 levels deep, and numbers of more than 1,000 digits.  So a plain line has
+  at most 1,000 bytes.
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ from gateway.pipeline.parquet import Writer
 from gateway.pipeline.tables import LEFT_OUT, LINES, REQUESTS
 
 EARLIEST_S: Final = 1_577_836_800
-"""2020-01-01: earlier than Durable Streams, so earlier than any gateway's line."""
+"""2020-01-01, before the first release of Durable Streams and so before any gateway's line."""
 AHEAD_S: Final = 86_400
+"""How far a line's time may be after its ingestion, in seconds."""
 MOST: Final = {"integer": 1 << 40, "number": 1e9}
-"""Largest count in one line, of bytes or anything else, and longest duration in seconds: thirty years."""
-# Gateways of earlier releases wrote no id.  Their lines cannot be told apart, so each of them counts.
+"""Largest accepted integer (bytes and other counts) and largest number (durations in seconds, thirty years)."""
+# Gateways of earlier releases wrote no id, so a line may lack it.
 NEEDED: Final = tuple(field.name for field in FIELDS if field.is_always_there and field.name != "id")
-# Time and version have checks of their own.
+# The time and the version are checked separately.
 BOUNDED: Final = tuple(field for field in FIELDS if field.kind in MOST and field.name not in ("time", "v"))
 
 _SLICE: Final = 16_384
-"""Lines that are sorted at a time: a few megabytes, which the memory's caches hold."""
+"""Number of lines that are sorted at a time: a few megabytes, which fit in the processor's caches."""
 _RECENT: Final = 2
-"""Slices in which a line's copy is looked for, besides its own."""
+"""Number of earlier slices in which copies of a line are searched, besides its own slice."""
 _LONGEST: Final = 1_000
-"""Bytes of a plain line."""
+"""Most bytes of a plain line."""
 _PIECES: Final = 16
-"""Parts of a batch that are read by themselves if the whole cannot be read."""
+"""If pyarrow cannot read some lines as a whole, it reads this many parts of them separately."""
 _FEW: Final = 40
-"""So many lines are all odd if one of them cannot be read."""
+"""A part with at most this many lines is not divided further: all of its lines are odd."""
 _TYPES: Final = {"integer": pa.int64(), "number": pa.float64(), "string": pa.string(), "boolean": pa.bool_()}
 _PARSE: Final = pj.ParseOptions(
     explicit_schema=pa.schema([(field.name, _TYPES[field.kind]) for field in FIELDS]),
@@ -62,19 +63,22 @@ _DAY_US: Final = 86_400 * 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """The lines of a batch; empty ones are left out."""
+    """The lines of a batch, without empty lines."""
 
     bronze: pa.Table
-    """Plain lines as rows of bronze."""
+    """The plain lines as rows of bronze."""
     silver: pa.Table
-    """The same as rows of silver."""
+    """The plain lines as rows of silver."""
     odd: pa.Table
-    """All others (`line`, `source`)."""
+    """The odd lines (columns `line`, `source`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sorter:
-    """Writes lines to the tables that they belong to; for `DataFrame.mapInArrow`, of columns `line` and `source`."""
+    """Writes plain lines to bronze and silver, and odd lines to the spool; a function for `DataFrame.mapInArrow`.
+
+    The rows have the columns `line` and `source`.
+    """
 
     bronze: Writer
     silver: Writer
@@ -99,23 +103,23 @@ class Sorter:
 
 @dataclass(slots=True)
 class Recent:
-    """The last lines that were sorted.
+    """The lines that were sorted most recently, to recognise copies.
 
-    A sink that does not know whether a line has arrived writes it again soon.  Such a copy gets no row of silver, so
-    that the files with the line's first copy can stay as they are.
+    If a gateway cannot tell whether a line reached its destination, it soon writes the line again.  Such a copy gets no
+    row of silver here.  Otherwise silver would have to rewrite the files with the line, to remove the copy.
     """
 
     _held: list[pa.Table] = field(default_factory=list)
 
     def is_new(self, came: pa.Table) -> Any:
-        """Whether each of these lines (`id`, `line`) is no copy of a recent one or of one before it."""
+        """Whether each of these lines (columns `id`, `line`) is new, and not a copy of a recent or earlier line."""
         came = came.select(["id", "line"])
         known = pa.concat_tables([*self._held, came])
         ids = known["id"].combine_chunks().dictionary_encode()
         number = pc.fill_null(ids.indices, len(ids.dictionary)).to_numpy()
         first = np.empty(len(ids.dictionary) + 1, np.int64)
         first[number[::-1]] = np.arange(len(number))[::-1]
-        # Lines without an id cannot be copies.
+        # Lines without an id never count as copies.
         is_copy = ids.is_valid().to_numpy(zero_copy_only=False) & (first[number] < np.arange(len(number)))
         at = np.flatnonzero(is_copy)
         is_copy[at] = pc.equal(known["line"].take(at), known["line"].take(first[number[at]])).to_numpy()
@@ -124,9 +128,10 @@ class Recent:
 
 
 def sort_lines(lines: pa.Array, source: pa.Array, taken_s: int, oldest: date | None) -> Sorted:
-    """Sort lines, taken in at `taken_s` (Unix seconds), into plain and odd ones; those of days before `oldest` are odd.
+    """Sort lines into plain and odd ones.
 
-    `lines` and `source` are strings, a source for each line.
+    `lines` and `source` are arrays of strings: the lines, and the source of each.  `taken_s` is the time of ingestion
+    (Unix seconds).  Lines of days before `oldest` are odd.
     """
     is_flat = pc.and_(pc.equal(pc.count_substring(lines, "}"), 1), pc.ends_with(lines, "}"))
     may_be = reduce(
@@ -149,7 +154,7 @@ def sort_lines(lines: pa.Array, source: pa.Array, taken_s: int, oldest: date | N
 
 
 def _read(lines: pa.Array) -> tuple[pa.Table, Any]:
-    """The events in those lines that can be read, and the positions of these lines."""
+    """Return the events in those lines that pyarrow can read, and the positions of these lines."""
     tables, at = [_PARSE.explicit_schema.empty_table()], [np.empty(0, np.int64)]
     for begin, table in _pieces(lines, 0):
         tables.append(table)
@@ -158,7 +163,10 @@ def _read(lines: pa.Array) -> tuple[pa.Table, Any]:
 
 
 def _pieces(lines: pa.Array, begin: int) -> Iterator[tuple[int, pa.Table]]:
-    """Pieces of the lines without an unreadable one, and where each begins."""
+    """Yield the events of parts of the lines, each with the position of its first line.
+
+    Parts with a line that pyarrow cannot read are divided, and left out in the end.
+    """
     count = len(lines)
     if not count:
         return
@@ -197,7 +205,7 @@ def _checked(events: pa.Table, taken_s: int, oldest: date | None) -> pa.Array:
 
 
 def _times(seconds: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
-    """The times of Unix seconds, to the nearest microsecond, and their days (UTC)."""
+    """Convert Unix seconds to timestamps, rounded to microseconds, and to days (UTC)."""
     known = np.nan_to_num(pc.fill_null(seconds, 0.0).to_numpy(), posinf=0, neginf=0).clip(0, 253_402_300_799)
     micros = np.floor(known * 1_000_000 + 0.5).astype(np.int64)
     days = (micros // _DAY_US).astype(np.int32)

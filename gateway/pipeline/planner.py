@@ -1,20 +1,24 @@
-"""Make the cache plan: the memory budget, and the streams that the cache alone would handle badly.
+"""Make the cache plan: a memory budget, and lists of streams that need other treatment than the cache's usual one.
 
-The budget comes from the curve of the gateway's policy: the least memory that reaches the target hit ratio, or, if none
-does, comes within `_NEAR` of the best.  (First reads count as misses, so no memory reaches a ratio of 1.)  The lists
-name exceptions:
+The budget is the smallest memory that reaches the target hit ratio on the curve of the gateway's eviction policy.  If
+no memory reaches the target, it is the smallest that comes within `_NEAR` of the best ratio.  No memory reaches a ratio
+of 1, because first reads count as misses.
 
-- `pin` (`worth_pinning`), the most reads per byte of memory first, up to `PIN_SHARE` of the budget;
-- `warm` (`worth_warming`), in the same order, up to `WARM_SHARE`;
-- `do_not_store` (`not_worth_storing`): live and concurrent readers share a fetch, so a stream with any of them is
-  stored;
-- `lifetimes` (`lifetimes_of`).
+The lists are
+
+- `pin`: streams to keep in memory (`worth_pinning`), up to `PIN_SHARE` of the budget
+- `warm`: streams to fetch at start (`worth_warming`), up to `WARM_SHARE` of the budget
+- `do_not_store`: streams to relay without storing them (`not_worth_storing`)
+- `lifetimes`: streams to drop after an idle time (`lifetimes_of`)
+
+Pinned and warmed streams are chosen by the most bytes sent per byte of memory.  Live and concurrent readers share one
+fetch through the stored bytes, so a stream with such readers is never in `do_not_store`.
 
 A plan contains no credentials, so streams that are mostly read with credentials are neither pinned nor warmed.  A plan
-of too short a log is marked: the memory that a few minutes fill says nothing about a day.
+made from too short a log is marked: traffic of a few minutes does not show how much memory a day needs.
 
-Plain functions of the figures in `curve.streams` decide everything, with the name as the last sort key: one lake gives
-one plan.
+All decisions are functions of the figures in `curve.streams`.  Ties are broken by name, so the same lake always gives
+the same plan.
 """
 
 from __future__ import annotations
@@ -51,30 +55,31 @@ from gateway.pipeline.wording import size, span
 from gateway.tape.eviction import POLICIES
 
 PIN_SHARE: Final = 0.25
-"""Largest share of the budget for pinned streams; the rest is for unforeseen traffic."""
+"""Largest share of the budget for pinned streams.  The rest is left for unforeseen traffic."""
 WARM_SHARE: Final = 0.5
+"""Largest share of the budget for warmed streams."""
 
 _MOST: Final = 1_000
-"""Most streams in a list; each further one would gain almost nothing."""
+"""Most streams in a list.  Further streams would gain almost nothing."""
 _NEAR: Final = 0.005
 _STEP: Final = MIB // 16
-"""Budgets are rounded up to a multiple of this, in bytes."""
+"""Budgets are rounded up to a multiple of this many bytes."""
 _LARGE: Final = 64 * 1024
 _LARGE_SHARE: Final = 1 / 1_000
-"""Share of the budget; a stream smaller than either bound is not worth an entry."""
+"""A stream smaller than `_LARGE` bytes or this share of the budget is always stored."""
 _HOT_WINDOWS: Final = WINDOWS // 2
 _WARM_WINDOWS: Final = WINDOWS - 1
 _REFETCHED: Final = 0.5
-"""Share of a stream's bytes; more than this fetched again means that it was evicted too early."""
+"""A stream of which at least this share was fetched again was evicted too early."""
 _SURELY: Final = 2.0
-"""A time must be this many times longer than any observed one to be relied on."""
+"""Safety factor: decisions rely on a time only if it exceeds the observed time this many times."""
 _RETURNS: Final = 5
 _MOST_BYTES: Final = 1024 * GIB
-"""Largest size that an entry can hold."""
+"""Largest size that an entry of the plan can have."""
 _SHORTEST_S: Final = 60.0
 _MOST_S: Final = 31_536_000.0
 _LONGEST_STREAM: Final = 2_048
-"""Characters at which the log truncates a stream's name."""
+"""Characters after which the log truncates a stream's name."""
 _NAME: Final[TypeAdapter[tuple[str, str]]] = TypeAdapter(tuple[RouteName, StreamName])
 _NODE: Final[TypeAdapter[str]] = TypeAdapter(NodeName)
 
@@ -94,19 +99,19 @@ class Basis:
     """The input of a plan, apart from the curve."""
 
     version: int
-    """Version of the silver that it is of."""
+    """Version of silver that the basis was computed from."""
     first_us: int
     last_us: int
     lines: int
     nodes: tuple[str, ...]
-    """Gateways that wrote the log."""
+    """Names of the gateways that wrote the log."""
     not_warmed: frozenset[str]
-    """Routes of another protocol than Durable Streams, which is the only one that gateways warm."""
+    """Routes with another protocol than Durable Streams.  Gateways cannot warm their streams."""
     traffic: Traffic
 
 
 def basis_of(spark: SparkSession, reads: PlacedReads) -> Basis:
-    """The basis of a plan from placed reads, which needs no curve."""
+    """Compute the basis of a plan from placed reads.  This needs no curve."""
     silver = reads.silver
     seen = silver.read(spark, columns=("node", "route", "protocol")).distinct().collect()
     return Basis(
@@ -131,12 +136,13 @@ def make_plan(
     progress: Callable[[str], None] = lambda line: None,
     basis: Basis | None = None,
 ) -> CachePlan:
-    """Make a plan of the lake's silver and curve, for gateways that run `policy`; short below `min_span_s` seconds.
+    """Make a plan for gateways that run the eviction policy `policy`, from the lake's silver and curve.
 
-    `basis` is that of the curve's lines, if the caller has it.
+    The plan uses the lines that the curve was computed from.  `basis` is their basis; without it, this function
+    computes the basis.  A plan whose lines span less than `min_span_s` seconds is marked as short.
 
-    The plan is of the lines that the curve was made from.  Raises PipelineFailed for invalid arguments, and
-    NothingToPlan if there is no traffic, or no curve of lines that silver has.
+    Raises PipelineFailed for invalid arguments.  Raises NothingToPlan if there is no traffic or no curve, or if silver
+    no longer has the lines of the curve.
     """
     if policy not in POLICIES:
         raise PipelineFailed(f"policy: {policy} is none of {', '.join(POLICIES)}")
@@ -183,9 +189,10 @@ def _moment(micros: int) -> datetime:
 
 
 def budget(points: Sequence[Point], target: float, policy: str) -> Memory:
-    """The least memory that reaches the target on this curve, or comes near the best if none does.
+    """Return the smallest memory that reaches the target on this curve, or comes near the best ratio if none does.
 
-    `points` are sorted by size and not empty.  Between two points the curve is linear in the logarithm of the size.
+    `points` are sorted by size and not empty.  Between two points, the hit ratio is linear in the logarithm of the
+    size.
     """
     best = max(point.hit_ratio for point in points)
     wanted = target if best >= target else best - _NEAR
@@ -214,10 +221,12 @@ def _ratio(value: float) -> float:
 
 
 def decide(traffic: Traffic, cache_bytes: int, nodes: int, not_warmed: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The four lists, for a budget of `cache_bytes` on each of `nodes` gateways; no stream of the routes `not_warmed`
-    is to be warmed."""
+    """Return the four lists of a plan, for a budget of `cache_bytes` on each of `nodes` gateways.
+
+    Streams of the routes `not_warmed` are not warmed.
+    """
     kept_s = residence_s(traffic.gaps, traffic.span_s, cache_bytes * nodes)
-    # A log truncates very long names, which then stand for many streams.
+    # The log truncates very long names, so one such name may stand for many streams.
     streams = [
         one for one in traffic.streams if len(one.stream) < _LONGEST_STREAM and _is(_NAME, (one.route, one.stream))
     ]
@@ -248,8 +257,10 @@ def _entry(one: StreamFigures, reason: str) -> Entry:
 
 
 def _fitting(streams: Iterable[StreamFigures], room: float) -> list[StreamFigures]:
-    """The streams that fit into `room` bytes, by bytes sent to readers per byte of memory, the most first; one that is
-    too large is skipped."""
+    """Choose streams that fit into `room` bytes.
+
+    Streams with the most bytes sent per byte of memory come first.  A stream that no longer fits is skipped.
+    """
     out: list[StreamFigures] = []
     for one in sorted(streams, key=lambda one: (-one.asked_bytes / max(1, one.bytes), one.route, one.stream)):
         if one.bytes <= room and len(out) < _MOST:
@@ -259,8 +270,10 @@ def _fitting(streams: Iterable[StreamFigures], room: float) -> list[StreamFigure
 
 
 def worth_pinning(streams: Iterable[StreamFigures], cache_bytes: int, kept_s: float | None) -> list[Entry]:
-    """Streams that are requested most of the time and were nevertheless fetched again.  Empty if there is room for
-    everything."""
+    """Return streams that were requested in at least half of the log's parts and nevertheless were evicted too early.
+
+    If the cache has room for all streams, the list is empty.
+    """
     if kept_s is None:
         return []
     hot = (one for one in streams if one.windows >= _HOT_WINDOWS)
@@ -276,7 +289,10 @@ def worth_pinning(streams: Iterable[StreamFigures], cache_bytes: int, kept_s: fl
 
 
 def worth_warming(streams: Iterable[StreamFigures], cache_bytes: int, span_s: float) -> list[Entry]:
-    """Streams that are requested in nearly every part of the log, so soon after a gateway's start."""
+    """Return streams that were requested in nearly every part of the log.
+
+    Such streams will be requested soon after a gateway's start.
+    """
     steady = [one for one in streams if one.windows >= _WARM_WINDOWS]
     return [
         _entry(
@@ -289,8 +305,10 @@ def worth_warming(streams: Iterable[StreamFigures], cache_bytes: int, span_s: fl
 
 
 def not_worth_storing(streams: Iterable[StreamFigures], cache_bytes: int, kept_s: float | None) -> list[Entry]:
-    """Large streams of which no byte is read again before a cache of this budget has evicted it.  Empty if there is
-    room for everything."""
+    """Return large streams of which no byte is read again before a cache of this budget evicts it.
+
+    If the cache has room for all streams, the list is empty.
+    """
     if kept_s is None:
         return []
     least = max(_LARGE, _LARGE_SHARE * cache_bytes)
@@ -308,7 +326,7 @@ def not_worth_storing(streams: Iterable[StreamFigures], cache_bytes: int, kept_s
 
 
 def lifetimes_of(streams: Iterable[StreamFigures], kept_s: float | None) -> list[Lifetime]:
-    """Streams that were read again and again, and then not for far longer than they were ever idle."""
+    """Return streams that were read many times and now have been idle for much longer than ever before."""
     ended = []
     for one in sorted(streams, key=_largest_first):
         lifetime_s = max(_SHORTEST_S, _SURELY * one.idle_s)

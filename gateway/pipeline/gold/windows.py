@@ -114,7 +114,7 @@ def fan_out(requests: DataFrame) -> DataFrame:
 
 
 def usage(requests: DataFrame) -> DataFrame:
-    """`tables.USAGE`, from `tables.REQUESTS`: the requests that rules and limits have allowed, by their principals."""
+    """Compute `tables.USAGE` from `tables.REQUESTS`: the allowed requests of each principal and tenant."""
     is_final, outcome = f.col("is_final"), f.col("outcome")
     is_named = f.col("principal").isNotNull() | f.col("tenant").isNotNull()
     lasted = f.sum(f.when(is_final & is_live(), f.col("duration_s")))
