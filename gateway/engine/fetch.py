@@ -95,9 +95,9 @@ class Fetch:
     __slots__ = (
         "_attempts_left",
         "_context",
-        "_first_error",
         "_is_decided",
         "_is_over",
+        "_latest_error",
         "_loop",
         "_pending",
         "_reply",
@@ -120,7 +120,7 @@ class Fetch:
         self.source = source
         self.mode = _HEAD if flight.start == METADATA else _CATCHUP
         self._attempts_left = route.retry_attempts
-        self._first_error: GatewayError | None = None
+        self._latest_error: GatewayError | None = None
         """The error of the latest attempt that was repeated."""
         self._pending: PendingRequest | None = None
         """The request, while it waits for the head of its reply."""
@@ -378,11 +378,11 @@ class Fetch:
         flight, route = self.flight, self.route
         if flight.head is not None or self._is_last or isinstance(error, CircuitOpen | UpstreamCongested):
             # Report the earlier error: a retry that the circuit breaker refused does not show why the request failed.
-            first = self._first_error
-            flight.fail(first if first is not None and isinstance(error, CircuitOpen) else error)
+            latest = self._latest_error
+            flight.fail(latest if latest is not None and isinstance(error, CircuitOpen) else error)
             self._end()
             return
-        self._first_error = error
+        self._latest_error = error
         self._attempts_left -= 1
         route.retries.retry()
         self._work.metrics.retry(route.name)

@@ -250,7 +250,6 @@ def learn_hit(
         context.mode,
         route.config.name,
         repeated,
-        is_guarded=route.guard is not None,
-        verdict_key=context.stream,
+        (context.stream or b"") if route.guard is not None else None,
     )
     context.request.channel.learn(remembered, route.header_rules)

@@ -103,14 +103,14 @@ class RememberedAnswer(Known):
         mode: Mode,
         route: str,
         repeated: Repeated | None,
-        *,
-        is_guarded: bool = False,
         verdict_key: VerdictKey | None = None,
     ) -> None:
-        """`is_guarded` means that each request for the answer needs authorisation."""
-        self.is_guarded = is_guarded
+        """`verdict_key` is None if requests for the answer need no authorisation."""
+        self.is_guarded = verdict_key is not None
+        """Whether each request for the answer needs authorisation."""
         self.verdict_key = verdict_key
-        """The key of verdicts on such requests: the stream, or the request line."""
+        """The key of verdicts on such requests: the stream, or the request line, which is empty until the answer is
+        remembered."""
         run, outcome, status, headers, body, saved_bytes, copied, shared = answer
         self.stream = run.stream
         self.edition = run.edition
@@ -384,7 +384,8 @@ class RememberedAnswers:
             return
         self._charge(remembered, cost)
         remembered.key, remembered.request, remembered.alias = (line, meaning), request, request
-        remembered.verdict_key = remembered.verdict_key or line
+        if remembered.is_guarded:
+            remembered.verdict_key = remembered.verdict_key or line
         meaning.learn(line, remembered)
         self._all[remembered] = None
         self.exact[request] = (remembered, section)
