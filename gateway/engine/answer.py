@@ -71,8 +71,8 @@ class Parts:
 
     @property
     def size(self) -> int:
-        """The known size in bytes.  A flight counts with its announced length, or with its received bytes if they are
-        more."""
+        """The known size in bytes.  For a flight, the announced length counts, or the received bytes if there are more
+        of them."""
         if not self._parts:
             return 0
         return sum(
@@ -98,13 +98,14 @@ class Parts:
         return sum(part.copied for part in self._parts if isinstance(part, _InMemory))
 
     def add_pieces(self, pieces: tuple[bytes, ...], copied: int, shared: SharedBytes) -> None:
-        """Add bytes in memory.  `copied` of them belong to this answer alone, the others to `shared`."""
+        """Add bytes in memory.  `copied` of the bytes belong to this answer alone; `shared` accounts for the other
+        bytes."""
         if pieces:
             self._parts.append(_InMemory(pieces, sum(map(len, pieces)), copied, shared))
 
     @property
     def shared(self) -> SharedBytes | None:
-        """The account of the bytes in memory, except those of flights; None if there are none."""
+        """The account of the bytes in memory, without the bodies of flights; None if there are no such bytes."""
         return next((part.shared for part in self._parts if isinstance(part, _InMemory)), None)
 
     def attach(self, flight: Flight) -> None:

@@ -1,15 +1,15 @@
 """Catch-up reads: take the bytes in memory, fetch missing ones, find the tail, and answer.
 
-The body of an answer has up to three parts.  First come the bytes in memory from the requested offset on.  Then come
-the bodies of flights (shared upstream fetches) already under way for the offsets after that, and last that of a new
-fetch at the tail.  An answer from memory may end where the origin's own reply ended, or at the size limit.  Such an
-answer is a plain hit and does not state the tail.
+The body of an answer has up to three parts: the bytes in memory from the requested offset on, the bodies of flights
+(shared upstream fetches) already under way for later offsets, and the body of a new fetch at the tail.  An answer from
+memory may end where the origin's own reply ended, or at the size limit.  Such an answer is a plain hit and does not
+state the tail.
 
 The tail can be known without a fetch.  The stream's follower (its one live request) states the tail, and the statement
-is valid for `tail_heard_s` after the last sign of life.  A tail that the origin or the operator allows to be repeated
-is valid for as long as they allow (`Stream.tail_until`).  A stream whose tail is requested often is followed for this
-purpose.  If the follower has been silent for too long, a HEAD finds the tail.  The bytes still come from the follower,
-which receives them in any case.
+is valid for `tail_heard_s` after the last sign of life.  The origin or the operator may also allow a tail to be
+repeated for some time (`Stream.tail_until`).  If the tail of a stream is requested often, the gateway starts a follower
+to know the tail.  If the follower has been silent for too long, a HEAD finds the tail, and the follower still brings
+the bytes.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class CatchUp:
                 return await attempt.run()
             if (answer := attempt.at_once()) is not None:
                 return answer
-            # Use a new attempt: the bytes in memory may be dropped and fetched again while this one waits.
+            # Use a new attempt: the bytes in memory may be dropped and fetched again while this attempt waits.
             return await self._patience.answer_or_held(
                 read, stream, attempt.run, lambda: _Attempt(self, read, stream).held()
             )
@@ -104,7 +104,8 @@ class CatchUp:
             raise
 
     def start_fetch(self, read: Read, stream: Stream) -> FirstRead:
-        """Launch the fetch for the first read of a stream, which has been created for it."""
+        """Launch the fetch for the first read of a stream.  The caller has created the stream's record for this
+        read."""
         return FirstRead(self, read, stream, self.fetches.launch(stream, read.start, read.route, read.source))
 
     async def resume(self, first: FirstRead) -> Answer:
@@ -244,7 +245,7 @@ class _Attempt:
         return None
 
     def _may_wait_again(self) -> None:
-        """Let the read wait for its follower again, because it has advanced or has used another read's fetch."""
+        """Let the read wait for its follower again, because the read has advanced or has used another read's fetch."""
         self._progress.may_connect, self._progress.has_waited = bool(self._read.route.heard_s), False
 
     async def _fresh(self, start: str) -> Head:
@@ -257,7 +258,8 @@ class _Attempt:
     async def _confirm(self) -> Answer | None:
         """Have the origin confirm the bytes taken from memory.
 
-        Returns the read's answer if the origin refuses, or states that they reach the tail; else None.
+        Returns the read's answer if the origin refuses the request, or states that the bytes end at the tail; else
+        None.
         """
         progress, head = self._progress, await self._confirming.confirm(self._read, self.stream)
         self._check()
@@ -273,7 +275,7 @@ class _Attempt:
         return None
 
     def _check(self) -> None:
-        """Raise TailMovedBack if the read's bytes and further ones may belong to different streams."""
+        """Raise TailMovedBack if the bytes taken so far and later bytes may belong to different streams."""
         if self.stream.ended is not None or is_another(self.stream, self._progress):
             raise TailMovedBack
 
@@ -318,7 +320,7 @@ class _Attempt:
     ) -> Answer | None:
         """Return the answer when the follower has brought all bytes before `tail`; None if that takes too long.
 
-        `is_asked` means that the origin has stated the tail to this read.  Otherwise a write has stated it.
+        `is_asked` is true if the origin has stated `tail` to this read, and false if a write has stated it.
         """
         stream, progress, deadline = self.stream, self._progress, self._clock.now() + _FOLLOWER_PATIENCE_S
         while True:
@@ -348,7 +350,8 @@ class _Attempt:
                 patience_s = read.route.config.collapse_wait_s
                 head = await self._fetches.head_within(flight, patience_s, read.source.client)
                 if isinstance(head, StreamHead):
-                    # The reply may have no bytes: `-1` leads to the offset of an empty stream.
+                    # The reply may have no bytes: in an empty stream, `-1` (the start) leads directly to the first
+                    # offset.
                     await flight.until_begun()
                 if isinstance(head, StreamHead) and head.next_offset != progress.at and flight.error is None:
                     # Do not attach to a flight that is too large to keep.  It may take minutes, and would have to run
@@ -408,7 +411,7 @@ class _Attempt:
         return self._answer(outcome, found, fwd_status=200, stored=is_stored)
 
     def _answer_now(self, step: Send) -> Answer:
-        """Return the answer with the known tail (section 6, `offset=now`)."""
+        """Answer a read of `offset=now` with the known tail (section 6)."""
         read, stream, tail = self._read, self.stream, step.end
         answer = now_answer(read, stream, tail, _HIT, is_closed=step.is_closed)
         if read.max_age_s is None:
@@ -417,7 +420,7 @@ class _Attempt:
         return answer
 
     def _answered_now(self, head: Head) -> Answer:
-        """Return the answer with the tail that the origin has stated to this read."""
+        """Answer a read of `offset=now` with the tail that the origin has stated to this read."""
         assert not isinstance(head, Beyond), "the tail is not behind itself"
         if not isinstance(head, StreamHead):
             return self._failed(head)
@@ -447,7 +450,7 @@ class _Attempt:
     def held(self) -> Answer | None:
         """Return the answer with bytes in memory for a read that has not begun.
 
-        Returns None if they must not be sent without the origin's answer.
+        Returns None if these bytes must not be sent without the origin's answer.
         """
         self._take_tape()
         if (answer := self._answer_held()) is None:
@@ -469,7 +472,7 @@ class _Attempt:
         is_tail = up_to_date and not is_closed
         age_s: float | None = None
         if outcome is _HIT and (is_tail or stale_s is not None):
-            # A follower's tail is current.  A repeated one is as old as the origin's statement.
+            # A follower's tail is current.  A repeated tail is as old as the origin's statement.
             age_s = None if seen is None or stream.is_followed else self._clock.now() - seen.seen_at
         elif outcome in (_HIT, _STALE_IF_ERROR) and self._stored_at:
             # Bytes are as old as the latest reply that confirmed them (RFC 9111 section 4.2.3).
@@ -483,6 +486,7 @@ class _Attempt:
         return answer
 
     def _allow_repeat(self, answer: Answer, run: BodyRun, *, is_tail: bool) -> None:
-        """Let the answer be repeated.  If it states the tail of an open stream, it is valid until the tail may move."""
+        """Let the answer be repeated to other readers.  An answer with the tail of an open stream is valid until the
+        tail may move."""
         answer.stream, answer.run = self.stream, run
         answer.tail = NamedTail(run.end, self.stream.version) if is_tail else None

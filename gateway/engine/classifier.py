@@ -4,8 +4,9 @@ A reply is one of three things.  It is part of a stream, with bytes to store and
 for all readers that wait for it.  Or it may not be shared, because it is personal (`gateway.protocol.sharing`), coded,
 of unknown length, or outside the protocol.
 
-`classify` is pure: it turns the head of a reply and the facts of its request into a meaning.  `reply_recorder` applies
-the meaning to the stream in memory.
+`classify` is pure: it turns the head of a reply, and the state of the stream when the request was sent, into the
+reply's *meaning*: an instance of one of the classes below.  `reply_recorder` applies the meaning to the stream in
+memory.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ PERSONAL = frozenset({400, 401, 403, 407, 431})
 _ALL_PERSONAL: Final = PERSONAL | {404, 410}
 """`PERSONAL`, and the statuses by which an origin hides a stream."""
 BEYOND_TAIL: Final = NotShareable("offset beyond the tail", is_lasting=False)
-"""The reply to an offset beyond the tail.  The client has made up the offset, or has it from another stream."""
+"""The reply to an offset beyond the tail.  The client has made up the offset, or has taken it from another stream."""
 
 
 class TapeFacts(NamedTuple):
-    """The state of the stream when a request was sent, with which its reply is compared."""
+    """The state of the stream when a request was sent.  The reply to the request is compared with this state."""
 
     tail: str | None
     closed_at: str | None

@@ -1,10 +1,11 @@
-"""Compression of bodies with gzip, br or zstd.  Each body is compressed once and cached in addition to the tape.
+"""Compression of bodies with gzip, br or zstd.  Each body is compressed once, and cached in addition to the plain bytes
+(the stream's tape).
 
 A body holds a range of a stream, from one offset to another, whose bytes never change.  One compressed form therefore
-serves all readers, until the stream ends or its bytes are dropped (`forget_stream`).  For each start only the latest
-end is cached, because shorter ranges of a growing stream are not requested again.  Compressed bytes count towards the
-cache budget.  Other streams' tapes make room for them, but never the stream's own tape.  The least recently used stream
-loses its compressed bytes first.
+serves all readers, until the stream ends or its bytes are dropped (`forget_stream`).  Of several ranges with the same
+start only the one with the latest end is cached, because shorter ranges of a growing stream are not requested again.
+Compressed bytes count towards the cache budget.  To make room for them, the tapes of other streams are evicted, but
+never the tape of the same stream.  The least recently used stream loses its compressed bytes first.
 
 Small bodies are compressed on the event loop, larger ones in a thread (all libraries used here release the GIL).
 Requests for the same body share one job, and a job finishes even if its readers have left.  Compression is an
@@ -65,8 +66,8 @@ _NICENESS: Final = 10
 """Added to the thread's niceness (sched(7)), so that the loop gets the core whenever it has work."""
 
 _GZIP_WINDOW: Final = 31
-"""15 bits of window, plus 16 for a gzip header.  zlib writes no time into it: equal bytes give equal compressed
-bytes."""
+"""15 bits of window, plus 16 for a gzip header.  zlib writes no time into this header, so equal bytes give equal
+compressed bytes."""
 
 
 def _zstd(data: bytes, level: int) -> bytes:

@@ -21,7 +21,8 @@ from gateway.telemetry.metrics import MetricsRecorder
 _BURST_S: Final = 2.0
 """The burst that a client network may make, as a number of seconds at its full rate."""
 _ABSENT: Final = -1.0
-"""In place of a wait in seconds: the origin's limit on requests for absent streams is reached."""
+"""Returned by `_take` in place of a wait in seconds, if the origin's limit on requests for absent streams is
+reached."""
 
 
 class ColdReadLimit:

@@ -3,13 +3,13 @@
 Bytes in memory are sent without asking the origin while they are fresh, and for `route.trust_s` at most
 (`Stream.reusable_s`).  After that they must be confirmed.  A confirmation is a request, shared by all readers, for the
 bytes at the first position to be served.  Only a reply for that position shows whether the origin has trimmed the
-bytes.  A client's `no-cache` or `max-age` asks for a more recent confirmation.  One that is at most `LEAST_AGE_S` old
-is recent enough, so these clients cause at most one request a second for each stream.
+bytes.  A client's `no-cache` or `max-age` asks for a more recent confirmation.  A confirmation that is at most
+`LEAST_AGE_S` old is recent enough, so these clients cause at most one request a second for each stream.
 
 A reader that begins before the first confirmed position needs another confirmation.  If one confirmation is already
-valid, the next begins at the first position in memory, so that it covers all readers.  A third may be needed for the
-start sentinel, which can name any position.  So a stream needs at most three confirmations, in whatever order its
-readers begin.
+valid, the next begins at the first position in memory, so that it covers all readers.  A third confirmation may be
+needed for the start sentinel, because the sentinel can name any position.  So a stream needs at most three
+confirmations, in whatever order its readers begin.
 
 If the origin has trimmed the first position in memory, the tape drops the bytes there.  Then the reader's own position
 is confirmed.  Further confirmations begin midway between the two.  Each reply, whether it refuses or confirms,
@@ -18,8 +18,8 @@ halves the number of positions in between.  A trim of n positions therefore cost
 `Patience` limits the wait for a silent origin.  A read that ends at the known tail asks the origin for more bytes.  A
 live read may ask whether the stream is still the same.  If the origin answers no request of the route for `PATIENCE_S`,
 the read gets the bytes in memory, as after a failure.  Such an answer does not state the tail, so the client continues
-from its end.  The fetch continues for other readers.  Until the origin answers again, further reads of this kind do not
-wait at all.  If the origin answers other requests meanwhile, the read waits for at most `MOST_WAIT_S`.
+from its end.  The fetch continues for other readers.  Until the origin answers again, further reads whose bytes are in
+memory do not wait at all.  If the origin answers other requests meanwhile, the read waits for at most `MOST_WAIT_S`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class Patience:
     async def answer_or_held(
         self, read: Read, stream: Stream, asking: Callable[[], Coroutine[Any, Any, T]], held: Callable[[], H | None]
     ) -> T | H:
-        """Return the answer of `asking`.  If that takes too long, return the answer of `held`, unless it is None."""
+        """Return the result of `asking`.  If `asking` takes too long, return the result of `held`, unless that result
+        is None."""
         # A timeout cancels the task, so the read must run in a task of its own.
         await in_task()
         wait = _Wait(read, self._clock, held, lambda: self._fetches.detach(stream, read.start))

@@ -112,7 +112,8 @@ class Engine:
         self.bridge.on_trim = self._trimmed
         self.coder.on_evict = lambda stream: self.on_forget(stream)
         self.on_forget: Callable[[Stream], None] = lambda stream: None
-        """Called when a stream has dropped bytes, so that the server drops the remembered answers made of them."""
+        """Called when a stream has dropped bytes, so that the server drops the remembered answers made of these
+        bytes."""
         self.accounts = Accounts(client_nets(limits.client_v4_bits, limits.client_v6_bits), clock.now)
         self.live_table = LiveTable(self.store, surroundings, limits.followed_streams, self.accounts)
         self.live = LiveTopics(upstream, self.store, surroundings, self.live_table, limits.max_flight_bytes)
@@ -183,8 +184,9 @@ class Engine:
             raise
 
     def begin_catch_up(self, read: Read) -> FirstRead | None:
-        """Start the fetch of a catch-up read that passed `is_first_read`; return None if another read has created the
-        stream since.
+        """Start the fetch of a catch-up read for which `is_first_read` was true.
+
+        Returns None if another read has created the stream since that check.
 
         Raises a GatewayError.
         """
@@ -192,9 +194,10 @@ class Engine:
         return self._runner.start_first_read(asked, self._catch_up.start_fetch)
 
     def count_concealed(self, read: Read) -> None:
-        """Count a refused read that is answered like a read of an absent stream, to hide whether the stream exists.
+        """Count a refused read whose answer hides whether the stream exists: it looks like the answer for an absent
+        stream.
 
-        Raises TooManyAbsent or TooManyRequests when a read of an absent stream would.
+        Raises TooManyAbsent or TooManyRequests in the same cases as a read of an absent stream.
         """
         self._cold_read_limit.admit_read(read.route, read.source.client)
         self.negative_cache.count(read.route, read.source.client)
@@ -388,7 +391,7 @@ class Engine:
 
 
 def _without_codings(read: Read) -> Read:
-    """Return the read with If-None-Match as the origin's tags, without the suffixes that mark compressed bodies."""
+    """Return the read without the suffixes that mark compressed bodies in the tags of its If-None-Match."""
     if read.if_none_match is None:
         return read
     return read._replace(if_none_match=without_codings(read.if_none_match, read.accepted))

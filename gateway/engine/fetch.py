@@ -1,9 +1,9 @@
 """A fetch: the requests that get a flight's reply from the origin.  A `ReplyTaker` processes the reply.
 
-A fetch is driven by callbacks.  The event loop calls it in the turn after its launch, so that all reads of one turn
-share it.  Then the upstream connection calls it.  Replies that have arrived as a whole are processed together in the
-next turn.  Any other reply is processed in the call that brings its head.  A task takes over where the fetch has to
-wait: for a pause, for more of the body, or for slow readers.
+A fetch is driven by callbacks.  The event loop calls the fetch in the turn after its launch, so that all reads of one
+turn share the fetch.  Later calls come from the upstream connection.  Replies that have arrived as a whole are
+processed together in the next turn.  Any other reply is processed in the call that brings its head.  A task takes over
+where the fetch has to wait: for a pause, for more of the body, or for slow readers.
 
 A fetch ends exactly once: its flight lands (succeeds) or fails, and `FetchWork.ended` is called.
 """
@@ -84,7 +84,7 @@ class FetchWork:
     arrived: Batch[Fetch] = field(default_factory=lambda: Batch(Fetch.take_arrived))
     """Fetches whose replies have arrived as a whole."""
     looks: Batch[FirstReader] = field(default_factory=lambda: Batch(lambda first: first.look()))
-    """First readers that may continue."""
+    """First reads (`gateway.engine.first_read`) that may continue, because more of the reply has arrived."""
     is_closed: bool = False
     """Whether no more requests may be sent."""
 
@@ -215,14 +215,14 @@ class Fetch:
     def _has_room(self) -> bool:
         """Return whether a body of any size may be fetched now."""
         work = self._work
-        # Only few bytes follow a known tail, and reads of bytes in memory need no room.  Other fetches may buffer up to
-        # this much before a reader takes the first byte.
+        # Only few bytes follow a known tail, and reads of bytes in memory need no room.  Any other fetch may buffer up
+        # to this much before a reader takes its first byte.
         return self.flight.key == self.stream.tape.tail or (
             work.store.may_grow and work.inflow.count_bytes(HIGH_WATER_BYTES)
         )
 
     async def _send_in_turn(self) -> None:
-        """Send the request when the stream's pace allows it.  Until then, other reads may join."""
+        """Send the request when the stream's pace allows it.  Until then, other reads may join the flight."""
         while (pause_s := self._pause_s()) > 0:
             await pause(self._work.clock, pause_s)
         if self._has_room():
@@ -231,7 +231,7 @@ class Fetch:
             await self._send_with_room()
 
     async def _send_with_room(self) -> None:
-        """Send the request when there is enough memory.  Until then, other reads may join."""
+        """Send the request when there is enough memory.  Until then, other reads may join the flight."""
         work = self._work
         if work.store.may_grow:
             await work.inflow.renewed()
@@ -267,7 +267,8 @@ class Fetch:
         self._is_decided = False
         pending = work.upstream.ask(self, call)
         if not self._is_decided and not self._is_over:
-            # Otherwise the two objects would keep each other alive.
+            # Refer to the pending request only if it is undecided.  The two objects refer to each other, and would stay
+            # alive.
             self._pending = pending
 
     # -- the outcome of a request

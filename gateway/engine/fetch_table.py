@@ -108,7 +108,7 @@ class FetchTable:
     def join_fetch(
         self, stream: Stream, start: str, route: Route, source: Source, key: str | None = None
     ) -> Lead[Flight] | Follow[Flight]:
-        """Join the flight that has not been sent yet, or launch one.  `key` is the flight's key; by default `start`.
+        """Join the unsent flight with this key, or launch a new flight.  `key` is `start` by default.
 
         If a flight has been sent and is still under way, call `join_earlier` first; this call launches a second one.
         """
@@ -165,7 +165,8 @@ class FetchTable:
             self._access_log.unclaimed(recorded, mode, requests=requests, fetched_bytes=fetched)
 
     async def head_within(self, flight: Flight, patience_s: float, client: str) -> Head | None:
-        """Wait for the head of a flight, for a reader in the network `client`.  The caller has called `Flight.watch`.
+        """Wait for the head of a flight, for a reader in the network `client`.  The caller must have called
+        `Flight.watch`.
 
         Returns None if the head has not arrived `patience_s` seconds after the flight was sent.
         """
@@ -179,13 +180,13 @@ class FetchTable:
         return flight.head
 
     def detach(self, stream: Stream, start: str) -> None:
-        """Let flights continue without readers: those that a read from `start` may be waiting for."""
+        """Let the flights that a read from `start` may be waiting for continue without readers."""
         for key in {METADATA, CONFIRMATION, start, stream.tape.tail or start}:
             if (flight := self.pending(stream, key)) is not None:
                 flight.is_detached = True
 
     async def join_earlier(self, stream: Stream, start: str, route: Route, client: str) -> Flight | None:
-        """Wait for a flight for the bytes after `start` that was sent before this call; return it, or None.
+        """Wait for a flight, sent before this call, for the bytes after `start`.  Returns the flight, or None.
 
         The caller may use the flight's bytes.  If the reply says that there are no more bytes, that may be out of date.
         `client` is the reader's network.

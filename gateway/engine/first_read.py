@@ -44,8 +44,8 @@ class Resumer(Protocol):
 class FirstRead(FlightReader):
     """A first read under way: the reader that launched its flight.  It holds its stream.
 
-    The owner calls `wait`, and then either `give_up`, or `at_hand` or `answer` by way of `ReadRunner`, which releases
-    the stream.
+    The owner calls `wait`.  After that it calls `give_up`, or a method of `ReadRunner` that calls `at_hand` or `answer`
+    and then releases the stream.
     """
 
     __slots__ = ("_gate", "_ready", "_resumer", "read", "stream", "version")
@@ -62,7 +62,8 @@ class FirstRead(FlightReader):
         flight.add_reader(self)
 
     def wait(self, ready: Callable[[], object]) -> None:
-        """Call `ready`, after this has returned, when the answer can be made or begun without waiting."""
+        """Call `ready` when the answer can be made or begun without waiting, but not before this method has
+        returned."""
         self._ready = ready
         self.flight.first = self
 

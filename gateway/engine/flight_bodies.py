@@ -47,12 +47,13 @@ from gateway.upstream.reply import Reply
 _CATCHUP: Final = Mode.CATCHUP
 
 MOST_COMPARED: Final = 1 << 16
-"""How many bytes are compared.  If a reply has at most this many more, it is read to its end to keep its connection."""
+"""How many bytes are compared.  If at most this many bytes follow, the reply is read to its end to keep its
+connection."""
 MOST_COUNTED: Final = 1 << 20
-"""How many bytes are compared if the Content-Length does not show that reply and memory have equally many."""
+"""How many bytes are compared if the Content-Length does not show that reply and memory have equally many bytes."""
 MOST_CLOSED_UP: Final = 1 << 14
-"""In this many first bytes, only white space between messages may differ, which is slow to check.  In the bytes after
-them, all white space may differ."""
+"""The number of first bytes in which only white space between messages may differ, which is slow to check.  In later
+bytes all white space may differ."""
 _SPACE: Final = b" \t\r\n"
 _MOST_SPACE: Final = 1 << 12
 """How many bytes of white space between messages are read, in addition to one for each byte in memory."""
@@ -68,7 +69,7 @@ class Comparison:
     def __init__(self, tape: Tape, start: str, end: str, length: int | None) -> None:
         """Compare the bytes in memory after `start` with a reply that leads to `end`.
 
-        `length` is the reply's Content-Length in bytes; None if it has none.
+        `length` is the reply's Content-Length in bytes; None if the reply has no such header.
         """
         self._unwrapper = ArrayUnwrapper() if tape.is_json else None
         extent = tape.extent(start, end)
@@ -93,7 +94,7 @@ class Comparison:
 
     @property
     def is_over(self) -> bool:
-        """Whether more of the body would make no difference."""
+        """Whether the result is final, so that the rest of the body need not be fed."""
         return self._has_ended or self._is_other_length or self._size >= self._most_found
 
     def feed(self, chunk: bytes) -> None:
@@ -120,7 +121,8 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether the origin's bytes equal those in memory, as far as both are known.  True if none are in memory."""
+        """Whether the origin's bytes equal the bytes in memory, as far as both are known.  True if no bytes are in
+        memory."""
         held = self._held
         found = bytes(self._found) if self._found else held[: self._size]
         if not held:
@@ -183,8 +185,8 @@ async def receive(
     """Announce the head and add the whole body to the flight, at the pace that `inflow` allows.
 
     `on_bytes` is called with the size of each piece.  Raises UpstreamBroken if the body does not fit the stream's type,
-    TailMovedBack if it belongs to another stream, or another GatewayError.  One of these is UpstreamCongested, if other
-    requests need the connection while the flight's readers take nothing.
+    and TailMovedBack if the body belongs to another stream.  Raises UpstreamCongested if other requests need the
+    connection while the flight's readers take nothing, or another GatewayError.
     """
     start, end = flight.start, head.next_offset
     is_json = stream.tape.is_json
@@ -250,10 +252,10 @@ class FlightBodies:
         """Limits how many bytes the bodies may add to memory."""
 
     async def compare(self, fetch: SentFetch, head: StreamHead, reply: Reply) -> Effect | None:
-        """Announce the head of the reply to a confirmation, compare its bytes with those in memory, and land the
+        """Announce the head of the reply to a confirmation, compare its bytes with the bytes in memory, and land the
         flight.
 
-        If the bytes differ, those in memory are dropped.  Returns the effect on the stream's live readers.  Raises
+        If they differ, the bytes in memory are dropped.  Returns the effect on the stream's live readers.  Raises
         UpstreamBroken, TailMovedBack or another GatewayError.
         """
         stream, flight, route = fetch.stream, fetch.flight, fetch.route
@@ -277,7 +279,8 @@ class FlightBodies:
         if not is_overtaken(stream, flight):
             if comparison.agrees:
                 if comparison.is_past and flight.start == START:
-                    # The sentinel may name another position.  By the next request the tape reaches as far as the reply.
+                    # The sentinel may name another position by now.  Let this confirmation expire soon: the next one
+                    # can compare more, because the tape will reach the end of this reply.
                     confirmed_at = min(confirmed_at, self._clock.now() - reusable_s + LEAST_GAP_S)
                 stream.confirm(flight.start, confirmed_at)
             else:
@@ -306,8 +309,8 @@ class FlightBodies:
     def take_body(self, fetch: SentFetch, head: StreamHead, reply: Reply) -> list[bytes]:
         """Return the body, which has arrived, as non-empty pieces.
 
-        Raises UpstreamBroken if the body does not fit the stream's type, TailMovedBack if it belongs to another stream,
-        or another GatewayError.
+        Raises UpstreamBroken if the body does not fit the stream's type, TailMovedBack if the body belongs to another
+        stream, or another GatewayError.
         """
         stream, flight = fetch.stream, fetch.flight
         # From here on, the request is not repeated if its reply proves to be broken.
@@ -347,7 +350,8 @@ class FlightBodies:
                 return
             tape = stream.tape
             if start == START and tape.knows_after(START):
-                # Another fetch has brought the beginning, which the origin may have trimmed in between.
+                # Another fetch has stored the beginning already.  The origin may have trimmed the stream between the
+                # two fetches.
                 tape.has_lost_start = True
             self._store.store(stream, start, end, body, self._clock.now())
             age_s = _counted_age(reply, stream.reusable_s(route.trust_s))
@@ -357,9 +361,9 @@ class FlightBodies:
 
 
 def _counted_age(reply: Reply, reusable_s: float) -> float:
-    """Return the part of a reply's age, in seconds, that counts.
+    """Return a reply's age in seconds, up to a limit.
 
-    It is limited, so that even a reply that has been in caches for a long time may be reused for a moment.
+    The limit lets even a reply that has been in caches for a long time be reused for a moment.
     """
     age_s = age_from_headers(reply.headers)
     return max(0.0, min(age_s, reusable_s - LEAST_GAP_S)) if age_s else 0.0

@@ -1,9 +1,9 @@
 """Hit-for-miss: remembers which reads have answers that may not be shared, so that these reads do not queue.
 
-`Unshared` remembers request shapes: one offset, read live or not, or HEAD.  After one unshareable reply, requests of
-that shape are relayed at once.  After `MOST_SHAPES` unshareable shapes of one stream, all its live or all its other
-reads are relayed.  If the reply to the gateway's own live request may not be shared, all live reads of the stream are
-relayed.
+`Unshared` remembers request shapes.  A shape is an offset with the kind of read (live or not), or a HEAD.  After one
+unshareable reply, requests of that shape are relayed at once.  After `MOST_SHAPES` unshareable shapes of one stream,
+all its live or all its other reads are relayed.  If the reply to the gateway's own live request may not be shared, all
+live reads of the stream are relayed.
 
 `DeniedOrigins` remembers web origins (the Origin header, CORS) that may not read a path.  Their reads share the replies
 to requests without an Origin header.  Only the reply to a relayed read with that Origin header proves a denial, because
@@ -80,7 +80,7 @@ class Unshared:
         return f"<Unshared {len(self)} shapes>"
 
     def remember(self, key: StreamKey, shape: Shape, reason: str) -> None:
-        """Record that the origin's answer to such a request may not be shared."""
+        """Record that the origin's answer to a request of this shape may not be shared."""
         entry = _Reason(reason, key_cost(key) + texts_cost([shape.start, reason]))
         if (key, shape) not in self._reasons and shape not in (HEAD, ANY_LIVE):
             known = self._counts.get((key, shape.is_live))
@@ -92,7 +92,7 @@ class Unshared:
         self.may_have_any = True
 
     def reason(self, key: StreamKey, shape: Shape) -> str | None:
-        """Return why such a request may not be shared; None if it may."""
+        """Return why the answer to a request of this shape may not be shared; None if it may."""
         if not self.may_have_any:
             return None
         if not self._reasons:

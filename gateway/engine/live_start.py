@@ -179,8 +179,8 @@ class LiveReads:
     async def fill_for(self, read: Read, topic: Topic, at: str) -> bool:
         """Like `fill`, for one reader that has come from its own offset to `at`.
 
-        Raises TailMovedBack if the origin refuses `at` as trimmed.  It may still have bytes for the reader's own
-        offset.
+        Raises TailMovedBack if the origin refuses `at` as trimmed.  The origin may still have bytes after the reader's
+        own offset.
         """
         try:
             return await self.fill(read.route, read.source, topic, at)
@@ -192,7 +192,7 @@ class LiveReads:
     @staticmethod
     def check_ended(stream: Stream) -> None:
         if stream.ended in (End.RECREATED, End.PURGED):
-            # The caller decides whether the reader ends or starts again, which depends on when it arrived.
+            # The caller ends the reader or starts it again, depending on when the reader arrived.
             raise TailMovedBack
         if stream.ended is not None:
             raise StreamEnded(OriginError.of_ended(stream.ended.status))
@@ -351,8 +351,8 @@ class _Opening:
     async def _learn_facts(self) -> None:
         """Learn from the origin that the stream exists, and its content type."""
         stream, reads, start = self._stream, self._reads, self._read.start
-        # A HEAD states the tail, where most offsets are, so the bytes after the offset need no request.  It also states
-        # the lifetime, for which the follower would need another HEAD.
+        # A HEAD states the tail.  Most readers start there, and then need no request for bytes.  The HEAD also states
+        # the lifetime, so the follower need not ask for it.
         first = start if start == START else METADATA
         if first == METADATA and reads.fetches.pending(stream, START) is not None:
             # Another read's fetch brings the same facts, except for the current tail, which the follower will report.
@@ -388,10 +388,10 @@ class _Opening:
         reply = await self._fresh(known)
         self.tail = _named_tail(reply)
         if isinstance(reply, Beyond) and known == start:
-            # The offset is beyond the tail, and nothing but the content type was known of the stream.
+            # The client's offset is beyond the tail.  Until now, only the stream's content type was known.
             return Beginning(reply.tail, reply, None)
         if isinstance(reply, OriginError) and reply.status == 400 and known != start:
-            # The refused offset is the one in memory, not the client's, so this is another stream.
+            # The earlier stream had stated the refused offset (the client did not send it), so this is another stream.
             reads.live.drop_stream(stream, End.RECREATED)
             raise TailMovedBack
         if isinstance(reply, OriginError) and reply.status == 410 and known != start:

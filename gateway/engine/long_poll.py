@@ -260,7 +260,7 @@ class LongPoll:
         at = stream.tape.resolve(read.start)
         head = await self._reads.fetches.fresh_head(stream, at, read.route, read.source)
         if isinstance(head, OriginError) and head.status == 410 and at != read.start:
-            # The origin has trimmed the position that the client's own offset has led to: ask for that offset again.
+            # The origin has trimmed the position that the read has reached.  Ask for the client's own offset again.
             raise TailMovedBack
         self._reads.expect_stream(head)
         self._reads.check_ended(stream)
@@ -286,5 +286,6 @@ class LongPoll:
         topic = self._reads.join(read, stream)
         if topic is None:
             return None
-        # As in `_on`.  Clients with other credentials may join the wait, so it must not depend on this client's.
+        # As in `_on`.  Clients with other credentials may join the wait, so the wait must not use this client's
+        # credentials.
         return WaitingPoll(self, read._replace(key=stream.key, source=topic.access.source), stream, topic)

@@ -5,7 +5,7 @@ upstream headers.  It stands for the stream as a whole, or for one offset if the
 is not remembered, because the next append may make its offset valid.
 
 Before a write is sent through this gateway, all entries for its path are dropped.  Until the write is answered, no new
-ones are made.  A stream is therefore visible to all readers as soon as its PUT is acknowledged.
+entries are made.  A stream is therefore visible to all readers as soon as its PUT is acknowledged.
 
 Clients that ask for ever new names would never hit this cache.  Each 404 therefore takes a token from a bucket of its
 origin, which refills at `absent_per_s` tokens a second.  While the bucket is empty, streams that are not in memory are

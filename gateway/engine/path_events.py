@@ -8,7 +8,7 @@ expired by then is dropped, because the write may already concern its successor.
 `Purge` drops or invalidates a stream at the operator's request, without ending connections of Durable Streams clients.
 A stream without live readers is dropped, and reads under way on it start again.  A stream with live readers keeps its
 record and loses its bytes.  Its live request to the origin is restarted, to check that the stream is still the same.
-Its readers end only if it is not.
+Its readers end only if the stream has changed.
 
 An S2 stream is always dropped.  Its live readers get an error after which clients reconnect.
 """
@@ -27,8 +27,8 @@ from gateway.tape.stream import End, Stream
 class PathChange:
     """A change that a write makes.
 
-    `kind` marks changes that replace each other: of two in a row with one kind, only the later is applied.  A change
-    whose kind is None is always applied.
+    `kind` marks changes that replace each other: of two successive changes of the same kind, only the later is applied.
+    A change whose kind is None is always applied.
     """
 
     __slots__ = ("_apply", "_kind", "_live", "_now", "_wall")
@@ -58,7 +58,7 @@ class PathChange:
 
 
 class Acknowledged:
-    """An acknowledged append to a stream that existed before it and still exists."""
+    """An acknowledged append to a stream that existed before the append and still exists."""
 
     __slots__ = ("_asked_at", "_is_closed", "_live", "_now", "_query", "_tail", "_wall")
 

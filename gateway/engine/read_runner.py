@@ -1,4 +1,4 @@
-"""Runs a read on the stream in memory, and starts it again if the origin proves to have another stream by now."""
+"""Runs a read on the stream in memory, and restarts the read if the origin proves to have another stream by now."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class ReadRunner:
     ) -> T | Answer:
         """Return the result of `work` on the read's stream, or the remembered error of an absent stream.
 
-        If the read has begun as `first`, that is continued instead of `work`.  Raises Uncacheable or a GatewayError.
+        A read that has begun as `first` is continued, and `work` is not called.  Raises Uncacheable or a GatewayError.
         """
         if first is None and (absence := self._absence(read)) is not None:
             if read.web_origin is not None and (absence.varies_by_origin or not read.is_origin_met(absence.headers)):
@@ -129,7 +129,7 @@ class ReadRunner:
                     going, first = first, None
                     found = await going.answer()
                 if read.web_origin is not None and is_kept(read, stream, found):
-                    # A reply that arrived during the read has shown this.
+                    # A reply that arrived during the read has shown that the answer does not suit the Origin header.
                     found.close()
                     raise Uncacheable(VARIES_BY_ORIGIN)
                 stream.reads += 1
@@ -154,7 +154,7 @@ class ReadRunner:
         """Return the remembered error that answers this read, or None."""
         found = self._negative_cache.find(read.key, read.start, read.source.headers)
         if found is None and read.is_live and read.start != START:
-            # Such a read begins with a HEAD, so an error remembered from a HEAD answers it.
+            # A live read from an offset begins with a HEAD, so an error remembered from a HEAD answers the read.
             found = self._negative_cache.find(read.key, METADATA, read.source.headers)
         return found
 

@@ -52,7 +52,8 @@ class RelayedCall(SentRequest):
         """Send the request.  The answer or the failure may arrive before this returns."""
         pending = self._relay.send(self)
         if not self._is_decided:
-            # Otherwise the two objects would keep each other alive.
+            # Refer to the pending request only if it is undecided.  The two objects refer to each other, and would stay
+            # alive.
             self._pending = pending
 
     def client_gone(self) -> None:

@@ -2,13 +2,13 @@
 
 A write is *pending* while the origin may still execute it: from when it is sent until it is answered.  If a write that
 may create or delete the stream gets no answer, it stays pending: the origin may have executed it, or may still do so.
-It is removed after an acknowledged write, once no bytes are kept that may belong to an earlier stream.  Pending writes
-are recorded by path rather than by stream record, so that they also count for records that are created later.
+It is removed after an acknowledged write, when the gateway keeps no bytes that may belong to an earlier stream.
+Pending writes are recorded by path rather than by stream record, so that they also count for records that are created
+later.
 
 While a DELETE and a creating write are both pending, the origin may have re-created the stream without any reply
-showing it.  One kind alone does no harm: after a DELETE there is no stream to mistake for the earlier one, and a PUT
-finds the existing stream.  A client that sends many slow writes of one kind therefore cannot make the gateway drop
-bytes.
+showing it.  This cannot happen while only one kind is pending: after a DELETE there is no stream, and a PUT finds the
+existing stream.  A client that sends many slow writes of one kind therefore cannot make the gateway drop bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_CHANGE: Final[Change] = 0
 DELETES: Final[Change] = 1
 CREATES: Final[Change] = 2
 APPENDS: Final[Change] = 4
-"""An append to a stream that it would create.  Such a stream has no lifetime."""
+"""An append that creates the stream if there is none.  A stream created in this way has no lifetime."""
 _CHANGES: Final = {Mode.DELETE: DELETES, Mode.CREATE: CREATES}
 # An append to an S2 stream may create it (S2's `create_stream_on_append`).
 _BRIDGED_CHANGES: Final = {Mode.DELETE: DELETES, Mode.CREATE: APPENDS, Mode.APPEND: APPENDS}

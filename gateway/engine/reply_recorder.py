@@ -4,7 +4,8 @@ A reply is compared with the state of the stream when the request was sent, beca
 of these differences shows that another stream now has the same name: an earlier tail, a closed stream that is open
 again, another content type, another identity.
 
-`ReplyRecorder` changes the stream's record, and returns the effect on the live readers, which the fetch carries out.
+`ReplyRecorder` changes the stream's record.  It returns the effect on the live readers, and the fetch carries out that
+effect.
 
 Two kinds of reply are out of date, and only answer the readers that wait for them.  An error that was requested before
 a write was acknowledged may predate the write, so it does not end the stream.  A reply is *overtaken* if the stream's
@@ -225,14 +226,14 @@ def _record_tail(fetch: SentFetch, learned: Learned) -> str:
 
 
 def is_overtaken(stream: Stream, flight: Flight) -> bool:
-    """Return whether the stream's bytes were dropped after the flight was sent.  The flight may bring those very
-    bytes."""
+    """Return whether the stream's bytes were dropped after the flight was sent.  The flight may bring the dropped bytes
+    again."""
     seen, now = flight.version, stream.version
     return seen is not now and not seen.same_incarnation_as(now)
 
 
 def is_outdated(stream: Stream, flight: Flight) -> bool:
-    """Return whether a write was acknowledged, or may have been done, after the flight was sent.
+    """Return whether a write was acknowledged, or may have been executed, after the flight was sent.
 
     The stream may then have bytes, or exist, although the flight did not find them.
     """

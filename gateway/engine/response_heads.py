@@ -49,8 +49,8 @@ _STALE_WHILE_REVALIDATE_S = 300
 def _cache_control(read: Read, stream: Stream, at_tail: bool) -> str:
     """Return the Cache-Control of an answer.
 
-    Bytes before the tail get the origin's directives, or else those of section 8.1.  An answer that states the tail
-    must be revalidated.
+    Bytes before the tail get the origin's directives, or the directives of section 8.1 if the origin has sent none.  An
+    answer that states the tail must be revalidated.
     """
     scope = "private" if read.is_private else "public"
     if at_tail:

@@ -1,7 +1,7 @@
 """A route at run time, and the table of routes, which can be replaced while requests are under way.
 
-A route maps requests to the origin's streams and decides which readers share them.  It also remembers facts about the
-origin: which answers may not be shared, and whether the origin answers at all.
+A route maps requests to the origin's streams and decides which readers share them.  The route also remembers facts
+about the origin: which answers may not be shared, and whether the origin answers at all.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class HeaderRules(NamedTuple):
     """Which request headers a route's shared answers depend on."""
 
     decisive: frozenset[str] = frozenset()
-    """Headers on which the answers depend, in addition to those that matter on every route."""
+    """Headers on which the answers depend, in addition to the headers that matter on every route."""
     personal: frozenset[str] = frozenset()
     """Credential headers that may differ between the readers of one stream."""
     web_origins: frozenset[str] | None = None
@@ -91,8 +91,8 @@ class Route:
         """Authorises requests by the route's rules; None if the route has no rules."""
         self.node = node
         self.public = public or Partition(config.name)
-        """The partition of readers without credentials, and the base of the route's other partitions.  The successor of
-        a changed route gets the same one only if it may use the same tapes."""
+        """The partition of readers without credentials, and the base of the route's other partitions.  A changed route
+        is replaced by a new object, which gets the same partition only if it may use the same tapes."""
         self.retries = RouteRetries(retries or RetryBudget(), config.retry_budget)
         self._base_path = URL(config.members[0].url).raw_path.rstrip("/")
         if config.is_bridged and config.bridging.basin:
@@ -341,9 +341,10 @@ class Route:
     def source_headers(self, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> CIMultiDict[str]:
         """Return the request headers of a shared fetch.
 
-        `passed_nodes` are the gateways that the request has passed.  Each gateway must forward the names of the earlier
-        ones, or a loop over several gateways is not detected (RFC 8586 section 2).  The names are part of the tape's
-        key.  Otherwise the names in one reader's request could make the origin refuse a fetch that other readers share.
+        `passed_nodes` are the gateways that the request has passed.  A loop over several gateways is detected only if
+        each gateway forwards the names of the gateways before it (RFC 8586 section 2).  The names are part of the
+        tape's key.  Otherwise the names in one reader's request could make the origin refuse a fetch that other readers
+        share.
         """
         headers = CIMultiDict(credentials if self.guard is None or not self.guard.drops_credentials else ())
         headers["Accept-Encoding"] = "identity"
@@ -426,7 +427,8 @@ class RouteTable:
                 route.guard.replace(anew)
         before = self.routes
         self._replace_routes(configs)
-        # If a route now serves other requests, another route's rules may apply to reads that it has admitted.
+        # If a route now serves other requests than before, the rules of another route may apply to reads that this
+        # route has admitted.
         kept = {name for name, served in _served(self.routes).items() if served == _served(before).get(name)}
         self.verdicts.end_reads_without_grounds(
             {route.name: route.guard.rules for route in self.routes if route.guard is not None and route.name in kept}

@@ -4,8 +4,8 @@
 
 The first reader of a stream is answered when its own fetch has returned the tail, while the follower is still
 connecting.  This takes one round trip to the origin instead of three.  But a live answer that may not be shared must be
-relayed from its first byte.  So the reader waits for the follower instead while no live answer on its route has proved
-shareable, or if one has recently proved unshareable.
+relayed from its first byte.  So the reader waits for the follower in two cases: no live answer on its route has proved
+shareable yet, or a live answer has recently proved unshareable.
 
 Many readers often join at the same offset within a second, for instance after a network outage.  The head and first
 event sent to one of them are therefore kept (`SseOpening`) and sent to the next.  They are valid within the second that
@@ -154,7 +154,7 @@ class Sse:
             self._reads.live.follow(topic)
             if not stream.tape.knows_after(at) and not stream.tape.is_closed_at(at):
                 await self._reads.fill_for(read, topic, at)
-                # A closed stream is not followed, and the fetch may have found a new one in its place.
+                # A closed stream is not followed.  The fetch may have found a new stream in its place.
                 self._reads.live.follow(topic)
             if first is None or not read.route.shares_live:
                 await self._await_follower(stream, topic)
@@ -236,7 +236,7 @@ class Sse:
         try:
             filled = await topic.access.fill(topic, subscriber.at)
             if topic.not_shareable is None:
-                # A closed stream is not followed, and the fetch may have found a new one in its place.
+                # A closed stream is not followed.  The fetch may have found a new stream in its place.
                 self._reads.live.follow(topic)
             has_changed = filled
         except (StreamEnded, Uncacheable, GatewayError):

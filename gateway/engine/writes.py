@@ -5,8 +5,8 @@ acknowledgement therefore cannot be answered from an earlier state.  After a wri
 so the next read that needs the tail asks the origin.
 
 Several writes to one path may be under way, and the origin may execute them in another order than it answers them.  A
-write is *overtaken* if another write has, or may have, deleted or created the stream before the first is answered.  Its
-answer may then concern the earlier stream or the present one.
+write is *overtaken* if another write deletes or creates the stream, or may do so, while the first write is under way.
+The answer to the first write may then concern the earlier stream or the present one.
 
 A write is *pending* while the origin may still execute it (`gateway.engine.relayed_request`).  While pending writes may
 re-create the stream, an acknowledgement may concern a new stream that no reply has shown yet.  The bytes in memory are
@@ -120,8 +120,9 @@ class Writes:
             return
         is_alone = sent.request.mode in _GETS or route.is_shared
         if is_alone or route.sharing.varies(reply.headers) or sent.is_outdated:
-            # The stream may be hidden from this client only, the GET's offset alone may be gone, or a write
-            # acknowledged after the request found the stream.  The next request shows which.
+            # Three cases are possible: the stream is hidden from this client only, only the GET's offset is gone, or a
+            # write that was acknowledged after the request has found the stream.  The next request shows which case
+            # applies.
             sent.stream.mark_stale()
             self._live.revalidate(sent.stream)
         else:
@@ -143,7 +144,7 @@ class Writes:
     def _look_up(self, stream: Stream) -> None:
         """Bring the writer's own stream up to date with earlier writes, and drop it if it may have expired.
 
-        In that case this write may be the first to reach the stream's successor.
+        If the stream has expired, this write may be the first to reach its successor.
         """
         self._store.wake(stream)
         if stream.ended is None and stream.has_expired(self._clock.now(), self._clock.wall()):
@@ -179,7 +180,7 @@ class Writes:
     def _end_group(self, write: SentRequest, why: End) -> None:
         """Drop every stream at a path, because a write has ended the earlier stream there.
 
-        The write certainly ended only the writer's own stream, as it was when the write was sent.  With other
+        Only the writer's own stream, as it was when the write was sent, has certainly ended.  With other
         credentials, or another query, the path may name another stream.  A record that is newer, or was written to
         since, may belong to the stream that this write created.  Live readers of such streams do not end; they resume
         at the origin.
