@@ -75,6 +75,11 @@ class ForwardRule(NamedTuple):
     most_keep_s: float
     timeout_s: float
 
+    @property
+    def shown_url(self) -> str:
+        """The URL as logs and probes show it: without its query, which may hold a secret."""
+        return self.url.partition("?")[0]
+
 
 class Inquiry(NamedTuple):
     """A question to a service: may this request pass?"""
@@ -90,7 +95,7 @@ class Inquiry(NamedTuple):
     """The client's address, if it is sent to the service."""
 
     def __repr__(self) -> str:
-        return f"<Inquiry of {self.rule.url}>"
+        return f"<Inquiry of {self.rule.shown_url}>"
 
     @property
     def size(self) -> int:
@@ -202,7 +207,7 @@ def _principal(
     for text in (name, tenant):
         if len(text) > _MOST_NAME_CHARS or not text.isprintable():
             raise BadVerdict("answered with a name that is too long, or not printable")
-    return Principal(name, permissions, until, tenant, network=inquiry.client, issuer=rule.url.partition("?")[0])
+    return Principal(name, permissions, until, tenant, network=inquiry.client, issuer=rule.shown_url)
 
 
 def _permissions(inquiry: Inquiry, headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> tuple[Permission, ...]:

@@ -30,7 +30,16 @@ from gateway.auth.signatures import (
     verify_signature,
 )
 from gateway.auth.tokens import Keys, TokenRule, Unverified, read_token, verify
-from gateway.auth.verdict import PUBLIC, AuthRefused, BadCredential, Concealed, Forbidden, Principal, Unauthenticated
+from gateway.auth.verdict import (
+    PUBLIC,
+    AuthRefused,
+    BadCredential,
+    Concealed,
+    Forbidden,
+    Malformed,
+    Principal,
+    Unauthenticated,
+)
 from gateway.auth.verdicts import Allowed, Renewal, Verdicts
 from gateway.config.routes import RouteConfig
 
@@ -43,6 +52,7 @@ MOST_PATTERNS: Final = 1 << 16
 """The most patterns in the permissions of remembered tokens, which take up to 110 MB.  A pattern counts once, and once
 more for each 64 of its characters."""
 _BEARER: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +([A-Za-z0-9._~+/-]+=*) *")
+_MALFORMED: Final = "invalid_request"
 _SCHEME: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr](?: |$)")
 
 
@@ -150,7 +160,8 @@ class Guard:
             principal = self.identify(credential, asked, may_verify, heard)
         except BadCredential as error:
             failed()
-            raise Unauthenticated(*self._explained(error)) from None
+            refusal = Malformed if error.error == _MALFORMED else Unauthenticated
+            raise refusal(*self._explained(error)) from None
         try:
             self._check_revoked(principal)
             self._check(principal, asked, is_cookie=credential.is_cookie)
@@ -250,7 +261,7 @@ class Guard:
         if not lines:
             return None
         if len(lines) > 1:
-            raise BadCredential("There is more than one Authorization field", "invalid_request")
+            raise BadCredential("There is more than one Authorization field", _MALFORMED)
         if not _SCHEME.match(lines[0]):
             return None
         found = _BEARER.fullmatch(lines[0])
@@ -355,5 +366,5 @@ def _cookie(lines: Sequence[str], name: str) -> str | None:
         if mark and key == name
     ]
     if len(found) > 1:
-        raise BadCredential("There are two cookies of one name", "invalid_request")
+        raise BadCredential("There are two cookies of one name", _MALFORMED)
     return found[0] if found else None

@@ -22,6 +22,11 @@ class KeySource(NamedTuple):
     is_discovered: bool = False
     """Whether `url` is that of the issuer's metadata (OpenID Connect Discovery 1.0 section 4)."""
 
+    @property
+    def shown_url(self) -> str:
+        """The URL as logs show it: without its query, which may hold a secret."""
+        return self.url.partition("?")[0]
+
 
 Question = KeySource | Inquiry
 

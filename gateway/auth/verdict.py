@@ -64,6 +64,13 @@ class Unauthenticated(AuthRefused):
     """The request has no credential, or an invalid one (RFC 6750 section 3.1)."""
 
 
+class Malformed(AuthRefused):
+    """The request has more than one credential of a kind (RFC 6750 section 3.1, `invalid_request`)."""
+
+    status = 400
+    text = "Bad credentials"
+
+
 class Forbidden(AuthRefused):
     """The credential does not allow the request."""
 

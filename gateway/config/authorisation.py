@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, PlainSerializer, model_validator
 
 from gateway.config.model import MisfitError, Model
 from gateway.config.origins import OriginTlsConfig
@@ -73,7 +73,13 @@ def discovery_url(issuer: str) -> str:
     return f"{issuer.rstrip('/')}/.well-known/openid-configuration"
 
 
-Url = Annotated[str, AfterValidator(_url)]
+def _without_query(url: str) -> str:
+    path, mark, _ = url.partition("?")
+    return f"{path}?***" if mark else path
+
+
+Url = Annotated[str, AfterValidator(_url), PlainSerializer(_without_query, when_used="json")]
+"""A URL of a service.  `/api/config` leaves out its query, which may hold a secret."""
 Patterns = Annotated[tuple[Annotated[str, AfterValidator(_pattern)], ...], Field(strict=False, max_length=64)]
 Permissions = Annotated[tuple[Annotated[str, AfterValidator(_permission)], ...], Field(strict=False, max_length=64)]
 Parameter = Annotated[str, AfterValidator(_parameter)]

@@ -222,7 +222,7 @@ class AuthServices:
         """Ask the question.  Raises Undecided if it may not be asked now."""
         if isinstance(question, Inquiry):
             asking = self._asking[question] = _Asking()
-            self._tasks.start(self._inquire_in_time(question, net, refused), f"ask {question.rule.url}")
+            self._tasks.start(self._inquire_in_time(question, net, refused), f"ask {question.rule.shown_url}")
             return asking
         keys = self.key_sets.find_set(question)
         if keys is None or not keys.begin_fetch():
@@ -233,7 +233,7 @@ class AuthServices:
 
     async def _inquire_in_time(self, inquiry: Inquiry, net: str, refused: Callable[[], None]) -> None:
         rule = inquiry.rule
-        asking_it = self._tasks.start(self._inquire(inquiry, net), f"send to {rule.url}")
+        asking_it = self._tasks.start(self._inquire(inquiry, net), f"send to {rule.shown_url}")
         found: ForwardVerdict | str = "timed out"
         if await wait_until(asking_it, self.clock, rule.timeout_s):
             found = asking_it.result()
@@ -287,9 +287,9 @@ class AuthServices:
         if service.is_reported is not bool(problem) and now - service.reported_at >= _LEAST_REPORT_S:
             service.is_reported, service.reported_at = bool(problem), now
             if problem:
-                _log.warning("route %s: %s: %s; its requests get a 503", rule.route, rule.url, problem)
+                _log.warning("route %s: %s: %s; its requests get a 503", rule.route, rule.shown_url, problem)
             else:
-                _log.warning("route %s: %s decides again", rule.route, rule.url)
+                _log.warning("route %s: %s decides again", rule.route, rule.shown_url)
 
     # -- key sets
 
@@ -314,7 +314,7 @@ class AuthServices:
 
     async def _fetch_in_time(self, keys: KeySet, asking: _Asking) -> None:
         source = keys.source
-        fetching = self._tasks.start(self._fetch_keys(source), f"fetch {source.url}")
+        fetching = self._tasks.start(self._fetch_keys(source), f"fetch {source.shown_url}")
         found: _Fetched | str = "timed out"
         if await wait_until(fetching, self.clock, FETCH_S):
             found = fetching.result()
@@ -325,14 +325,14 @@ class AuthServices:
             keys.fetch_failed(found, self._rng.random())
             if not was_failing:
                 then = "its tokens get a 503" if keys.ring is None else "the keys in use stay"
-                _log.warning("keys of %s: %s: %s; %s", source.issuer, source.url, found, then)
+                _log.warning("keys of %s: %s: %s; %s", source.issuer, source.shown_url, found, then)
         else:
             if withdrawn := keys.fetched(found.ring, found.lifetime_s, self._rng.random()):
                 # Forget remembered verdicts on tokens, some of which may be signed with a withdrawn key.
                 self.verdicts.begin_edition()
                 self.verdicts.end_reads_of_keys(source, withdrawn)
             if was_failing:
-                _log.warning("keys of %s: fetched again from %s", source.issuer, source.url)
+                _log.warning("keys of %s: fetched again from %s", source.issuer, source.shown_url)
         self._schedule(keys)
         if self._asking.get(source) is asking:
             # Otherwise the source was removed and added again by reloads, and another fetch of it is in progress.

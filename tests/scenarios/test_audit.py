@@ -76,6 +76,8 @@ async def test_each_refusal_leaves_a_line_within_a_bound(
 
 ORIGIN_SECRET = "Bearer s3cret-of-the-origin"
 ADMIN_SECRET = "s3cret-of-the-operator"
+SERVICE_SECRET = "s3cret-for-services"
+DOWN = "http://127.0.0.1:1/"
 
 
 @pytest.fixture
@@ -89,6 +91,8 @@ async def watched(
     rules = [
         jwt_rule(tmp_path, cookie="__Secure-t", parameter="token", tenant_claim="org"),
         signed_rule(tmp_path, cookie="__Secure-s"),
+        {"by": "jwt", "issuer": "https://down.test", "audience": ["a"], "keys_url": f"{DOWN}?key={SERVICE_SECRET}"},
+        {"by": "forward", "url": f"{DOWN}?key={SERVICE_SECRET}"},
     ]
     config = GatewayConfig.for_origin(
         origin.url,
@@ -156,7 +160,7 @@ async def test_no_secret_reaches_a_log_an_error_a_page_a_metric_or_a_trace(
     watched: tuple[Edge, InMemorySpanExporter, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     edge, exporter, log = watched
-    random, secrets, seen = Random(42), [ORIGIN_SECRET, ADMIN_SECRET, LINK_KEY.secret.decode()], []
+    random, secrets, seen = Random(42), [ORIGIN_SECRET, ADMIN_SECRET, SERVICE_SECRET, LINK_KEY.secret.decode()], []
     with caplog.at_level(logging.DEBUG):
         assert (await edge.send("PUT", "/shared/s", CREATE, b"x")).status == 201
         for number in range(120):
@@ -194,6 +198,8 @@ async def test_no_secret_reaches_a_log_an_error_a_page_a_metric_or_a_trace(
     assert len(seen) > 100
     text = "\n".join([*seen, *traces, caplog.text, log.read_text()])
     assert "acme" in text
+    assert f"keys of https://down.test: {DOWN}: connection refused" in text
+    assert f"route default: {DOWN}: connection refused" in text
     for secret in secrets:
         # A token is in three parts, of which the last makes it valid.
         assert secret.rpartition(".")[2] not in text, secret

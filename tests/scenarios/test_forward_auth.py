@@ -422,7 +422,7 @@ async def test_metrics_and_the_verbose_probe_show_the_state_of_a_service(
     async def shown() -> tuple[str, set[str]]:
         return await probe_and_metrics(edge, "durable_gateway_auth_sub")
 
-    where = f"service {service.url}/verify?a=b of route default"
+    where = f"service {service.url}/verify of route default"
     series = 'durable_gateway_auth_subrequests_total{{result="{}",route="default"}} {}.0'
     assert await shown() == (
         f"[+] {where} has not been asked yet",

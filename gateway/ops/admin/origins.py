@@ -97,7 +97,7 @@ def auth_lines(services: AuthServices) -> str:
 
 
 def _service_line(one: Service, now: float) -> str:
-    where = f"service {one.rule.url} of route {one.rule.route}"
+    where = f"service {one.rule.shown_url} of route {one.rule.route}"
     if one.problem:
         return f"[-] {where}: {one.problem}"
     if math.isinf(one.answered_at):
