@@ -263,7 +263,7 @@ class Snapshot:
         return self.lake.read_files(spark, table, paths)
 
     def arrow(self, columns: Sequence[str], paths: Sequence[str] | None = None) -> pa.RecordBatchReader:
-        """Read rows of these files, or of all, in this process, file by file in the given order or by path."""
+        """Read rows in this process, from these files in the given order, or from all files sorted by path."""
         schema = arrow_schema(self.table, columns)
         chosen = [file.path for file in self.files()] if paths is None else paths
         batches = Reader(self.lake.store, f"{self.table.place}/", schema).read(chosen)

@@ -1,11 +1,11 @@
-"""The Spark session of the pipeline: local by default, or on the cluster that `master` names.
+"""The Spark session of the pipeline: on this machine by default, or on the cluster that `master` names.
 
-Every job relies on two settings: times are UTC, so that a minute is the same on any machine, and workers run the
-driver's Python.  The other settings suit one machine, without a web page and without addresses beyond loopback.  `conf`
-overrides all of them except the time zone, which defines a lake's days.
+Every job relies on two settings.  Times are UTC, so that a minute is the same on any machine, and workers run the same
+Python as the driver.  The other settings suit a single machine: there is no web page, and Spark uses only loopback
+addresses.  `conf` overrides all of these settings except the time zone, which defines the days of a lake.
 
-Spark's own log is off, except for errors under `spark-submit`: Spark raises its errors too, once instead of six times
-with all stack traces.  `spark.log.level` turns the log on.
+Spark's own log is off, or shows only errors under `spark-submit`.  Spark raises its errors as exceptions anyway, while
+the log would show each six times with all stack traces.  The setting `spark.log.level` turns the log on.
 """
 
 from __future__ import annotations
@@ -35,49 +35,50 @@ _ZONE: Final = {"spark.sql.session.timeZone": "UTC"}
 _ALWAYS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
-    # To note the line that made each column, for errors that name it, takes a third of the driver's Python.
+    # Spark would record the line of code that made each column, for its error messages.  This takes a third of the
+    # driver's time in Python.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # Spark sorts the lines first where an aggregation that keeps objects has more groups than this; by default 128.  A
-    # day has 1,440 minutes; 20,000 sketches take about 100 MB.
+    # If an aggregation with objects has more groups than this (by default 128), Spark sorts the lines first, which is
+    # slow.  A day has 1,440 minutes, and 20,000 sketches take about 100 MB.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "20000",
 }
 _LOCAL: Final = {
     "spark.ui.enabled": "false",
-    # There is no page to show plans on, and to write one down in full takes a fifth of a short query.
+    # There is no page that would show query plans.  To format a plan in full takes a fifth of a short query's time.
     "spark.sql.ui.explainMode": "simple",
     "spark.sql.debug.maxToStringFields": "1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "2g",
-    # A lake names the files it reads; a job that lists them costs more than to look at each.
+    # The lake passes the paths of single files.  To examine each of them costs less than a job that lists files.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
-    # Nothing is gained here by planning a query again after each of its stages, each of which becomes a job.
+    # Adaptive execution plans a query again after each stage and runs each stage as a job.  That gains nothing here.
     "spark.sql.adaptive.enabled": "false",
 }
 _ONE_PROCESS: Final = {
     "spark.python.daemon.module": "gateway.pipeline.worker_daemon",
-    # Some queries have it whatever is set, and others not; workers that differ in it need a daemon of their own.
+    # Some queries ignore this setting and have the value false.  With true, other queries would need a second daemon.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
 }
-"""Settings where workers run with this machine's packages; the workers of a local cluster have a zip."""
+"""Settings for workers that use this machine's Python packages.  The workers of a local cluster use a zip instead."""
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
-# The optimizing compiler takes half of the processor time of a short run.  With one compiler, Java reserves only 48 MB
-# for code unless told otherwise; a minute of queries fills that.
+# Java's optimizing compiler takes half of the processor time of a short run, so only the fast compiler is used.  With
+# one compiler, Java reserves only 48 MB for compiled code by default.  Queries fill that within a minute.
 _SHORT_RUN: Final = (
     "-XX:+IgnoreUnrecognizedVMOptions -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
 )
 _ENDS_S: Final = 300.0
-"""Longest time that Java is given to write its archive."""
+"""Longest time to wait for Java to write its archive of classes, in seconds."""
 _SHUFFLES: Final = "spark.sql.shuffle.partitions"
 _WHOLE_STAGE: Final = "spark.sql.codegen.wholeStage"
 _EXPRESSIONS: Final = "spark.sql.codegen.factoryMode"
 _FITTED: Final = "spark.durableGateway.fitted"
-"""Names of the settings that `fit` changes, separated by spaces."""
+"""A setting with the names of the settings that `fit` may change, separated by spaces."""
 _MOST_PARTS: Final = 32
-"""With these, twenty million lines go through the driver's 2 GiB."""
+"""Most parts that Spark shuffles into.  With 32, the driver's 2 GiB of memory suffice for twenty million lines."""
 _ROWS_OF_A_PART: Final = 250_000
 _FEW_ROWS: Final = 50_000
-"""A query over fewer rows is over before the code that Spark would generate for it is compiled."""
+"""A query over fewer rows ends before the code that Spark would generate for it is compiled."""
 
 
 def open_session(
@@ -88,11 +89,13 @@ def open_session(
     is_short: bool = True,
     archive: ClassArchive | None = None,
 ) -> SparkSession:
-    """The process's Spark session, started if there is none.  Raises NoJava, and PipelineFailed for Spark Connect.
+    """Return the process's Spark session, and start it if there is none.
 
-    With `master` None, `spark-submit` has chosen the cluster; `conf` are Spark settings.  `is_short` says that the run
-    is over before Java's optimizing compiler is worth its time; `archive` is that of `archive_for`.  The first call
-    decides: a later one gets the same session, with the settings that can still be changed.
+    If `master` is None, `spark-submit` has chosen the cluster.  `conf` has Spark settings.  `is_short` means that the
+    run is too short for Java's optimizing compiler to be worth its time.  `archive` is the result of `archive_for`.
+    Later calls return the same session and change only settings that can still be changed.
+
+    Raises NoJava.  Raises PipelineFailed for Spark Connect.
     """
     if (master or "").startswith("sc:") or "SPARK_REMOTE" in os.environ:
         raise PipelineFailed(
@@ -115,23 +118,22 @@ def open_session(
     builder = SparkSession.builder.appName(name).config(map=dict(settings))
     session = (builder if master is None else builder.master(master)).getOrCreate()
     if is_submitted(os.environ):
-        # Spark plans Python's streaming sources in a process beside the driver, which `--py-files` does not reach.
+        # Spark plans streaming sources in a second Python process, to which it does not pass `--py-files`.
         session.sparkContext.environment.setdefault("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     level = session.sparkContext.getConf().get(_LOG_LEVEL) or ("ERROR" if is_submitted(os.environ) else "OFF")
     session.sparkContext.setLogLevel(level)
     if level == "OFF":
         for name in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        # Some of it goes to the root's own logger.
+        # Some messages of py4j go directly to the root logger.
         logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
     return session
 
 
 def archive_for(master: str | None, conf: Mapping[str, str], *, is_short: bool) -> ClassArchive | None:
-    """The archive of classes for a Java on this machine; None where the options of Java are chosen by others.
+    """Return the archive of classes for Spark on this machine; None if the user or `spark-submit` sets Java's options.
 
-    It is written by a short run only: another one may be stopped by a service manager, which does not wait.  Raises
-    NoJava.
+    Only a short run writes a new archive.  A service manager may stop a long run without time for that.  Raises NoJava.
     """
     if not _is_one_process(master) or _JAVA_OPTIONS in conf or is_submitted(os.environ):
         return None
@@ -139,14 +141,14 @@ def archive_for(master: str | None, conf: Mapping[str, str], *, is_short: bool) 
     from pyspark.find_spark_home import _find_spark_home
 
     if SparkContext._gateway is not None:
-        return None  # Java runs already
+        return None  # Java is already running
     prepare(os.environ, is_local=True)
     archive = class_archive(Path(os.environ["JAVA_HOME"]), Path(_find_spark_home()), cache_folder(os.environ))
     return None if archive is not None and archive.is_new and not is_short else archive
 
 
 def end_java() -> None:
-    """Wait until the Java of this process, whose session has been stopped, has ended."""
+    """End the Java of this process, whose session must have been stopped, and wait for its exit."""
     from pyspark import SparkContext
 
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
@@ -163,10 +165,10 @@ def _is_one_process(master: str | None) -> bool:
 
 @cache
 def remember_names() -> None:
-    """Have py4j ask Java for each package and class once.
+    """Make py4j look up each Java package and class only once.
 
-    For a package, and for a class in any imported package, Java looks into each of its 300 archives first.  That is a
-    twentieth of a short query.
+    For each lookup, Java searches up to 300 archives.  Without this function, lookups take a twentieth of a short
+    query's time.
     """
     from py4j.java_gateway import JavaPackage, JVMView
 
@@ -183,10 +185,10 @@ def _remembering(ask: Callable[[Any, str], object]) -> Callable[[Any, str], obje
 
 
 def fit(spark: SparkSession, rows: int) -> None:
-    """Fit later queries to so many lines, as far as the settings leave it open.
+    """Adapt settings of later queries to the number of lines, unless the user has set them.
 
-    On one machine, each of the 200 parts that Spark shuffles into would be a task of a few rows, and its start most of
-    its time.  Nor does Spark generate code for queries over few lines.
+    By default Spark shuffles into 200 parts.  On one machine, each part would be a task with few rows, whose start
+    takes most of its time.  For queries over few lines, this also turns off code generation.
     """
     parts = max(spark.sparkContext.defaultParallelism, -(-rows // _ROWS_OF_A_PART))
     has_code = rows >= _FEW_ROWS
@@ -201,7 +203,7 @@ def fit(spark: SparkSession, rows: int) -> None:
 
 @contextmanager
 def persisted(frame: DataFrame) -> Iterator[DataFrame]:
-    """The data frame, computed once for the block."""
+    """Keep the data frame for the block, so that it is computed only once."""
     kept = frame.persist()
     try:
         yield kept
@@ -210,12 +212,15 @@ def persisted(frame: DataFrame) -> Iterator[DataFrame]:
 
 
 def is_submitted(environ: Mapping[str, str] | os._Environ[str]) -> bool:
-    """Whether `spark-submit` has started a Spark for this process."""
+    """Whether `spark-submit` has started this process."""
     return "PYSPARK_GATEWAY_PORT" in environ
 
 
 def prepare(environ: dict[str, str] | os._Environ[str], *, is_local: bool) -> None:
-    """Set the variables that Spark reads before its Java starts; variables that are set stay as they are."""
+    """Set the environment variables that Spark reads before it starts Java.
+
+    Except for `JAVA_HOME`, variables that are already set are not changed.
+    """
     if not is_submitted(environ):
         environ["JAVA_HOME"] = str(find_java(environ, cache_folder(environ)))
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -225,5 +230,5 @@ def prepare(environ: dict[str, str] | os._Environ[str], *, is_local: bool) -> No
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """The user's cache folder (XDG Base Directory Specification)."""
+    """Return this program's folder in the user's cache folder (XDG Base Directory Specification)."""
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "durable-gateway"

@@ -1,16 +1,21 @@
 """Sessions: the reads of one reader on one stream, joined over reconnects.
 
-The log identifies a reader by client and user agent, on one stream of one route and partition.  Its reads, in the order
-of their ends, form one session as long as each continues the one before: it starts within `GAP_S` of its end, at the
-offset that it was answered with, or between that offset and its start (sent bytes need not have arrived, and readers
-behind one address take turns).  A read from the stream's start, or from the tail, begins a new session.
+A reader is identified by client and user agent, on one stream of one route and partition.  Its reads are sorted by the
+time at which they ended.  A read continues the session of the read before it under two conditions:
 
-Sessions are cut at midnight (UTC), so that a day is computed from its own requests only: `day` is the day on which the
-reads ended.  A live read in progress has lines before its last one; they belong to its session and do not count as
+- It began at most `GAP_S` after the end of that read.
+- It began at the offset that the read before reached, or between that read's start and this offset.  The latter
+  happens if sent bytes did not arrive, or if several readers behind one address take turns.
+
+A read from the stream's start, or from the tail (`now`), begins a new session.
+
+Sessions are cut at midnight (UTC), so that a day is computed from its own requests only.  `day` is the day on which the
+reads ended.  A live read in progress has lines before its last one.  They belong to its session but do not count as
 reads.  Lines that are not requests belong to no session.
 
-Spark sorts the reads by a hash of the reader, on disk if they do not fit in memory: many readers behind one address may
-be one reader in the log.  Its Python workers compare each read with the one before, in batches, and write the sessions.
+Spark sorts the reads by a hash of the reader.  It uses the disk if they do not fit in memory, because many readers
+behind one address look like one reader with very many reads.  Python workers then compare each read with the one
+before, in batches, and write the sessions.
 """
 
 from __future__ import annotations
@@ -34,11 +39,13 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW, START
 
 GAP_S: Final = 300
-"""Longest time between the end of a read and the start of the next one in a session, in seconds.  A page in the
-background returns within about a minute; a reader that returns after five has been away."""
+"""Longest time between the end of a read and the start of the next one in the same session, in seconds.
+
+A browser page in the background reconnects within about a minute.  A reader that returns after five minutes was away.
+"""
 
 _SILVER: Final = "silver"
-"""The mark of the sessions: the version of silver that they are of."""
+"""The mark of the sessions: the version of silver that they were computed from."""
 _READER: Final = ("day", "route", "protocol", "stream", "partition", "client", "user_agent")
 _READ: Final = (
     *_READER,
@@ -50,16 +57,16 @@ _ADDED_UP: Final = [
     ("began", "min"),
     ("ended", "max"),
     *((name, "sum") for name in ("reads", "live_reads", "is_connected", "sent_bytes")),
-    # Of the read that begins the session.
+    # The offset of the read that begins the session.
     ("first_offset", "first", _FIRST),
     ("last_offset", "max"),
     ("close_reason", "last"),
 ]
-"""How the columns of reads become those of sessions."""
+"""How the columns of reads are aggregated to those of sessions."""
 
 
 def update_sessions(spark: SparkSession, lake: Lake) -> int:
-    """Bring the sessions up to silver: make those of changed days anew, and return how many days.  Raises Conflict."""
+    """Compute the sessions of all days whose silver has changed; return the number of days.  Raises Conflict."""
     silver, stored = lake.snapshot(REQUESTS), lake.snapshot(SESSIONS)
     since = stored.mark(_SILVER)
     if silver.version in (since, -1):
@@ -77,12 +84,15 @@ def update_sessions(spark: SparkSession, lake: Lake) -> int:
 
 
 def sessions(requests: DataFrame) -> DataFrame:
-    """The sessions of these requests."""
+    """Return the sessions of these requests."""
     return _in_order(requests).mapInArrow(_joined, SESSIONS.ddl)
 
 
 def _in_order(requests: DataFrame) -> DataFrame:
-    """The reads among these requests, those of one reader in the order of their ends, in one partition."""
+    """Return the reads among these requests, sorted by reader and by the time at which they ended.
+
+    All reads of a reader are in one partition.
+    """
     mode, is_final = f.col("mode"), f.col("is_final")
     is_live = mode != Mode.CATCHUP.value
     began_us = f.unix_micros("time") - f.round(f.col("duration_s") * 1_000_000).try_cast("bigint")
@@ -97,8 +107,8 @@ def _in_order(requests: DataFrame) -> DataFrame:
             f.col("start").alias("first_offset"),
             f.col("next_offset").alias("last_offset"),
             f.when(is_live, f.col("close_reason")).alias("close_reason"),
-            # Sorting by a number is what makes this quick.  Should two readers have the same one, their reads take
-            # turns, and none of them goes on with one of the other.
+            # Sorting by a number is fast.  If two readers have the same hash, their reads are mixed, but a read never
+            # continues the session of the other reader.
             f.xxhash64(*_READER).alias("reader"),
         )
         .repartition("reader")
@@ -108,14 +118,14 @@ def _in_order(requests: DataFrame) -> DataFrame:
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The sessions of reads in order.
+    """Yield the sessions of sorted reads.
 
-    A reader's session may go on in the next batch, so the last one of a batch is held until then.
+    The last session of a batch may continue in the next batch, so it is held until then.
     """
     last: pa.Table | None = None
     held: pa.Table | None = None
     for rows in (_with_offsets(batch) for batch in batches if batch.num_rows):
-        # Nothing goes on with a row of NULLs.
+        # No read continues a row of NULLs.
         ahead = pa.Table.from_pylist([{}], rows.schema) if last is None else last
         is_begun, is_connected = _compared(rows, pa.concat_tables([ahead, rows]).slice(0, rows.num_rows))
         last = rows.slice(rows.num_rows - 1)
@@ -131,7 +141,7 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if held is not None and is_begun[0]:
             yield from _whole(held)
         elif held is not None:
-            # The first one is the rest of that of the batch before.
+            # The first session of this batch is the rest of the held one.
             both = pa.concat_tables([held, found.slice(0, 1)]).set_column(0, "session", pa.array([0, 0]))
             found = pa.concat_tables([_added_up(both), found.slice(1)])
         yield from _whole(found.slice(0, found.num_rows - 1))
@@ -141,16 +151,18 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _with_offsets(batch: pa.RecordBatch) -> pa.Table:
-    """Reads with two more columns: `start` and `reached`, the offsets before and after each."""
+    """Add two columns to reads: `start` and `reached`, the offsets before and after each read."""
     rows = pa.Table.from_batches([batch])
     start = pc.fill_null(rows["first_offset"], START)
     return rows.append_column("start", start).append_column("reached", pc.coalesce(rows["last_offset"], start))
 
 
 def _compared(rows: pa.Table, before: pa.Table) -> tuple[Any, Any]:
-    """Whether each read begins a session, and whether it is the first line of an SSE connection; `before` has the read
-    before each."""
-    # Two lines without a stream have that in common.
+    """Return whether each read begins a session, and whether it is the first line of an SSE connection.
+
+    `before` has the previous read of each read.
+    """
+    # Two NULLs count as the same value.
     is_one_reader = reduce(pc.and_, (_is_same(rows[name], before[name]) for name in ("reader", *_READER)))
     is_unfinished = pc.invert(before["is_final"])
     goes_on = pc.and_kleene(is_one_reader, _goes_on(rows, before, is_unfinished))
@@ -180,18 +192,18 @@ def _is_same(left: pa.ChunkedArray, right: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _holds(claim: pa.ChunkedArray) -> Any:
-    """Whether a claim is known to hold, of each row."""
+    """Return for each row whether the condition is true, and not NULL."""
     return pc.fill_null(claim, False).to_numpy()
 
 
 def _added_up(rows: pa.Table) -> pa.Table:
-    """The sessions of reads, or of parts of sessions, in order, as parts of sessions."""
+    """Aggregate reads, or parts of sessions, to sessions.  The result may be aggregated again."""
     found = rows.group_by("session", use_threads=False).aggregate(_ADDED_UP)
     return found.rename_columns(["session", *(name for name, *_ in _ADDED_UP)])
 
 
 def _whole(parts: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Whole sessions as rows of the table."""
+    """Yield complete sessions as rows of the table."""
     reconnects = np.maximum(parts["is_connected"].to_numpy() - 1, 0)
     schema = arrow_schema(SESSIONS)
     yield from parts.append_column("reconnects", pa.array(reconnects)).select(schema.names).cast(schema).to_batches()

@@ -1,14 +1,15 @@
-"""Silver: the events of bronze with their types, each line once.
+"""Silver: the events of bronze with typed columns, each line once.
 
-The schema is that of the access log (`gateway.ops.access_log.fields`), read by name, and that of `tables.REQUESTS`.  A
-duplicate of a line has the same id and the same day, so the ids of new lines are compared with each other and with
-those of the same days in silver.  There is no window after which a duplicate counts again.  Lines without an id cannot
-be compared, and all of them count.
+The fields of a line (`gateway.ops.access_log.fields`) become the columns of `tables.REQUESTS` with the same names.
 
-Few lines are duplicates.  So hashes of the ids, which need one column only, first find the ids that may occur twice.
-Only lines with those ids are compared in full; all others are written at once.  Of plain lines, the run that took them
-in has prepared the rows of silver (`gateway.pipeline.intake`): files without a possible duplicate become part of silver
-as they are, others are copied without it.
+A duplicate of a line has the same id and the same day.  So the ids of new lines are compared with each other, and with
+the ids of the same days in silver, however old.  Lines without an id cannot be compared, and all of them are kept.
+
+Few lines are duplicates.  First, hashes of day and id show which ids may occur twice.  This reads few columns.  Then
+only lines with those ids are compared in full, and all other lines are written directly.
+
+The rows of plain lines have already been written when the lines were ingested (`gateway.pipeline.intake`).  Files
+without a possible duplicate become part of silver unchanged.  Other files are copied without the possible duplicates.
 """
 
 from __future__ import annotations
@@ -33,29 +34,29 @@ from gateway.pipeline.tables import LEFT_OUT, LINES, REQUESTS
 _KEY: Final = REQUESTS.key
 _MARK: Final = "mark"
 _BRONZE: Final = "bronze"
-"""The mark of silver: the version of bronze that it has the lines of."""
+"""The mark of silver: the version of bronze that it was computed from."""
 
 
 _MOST_KEYS: Final = 100_000
-"""Most keys of possible duplicates that tasks get as a list; of a source that is read again, every line has one."""
+"""Most possible duplicates that are passed to tasks as a list.  If a source is read again, every line is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Rows of silver in files that no commit names so far.  A line and its copies have one row at least."""
+    """Files with rows of silver that are not committed yet.  A line and its copies together have at least one row."""
 
     of: frozenset[str]
-    """The files of bronze that all these rows are of, and no others."""
+    """The files of bronze with exactly the lines of these rows."""
     files: tuple[File, ...]
 
 
 def update_silver(spark: SparkSession, lake: Lake, prepared: Mapping[int, Prepared | None] | None = None) -> int:
-    """Bring silver up to bronze, and return how many lines it gained.  Raises Conflict.
+    """Update silver from bronze, and return how many lines silver gained.  Raises Conflict.
 
-    `prepared` has rows of some versions of bronze.
+    `prepared` has the prepared rows of some versions of bronze.
 
-    Each version of bronze has a commit of its own, so that `gained` can tell what it added.  If lines have left bronze,
-    or the new ones are compacted with others, their days are made anew in one commit.
+    Usually each version of bronze gets a separate commit of silver, so that `gained` can tell what it added.  If lines
+    were removed from bronze, or new lines were compacted with old ones, the affected days are recomputed in one commit.
     """
     bronze, silver = lake.snapshot(LINES), lake.snapshot(REQUESTS)
     since = silver.mark(_BRONZE)
@@ -95,8 +96,10 @@ def _about(first: int, last: int, rows: int) -> dict[str, str]:
 
 
 def gained(silver: Snapshot, versions: Collection[int], since: int) -> int:
-    """How many lines these versions of bronze added to silver after its own version `since`, by whichever run; with
-    those of other versions that were made anew with them."""
+    """Return how many lines these versions of bronze added to silver, after silver's version `since`.
+
+    Commits of all runs count.  If a commit covers several versions of bronze, all of its lines count.
+    """
     if silver.delta is None or silver.version <= since:
         return 0
     count = 0
@@ -108,7 +111,10 @@ def gained(silver: Snapshot, versions: Collection[int], since: int) -> int:
 
 
 def _write(came: Callable[..., DataFrame], stored: DataFrame | None, lake: Lake) -> list[File]:
-    """Write what `came` adds to the lines whose days and ids are `stored`; None if none are."""
+    """Write the lines of `came` whose days and ids are not in `stored`, each once.
+
+    None stands for an empty `stored`.
+    """
     with persisted(_doubtful(came(columns=_KEY), stored)) as doubtful:
         if doubtful.isEmpty():
             return lake.write(typed(came(columns=("line",))), REQUESTS)
@@ -121,7 +127,10 @@ def _write(came: Callable[..., DataFrame], stored: DataFrame | None, lake: Lake)
 def _complete(
     ready: Prepared, bronze: Snapshot, paths: Sequence[str], stored: DataFrame | None, spark: SparkSession
 ) -> list[File]:
-    """The files of silver with what these files of bronze add to the lines whose days and ids are `stored`."""
+    """Return files of silver with the lines in `paths` of bronze whose days and ids are not in `stored`, each once.
+
+    Prepared files are used where possible.
+    """
     lake = bronze.lake
     came = partial(bronze.read, spark, paths=paths)
     others = [path for path in paths if path not in ready.of]
@@ -146,7 +155,7 @@ def _complete(
 
 
 def _without(files: Sequence[File], keys: pa.Table, lake: Lake, spark: SparkSession) -> list[File]:
-    """Files with the rows of these without those of `keys`: copies of the files that have such rows, and the others."""
+    """Remove the rows with these keys: replace each file that has such rows by a copy, and return all files."""
     folder = f"{REQUESTS.place}/"
     ids_of = {str(day): keys.filter(pc.equal(keys["day"], day))["id"].combine_chunks() for day in keys["day"].unique()}
     names = Reader(lake.store, folder, arrow_schema(REQUESTS, ["id"]))
@@ -171,19 +180,19 @@ def _without(files: Sequence[File], keys: pa.Table, lake: Lake, spark: SparkSess
 
 
 def _remove(files: Iterable[File], lake: Lake) -> None:
-    """Remove files that no commit names."""
+    """Delete files that are not part of any commit."""
     for file in files:
         lake.store.remove(f"{REQUESTS.place}/{file.path}")
 
 
 def typed(lines: DataFrame) -> DataFrame:
-    """Typed rows from lines, each of which is an event (column `line`)."""
+    """Turn lines (column `line`), all of which must be events, into rows of silver."""
     read = lines.select(parsed(f.col("line")).alias("event"))
     event = {name: f.col(f"event.{name}") for name in line_fields()}
     of_time = {"day": day_of(event["time"]), "time": time_of(event["time"])}
     made: list[Column] = []
     for column in REQUESTS.columns:
-        # Never an error: a number that is too large becomes NULL.
+        # A number that is too large for its type becomes NULL, and must not fail the query.
         value = of_time[column.name] if column.name in of_time else event[column.name].try_cast(column.type)
         if column.name in LEFT_OUT:
             value = f.coalesce(value, f.lit(LEFT_OUT[column.name]).cast(column.type))
@@ -192,12 +201,12 @@ def typed(lines: DataFrame) -> DataFrame:
 
 
 def _mark() -> Column:
-    """A hash of a line's key, which two lines seldom share; NULL without an id."""
+    """Return a hash of a line's day and id, which two different lines seldom share; NULL without an id."""
     return f.when(f.col("id").isNotNull(), f.xxhash64(*_KEY)).alias(_MARK)
 
 
 def _doubtful(came: DataFrame, stored: DataFrame | None) -> DataFrame:
-    """Hashes of keys that occur more than once in the batch, or are stored already."""
+    """Return the hashes of keys that occur more than once in the batch, or are already stored."""
     counted = _marks(came).groupBy(_MARK).agg(f.count("*").alias("times"))
     twice = counted.where("times > 1").select(_MARK)
     if stored is None:
@@ -210,6 +219,6 @@ def _marks(keys: DataFrame) -> DataFrame:
 
 
 def _once(doubtful: DataFrame, stored: DataFrame | None) -> DataFrame:
-    """The new lines among possible duplicates, each once; a repeated run chooses the same ones."""
+    """Return the new lines among possible duplicates, each once.  A repeated run chooses the same lines."""
     first = doubtful.groupBy(*_KEY).agg(f.min("line").alias("line"))
     return (first if stored is None else first.join(stored, list(_KEY), "left_anti")).select("line")

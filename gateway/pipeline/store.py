@@ -1,8 +1,8 @@
-"""Files beneath a lake's URL: a folder on a local disk, or a prefix in an object store.
+"""Access to the files of a lake, in a local folder or in an object store.
 
-Spark's driver and its workers use the same class, so an object store needs nothing of Hadoop.  Credentials and settings
-of an object store are those of delta-rs; they come from the driver's environment (`AWS_…`, `AZURE_…`, `GOOGLE_…`) and
-travel to the workers with the tasks.
+Spark's driver and its workers both use this module, so an object store needs no libraries of Hadoop.  Credentials and
+settings of the object store have the names of delta-rs.  They come from the driver's environment (`AWS_…`, `AZURE_…`,
+`GOOGLE_…`) and are sent to the workers with the tasks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SETTINGS: Final = ("AWS_", "AZURE_", "GOOGLE_")
 
 
 def settings_of(url: str, environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The settings of the object store that `url` is in; none for a local folder.  Raises PipelineFailed."""
+    """Return the settings of the object store of `url`; empty for a local folder.  Raises PipelineFailed."""
     if "://" not in url:
         return ()
     if url.startswith("s3") and environ.get(_ENDPOINT) == "":
@@ -36,40 +36,40 @@ def settings_of(url: str, environ: Mapping[str, str]) -> tuple[tuple[str, str], 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The files beneath one URL.  Paths are relative to it and use `/`."""
+    """The files of one lake.  Paths are relative to the lake's URL and use `/`."""
 
     url: str
     settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property
     def local(self) -> Path | None:
-        """The folder; None in an object store."""
+        """The local folder; None for an object store."""
         return None if "://" in self.url else Path(self.url)
 
     @property
     def files(self) -> fs.FileSystem:
-        """The file system of these files."""
+        """The file system whose root is the lake."""
         return _files(self)
 
     @contextmanager
     def writing(self, path: str) -> Iterator[pa.NativeFile]:
-        """A new file, to be written from its beginning to its end."""
+        """Open a new file for sequential writing."""
         if self.local is not None:
             self.files.create_dir(path.rpartition("/")[0], recursive=True)
-        # The buffer also turns what is written into bytes, which is all that delta-rs takes.
+        # delta-rs accepts only `bytes`.  The buffer also converts everything else to them.
         with self.files.open_output_stream(path, buffer_size=_BUFFER_BYTES) as out:
             yield out
 
     def is_empty(self) -> bool:
-        """Whether there is nothing beneath the URL."""
+        """Whether the lake has no files or folders."""
         return not self.files.get_file_info(fs.FileSelector("", allow_not_found=True))
 
     def has(self, path: str) -> bool:
-        """Whether there is such a file."""
+        """Whether the file exists."""
         return bool(self.files.get_file_info(path).type == fs.FileType.File)
 
     def size_and_time(self, path: str) -> tuple[int, int]:
-        """A file's bytes, and when it was written (Unix milliseconds)."""
+        """Return a file's size in bytes, and when it was written (Unix milliseconds)."""
         info = self.files.get_file_info(path)
         return info.size, (info.mtime_ns or 0) // 1_000_000
 
@@ -79,17 +79,17 @@ class Store:
             out.write(content)
 
     def read(self, path: str) -> bytes:
-        """A small file's content.  Raises FileNotFoundError."""
+        """Return the content of a small file.  Raises FileNotFoundError."""
         with self.files.open_input_file(path) as file:
             return bytes(file.read())
 
     def remove(self, path: str) -> None:
-        """Remove a file; it need not exist."""
+        """Remove a file if it exists."""
         with suppress(FileNotFoundError):
             self.files.delete_file(path)
 
     def listed(self, folder: str) -> list[tuple[str, int]]:
-        """Paths of all files beneath a folder, and when they were written (Unix milliseconds)."""
+        """Return the paths of all files in a folder and its subfolders, with their times (Unix milliseconds)."""
         found = self.files.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=True))
         return [(info.path, (info.mtime_ns or 0) // 1_000_000) for info in found if info.type == fs.FileType.File]
 

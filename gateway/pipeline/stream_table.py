@@ -1,7 +1,7 @@
-"""A Delta table of any durable stream: each message once, in batches or as they come.
+"""Copy a durable stream into a Delta table, each message once.
 
-The table is a lake of one table.  The offset that it stands at is committed with its rows, so a run that is killed, or
-that meets another one, neither loses a message nor adds one twice.
+The table is a lake with a single table.  The offset up to which the stream was read is committed with the rows.  So no
+message is lost or added twice, even if a run is killed or two runs overlap.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyspark_durable_streams.formats import Format, check_schema, default_schema
 
 _CORRUPT: Final = "_corrupt"
 _FREE: Final = ("chunkbytes", "mode", "tails")
-"""Options that the lines of a log may not have."""
+"""Options that may be set here, but not for a stream of log lines."""
 _MEANING: Final = "A column of the stream."
 
 
@@ -42,12 +42,15 @@ def take_table(
     progress: Callable[[str], None],
     stop: threading.Event | None = None,
 ) -> int:
-    """Add what is new of a stream to the table at `into`, a folder or URL; with `follow` until `stop` or SIGINT.
+    """Add the new messages of a stream to the table at `into`, a folder or URL; return the number of new rows.
 
-    With `ddl`, Spark's schema text, messages are JSON with these columns, and a message that does not fit goes to
-    `_corrupt`, or the column that `columnNameOfCorruptRecord` names; without it, rows are messages as they are, or
-    chunks of the stream with the option format=chunks.  With `moved`, a table that follows another URL goes on at
-    this one.  Returns how many rows came.  Raises PipelineFailed.
+    With `follow`, keep adding messages until `stop` is set or SIGINT arrives.  `ddl` is a schema in Spark's syntax.  If
+    it is given, messages are JSON objects with these columns.  A message that does not fit goes to the column
+    `_corrupt`, or the one named by the option `columnNameOfCorruptRecord`.  Without `ddl`, a row is an unchanged
+    message or, with the option format=chunks, a chunk of the stream.  With `moved`, a table that has followed another
+    URL continues at this one.
+
+    Raises PipelineFailed.
     """
     lake, place = Lake.of_table(into)
     source = checked(source, ddl)
@@ -67,7 +70,7 @@ def take_table(
         progress(f"{lake.path(table)}: version {snapshot.version}, {rows:,} rows")
 
     def fitting() -> Snapshot:
-        """The table, unless rows of this schema would leave one of its columns out."""
+        """Return the table.  Raises PipelineFailed if it has a column that the schema lacks."""
         snapshot = lake.snapshot(table)
         if left := [name for name in snapshot.present(written) if name not in table.names]:
             raise PipelineFailed(
@@ -90,7 +93,7 @@ def take_table(
 
 
 def checked(source: LogStream, ddl: str | None) -> LogStream:
-    """The source in the format of the table's rows.  Raises PipelineFailed for options that it cannot have."""
+    """Return the source with the format of the table's rows.  Raises PipelineFailed for invalid options."""
     options = dict(source.options)
     kind = options.pop("format", Format.MESSAGES if ddl is None else Format.TYPED).lower()
     if (kind == Format.TYPED) != (ddl is not None):
@@ -112,10 +115,10 @@ def _schema(source: LogStream, ddl: str | None) -> StructType:
         check_schema(Format(source.format), schema, (misfits,))
     except BadOption as error:
         raise PipelineFailed(f"schema: {error}") from None
-    # A message that does not fit has NULL in any column.
+    # A message that does not fit has NULL in every other column.
     return schema.toNullable()
 
 
 def _ddl(kind: DataType) -> str:
-    """Spark's text of a type.  `simpleString` does not quote the names of fields."""
+    """Return a type in Spark's schema syntax.  Unlike `simpleString`, this quotes the names of fields."""
     return StructType().add("x", kind).toDDL().removeprefix("x ")

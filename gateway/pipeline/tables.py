@@ -1,4 +1,4 @@
-"""Every table that the pipeline writes: its name, its columns with their meanings, and its folder.
+"""All tables that the pipeline writes: their folders, and their columns with their meanings.
 
 A lake is one folder, or one prefix of an object store:
 
@@ -9,9 +9,9 @@ A lake is one folder, or one prefix of an object store:
     <lake>/curve/<table>/     miss-ratio curves
     <lake>/spool/             new lines of files on their way to bronze, while an ingest runs
 
-All tables are Delta tables.  Bronze, silver and gold are partitioned by `day` (UTC, of the event's time), so that what
-has to be computed again is a few files.  In gold `minute` and `hour` are the beginning of the window, ratios are absent
-(NULL) where there was nothing to divide by, and `route` is `-` where none matched.
+All tables are Delta tables.  Bronze, silver and gold are partitioned by `day` (UTC, of the event's time), so that a day
+can be computed again by replacing a few files.  In gold, `minute` and `hour` are the beginning of the window.  Ratios
+without a denominator are NULL.  `route` is `-` if no route matched.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ ANSWERED_BY: Final = {
     "origin": (Outcome.MISS, Outcome.PASS),
     "unanswered": (Outcome.REFUSED, Outcome.FAILED, Outcome.ABORTED),
 }
-"""How a read was answered, by its outcome."""
+"""The ways in which a read is answered, each with the outcomes that it includes."""
 LATE: Final = "too late"
-"""The reason of a reject that is an event, of a day that counts as complete."""
+"""The reason of a rejected event whose day counts as complete."""
 LATE_DAYS: Final = 3
-"""While a source is followed, a day is complete once there are events this many days after it."""
+"""While a source is followed, events more than this many days older than the newest day are rejected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its Spark SQL type, and what it says with its unit."""
+    """A column: its Spark SQL type, and its meaning with its unit."""
 
     name: str
     type: str
@@ -52,43 +52,48 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: its folder in the lake, its columns and its key columns.  With a `kind`, it is the part of a table whose
-    rows are of that kind."""
+    """A table: its folder in the lake, its columns and its key columns.
+
+    With a `kind`, only the rows of that kind are meant, in a table with a column `kind`.
+    """
 
     place: str
     columns: tuple[Column, ...]
     key: tuple[str, ...]
     kind: str | None = None
     partition_by: tuple[str, ...] = ("day",)
-    """The columns that its files are separated by."""
+    """The columns by which the table's files are partitioned."""
 
     @property
     def name(self) -> str:
-        """Its kind, or the last part of its place."""
+        """The kind, or the last part of the folder."""
         return self.kind or self.place.rpartition("/")[2]
 
     @property
     def title(self) -> str:
-        """Its place, and its kind."""
+        """The folder, and the kind if there is one."""
         return self.place if self.kind is None else f"{self.place}, kind {self.kind}"
 
     @property
     def names(self) -> list[str]:
-        """The names of its columns."""
+        """The names of the columns."""
         return [column.name for column in self.columns]
 
     @property
     def ddl(self) -> str:
-        """The columns as Spark's schema text."""
+        """The columns in Spark's schema syntax."""
         return ", ".join(f"`{column.name}` {column.type}" for column in self.columns)
 
     def with_columns(self, names: Collection[str]) -> Table:
-        """The table with only these of its columns, in its own order."""
+        """Return the table with only these columns, in the table's order."""
         return replace(self, columns=tuple(column for column in self.columns if column.name in names))
 
 
 def _columns(lines: list[str], common: Mapping[str, Column]) -> Iterator[Column]:
-    """The columns of a declaration: each line has a name, a type and a meaning, or names of `common` columns only."""
+    """Yield the columns of a declaration.
+
+    Each line has a name, a type and a meaning, or only names of `common` columns.
+    """
     for words in map(str.split, lines):
         if common.keys() >= set(words):
             yield from (common[name] for name in words)
@@ -97,7 +102,7 @@ def _columns(lines: list[str], common: Mapping[str, Column]) -> Iterator[Column]
 
 
 def _table(text: str) -> Table:
-    """A table from its declaration: a line with its place and its key columns, then its columns."""
+    """Parse the declaration of a table: a line with the folder and the key columns, then a line for each column."""
     head, *lines = text.strip().splitlines()
     place, *key = head.split()
     columns = tuple(_columns(lines, _COMMON))
@@ -114,78 +119,78 @@ LEFT_OUT: Final[Mapping[str, str | int]] = {
     "saved_bytes": 0,
     "origin_requests": 0,
 }
-"""The meaning of a field that a line lacks, where that is not "unknown"."""
+"""The values of fields that a line lacks.  Any other missing field is NULL."""
 _COMMON_COLUMNS: Final = """
-    day              date       UTC day; the partition.
+    day              date       UTC day; the table is partitioned by it.
     minute           timestamp  Beginning of the minute in which the line was written.
     hour             timestamp  Beginning of the hour.
-    route            string     Configured route, `-` where none matched.
-    protocol         string     What clients speak: `durable-streams` or `s2`.
+    route            string     Configured route; `-` if none matched.
+    protocol         string     The clients' protocol: `durable-streams` or `s2`.
     mode             string     `gateway.protocol.mode.Mode`.
     outcome          string     `gateway.protocol.cache_status.Outcome`.
     stream           string     Path and query.
-    partition        string     Who shares the tape; empty where all of the route do.
-    status           int        HTTP status; 0 where none was sent.
-    origin_requests  bigint     Requests that the origin was asked because of them.
-    saved_bytes      bigint     How many more those sent whole were before they were coded.
-    id               string     The line's, unique among all lines; NULL from gateways that wrote none.
-    client           string     As the log has it; `-` where it has none.
-    user_agent       string     `-` where there was none.
+    partition        string     The readers who share the tape; empty if all readers of the route do.
+    status           int        HTTP status; 0 if none was sent.
+    origin_requests  bigint     Requests to the origin that they caused.
+    saved_bytes      bigint     Bytes by which compression shortened the bodies that were sent whole.
+    id               string     Identifier of the line, unique among all lines; NULL from gateways that wrote none.
+    client           string     Client as in the log; `-` if there is none.
+    user_agent       string     User agent; `-` if there is none.
 """
 _COMMON: Final = {column.name: column for column in _columns(_COMMON_COLUMNS.strip().splitlines(), {})}
 
 BRONZE: Final = _table("""
     bronze
-    kind    string  `lines` or `rejects`; the partition above the day.
-    day     date    UTC day, of rejects that on which they were taken in; the partition.
+    kind    string  `lines` or `rejects`; the table is partitioned by it, then by the day.
+    day     date    UTC day of the event; of a reject, the day of its ingestion.
     id
-    source  string  Name of the file that it came in, or the stream's URL.
-    line    string  As it came, of rejects other than late lines the first 4,096 characters.
-    reason  string  Why it is no event: `gateway.pipeline.bronze` has the reasons.
+    source  string  Name of the file with the line, or the stream's URL.
+    line    string  The line, unchanged; of a reject other than a late line, the first 4,096 characters.
+    reason  string  Why the line is not an event; `gateway.pipeline.bronze` lists the reasons.
 """)
 LINES: Final = replace(BRONZE.with_columns(("day", "id", "source", "line")), kind="lines")
 REJECTS: Final = replace(BRONZE.with_columns(("day", "source", "line", "reason")), kind="rejects")
 REQUESTS: Final = _table("""
     silver/requests day id
     day id
-    time             timestamp  When the request ended, or the line was written.
+    time             timestamp  When the request ended; of a live read in progress, when the line was written.
     node             string     Gateway that wrote the line.
     route protocol stream partition
     method           string     HTTP method.
     mode status outcome
-    duration_s       double     Seconds.
-    first_byte_s     double     Seconds; NULL where no answer began.
-    start            string     Offset asked for; NULL where none was.
+    duration_s       double     Duration in seconds.
+    first_byte_s     double     Seconds until the answer began; NULL if none began.
+    start            string     Requested offset; NULL if there is none.
     next_offset      string     `Stream-Next-Offset` of the answer, or of the last control event.
     sent_bytes       bigint     Body bytes to the client.
-    saved_bytes      bigint     How many more it was before it was coded; 0 where it was not sent whole.
-    fetched_bytes    bigint     Body bytes from the origin because of it; the sum counts each once.
-    origin_requests  bigint     Requests to the origin because of it; the sum counts each once.
-    collapsed        bigint     How many shared the upstream fetch; NULL where there was none.
-    subscribers      bigint     Live readers of the stream; NULL but for live reads.
-    coding           string     Content coding; NULL where there was none.
-    client           string     Address as the log has it; NULL where it has none.
-    principal        string     For whom the request was allowed; NULL where no rule had to allow it.
-    tenant           string     Of the principal; NULL where it has none.
-    issuer           string     Who has named the principal; NULL for keys of signed URLs.
-    user_agent       string     NULL where there was none.
-    trace_id         string     NULL where there was none.
-    close_reason     string     `gateway.telemetry.access_record.CloseReason`; NULL but for live reads.
-    is_final         boolean    False for a live read that goes on: the line is no request.
+    saved_bytes      bigint     Bytes by which compression shortened the body; 0 if it was not sent whole.
+    fetched_bytes    bigint     Body bytes from the origin for this request; each byte is in one line only.
+    origin_requests  bigint     Requests to the origin for this request; each is in one line only.
+    collapsed        bigint     Number of reads that shared the upstream fetch; NULL without a fetch.
+    subscribers      bigint     Number of live readers of the stream; NULL for other requests.
+    coding           string     Content coding; NULL if there is none.
+    client           string     Address as in the log; NULL if there is none.
+    principal        string     Principal for whom the request was allowed; NULL if no rule had to allow it.
+    tenant           string     Tenant of the principal; NULL if there is none.
+    issuer           string     Issuer who named the principal; NULL for keys of signed URLs.
+    user_agent       string     User agent; NULL if there is none.
+    trace_id         string     Trace identifier; NULL if there is none.
+    close_reason     string     `gateway.telemetry.access_record.CloseReason`; NULL unless it is a live read.
+    is_final         boolean    False if a live read is still in progress; such a line does not count as a request.
 """)
 SESSIONS: Final = _table("""
     silver/sessions stream partition client user_agent began
     day
-    began         timestamp  When its first read was asked for.
-    ended         timestamp  When its last read ended.
+    began         timestamp  When the first read began.
+    ended         timestamp  When the last read ended.
     route protocol stream partition client user_agent
     reads         bigint     Reads that ended: catch-up, long-poll and SSE.
-    live_reads    bigint     Those of them that were long-polls and SSE.
-    reconnects    bigint     SSE connections after its first.
-    sent_bytes    bigint     Body bytes.
-    first_offset  string     Where it began; NULL where no read named one.
-    last_offset   string     As far as it came.
-    close_reason  string     Why its last live read ended; NULL without one.
+    live_reads    bigint     Long-polls and SSE reads among them.
+    reconnects    bigint     SSE connections after the first one.
+    sent_bytes    bigint     Body bytes to the client.
+    first_offset  string     Offset at which the session began; NULL if the first read named none.
+    last_offset   string     Furthest offset that the session reached.
+    close_reason  string     Why the last live read ended; NULL without a live read.
 """)
 TRAFFIC: Final = _table("""
     gold/traffic minute route protocol mode outcome
@@ -195,7 +200,7 @@ TRAFFIC: Final = _table("""
     saved_bytes
     fetched_bytes    bigint  Body bytes from the origin, of all lines.
     origin_requests
-    spared_requests  bigint  Requests that ended and caused none at the origin: final lines with `origin_requests` 0.
+    spared_requests  bigint  Requests that ended and caused no request to the origin.
 """)
 OFFLOAD: Final = _table("""
     gold/offload minute route
@@ -204,11 +209,11 @@ OFFLOAD: Final = _table("""
     origin_requests
     sent_bytes       bigint  Body bytes to readers.
     saved_bytes
-    fetched_bytes    bigint  Body bytes that the origin sent for them.
+    fetched_bytes    bigint  Body bytes from the origin for these reads.
     by_tape          bigint  Reads answered from the tape alone (hit, stale_if_error).
-    by_collapse      bigint  Reads answered from a fetch that another had started (collapsed).
+    by_collapse      bigint  Reads answered from a fetch that another read had started (collapsed).
     by_follow        bigint  Reads answered from the stream's one live request (followed).
-    by_join          bigint  Reads answered from the tape behind one probe (joined, revalidated).
+    by_join          bigint  Reads answered from the tape after the origin was asked for the tail (joined, revalidated).
     hit_ratio        double  by_tape / requests.
     collapse_ratio   double  (by_collapse + by_follow) / requests.
     joined_ratio     double  by_join / requests.
@@ -218,103 +223,103 @@ OFFLOAD: Final = _table("""
 LATENCY: Final = _table("""
     gold/latency minute route mode
     day minute route mode
-    requests           bigint  Requests that ended; live reads are not among them, whose duration is their wait.
+    requests           bigint  Requests that ended, without live reads, whose duration is mostly waiting.
     duration_sketch    binary  KLL sketch (doubles) of seconds; mergeable.
-    duration_p50_s     double  Seconds.
-    duration_p90_s     double  Seconds.
-    duration_p99_s     double  Seconds.
-    first_byte_sketch  binary  KLL sketch (doubles) of seconds; NULL where no answer began.
-    first_byte_p50_s   double  Seconds.
-    first_byte_p90_s   double  Seconds.
-    first_byte_p99_s   double  Seconds.
+    duration_p50_s     double  Median duration in seconds.
+    duration_p90_s     double  90th percentile of the duration in seconds.
+    duration_p99_s     double  99th percentile of the duration in seconds.
+    first_byte_sketch  binary  KLL sketch (doubles) of seconds until the answer began; NULL if none began.
+    first_byte_p50_s   double  Median of the seconds until the answer began.
+    first_byte_p90_s   double  90th percentile of these seconds.
+    first_byte_p99_s   double  99th percentile of these seconds.
 """)
 DELIVERY: Final = _table("""
     gold/delivery minute route
     day minute route
-    deliveries    bigint  Long-polls that were woken by an append which the same log has.
+    deliveries    bigint  Long-polls that were woken by an append in the same log.
     delay_sketch  binary  KLL sketch (doubles) of seconds from the append's answer to the long-poll's.
-    delay_p50_s   double  Seconds.
-    delay_p90_s   double  Seconds.
-    delay_p99_s   double  Seconds.
-    delay_max_s   double  Seconds.
+    delay_p50_s   double  Median delay in seconds.
+    delay_p90_s   double  90th percentile of the delay in seconds.
+    delay_p99_s   double  99th percentile of the delay in seconds.
+    delay_max_s   double  Longest delay in seconds.
 """)
 TOP_STREAMS: Final = _table("""
     gold/top_streams hour by rank
     day hour
-    by              string  `requests` or `bytes`: what the rank goes by.
-    rank            int     1 is the busiest; the first 100 are kept.
+    by              string  `requests` or `bytes`: the figure by which streams are ranked.
+    rank            int     Rank of the stream; 1 is the busiest, and 100 ranks are kept.
     route protocol stream
     requests        bigint  Requests that ended.
     sent_bytes      bigint  Body bytes to clients.
-    saved_bytes     bigint  How many more those sent whole were before they were coded; the rank is by both.
+    saved_bytes     bigint  Bytes by which compression shortened them; the rank by bytes is by the sum of both.
     fetched_bytes   bigint  Body bytes from the origin.
-    readers         bigint  Distinct readers (client and user agent), by a HyperLogLog sketch.
-    readers_sketch  binary  That sketch; mergeable.
+    readers         bigint  Estimated number of distinct readers (client and user agent).
+    readers_sketch  binary  HyperLogLog sketch of the readers; mergeable.
 """)
 FAN_OUT: Final = _table("""
     gold/fan_out hour route mode at_least
     day hour route mode
-    at_least  bigint  Lower end of the bucket: 1, 2, 4, 8, … readers who shared.
-    requests  bigint  Live reads by `subscribers`, catch-up reads by `collapsed`.
-    most      bigint  The largest of them.
+    at_least  bigint  Lower end of the bucket: 1, 2, 4, 8, … readers who shared a reply.
+    requests  bigint  Number of reads in the bucket, live reads by `subscribers`, catch-up reads by `collapsed`.
+    most      bigint  Most readers who shared a reply.
 """)
 RECONNECTS: Final = _table("""
     gold/reconnects minute route
     day minute route
-    reconnects  bigint   Live reads that began where another of the same reader had broken off; may be 0.
-    readers     bigint   Readers who came back.
-    usual       double   Median reconnects a minute of the route in the hour before; NULL without five.
-    is_storm    boolean  Far more than usual: `gateway.pipeline.gold.reconnects` says how far.
+    reconnects  bigint   Live reads that began soon after another read of the same reader had broken off; may be 0.
+    readers     bigint   Readers who reconnected.
+    usual       double   Median of the route's reconnects a minute in the hour before; NULL with fewer than five values.
+    is_storm    boolean  Whether there were far more than usual; `gateway.pipeline.gold.reconnects` defines it.
 """)
 SLOW_CONSUMERS: Final = _table("""
     gold/slow_consumers hour route stream client user_agent
     day hour route stream client user_agent
     cut_off     bigint  Live reads that ended because the client did not keep up.
-    sent_bytes  bigint  What they got before.
+    sent_bytes  bigint  Body bytes that they were sent before.
 """)
 ERRORS: Final = _table("""
     gold/errors minute route mode status outcome
     day minute route mode status
-    outcome   string  refused, failed, aborted (but for live readers that left), or any with a status of 400 and more.
-    requests  bigint  Requests that ended so.
+    outcome   string  refused, failed, aborted (without live readers that left), or other with a status of 400 or more.
+    requests  bigint  Requests with this outcome and status.
 """)
 USAGE: Final = _table("""
     gold/usage hour issuer tenant principal
     day hour
-    issuer         string  Who has named the principal; `-` for keys of signed URLs.
-    tenant         string  Of the principal; `-` where it has none.
-    principal      string  For whom the requests were allowed; `-` where only the tenant is named.
-    requests       bigint  Requests that ended, but for those that the gateway refused (429, 413) or failed to answer.
+    issuer         string  Issuer who named the principal; `-` for keys of signed URLs.
+    tenant         string  Tenant of the principal; `-` if there is none.
+    principal      string  Principal for whom the requests were allowed; `-` if only the tenant is named.
+    requests       bigint  Requests that ended, without those that the gateway refused (429, 413) or failed to answer.
     sent_bytes     bigint  Body bytes to clients.
-    fetched_bytes  bigint  Body bytes from the origin because of them.
+    fetched_bytes  bigint  Body bytes from the origin for these requests.
     live_s         double  Seconds of live reads that ended in this hour.
 """)
 CLOSED_LOOPS: Final = _table("""
     gold/closed_loops minute route stream client user_agent
     day minute route
-    stream    string  A stream that is closed.
+    stream    string  A closed stream.
     client user_agent
-    requests  bigint  Requests at its end in that minute, when one would have done.
+    requests  bigint  Requests at the stream's end in that minute, although one is enough.
 """)
 ANOMALIES: Final = _table("""
     gold/anomalies hour route measure
     day hour route
     measure  string  requests, sent_bytes, fetched_bytes, origin_requests, errors or hit_ratio.
-    value    double  In this hour. Only hours that are far from what they were before have a row.
-    before   double  Median over the same hour of the days before, seven at most.
-    days     int     How many days that is.
-    score    double  Distance from it in robust standard deviations (1.4826 x median absolute deviation).
+    value    double  Value in this hour.  Only hours that differ greatly from the days before have a row.
+    before   double  Median of the same hour on the days before, at most seven.
+    days     int     Number of these days.
+    score    double  Difference from the median in robust standard deviations (1.4826 x median absolute deviation).
 """)
 CURVE: Final = _table("""
     curve/points policy cache_bytes
     policy           string  The policy of `limits.eviction`: s3-fifo, sieve or lru.
-    cache_bytes      bigint  `limits.cache_bytes` that the point is for.
-    miss_ratio       double  Catch-up reads of which bytes were missing, of all.
-    byte_miss_ratio  double  Bytes that were missing, of all that catch-up reads asked for.
-    error            double  Half width of the 95 % interval of byte_miss_ratio, over replicas; NULL when exact.
+    cache_bytes      bigint  Cache size (`limits.cache_bytes`) of this point of the curve.
+    miss_ratio       double  Share of catch-up reads with missing bytes.
+    byte_miss_ratio  double  Share of the requested bytes of catch-up reads that were missing.
+    error            double  Half width of the 95 % confidence interval of byte_miss_ratio; NULL if it is exact.
     references       bigint  Catch-up reads in the log, before sampling.
     sampled_keys     bigint  Tapes that were replayed.
-    rate             double  Sampling rate R; 1 is exact.
+    rate             double  Sampled share of the tapes; 1 means that all were replayed.
 """)
 
 GOLD: Final = (

@@ -1,6 +1,7 @@
-"""Work on Spark that is done at the same time, each piece in a thread of its own.
+"""Run several Spark queries at the same time, each in a thread.
 
-Spark plans a query on one processor, and a query over a few lines is little else.  Several at a time use the others.
+Spark plans a query on one processor, and planning is most of the work of a query over few lines.  Several queries at a
+time use the other processors.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 AT_A_TIME: Final = 3
-"""Pieces of work in progress: two that plan, and one that waits for tasks."""
+"""Number of pieces of work at a time.  Typically two plan queries, and one waits for tasks."""
 
 
 def together(spark: SparkSession, works: Sequence[Callable[[], object]], at_a_time: int = AT_A_TIME) -> None:
-    """Do all of `works`, in no particular order.
+    """Call all of `works`, in no particular order.
 
-    The first failure is raised once all pieces in progress have ended: the session's jobs are cancelled, and no further
-    piece begins.  So it is with KeyboardInterrupt.
+    After the first failure, or KeyboardInterrupt, no further function is called, and the session's jobs are cancelled.
+    The exception is raised when all running functions have returned.
     """
     with ThreadPoolExecutor(at_a_time, "pipeline") as pool:
         try:

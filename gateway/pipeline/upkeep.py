@@ -1,11 +1,11 @@
-"""Upkeep of a lake: compaction, removal of files that no table needs, and a way back.
+"""Maintenance of a lake: compaction, removal of unused files, and a return to an older version.
 
-A small ingest adds a small file to each day that it has lines of.  `optimize` rewrites the small files of a day as few
-large ones; the rows stay as they are, so nothing has to be computed again.  An ingest does that by itself for days with
-many small files.  Replaced files stay for readers of older versions until `vacuum` removes them.
+A small ingest adds a small file to each day of its lines.  `optimize` rewrites the small files of a day as a few large
+ones.  The rows do not change, so nothing has to be computed again.  An ingest compacts days with many small files too.
+The replaced files remain for readers of older versions until `vacuum` removes them.
 
-`undo` gives bronze the content of an older version, as a new version.  Silver, the sessions and gold follow as they
-follow any change.  What was taken in stays taken: a file is read again only if `ingest --again` says so.
+`undo` restores the content of an older version of bronze, as a new version.  Silver, the sessions and gold are then
+updated as after any change.  Files that were ingested since still count as read.  `ingest --again` reads them again.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from gateway.pipeline.tables import BRONZE, CURVE, GOLD, REQUESTS, SESSIONS, Tab
 
 TABLES: Final = (BRONZE, REQUESTS, SESSIONS, *GOLD, CURVE)
 SMALL_BYTES: Final = 16 << 20
-"""A file below this is small."""
+"""Files smaller than this many bytes are compacted."""
 MANY: Final = 24
-"""Small files of one day that an ingest compacts by itself."""
+"""Number of small files of one day from which an ingest compacts them."""
 
 
 def table_at(url: str) -> tuple[Lake, tuple[Table]]:
-    """A table of `pipeline table`, for `optimize` and `vacuum`.  Raises PipelineFailed if there is none."""
+    """Return the table at `url`, made by `pipeline table`, in the form of `optimize` and `vacuum`.
+
+    Raises PipelineFailed if there is no table.
+    """
     lake, place = Lake.of_table(url)
     table = Table(place, (), (), partition_by=())
     if lake.snapshot(table).delta is None:
@@ -44,7 +47,10 @@ def table_at(url: str) -> tuple[Lake, tuple[Table]]:
 def optimize(
     lake: Lake, progress: Callable[[str], None], tables: Sequence[Table] = TABLES, *, many: int = 2
 ) -> tuple[int, int]:
-    """Compact the days that have `many` small files or more; return how many files were replaced, and by how many."""
+    """Compact the days with at least `many` small files.
+
+    Return the number of replaced files, and the number of new files.
+    """
     before = after = 0
     for snapshot, delta in _existing(lake, tables):
         small = Counter(file.path.rpartition("/")[0] for file in snapshot.files() if file.size < SMALL_BYTES)
@@ -56,7 +62,7 @@ def optimize(
             try:
                 found = delta.optimize.compact(filters or None)
             except (DeltaError, OSError) as error:
-                # Others have replaced these files meanwhile, or the store fails: what is not compacted is read as well.
+                # Another run has replaced these files, or the store failed.  The table can be read without compaction.
                 progress(f"{snapshot.table.place}: {folder} is not compacted: {brief(error)}")
                 continue
             before += found["numFilesRemoved"]
@@ -66,9 +72,9 @@ def optimize(
 
 
 def vacuum(lake: Lake, tables: Sequence[Table] = TABLES, *, keep_s: float, now: float) -> int:
-    """Remove files that no version of these tables of the last `keep_s` seconds needs; `now` in Unix seconds.
+    """Remove files that no version of these tables from the last `keep_s` seconds needs; return their number.
 
-    Returns how many.
+    `now` is in Unix seconds.
     """
     if keep_s < LEAST_KEEP_S:
         raise PipelineFailed(f"keep: at least {LEAST_KEEP_S / 3600:g} h, so that runs in progress keep their files")
@@ -90,9 +96,10 @@ def vacuum(lake: Lake, tables: Sequence[Table] = TABLES, *, keep_s: float, now: 
 
 
 def undo(lake: Lake, version: int) -> None:
-    """Give bronze the content of an older version.
+    """Restore the content of an older version of bronze.
 
-    Raises PipelineFailed if its files are no longer there, and Conflict if another run has written to it meanwhile.
+    Raises PipelineFailed if files of that version no longer exist, and Conflict if another run has written to bronze
+    meanwhile.
     """
     bronze = lake.snapshot(BRONZE)
     if bronze.delta is None or not 0 <= version < bronze.version:
@@ -101,14 +108,14 @@ def undo(lake: Lake, version: int) -> None:
     try:
         bronze.delta.restore(version, commit_properties=CommitProperties(max_commit_retries=0))
     except CommitFailedError:
-        # Not once more: it would undo what the other run has just added.
+        # Do not try again, because that would undo what the other run has just added.
         raise bronze.conflict() from None
     except DeltaError as error:
         raise PipelineFailed(f"{lake.path(BRONZE)}: version {version} cannot be restored: {brief(error)}") from None
 
 
 def history(lake: Lake) -> Iterator[str]:
-    """A line for each version of bronze, the newest first: number, time, lines and source."""
+    """Yield a line for each version of bronze, the newest first: number, time, lines and source."""
     bronze = lake.snapshot(BRONZE)
     for entry in bronze.delta.history() if bronze.delta is not None else ():
         at = datetime.fromtimestamp(entry["timestamp"] / 1_000, UTC)

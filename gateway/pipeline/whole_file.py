@@ -1,4 +1,4 @@
-"""Write a text file atomically: a concurrent reader sees the old text or the new one."""
+"""Write a text file atomically: a concurrent reader sees either the old text or the new one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.pipeline.errors import PipelineFailed
 
 
 def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Write the text atomically.  Raises PipelineFailed; the file is then as it was."""
+    """Write the text atomically.  Raises PipelineFailed, and then leaves the file unchanged."""
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             made = Path(file.name)
@@ -19,7 +19,7 @@ def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
                 file.write(text.encode())
                 file.flush()
                 os.fsync(file.fileno())
-                # Its reader, such as a gateway that takes a plan, may run as another user.
+                # A reader of the file, such as a gateway that loads a plan, may run as another user.
                 made.chmod(mode)
                 made.replace(path)
             except BaseException:

@@ -1,6 +1,6 @@
-"""Numbers as people read them, as in the console: a count, a size, a share, a span of seconds, a time.
+"""Format numbers for people, like the console: counts, sizes, shares, spans of time and times.
 
-All functions take None for "not known" and return `–`.  A share is never rounded up to 100 % nor down to 0 %.
+For an unknown value, None, the functions for numbers return `–`.  A share is never rounded up to 100 % or down to 0 %.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def _if_known(write: Callable[[float], str]) -> Callable[[float | None], str]:
 
 @_if_known
 def count(value: float) -> str:
-    """A count: `1,204`; from a million on `3.42 M`; below ten with one decimal if it is not whole."""
+    """Format a count: `1,204`, from a million on `3.42 M`, below ten with one decimal if it is not whole."""
     for least, unit in ((1e9, "G"), (1e6, "M")):
-        # A value that would be rounded up to the unit is written in it.
+        # A value that would be rounded up to one million is written as `1 M`.
         if abs(value) >= least * 0.9999995:
             return f"{_three(value / least)} {unit}"
     if abs(value) < 10 and value != round(value):
@@ -37,7 +37,7 @@ def count(value: float) -> str:
 
 @_if_known
 def size(value: float) -> str:
-    """Bytes in powers of 1024, as the configuration spells them."""
+    """Format bytes in powers of 1024, with the units of the configuration."""
     at = 0
     while at < len(_SIZES) - 1 and abs(value) >= (1023.5 if at == 0 else 1023.95):
         value /= 1024
@@ -48,14 +48,14 @@ def size(value: float) -> str:
 
 @_if_known
 def share(value: float) -> str:
-    """A share of 1 as a percentage."""
+    """Format a share of 1 as a percentage."""
     if 0.9995 <= value < 1:
         return ">99.9 %"
     if 0 < value < 0.0005:
         return "<0.1 %"
     if -0.0005 < value < 0:
         return ">−0.1 %"
-    # 1 - 0.9 has to be 10 %.
+    # Round first, because 1 - 0.9 is slightly less than 0.1 and must be shown as 10 %.
     percent = round(value * 100, 9)
     text = f"{percent:,.0f} %" if abs(percent) >= 1000 or percent == round(percent) else f"{percent:,.1f} %"
     return text.replace("-", "−")
@@ -63,7 +63,7 @@ def share(value: float) -> str:
 
 @_if_known
 def span(seconds: float) -> str:
-    """Seconds, from microseconds to days, with two or three significant digits."""
+    """Format seconds in units from microseconds to days."""
     if seconds == 0:
         return "0 s"
     if seconds < 0:
@@ -79,21 +79,21 @@ def span(seconds: float) -> str:
 
 @_if_known
 def times(ratio: float) -> str:
-    """A factor: `1.08`, `14.2`, `5,012`."""
+    """Format a factor: `1.08`, `14.2`, `5,012`."""
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}"
 
 
 def moment(at: int) -> str:
-    """A time (Unix seconds) to the minute, in UTC: `2026-11-21 14:05`."""
+    """Format a time (Unix seconds) to the minute, in UTC: `2026-11-21 14:05`."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}"
 
 
 def many(number: int, one: str, more: str | None = None) -> str:
-    """`1 stream`, `3 streams`."""
+    """Format a number with its noun: `1 stream`, `3 streams`."""
     return f"{count(number)} {one if number == 1 else more or one + 's'}"
 
 
 def _three(value: float) -> str:
-    """Three significant digits, without trailing zeros after the point."""
+    """Format a value with three significant digits, without trailing zeros after the point."""
     text = f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,8 +1,8 @@
-"""The process that Spark forks its Python workers from, on one machine (`spark.python.daemon.module`).
+"""The process from which Spark forks its Python workers on a single machine (`spark.python.daemon.module`).
 
-It imports the modules that workers need once, before any worker is forked.  Otherwise each worker spends two seconds of
-a processor on imports.  Spark also leads its workers to a zip of PySpark that holds no compiled modules; the installed
-package does.
+It imports the modules that workers need before it forks any worker.  Otherwise each worker would spend two seconds of
+processor time on imports.  Spark also makes its workers import PySpark from a zip without compiled modules.  This
+process removes the zip from the path, so that the installed package is used, which has them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NEEDED: Final = (
 
 
 def main() -> None:
-    """Import, then fork a worker for each of Spark's requests."""
+    """Import the modules, then fork a worker for each of Spark's requests."""
     with_zips = sys.path[:]
     sys.path[:] = [entry for entry in with_zips if not entry.endswith(".zip")]
     if find_spec("pyspark") is None:
@@ -37,7 +37,7 @@ def main() -> None:
 
     for name in _NEEDED:
         import_module(name)
-    # Workers share these objects as long as no collection writes to them.
+    # Workers share the memory of these objects as long as the garbage collector does not write to it.
     gc.collect()
     gc.freeze()
     manager()

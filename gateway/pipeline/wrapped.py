@@ -1,11 +1,11 @@
-"""Access-log lines as container runtimes keep what a container prints.
+"""Extract access-log lines from the formats in which container runtimes store a container's output.
 
-- CRI, the format of Kubernetes: `2026-11-28T03:00:00.123456789Z stdout F {"time":…}`.  A long line is in several parts,
-  which have the tag `P` in place of `F` except for the last.
-- Docker's json-file: `{"log":"{\\"time\\":…}\\n","stream":"stdout","time":"…"}`.  All parts of a long line but the last
-  lack the newline.
+- CRI, the format of Kubernetes: `2026-11-28T03:00:00.123456789Z stdout F {"time":…}`.  A long line is divided into
+  several parts.  The last part has the tag `F`, and all others have `P`.
+- Docker's json-file: `{"log":"{\\"time\\":…}\\n","stream":"stdout","time":"…"}`.  A long line is divided into several
+  parts, of which only the last one ends with a newline.
 
-Parts of stdout and stderr may take turns.  Any other line passes as it is.
+Parts of stdout and stderr may be mixed.  Any other line is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import orjson
 _CRI: Final = re.compile(rb"\d{4}-\d\d-\d\dT\S+ (stdout|stderr) ([FP])(?::\S*)? (.*)", re.DOTALL)
 _LINE: Final = re.compile(rb"[^\n]*\n")
 _MARKS: Final = (b" stdout ", b" stderr ", b'"stdout"', b'"stderr"')
-"""Each wrapped line has one of them."""
+"""Every wrapped line contains one of these."""
 _INSIDE: Final = (
-    # A prefix, such as syslog's.  A torn line before another one has quotes, and a file that was truncated under its
-    # writer begins with NULs.
+    # A line after a prefix, such as that of syslog.  The prefix has no quotes, which an incomplete line before another
+    # one would have.  It has no NULs either, with which a file begins that was truncated while it was written.
     re.compile(rb'[^{"\0]+\{"time":[0-9.]+,"id":'),
     re.compile(rb'\{.*\{\\"time\\":[0-9.]+,\\"id\\":'),
 )
 
 
 class Part(NamedTuple):
-    """A part of a line that was printed, or all of it."""
+    """A printed line, or a part of it."""
 
     stream: bytes
     """`stdout` or `stderr`."""
@@ -37,10 +37,10 @@ class Part(NamedTuple):
 
 
 def unwrapped(lines: bytes, *, is_all: bool) -> tuple[bytes, int]:
-    """The printed lines in whole lines of a log file, and how many bytes of these hold them.
+    """Extract the printed lines from whole lines of a log file; return them, and how many bytes were used.
 
-    The rest is to be given again, with more lines: it begins with a part whose last one has not come.  If `is_all`, no
-    more comes, so parts make a line without their last one.
+    The unused bytes begin with a part of a line whose last part is missing.  The caller passes them again, together
+    with the following lines.  If `is_all`, no lines follow, and parts without a last one make a line.
     """
     if not any(mark in lines for mark in _MARKS):
         return lines, len(lines)
@@ -66,7 +66,10 @@ def unwrapped(lines: bytes, *, is_all: bool) -> tuple[bytes, int]:
 
 
 def part_of(line: bytes) -> Part | None:
-    """The printed part that a line of a container runtime, without its newline, holds; None for any other line."""
+    """Return the printed part in a container runtime's line, which is given without its newline.
+
+    Return None for any other line.
+    """
     if (match := _CRI.fullmatch(line)) is not None:
         stream, tag, text = match.groups()
         return Part(stream, text, tag == b"F")
@@ -81,6 +84,6 @@ def part_of(line: bytes) -> Part | None:
 
 
 def is_foreign(lines: bytes) -> bool:
-    """Whether the first line has an access-log line inside it, in a format that is not known here."""
+    """Whether the first line contains an access-log line in a format that this module does not support."""
     first = lines.partition(b"\n")[0]
     return part_of(first.rstrip(b"\r")) is None and any(inside.match(first) for inside in _INSIDE)

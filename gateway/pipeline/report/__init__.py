@@ -1,8 +1,8 @@
-"""The report: the tables as one HTML file, for any browser, without network access.
+"""The report: the lake's tables as one HTML file.  A browser shows it without network access.
 
     gold --gather--> Figures --page--> HTML
 
-`gather` reads the tables and returns plain values; everything after it is pure.
+`gather` reads the tables and returns plain values.  Everything after `gather` is pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.pipeline.whole_file import write_whole
 
 TITLE: Final = "What the traffic says"
 DEFAULT_POLICY: Final = "s3-fifo"
-"""The policy whose curve is drawn if there is no plan: the default of `limits.eviction`."""
+"""The policy whose curve is drawn without a plan.  It is the default of `limits.eviction`."""
 
 
 def write_report(
@@ -37,12 +37,12 @@ def write_report(
 ) -> None:
     """Write the report of a lake's gold tables to `out`.
 
-    `plan` is the file of a plan to show in it; `curves` names the policies whose curves are drawn, by default the
-    plan's.  The report says that the log is short if it covers less than `min_span_s` seconds, and what
-    of it is `outdated`, in sentences.
+    `plan` is the file of a plan to show.  `curves` names the policies whose curves are drawn, by default the plan's.
+    A log that covers less than `min_span_s` seconds is marked as short.  `outdated` has a sentence for each part of the
+    report that is not up to date.
 
-    Raises PipelineFailed if the plan is invalid, a curve was not measured, or the file cannot be written; `out` is then
-    unchanged.
+    Raises PipelineFailed if the plan is invalid, a curve was not measured, or the file cannot be written.  `out` is
+    then unchanged.
     """
     try:
         chosen = None if plan is None else parse_plan(plan)

@@ -1,9 +1,10 @@
-"""Charts as Vega-Lite specifications, by the width that they are drawn in.
+"""Charts as Vega-Lite specifications, which depend on the width of the drawing.
 
-A chart has the rows that it draws, and a `Series` for each colour.  Colours are the style sheet's variables, so one
-drawing serves light, dark and print.  A value beyond an axis is drawn at its end and marked by a triangle that points
-outwards; `Axis.beyond` counts them for the legend.  A gap in the data is a gap in the line, and a value between two
-gaps is a dot.
+A chart is made from rows, and a `Series` for each colour.  Colours are variables of the style sheet, so one drawing
+suits the light and the dark theme and print.
+
+A value outside an axis is drawn at the axis's end, as a triangle that points outwards.  `Axis.beyond` finds these
+values for the legend.  A gap in the data is a gap in the line.  A value between two gaps is drawn as a dot.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gateway.pipeline.report.markup import shown
 
 Spec = dict[str, Any]
 Chart = Callable[[int], Spec]
-"""The specification of a chart that is so many pixels wide."""
+"""Returns the specification of a chart for a width in pixels."""
 
 _HEIGHT: Final = 210
 _ROW: Final = 38
@@ -29,7 +30,7 @@ _POINT: Final[Spec] = {"type": "point", "filled": True, "opacity": 1}
 _AT: Final[Spec] = {"field": "at", "type": "ordinal", "axis": None}
 _CONFIG: Final[Spec] = {
     "background": None,
-    # The figure as a whole has a description; its parts would repeat the table below it, out of order.
+    # The figure has one description for screen readers.  Descriptions of its parts would only repeat the table below.
     "aria": False,
     "font": "sans-serif",
     "view": {"stroke": None},
@@ -47,26 +48,29 @@ _CONFIG: Final[Spec] = {
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One of the amounts that a chart draws: its field in the rows, its label, its colour, and its line's dash."""
+    """One of the amounts that a chart draws: its field in the rows, its label, its colour, and the dash of its line."""
 
     field: str
     label: str
     colour: str
     dash: str = ""
-    """`long`, `short`, `mixed` or nothing: colour alone must not distinguish lines."""
+    """`long`, `short`, `mixed`, or empty for a solid line.  Colour alone must not distinguish lines."""
 
 
 def points(rows: Iterable[Row], series: Sequence[Series], x: Callable[[Row], float | str]) -> list[Spec]:
-    """A point (`x`, `y`, `key`) for each row and series; None is a gap."""
+    """Return a point (`x`, `y`, `key`) for each row and series.  A `y` of None is a gap."""
     return [{"x": x(row), "y": row[one.field], "key": one.field} for row in rows for one in series]
 
 
 def lines(x: Axis, y: Axis, values: Sequence[Row], series: Sequence[Series], above: Sequence[Spec] = ()) -> Chart:
-    """Lines through points.  Points with `low` and `high` have a band behind them; other layers are `above`."""
+    """Return a chart of lines through points.
+
+    Points with `low` and `high` get a band behind the line.  The layers `above` are drawn on top.
+    """
     on = {"x": x.of("x"), "y": y.of("y"), "color": _by_key("color", series)}
     band = on | {"y": y.of("low") | {"stack": None}, "y2": {"field": "high"}}
     path = {"type": "line", "strokeWidth": 2, "strokeCap": "round", "invalid": "break-paths-show-domains"}
-    # A path of one point has no length, and a browser draws none of it: it is marked, as a value beyond the axis is.
+    # A browser draws nothing for a path of a single point, so such a point gets a mark.  So do values outside the axis.
     neighbours = [{"op": "lag", "field": "y", "as": "before"}, {"op": "lead", "field": "y", "as": "after"}]
     outside = f"datum.y < {y.low} || datum.y > {y.high}"
     marked: list[Spec] = [
@@ -84,13 +88,13 @@ def lines(x: Axis, y: Axis, values: Sequence[Row], series: Sequence[Series], abo
 
 
 def rules(y: Axis, heights: Sequence[float]) -> list[Spec]:
-    """A layer: horizontal rules."""
+    """Return a layer of horizontal lines."""
     look = {"type": "rule", "color": "var(--quiet)", "strokeDash": _DASHES["short"]}
     return [_layer(look, {"y": y.of("y")}, of=[{"y": height} for height in heights])]
 
 
 def mark(x: Axis, y: Axis, at: float, value: float, error: float) -> list[Spec]:
-    """Layers: one point, with the bounds of its error."""
+    """Return the layers of a single point with its error bar."""
     point = [{"x": at, "y": value, "low": value - error, "high": value + error}]
     upright = {"type": "rule", "color": "var(--chosen)", "strokeDash": [1, 4]}
     reach = {"type": "rule", "color": "var(--chosen)", "strokeWidth": 2}
@@ -104,7 +108,10 @@ def mark(x: Axis, y: Axis, at: float, value: float, error: float) -> list[Spec]:
 
 
 def areas(x: Axis, y: Axis, values: Sequence[Row], series: Sequence[Series], *, stacked: bool) -> Chart:
-    """Amounts that change in steps: stacked, the first at the bottom, or each from zero, the last in front."""
+    """Return a chart of areas that change in steps.
+
+    With `stacked`, the first series is at the bottom.  Otherwise each area begins at zero, and the last is in front.
+    """
     nth = {"calculate": f"indexof({[one.field for one in series]}, datum.key)", "as": "nth"}
     stack = {"stack": "zero" if stacked else None}
     on = {"x": x.of("x"), "y": y.of("y") | stack, "color": _by_key("color", series), "order": {"field": "nth"}}
@@ -113,7 +120,7 @@ def areas(x: Axis, y: Axis, values: Sequence[Row], series: Sequence[Series], *, 
 
 
 def columns(y: Axis, values: Sequence[Row], series: Sequence[Series]) -> Chart:
-    """A group of columns for each `x`, which is a label."""
+    """Return a chart with a group of columns for each `x`, which is a label."""
     axis = {"labelAngle": 0, "labelOverlap": "greedy", "labelSeparation": 6}
     on = {
         "x": {"field": "x", "type": "ordinal", "sort": None, "axis": axis, "scale": {"paddingInner": 0.2}},
@@ -125,13 +132,19 @@ def columns(y: Axis, values: Sequence[Row], series: Sequence[Series]) -> Chart:
 
 
 def bars(x: Axis, rows: Sequence[Row], series: Sequence[Series]) -> Chart:
-    """A horizontal bar for each row, from zero, under its `name` and what it `says`; the last series is in front."""
+    """Return a chart with horizontal bars from zero for each row, below the texts `name` and `says` of the row.
+
+    The bar of the last series is in front.
+    """
     look = {"type": "bar", "height": 8, "yOffset": 10}
     return _listed([_layer(look | {"color": _colour(one)}, {"x": x.of(one.field), "y": _AT}) for one in series], rows)
 
 
 def dots(x: Axis, rows: Sequence[Row], series: Sequence[Series]) -> Chart:
-    """The values of each row on one axis, in rising order, joined by a line, under its `name` and what it `says`."""
+    """Return a chart with dots for each row, joined by a line, below the texts `name` and `says` of the row.
+
+    The values of a row must be in ascending order.
+    """
     line = {"type": "rule", "color": "var(--edge)", "strokeWidth": 3, "yOffset": 10}
     layers = [_layer(line, {"x": x.of(series[0].field), "x2": {"field": series[-1].field}, "y": _AT})]
     for one in series:
@@ -141,8 +154,10 @@ def dots(x: Axis, rows: Sequence[Row], series: Sequence[Series]) -> Chart:
 
 
 def _listed(layers: Sequence[Spec], rows: Sequence[Row]) -> Chart:
-    """Layers with a line for each of `rows`, and above it the texts: beside each other, or in two lines where it is
-    narrow."""
+    """Return a chart of layers with one line for each of `rows`, and the row's texts above the line.
+
+    The two texts are on one line, or on two lines if the chart is narrow.
+    """
     values = [{**row, "at": at, "name": shown(row["name"])} for at, row in enumerate(rows)]
 
     def text(field: str, x: int | str, **look: Any) -> Spec:
@@ -164,13 +179,13 @@ def _listed(layers: Sequence[Spec], rows: Sequence[Row]) -> Chart:
 
 
 def _layer(look: Spec, encoding: Spec, *, of: Sequence[Row] | None = None, transforms: Sequence[Spec] = ()) -> Spec:
-    """Marks of these rows, or else of the chart's, after `transforms`."""
+    """Return a layer that draws these rows, or the chart's rows if `of` is None, after `transforms`."""
     data = {} if of is None else {"data": {"values": of}}
     return {"mark": look, "encoding": encoding, "transform": list(transforms), **data}
 
 
 def _shapes(axis: Axis, field: str, below: str, above: str) -> Spec:
-    """A circle; a triangle that points outwards where the axis does not reach the value."""
+    """Return the shape of points: a circle, or a triangle that points outwards for a value outside the axis."""
     low = {"test": f"datum.{field} < {axis.low}", "value": f"triangle-{below}"}
     high = {"test": f"datum.{field} > {axis.high}", "value": f"triangle-{above}"}
     return {"condition": [low, high], "value": "circle"}
@@ -180,7 +195,7 @@ def _spec(layers: Sequence[Spec], width: int, height: int | Spec, values: Sequen
     return {
         "width": width,
         "height": height,
-        # A height in steps is that of the rows, whatever the texts beside them take.
+        # With a height in steps, each row has that height, and the chart's total height is not limited.
         "autosize": {"type": "fit-x" if isinstance(height, dict) else "fit", "contains": "padding"},
         "padding": {"left": 2, "right": 12, "top": 8, "bottom": 2},
         "config": _CONFIG,
@@ -190,7 +205,7 @@ def _spec(layers: Sequence[Spec], width: int, height: int | Spec, values: Sequen
 
 
 def _by_key(channel: str, series: Sequence[Series]) -> Spec:
-    """The channel's value of each series."""
+    """Return the channel that gives each series its colour or its dash."""
     values = [_DASHES[one.dash] if channel == "strokeDash" else _colour(one) for one in series]
     scale = {"domain": [one.field for one in series], "range": values}
     return {"field": "key", "type": "nominal", "scale": scale, "legend": None}

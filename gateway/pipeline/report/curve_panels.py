@@ -1,4 +1,4 @@
-"""Cards of the miss-ratio curve, with the point chosen by the plan, and of the plan's entries."""
+"""The report's cards of the miss-ratio curve, and of the plan."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gateway.pipeline.report.panel import Column, Content, Key, Panel, legend, n
 from gateway.pipeline.wording import many, share, size, span, times
 
 _LOOKS: Final = (("tape", ""), ("follow", "long"), ("origin", "short"), ("collapse", "mixed"))
-"""Colour and dash of each curve."""
+"""The colours and dashes of the curves, in turn."""
 _KINDS: Final = {
     "pin": "Keep",
     "warm": "Fetch in advance",
     "do_not_store": "Do not store",
     "lifetimes": "Give up when idle",
 }
-"""The lists of a plan."""
+"""The lists of a plan, and their names in the report."""
 _MOST_ENTRIES: Final = 5
 """Most entries shown of each list of the plan."""
 
@@ -33,13 +33,16 @@ _NO_CURVE: Final = (
 
 
 def curve(figures: Figures, *, is_bytes: bool) -> Content | None:
-    """A curve for each policy, and the point and the target of the plan; the error is known of bytes only."""
+    """Make the card of the curves, with the point and the target of the plan.
+
+    Only the curves of bytes have an error.
+    """
     every = figures.curve
     if not every:
         return None
     ratio = "byte_miss_ratio" if is_bytes else "miss_ratio"
     policies = list(dict.fromkeys(row["policy"] for row in every))
-    # The curve of the gateway's own policy answers the question; the others are among the numbers.
+    # Draw the chosen policies.  The curves of the others are only among the numbers.
     shown = [policy for policy in policies if policy in figures.curves] or policies[:1]
     series = [Series(policy, policy, *look) for policy, look in zip(shown, itertools.cycle(_LOOKS), strict=False)]
     rows = [row for row in every if row["policy"] in shown]
@@ -73,7 +76,7 @@ def curve(figures: Figures, *, is_bytes: bool) -> Content | None:
 
 
 def plan(figures: Figures) -> Content | None:
-    """The plan's recommendations and their reasons."""
+    """Make the card of the plan: its recommendations and their reasons."""
     made = figures.plan
     if made is None:
         return None
@@ -122,7 +125,7 @@ def plan(figures: Figures) -> Content | None:
 def _numbers(
     every: Sequence[Row], policies: Sequence[str], ratio: str, *, has_errors: bool
 ) -> tuple[list[Column], list[Row]]:
-    """The columns and rows of a table with a row for each size of the memory."""
+    """Return the columns and rows of a table with a row for each memory size."""
     fields = [field for policy in policies for field in (policy, *([f"{policy} ±"] if has_errors else []))]
     by_size: defaultdict[int, dict[str, Any]] = defaultdict(lambda: dict.fromkeys(fields))
     for row in every:

@@ -1,8 +1,10 @@
-"""Charts as SVG, drawn by Vega-Lite when the report is written: the page needs no script to show them.
+"""Draw charts as SVG with Vega-Lite.  This happens when the report is written, so the page needs no script.
 
-Each chart is drawn in a few widths, of which the style sheet shows the one that fits its card.  The SVG is taken apart
-and written anew from the elements and attributes named here: every text in it is escaped by `markup`, and nothing that
-could load, link or run gets into the page, whatever a stream is called.
+Each chart is drawn in several widths.  The style sheet shows the one that fits the card.
+
+Stream names in a chart are untrusted.  The SVG is therefore parsed and written again with only the elements and
+attributes that this module lists, and `markup` escapes every text.  Nothing that could load a resource, link to a page
+or run as a script gets into the report.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from gateway.pipeline.report.charts import Chart
 from gateway.pipeline.report.markup import Html, element
 
 _WIDTHS: Final = (("narrow", 340), ("medium", 620), ("wide", 1120))
-"""Name and pixels of each drawing."""
+"""The name and the width in pixels of each drawing."""
 _DRAWN: Final = frozenset({"circle", "g", "line", "path", "rect", "text", "tspan"})
 _PLACES: Final = frozenset({"d", "x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "width", "height", "transform"})
 _LOOKS: Final = frozenset(
@@ -29,12 +31,12 @@ _LONG: Final = re.compile(r"(\.\d)\d+")
 
 
 def begin() -> None:
-    """Start the engine that draws, which takes half a second, once."""
+    """Start the drawing engine.  The first drawing would otherwise wait half a second for it."""
     vl_convert.vegalite_to_svg({"mark": "point", "data": {"values": []}})
 
 
 def figure(chart: Chart, says: str, *, is_wide: bool) -> Html:
-    """The chart in every width that its card can have; `says` describes it to a screen reader."""
+    """Draw the chart in every width that its card can have.  `says` is the description for screen readers."""
     drawn = []
     for name, width in _WIDTHS if is_wide else _WIDTHS[:-1]:
         root = ElementTree.fromstring(vl_convert.vegalite_to_svg(chart(width)))
@@ -45,10 +47,10 @@ def figure(chart: Chart, says: str, *, is_wide: bool) -> Html:
 
 def _kept(node: ElementTree.Element) -> Html | None:
     name = node.tag.rpartition("}")[2]
-    # Vega hides labels that would overlap others, and leaves them there.
+    # Vega leaves labels that would overlap others in the SVG, but hides them.
     if name not in _DRAWN or node.get("class") in _HIDDEN or node.get("opacity") == "0":
         return None
-    # Positions to a tenth of a pixel: paths are most of a drawing.
+    # Round positions to a tenth of a pixel.  Paths make up most of a drawing's size.
     kept = {
         key: _LONG.sub(r"\1", value) if key in _PLACES else value
         for key, value in node.items()
@@ -58,6 +60,6 @@ def _kept(node: ElementTree.Element) -> Html | None:
     if name == "g":
         if not any(inner):
             return None
-        # What Vega calls the group: a kind of mark, and whether it is of an axis or of the data.
+        # Vega's class names of a group: a kind of mark, and whether the group is part of an axis or of the data.
         kept["class"] = " ".join(node.get("class", "").split()[:2])
     return element(name, inner, **{key: value or None for key, value in kept.items()})

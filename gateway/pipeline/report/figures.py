@@ -1,8 +1,9 @@
-"""The values that a report shows: plain, without Spark or markup, ready for JSON.
+"""The values that a report shows, as plain data without Spark or markup.
 
-`Figures` holds everything.  Most of it are rows, as DuckDB returns them.  `began` is the Unix second of the beginning
-of a step; a step has as many minutes as needed for at most `MOST_STEPS` steps.  Rolled-up figures are sums or merged
-sketches: no figure is an average of percentiles.  A ratio without a denominator is None.
+`Figures` holds all values.  Most are rows, as DuckDB returns them.  Time is divided into steps of equal length.  A step
+has as many minutes as needed for at most `MOST_STEPS` steps.  `began` is the beginning of a step (Unix seconds).
+Figures of a step are sums or come from merged sketches, so no figure is an average of percentiles.  A ratio without a
+denominator is None.
 """
 
 from __future__ import annotations
@@ -15,29 +16,29 @@ if TYPE_CHECKING:
     from gateway.config.cache_plan import CachePlan
 
 MOST_STEPS: Final = 300
-"""Most points of one series; more could not be distinguished on a screen."""
+"""Most points of one series.  More points could not be distinguished on a screen."""
 
 Row = Mapping[str, Any]
-"""The values of a row by column."""
+"""The values of a row, by column."""
 Rows = tuple[Row, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part and the whole that it is of; None is not known."""
+    """A part and its whole; None for an unknown number."""
 
     part: int | None = None
     whole: int | None = None
 
     @property
     def ratio(self) -> float | None:
-        """Part by whole."""
+        """The part divided by the whole; None if that is unknown."""
         return self.part / self.whole if self.part is not None and self.whole else None
 
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Percentiles of `count` durations, and the longest; None if there are none."""
+    """The percentiles and the maximum of `count` durations; None without durations."""
 
     count: int = 0
     p50_s: float | None = None
@@ -48,7 +49,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The worst items of a kind, and their total number."""
+    """The worst items of one kind of problem, and the total number of items."""
 
     worst: Rows = ()
     total: int = 0
@@ -56,59 +57,62 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Everything that a report shows."""
+    """All values that a report shows."""
 
     first: int | None = None
-    """Beginning of the first minute with a figure; None if there is none."""
+    """Beginning of the first minute with a figure (Unix seconds); None if there is none."""
     last: int | None = None
-    """Beginning of the last minute with a figure."""
+    """Beginning of the last minute with a figure (Unix seconds)."""
     step_s: int = 60
     requests: int = 0
-    """Requests of every mode."""
+    """Number of requests of all modes."""
     route_count: int = 0
-    """Configured routes with a request of any mode."""
+    """Number of configured routes with a request."""
     shares: Mapping[str, Share] = field(default_factory=dict)
     """The headline figures, by the names of `headlines.DEFINITIONS`."""
     total: Row = field(default_factory=dict)
     """Reads (catch-up, long-poll, SSE) and their cost to the origin: the columns of `gather.sums`."""
     moments: Rows = ()
-    """The same of each step, by `began`; steps without traffic are among them."""
+    """The columns of `total` for each step, by `began`.  Steps without traffic are included."""
     routes: Rows = ()
-    """The same by `route` and `protocol`, the busiest first."""
+    """The columns of `total` by `route` and `protocol`, the busiest first."""
     first_byte: Rows = ()
     """`Percentiles` of the time to the first byte of catch-up reads, by `began`."""
     first_byte_all: Percentiles = Percentiles()
     latency: Rows = ()
-    """`Percentiles` by `route` and `mode`, from end to end, and (`first_byte_…`) to the first byte."""
+    """`Percentiles` by `route` and `mode`: of the whole duration, and (`first_byte_…`) of that to the first byte."""
     delivery: Rows = ()
     delivery_all: Percentiles = Percentiles()
     by_bytes: Rows = ()
-    """The busiest streams; their figures cover the hours in which they were among the busiest."""
+    """The busiest streams.  A stream's figures cover only the hours in which it was among the busiest."""
     by_requests: Rows = ()
     fan_out: Rows = ()
-    """Reads (`live`, `catchup`) that shared the origin's answer with `at_least` to less than twice as many."""
+    """The number of reads (`live`, `catchup`) that shared a reply of the origin, by how many readers shared it.
+
+    A row is for at least `at_least` readers, and fewer than twice that number.
+    """
     curve: Rows = ()
     """Rows of `tables.CURVE`."""
     curves: tuple[str, ...] = ()
-    """The policies whose curves are drawn; without any of them, the first one is."""
+    """The policies whose curves are drawn.  If none of them has a curve, the first curve is drawn."""
     plan: CachePlan | None = None
     found: Mapping[str, Found] = field(default_factory=dict)
     """Problems, by the names of `findings.FINDINGS`."""
     is_short: bool = False
-    """Whether the log covers too little time to judge a day by."""
+    """Whether the log covers too little time to represent a day."""
     outdated: tuple[str, ...] = ()
-    """What is of other lines than the lake has, in sentences."""
+    """A sentence for each part of the report that is not up to date with the lake's lines."""
 
     def share(self, name: str) -> Share:
-        """The headline figure of that name."""
+        """Return the headline figure of that name."""
         return self.shares.get(name, Share())
 
     @property
     def reads(self) -> int:
-        """Reads that ended."""
+        """Number of reads that ended."""
         return int(self.total.get("reads", 0))
 
     @property
     def span_s(self) -> int:
-        """Seconds from the first minute with a figure to the end of the last."""
+        """Seconds from the beginning of the first minute with a figure to the end of the last."""
         return 0 if self.first is None or self.last is None else self.last + 60 - self.first

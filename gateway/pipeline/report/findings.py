@@ -1,7 +1,7 @@
 """Problems in the traffic, as short lists of sentences with advice.
 
-`FINDINGS` has each kind of problem: the SQL that finds it in the gold tables, its numbers, the sentence about one item,
-and the advice.  Names in the rows are untrusted; they become markup through `element` only.
+`FINDINGS` defines each kind of problem: the SQL that finds it in the gold tables, the columns of its numbers, the
+sentence about one item, and the advice.  Names in the rows are untrusted, so only `element` turns them into markup.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.pipeline.report.panel import Column, Content, Panel, name, named
 from gateway.pipeline.wording import count, many, moment, share, size, span, times
 
 _MOST_ITEMS: Final = 5
-"""Most sentences shown of one list, and most advice; its numbers have more."""
+"""Most sentences and most pieces of advice in one list.  The numbers have more rows."""
 _CREDENTIALS: Final = "credentials that are missing, wrong or expired: see how clients renew them."
 _ADVICE: Final = {
     400: "invalid requests, such as ones with two offsets. The user agents in the log name the client.",
@@ -31,7 +31,7 @@ _ADVICE: Final = {
     503: "the origin, or the gateway's own limits, had no room. Clients come back by Retry-After.",
     504: "the origin was too slow. Look at its own latency, then at the gateway's upstream time-outs.",
 }
-"""What a status means, and what to do."""
+"""The meaning of each status, and advice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,15 @@ class Finding:
     nothing: str
     sql: str
     order: str
-    """SQL: the worst first."""
+    """SQL of the order, the worst first."""
     columns: tuple[Column, ...]
     sentence: Callable[[Row], Child]
     advice: tuple[str, ...] | Callable[[Row], str]
-    """Advice about all of them, or about one."""
+    """Advice about this kind of problem, or a function that gives advice about one item."""
 
 
 def advice_for(error: Row) -> str:
-    """Advice about one kind of error."""
+    """Return advice about one kind of error."""
     if error["outcome"] == "aborted":
         return (
             "Aborted: the connection was dropped in the middle of an answer. Many at once mean an origin that died or "
@@ -67,7 +67,7 @@ def advice_for(error: Row) -> str:
 
 
 def in_its_unit(measure: str, value: float) -> str:
-    """A measure's value in its unit, which the suffix of its name tells."""
+    """Format the value of a measure in its unit, which follows from the suffix of the measure's name."""
     if measure.endswith("_bytes"):
         return size(value)
     if measure.endswith(("_ratio", "_offload")):
@@ -211,7 +211,7 @@ FINDINGS: Final = (
         ),
     ),
 )
-"""The report's lists of problems, in their order."""
+"""The kinds of problems in the report, in order."""
 
 
 def _content(figures: Figures, finding: Finding) -> Content | None:

@@ -1,11 +1,11 @@
-"""Read the lake's gold tables and curve into `Figures`, in this process: DuckDB adds counts up, sketches are merged.
+"""Read the lake's gold tables and curve into `Figures`, in this process and without Spark.
 
-Gold is small beside the log that it was made from: counts are held in memory, sketches are read batch by batch (KLL for
-percentiles, HyperLogLog for readers).  Apache DataSketches' own library reads what Spark has written;
-`gateway.pipeline.gold.sketches` says what the sketches hold and how exact they are.
+Gold is much smaller than the log.  DuckDB adds up the counts in memory.  The sketches (KLL for percentiles, HyperLogLog
+for readers) are read batch by batch and merged with the library of Apache DataSketches.
+`gateway.pipeline.gold.sketches` describes the sketches and their error.
 
-The step of time depends on the time that the tables cover: a minute for a few hours, hours for months.  Steps without
-traffic are included, and empty.
+The length of a time step depends on the time that the tables cover: a minute for a few hours, hours for months.  Steps
+without traffic are included.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from gateway.pipeline.report.headlines import READS, SPARED, shares_of
 from gateway.protocol.mode import Mode
 
 Gold = Callable[[tables.Table, Sequence[str]], pa.RecordBatchReader]
-"""All rows of a table, with these columns in the types of `arrow_schema`; no rows if there is no such table yet.  The
-report needs nothing else of a lake."""
+"""Returns all rows of a table, with these columns in the types of `arrow_schema`; no rows if the table does not exist.
+
+The report needs nothing else of a lake.
+"""
 
 MOST_STREAMS: Final = 12
 MOST_FOUND: Final = 50
 MOST_ROUTES: Final = 50
 
 _COUNTED: Final = ({*tables.GOLD} - {tables.OFFLOAD, tables.LATENCY, tables.DELIVERY}) | {tables.CURVE}
-"""The tables that SQL is run on, without their sketches."""
+"""The tables that SQL is run on, without the columns of sketches."""
 _K: Final = 400
 _LOG_REGISTERS: Final = 12
 _RANKS: Final = (0.5, 0.9, 0.99)
@@ -66,7 +68,7 @@ _FAN_OUT: Final = f"""
 
 
 def gather(gold: Gold, progress: Callable[[str], None]) -> Figures:
-    """All figures except the plan, which is not a table."""
+    """Compute all figures except the plan, which is not a table."""
     progress("report: reading counts")
     with duckdb.connect(":memory:") as counts:
         for table in _COUNTED:
@@ -76,20 +78,29 @@ def gather(gold: Gold, progress: Callable[[str], None]) -> Figures:
 
 
 def gold_of(lake: Lake) -> Gold:
-    """The tables of a lake.  They are read file by file: a file has a day at most, and sketches are large."""
+    """Return a reader of a lake's tables.
+
+    Tables are read file by file, because sketches are large.  A file holds at most one day.
+    """
     return lambda table, columns: lake.snapshot(table).arrow(columns)
 
 
 def step_for(first: int, last: int, most: int) -> int:
-    """The smallest round step (seconds) that divides `first`..`last` into at most `most` pieces."""
+    """Return the length of a time step in seconds: the smallest round length with at most `most` steps.
+
+    The steps must cover the time from `first` to `last`.
+    """
     reach_min = (max(last - first, 0) + 1) / _MINUTE_S
-    # The range may touch one more piece at either end.
+    # Steps begin at multiples of their length, so the range may touch one step more.
     fitting = (step for step in _STEPS_MIN if reach_min / step + 1 <= most)
     return _MINUTE_S * next(fitting, _DAY_MIN * math.ceil(reach_min / _DAY_MIN / max(most - 1, 1)))
 
 
 def sums(key: str, source: str) -> str:
-    """SQL of reads and their cost to the origin, with its ratios, by the columns `key` of the rows of `source`."""
+    """Return SQL that counts reads and their cost to the origin, with ratios.
+
+    The rows of `source` are grouped by the columns `key`, or not at all if `key` is empty.
+    """
     saved = (
         f"coalesce(sum(requests) FILTER (WHERE outcome IN ({', '.join(repr(str(one)) for one in outcomes)})), 0)"
         f"::BIGINT AS {name}"
@@ -125,7 +136,7 @@ def _gathered(gold: Gold, counts: duckdb.DuckDBPyConnection, progress: Callable[
     )
     first, last = whole["first"], whole["last"]
     if first is None:
-        # All other gold tables are about requests.
+        # Without requests, all other gold tables are empty too.
         return Figures(curve=curve)
     step_s = step_for(first, last, MOST_STEPS)
     steps = range(first // step_s * step_s, last + 1, step_s)
@@ -163,13 +174,13 @@ def _gathered(gold: Gold, counts: duckdb.DuckDBPyConnection, progress: Callable[
 
 
 class Durations:
-    """Merged KLL sketches of seconds, one for each key."""
+    """Merged KLL sketches of durations, one for each key."""
 
     def __init__(self) -> None:
         self._merged: defaultdict[Hashable, kll_doubles_sketch] = defaultdict(lambda: kll_doubles_sketch(_K))
 
     def add(self, sketch: bytes | None, *keys: Hashable) -> None:
-        """Merge a serialised sketch into those of these keys; None is an empty one."""
+        """Merge a serialised sketch into the sketches of these keys; None is an empty sketch."""
         if sketch is None:
             return
         values = kll_doubles_sketch.deserialize(sketch)
@@ -177,17 +188,21 @@ class Durations:
             self._merged[key].merge(values)
 
     def of(self, key: Hashable) -> Percentiles:
-        """The percentiles of a key; without figures if nothing was added."""
+        """Return the percentiles of a key; empty ones if nothing was added."""
         merged = self._merged.get(key)
         if merged is None or merged.is_empty():
             return Percentiles()
-        # Inclusive, as Spark's own: the smallest value whose rank is at least the one asked for.
+        # Inclusive, like Spark's function: the smallest value whose rank is at least the given rank.
         p50_s, p90_s, p99_s = (float(merged.get_quantile(rank, inclusive=True)) for rank in _RANKS)
         return Percentiles(merged.n, p50_s, p90_s, p99_s, float(merged.get_max_value()))
 
 
 def _durations(gold: Gold, step_s: int) -> tuple[Durations, Rows]:
-    """First byte of catch-up reads, and delivery, by name and step (None: over all); rows by route and mode."""
+    """Merge the sketches of latency and delivery; return them, and the rows of latency by route and mode.
+
+    The keys of the sketches are pairs of a name (`first_byte` of catch-up reads, or `delivery`) and the beginning of a
+    step, or None for the whole time.
+    """
     merged = Durations()
     requests: Counter[tuple[str, str]] = Counter()
     columns = ("minute", "route", "mode", "requests", "duration_sketch", "first_byte_sketch")
@@ -213,7 +228,7 @@ def _waits(merged: Durations, name: str, steps: range) -> Rows:
 
 
 def _top(gold: Gold, counts: duckdb.DuckDBPyConnection) -> tuple[Rows, Rows]:
-    """The busiest streams by bytes and by requests, with their readers."""
+    """Return the busiest streams by bytes and by requests, with their numbers of readers."""
     names = ("by", "route", "protocol", "stream")
     key = itemgetter(*names)
     found = [
@@ -248,7 +263,7 @@ def _rows(counts: duckdb.DuckDBPyConnection, query: str) -> Rows:
 
 
 def _values(gold: Gold, table: tables.Table, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """The rows of a table's columns."""
+    """Yield the rows of a table with these columns."""
     for batch in gold(table, columns):
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 

@@ -1,10 +1,10 @@
-"""The headline figures: what each of them means, the SQL that computes it from the gold tables, and its sentence.
+"""The headline figures: the meaning of each, the SQL that computes it from the gold tables, and its sentence.
 
-`DEFINITIONS` is the only place where a headline figure is defined.  Each is `part` divided by `whole`; a figure without
-a `whole` is the `part` alone.  The SQL runs on DuckDB over the gold tables under their own names, so that it can be
-pasted there.  Percentiles are not in this list: `gateway.pipeline.gold.sketches` defines them.
+`DEFINITIONS` is the only definition of the headline figures.  A figure is `part` divided by `whole`, or `part` alone if
+there is no `whole`.  The SQL runs on DuckDB and uses the gold tables' own names, so that a user can run it too.
+Percentiles are defined in `gateway.pipeline.gold.sketches`.
 
-A figure without data is left out: an empty lake has no headlines.
+A figure without data is left out, so an empty lake has no headlines.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from gateway.protocol.mode import Mode
 READS: Final = "mode IN ('catchup', 'longpoll', 'sse')"
 """SQL: whether a row of `traffic` is of reads."""
 SPARED: Final = "CASE WHEN count(spared_requests) = count(*) THEN sum(spared_requests) END"
-"""SQL: reads that caused no request; NULL if a row is older than its column."""
+"""SQL: the number of reads that caused no request; NULL if a row was written before the column existed."""
 LOOKED: Final = "outcome IN ('joined', 'revalidated')"
-"""SQL: whether reads were answered from memory once the origin had been asked for the tail."""
+"""SQL: whether reads were answered from memory after the origin had been asked for the stream's tail."""
 _AT_ONCE_S: Final = 1e-6
-"""Less than the log's resolution: the answer was remembered."""
+"""The log's resolution in seconds.  Only remembered answers take less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A headline figure: its name, what it counts, and the SQL of `part` and `whole`."""
+    """The definition of a headline figure: its name, its meaning, and the SQL of `part` and `whole`."""
 
     name: str
     meaning: str
@@ -82,7 +82,7 @@ DEFINITIONS: Final = (
 
 
 def shares_of(gold: duckdb.DuckDBPyConnection) -> dict[str, Share]:
-    """Every defined figure, by name, from a connection that knows the gold tables."""
+    """Compute all defined figures, by name, on a connection that has the gold tables."""
     found = {}
     for one in DEFINITIONS:
         row = gold.execute(one.sql).fetchone()
@@ -93,7 +93,7 @@ def shares_of(gold: duckdb.DuckDBPyConnection) -> dict[str, Share]:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """A figure, its meaning, and the counts it was computed from."""
+    """A headline: a figure, its meaning, and the counts that it was computed from."""
 
     figure: str
     says: str
@@ -101,7 +101,7 @@ class Headline:
 
 
 def headlines(figures: Figures) -> Iterator[Headline]:
-    """All headlines with data."""
+    """Yield all headlines that have data."""
     spared, asked, delivered, looked, errors = map(figures.share, ("spared", "asked", "delivered", "looked", "errors"))
     sent, followed = (figures.share(name).part or 0 for name in ("sent", "followed"))
 

@@ -1,11 +1,12 @@
-"""Figures as one self-contained HTML page: the style is inline, charts are SVG, fonts are the reader's, and there is
-no script.
+"""Write figures as one self-contained HTML page.
 
-The page's content security policy allows only that style, which is named by its hash.  So the page makes no requests,
-and even if markup in a stream's name got through, it could not run anything.
+The style is inline, the charts are SVG, and there is no script.  The fonts are those of the reader's browser.
 
-The same figures make the same page, byte for byte.  (The same lake makes almost the same figures: sketches of very many
-values are merged at random, so percentiles may differ within their error.)
+The page's content security policy allows nothing but the style, by its hash.  So the page makes no requests.  Even if
+markup in a stream's name got into the page, it could not run anything.
+
+The same figures give the same page, byte for byte.  The same lake gives almost the same figures: large sketches are
+merged with randomness, so percentiles may differ within their error.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ PARTS: Final = {
     "Who and what": panels.WHO_PANELS,
     "What to look at": findings.PANELS,
 }
-"""What the report shows: its parts with their cards, in order."""
+"""The parts of the report with their cards, in order."""
 
 
 def page(figures: Figures, title: str) -> str:
-    """The whole page."""
+    """Return the whole page."""
     files = resources.files("gateway.pipeline.report")
     style = (files / "report.css").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -70,7 +71,7 @@ def _reach(figures: Figures) -> str:
 
 
 def _remarks(figures: Figures) -> list[Html]:
-    """What to know before the figures are read."""
+    """Return warnings about the figures: parts that are out of date, and a short log."""
     said = [("Not all of the lake.", f" {one}") for one in figures.outdated]
     if figures.is_short:
         why = (
@@ -99,7 +100,7 @@ def _headlines(figures: Figures) -> Html:
 
 
 def _problems(figures: Figures) -> Html | None:
-    """Links to the problems."""
+    """Return links to the problems."""
     links = [
         element("li", element("a", f"{one.title} ({wording.count(found.total)})", href=f"#{one.name}"))
         for one in findings.FINDINGS

@@ -1,7 +1,7 @@
-"""A card of the report: its heading, its chart or list, its legend, and the numbers behind it.
+"""A card of the report: its heading, its chart or list, its legend, and a table of its numbers.
 
-A card without data says so, and why, instead of showing an empty chart.  A cell of the numbers has the value as people
-read it.  The numbers can be saved as CSV, which has values as measured; it is in the page, as the target of a link.
+A card without data shows the reason in place of an empty chart.  The table has rounded values.  It can be saved as CSV
+with the exact values; the CSV is part of the page, as the target of a link.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _MOST_CHARS = 120
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of numbers: its heading, the field of a row (or a function of the row), and how values are written."""
+    """A column of the table: its heading, the field of a row (or a function of the row), and the format of values."""
 
     head: str
     of: str | Callable[[Row], Raw]
     write: Callable[[float | None], str] | None = None
-    """None if values are text."""
+    """Formats a value; None if the values are text."""
 
     def value(self, row: Row) -> Raw:
-        """The value in that row."""
+        """Return the value in that row."""
         found: Raw = row[self.of] if isinstance(self.of, str) else self.of(row)
         return found
 
@@ -48,49 +48,49 @@ class Key:
     """An entry of a legend."""
 
     look: str
-    """The style sheet's classes of its sample: `area`, `line` with a dash, `dot` or `out`; and a colour."""
+    """Classes of the style sheet for the sample: `area`, `line` with a dash, `dot` or `out`; and a colour."""
     label: str
     whole: str = ""
-    """The total."""
+    """The total over the whole time."""
 
 
 def named(*heads: str, write: Callable[[float | None], str] | None = None) -> list[Column]:
-    """Columns of the fields that are called what their headings say."""
+    """Return columns whose fields have the same names as the headings."""
     return [Column(head, head.lower().replace(" ", "_"), write) for head in heads]
 
 
 def columns_of(series: Iterable[Series], write: Callable[[float | None], str]) -> list[Column]:
-    """The columns of the amounts that a chart draws."""
+    """Return the columns of the amounts that a chart draws."""
     return [Column(one.label, one.field, write) for one in series]
 
 
 def legend(kind: str, series: Iterable[Series]) -> list[Key]:
-    """The legend of series that are drawn as an `area`, a `line` or a `dot` each."""
+    """Return the legend of series that are drawn as `area`, `line` or `dot`."""
     dashed = kind == "line"
     return [Key(f"{kind} {one.dash} {one.colour}" if dashed else f"{kind} {one.colour}", one.label) for one in series]
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a card shows."""
+    """The content of a card."""
 
     body: Chart | Html
     says: str = ""
-    """What a chart shows, for a screen reader."""
+    """Description of a chart for screen readers."""
     keys: Sequence[Key] = ()
     columns: Sequence[Column] = ()
     rows: Sequence[Row] = ()
-    """The numbers behind it."""
+    """The rows of the table of numbers."""
     note: str = ""
     badge: str = ""
-    """The number of problems."""
+    """The number of problems, next to the heading."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A card, and how it is made: without content, `nothing` says why.
+    """A card and the function that makes its content.  Without content, the card shows the text `nothing`.
 
-    In the texts `{step}` is the step of time, and `{no_reads}` says why there are no reads.
+    In the texts, `{step}` stands for the length of a time step, and `{no_reads}` for the reason why there are no reads.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Panel:
 
 
 def card(panel: Panel, content: Content | None, texts: Mapping[str, str]) -> Html:
-    """The card as HTML; `texts` are filled into its own."""
+    """Return the card as HTML.  `texts` has the values of `{step}` and `{no_reads}`."""
     parts: list[Child] = [element("p", prose(panel.nothing.format_map(texts)), class_="nothing")]
     badge = None
     if content is not None:
@@ -136,23 +136,23 @@ def card(panel: Panel, content: Content | None, texts: Mapping[str, str]) -> Htm
 
 
 def prose(text: str) -> Html:
-    """A text of this package, with the parts between backticks as code."""
+    """Return a text of this package as HTML, with the parts between backticks as code."""
     return joined([element("code", part) if at % 2 else part for at, part in enumerate(text.split("`"))])
 
 
 def shortened(text: str, most: int = _MOST_CHARS) -> str:
-    """Text with its middle left out if it is too long; names differ at their ends."""
+    """Shorten text that is too long by leaving out its middle, because names differ at their ends."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - most // 2 :]}"
 
 
 def name(text: str) -> Html:
-    """An untrusted name, marked as code; if it is shortened, its tooltip has it in full."""
+    """Return an untrusted name, marked as code.  A shortened name has the full name as its tooltip."""
     short = shortened(text)
     return element("bdi", element("code", short or "(empty)"), title=text if short != text else None)
 
 
 def _numbers(name: str, columns: Sequence[Column], rows: Sequence[Row]) -> Html:
-    """A table of these rows, collapsed."""
+    """Return a collapsed table of these rows."""
     values = [[column.value(row) for column in columns] for row in rows]
     heads = [element("th", column.head, scope="col", class_="number" if column.write else None) for column in columns]
     body = [element("tr", [_cell(*cell) for cell in zip(columns, row, strict=True)]) for row in values]
@@ -170,13 +170,13 @@ def _numbers(name: str, columns: Sequence[Column], rows: Sequence[Row]) -> Html:
 
 def _cell(column: Column, value: Raw) -> Html:
     if column.write is None or isinstance(value, str):
-        # <bdi>: a name written from right to left must not reorder the text next to it.
+        # With <bdi>, a name written from right to left does not reorder the text next to it.
         return element("td", element("bdi", wording.NONE if value is None else str(value)))
     return element("td", column.write(value), class_="number")
 
 
 def _csv(columns: Sequence[Column], values: Sequence[Sequence[Raw]]) -> str:
-    """A data URL (RFC 2397) of CSV (RFC 4180)."""
+    """Return a data URL (RFC 2397) with CSV (RFC 4180)."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow([column.head for column in columns])
@@ -185,5 +185,5 @@ def _csv(columns: Sequence[Column], values: Sequence[Sequence[Raw]]) -> str:
 
 
 def _cleaned(text: str) -> str:
-    """The text; one that a spreadsheet would take for a formula is kept from it."""
+    """Prefix a text that a spreadsheet would take for a formula with an apostrophe."""
     return f"'{shown(text)}" if text.startswith(_FORMULAS) else shown(text)

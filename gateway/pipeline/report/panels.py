@@ -1,5 +1,8 @@
-"""Cards of the traffic: reads and their cost to the origin, how they were answered, how long that took, and the busiest
-routes and streams."""
+"""The report's cards of the traffic.
+
+They show reads and their cost to the origin, how reads were answered, how long that took, and the busiest routes and
+streams.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ SAVERS = (
     Series("origin", "Origin, for it alone", "origin"),
     Series("unanswered", "Refused, failed, aborted", "unanswered"),
 )
-"""How a read is answered, from the bottom of the chart up."""
+"""The ways in which a read is answered, from the bottom of the chart to the top."""
 PERCENTILES = (
     Series("p50_s", "Half within", "tape"),
     Series("p90_s", "90 % within", "follow", "long"),
@@ -56,7 +59,7 @@ _ROUTE_COLUMNS: Final = (
 
 
 def offload(figures: Figures) -> Content | None:
-    """Shares that the origin was spared, over time."""
+    """Make the card of the offload: the shares of requests and bytes that the origin was spared, over time."""
     if not figures.reads:
         return None
     y = axes.shares([row[one.field] for row in figures.moments for one in OFFLOAD], least=_LEAST_OFFLOAD)
@@ -87,7 +90,10 @@ def amounts(
     *,
     stacked: bool = False,
 ) -> Content | None:
-    """Amounts over time: parts of all reads that are stacked, or each in front of the one before."""
+    """Make a card of amounts over time.
+
+    With `stacked`, the amounts are parts of all reads.  Otherwise each is drawn in front of the one before.
+    """
     if not figures.reads:
         return None
     rows, total = figures.moments, figures.total
@@ -95,7 +101,7 @@ def amounts(
     keys = [Key(f"area {one.colour}", one.label, whole) for one, whole in zip(series, wholes, strict=True)]
     fields = ["reads"] if stacked else [one.field for one in series]
     y = axes.amounts((row[field] for row in rows for field in fields), is_bytes=write is size)
-    # The last step is as wide as the others: its values once more at its end.
+    # Repeat the last values at the end of the last step, so that it is drawn as wide as the others.
     ends = [*rows, {**rows[-1], "began": rows[-1]["began"] + figures.step_s}]
     values = charts.points(ends, series, lambda row: 1000 * row["began"])
     return Content(
@@ -108,7 +114,7 @@ def amounts(
 
 
 def waits(figures: Figures, of: str, counted: str) -> Content | None:
-    """Percentiles of waiting times over time: the figures named `of`."""
+    """Make a card of percentiles of waiting times over time.  `of` names the figures."""
     rows: Rows = getattr(figures, of)
     if not rows:
         return None
@@ -127,7 +133,7 @@ def waits(figures: Figures, of: str, counted: str) -> Content | None:
 
 
 def latency(figures: Figures) -> Content | None:
-    """How long each mode took on each route."""
+    """Make the card of durations by route and mode."""
     known = [{**row, "kind": f"{row['mode']} · {row['route']}"} for row in figures.latency if row["count"]]
     if not known:
         return None
@@ -158,7 +164,10 @@ def busiest(
     *,
     kind: str = "stream",
 ) -> Content | None:
-    """A list of streams or routes, whose names are in the column `kind`: the figures named `of`."""
+    """Make a card that lists streams or routes.
+
+    `of` names the figures, and the column `kind` has the names of the streams or routes.
+    """
     rows: Rows = getattr(figures, of)
     if not rows:
         return None
@@ -176,7 +185,7 @@ def busiest(
 
 
 def fan_out(figures: Figures) -> Content | None:
-    """The number of reads that shared an answer of the origin."""
+    """Make the card of the fan-out: how many reads shared a reply of the origin."""
     rows = figures.fan_out
     if not rows:
         return None
@@ -201,23 +210,23 @@ def fan_out(figures: Figures) -> Content | None:
 
 
 def _at_once(axis: axes.Axis, values: Iterable[float | None]) -> list[Key]:
-    """What the triangles mean at the end of a logarithmic axis, which has no zero."""
+    """Return the legend of the triangles at the end of a logarithmic axis, which has no zero."""
     return [Key("out tape", "At once: less than the log can tell")] if axis.beyond(values) else []
 
 
 def _listed(rows: Sequence[Row], kind: str, says: Callable[[Row], str]) -> list[Row]:
-    """The first rows as a chart lists them."""
+    """Return the first rows, with the texts `name` and `says` for a chart that lists them."""
     return [{**row, "name": shortened(row[kind], _MOST_CHARS), "says": says(row)} for row in rows[:_MOST_LISTED]]
 
 
 def _lines(figures: Figures, y: axes.Axis, rows: Rows, series: Sequence[Series]) -> charts.Chart:
-    """Lines through the middle of each step."""
+    """Return a chart of lines, with points in the middle of each step."""
     values = charts.points(rows, series, lambda row: 1000 * (row["began"] + figures.step_s / 2))
     return charts.lines(_time_axis(figures), y, values, series)
 
 
 def _time_axis(figures: Figures) -> axes.Axis:
-    """The time axis of all steps."""
+    """Return the time axis for all steps."""
     return axes.times(figures.moments[0]["began"], figures.moments[-1]["began"] + figures.step_s)
 
 
