@@ -9,7 +9,7 @@ from random import Random
 class Drain:
     """The state of the drain.
 
-    Live readers end at random times within `spread_s` seconds, so that they do not all reconnect at once.  Each has
+    Live readers end at random times within `spread_s` seconds, so that they do not all reconnect at once.  All have
     ended after `within_s` seconds.  A reader that begins during the drain ends late in it, so that its client does not
     reconnect to the same gateway several times.
     """
@@ -39,7 +39,8 @@ class Drain:
     def within_s(self, now: float) -> float:
         """Return the seconds within which a reader that begins now must end.
 
-        This is the rest of the drain.  If the gateway still serves after the drain, it is the length of the drain.
+        The result is the rest of the drain.  If the drain is over and the gateway still serves, the result is the whole
+        length of the drain.
         """
         left_s = self._gone_at - now
         return left_s if left_s > 0 else self._within_s

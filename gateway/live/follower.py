@@ -70,7 +70,8 @@ _LONGEST_PAUSE_S = 5.0
 _SHORT_LIFE_S = 1.0
 _LIFETIME_JITTER = (0.8, 1.0)
 _BULK_BYTES = 1 << 13
-"""A stream with a binary event of at least this size is long-polled, because a third of it is much more than two heads.
+"""A stream with a binary event of at least this size is long-polled, because base64 would add a third of the event,
+which is much more than the two heads of a long-poll.
 """
 _LEAST_HELD = 1 << 20
 """The least bound for the bytes of one reply that are held, even with a very small cache."""
@@ -117,7 +118,7 @@ class Follower:
         self._asked_version = topic.stream.version
         """The stream's version when the follower last sent a request."""
         self._counted_failure: GatewayError | None = None
-        """The latest failure that another metric counts already: that of a fetch, or of a reply's status."""
+        """The latest failure that another metric counts already: a failed fetch, or an error status."""
         self._cursor: str | None = None
         self._is_new = topic.position is None and not topic.stream.tape.block_count
         """Whether the gateway had nothing of the stream before this follower's first connection."""
@@ -283,7 +284,7 @@ class Follower:
             try:
                 await self._take_events(at, reply, is_base64)
             except UpstreamTimeout:
-                # The planned end of the connection.  The next one requests incomplete events again.
+                # The planned end of the connection.  The next connection requests incomplete events again.
                 return
 
     async def _verify_incarnation(self) -> None:
@@ -350,7 +351,8 @@ class Follower:
         await reply.each(take)
 
     def _stop_sse(self) -> None:
-        """Long-poll for a while: it begins with a fetch, which reaches the tail without holding a large body."""
+        """Long-poll for a while.  Long-polling begins with a fetch, which reaches the tail without holding a large
+        body."""
         self._speaks_sse, self._tries_sse_again = False, True
 
     # -- both
@@ -377,7 +379,8 @@ class Follower:
         self._access_log.unclaimed(self._recorded, self._mode, requests=1)
 
     def _received(self, size: int, mode: Mode) -> None:
-        """Count received body bytes.  They serve all live readers, so the next access record of any reader has them."""
+        """Count received body bytes.  The bytes serve all live readers, so they are listed in the next access record of
+        any reader."""
         self._metrics.upstream_bytes(size, mode, self._route)
         self._access_log.unclaimed(self._recorded, mode, fetched_bytes=size)
 

@@ -130,7 +130,8 @@ _Key = tuple[Edition, str, str, bool, bool, str]
 
 
 class KeptFrames:
-    """Bounds the kept frames of all streams together.  The frames of the stream that changed longest ago go first."""
+    """Bounds the kept frames of all streams together.  The frames of the stream that changed longest ago are dropped
+    first."""
 
     def __init__(self, most_bytes: int = MOST_KEPT_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -142,7 +143,7 @@ class KeptFrames:
         return f"<KeptFrames of {len(self._sizes)} streams, {self.size} bytes>"
 
     def grown(self, frames: Frames) -> None:
-        """Update the size of one stream's frames, and drop the frames of others if the bound is exceeded."""
+        """Update the size of one stream's frames, and drop the frames of other streams if the bound is exceeded."""
         self.forget_frames(frames)
         size = self._sizes[frames] = frames.kept_bytes
         self.size += size

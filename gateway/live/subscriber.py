@@ -121,7 +121,7 @@ class Subscriber:
         self._large: LargeEvent | None = None
         """The event that is being sent in parts."""
         self._large_sent = 0
-        """The number of its bytes that have been written."""
+        """The number of bytes of this event that have been written."""
         self._is_filling = False
         """Whether a fetch for this subscriber is running."""
         self._has_missed = False

@@ -1,16 +1,17 @@
 """The live table: all topics, their followers, and the bound on live requests at origins.
 
 A topic is the group of live readers of one stream.  Its follower is a task with one live request at the origin.  A
-topic is created for its first live reader and survives its last one by a linger time, because a long-poll client is
-absent between two requests.  A topic holds its stream in memory, so a stream has at most one topic and one follower.
+topic is created for its first live reader and survives its last live reader by a linger time, because a long-poll
+client is absent between two requests.  A topic holds its stream in memory, so a stream has at most one topic and one
+follower.
 
 The table serves both Durable Streams and S2, and keeps only what both need: the number of readers, a periodic timer
 (the beat), and the follower's task.  The code of each protocol decides when a stream is followed and by which task.
 
-The number of live requests at origins is bounded.  Each followed stream has one.  Each is charged to a client network
-(`net`): the one whose read started the follower, until the topic ends.  Otherwise one network could use up all live
-requests, because each query that it invents makes another stream.  Relayed live reads are counted too, because an
-HTTP/2 client can send many of them on one connection.
+The number of live requests at origins is bounded.  Each followed stream has one live request.  Until the topic ends,
+this request is charged to the client network (`net`) whose read started the follower.  Without these charges, one
+network could use up all live requests, because each query that a client invents makes another stream.  Relayed live
+reads are counted too, because an HTTP/2 client can send many of them on one connection.
 
 A *hot* topic is followed for the sake of catch-up reads, and may have no live readers.  If the bound is reached, a hot
 topic without live readers is removed to make room for a live reader.

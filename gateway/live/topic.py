@@ -79,7 +79,8 @@ class Cursors:
         return self._shared_at(self._wall())
 
     def next_for(self, client: str | None, wall: float, rng: random.Random) -> str:
-        """Return the next cursor for a client that has sent the cursor `client`: the shared one if it is greater."""
+        """Return the next cursor for a client that has sent the cursor `client`: the shared cursor if that is
+        greater."""
         shared = self._shared_at(wall)
         own = parse_cursor(client)
         if own is None or own < shared:
@@ -187,7 +188,8 @@ class Topic:
         self.readers_now: set[LiveReader] = set()
         """The readers to pump when the topic changes.  Readers with a task wait for `changed` instead."""
         self.extra_clients = 0
-        """The number of clients of `readers_now` in excess of one per reader."""
+        """The number of clients of `readers_now` minus the number of these readers: one reader may serve several
+        clients."""
         self._is_flushing = False
         self.steps: dict[str, LiveStep] = {}
         """The step for each offset, made once per round for all readers at the offset."""
@@ -339,9 +341,9 @@ class Topic:
     def step(self, at: str, said_up_to_date: bool, least_cursor: int, first: FirstTail | None = None) -> LiveStep:
         """Return the next bytes for a reader at `at`.
 
-        `said_up_to_date`: the reader's last control event said so.  `least_cursor`: the least cursor for its frames.
-        `first`: the tail that the origin has named for a reader that starts now.  During a delivery round, a step that
-        other readers can use is also kept in `steps`.
+        `said_up_to_date`: the reader's last control event has said that the reader is up to date.  `least_cursor`: the
+        least cursor for its frames.  `first`: the tail that the origin has named for a reader that starts now.  During
+        a delivery round, a step that other readers can use is also kept in `steps`.
         """
         shared = self.cursors.shared()
         cursor = max(shared, least_cursor)

@@ -5,7 +5,7 @@ reach the tail.  Without a pause, the gateway would ask such an origin in a tigh
 
 An empty reply therefore delays the next fetch.  The first few cause no pause; then the pause doubles with each reply.
 A reply with few bytes is legal, because messages may be small, so only the rate of such replies is bounded.  A reply
-that reaches the tail or has more bytes resets both.
+that reaches the tail or has more bytes ends the pause and clears these counts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The cache budget's charge for a response body that is still being received.
 
-A large body thereby evicts other streams gradually, as its bytes arrive.  If the budget were charged only when the body
-is stored, thousands of streams might be evicted in one call.  The body's own stream is not evicted for the body.
+The charge grows as the bytes arrive, so a large body evicts other streams gradually.  If the budget were charged only
+when the body is stored, thousands of streams might be evicted in one call.  The body's own stream is not evicted for
+the body.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A block: one run of a stream's bytes, and the positions of the offset tokens in it.
+"""A block: one run of a stream's bytes, and the positions in it of tokens (offsets as the origin spells them).
 
 A block grows only at its end, until it has `SEAL_BYTES`.  Its pieces are immutable `bytes`, so a reader can keep them.
 
 The messages of a JSON stream are kept as the inside of an array, `v1,v2,v3`.  The token between two messages has the
-position of their comma.  `cut` therefore drops a comma at its start.
+position of their comma.  Bytes taken from this token on would begin with the comma, so `cut` leaves it out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Cut(NamedTuple):
     pieces: list[bytes]
     copied: int
     """The number of these bytes that are copies, or that the block will replace by a copy when it grows.  A holder of
-    the pieces needs this much memory in addition to the block's."""
+    the pieces needs this much memory in addition to the block's own memory."""
 
 
 class Block:

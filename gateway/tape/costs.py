@@ -43,7 +43,8 @@ ANSWER_COST: Final = 1_200
 ANSWER_SHARE: Final = 8
 """All remembered answers together take at most 1 / `ANSWER_SHARE` of the budget."""
 SMALL_BYTES: Final = 1 << 14
-"""A remembered answer has a copy of a body up to this size, joined with the response head."""
+"""If the body of a remembered answer is at most this long, the answer holds a copy of the body, joined with the
+response head."""
 USUAL_TEXTS: Final = 1_250
 """The bytes usually charged for the texts of a stream: its name, and the origin's headers."""
 USUAL_COST: Final = EMPTY_COST + BLOCK_COST + USUAL_TEXTS
@@ -68,12 +69,12 @@ _TEXT_COST: Final = 60
 
 
 def key_cost(key: StreamKey) -> int:
-    """The bytes charged for a stream with its key, but without tape and headers."""
+    """Return the bytes charged for a stream with its key, but without tape and headers."""
     return STREAM_COST + len(key.group.path) + len(key.query) + len(key.partition.readers)
 
 
 def headers_cost(headers: CIMultiDict[str] | None) -> int:
-    """The bytes charged for headers.  `CIMultiDict` keeps each name twice: as received, and in lower case."""
+    """Return the bytes charged for headers.  `CIMultiDict` keeps each name twice: as received, and in lower case."""
     cost = 0
     if headers:
         for name, value in headers.items():
@@ -82,10 +83,10 @@ def headers_cost(headers: CIMultiDict[str] | None) -> int:
 
 
 def surrogate_keys_cost(keys: Collection[str]) -> int:
-    """The bytes charged for a stream's surrogate keys.  A key that several streams share is charged to each."""
+    """Return the bytes charged for a stream's surrogate keys.  A key that several streams share is charged to each."""
     return sum(map(len, keys)) + _SURROGATE_KEY_COST * len(keys)
 
 
 def texts_cost(texts: Iterable[str | None]) -> int:
-    """The bytes charged for other strings.  None costs nothing."""
+    """Return the bytes charged for other strings.  None costs nothing."""
     return sum(_TEXT_COST + len(text) for text in texts if text is not None)

@@ -125,8 +125,8 @@ class Progress:
     is_confirmed: bool = False
     """Whether this read has asked the origin to confirm the bytes in memory."""
     may_connect: bool = False
-    """Whether the read may wait for a follower to name the tail.  It may once after each advance, on routes whose live
-    replies can be shared."""
+    """Whether the read may wait for a follower to name the tail.  The read may wait once after each advance, on routes
+    whose live replies can be shared."""
     has_waited: bool = False
     """Whether the read has waited for the follower since it last advanced."""
     failed_at: float | None = None
@@ -162,9 +162,9 @@ def decide(stream: Stream, read: Progress, now: float) -> Decision:
     | It has reached the furthest known offset.                    | Ask TAIL             | with bytes: Ask TAIL     |
     | Bytes are missing.                                           | Ask BYTES            | Ask BYTES                |
 
-    A catch-up read gets bytes from memory only if the lifetime is known and the stream is trusted.  Otherwise, a row
-    with Send first becomes Ask LIFETIME or Ask EXISTENCE.  If the answers do not help, or the type is unknown, the row
-    is skipped.
+    A catch-up read gets bytes from memory only if the lifetime is known and the stream is trusted
+    (`Stream.is_trusted`).  If one of these conditions is not met, a row with Send first becomes Ask LIFETIME or Ask
+    EXISTENCE.  The row is skipped if the origin's answers do not help, or if the type is unknown.
     """
     if stream.ended is not None or (is_another(stream, read) and not read.is_live):
         return GONE
@@ -221,7 +221,7 @@ def _catch_up(stream: Stream, read: Progress, now: float) -> Decision:
 
 
 def _alone(stream: Stream, read: Progress, now: float, send: Send) -> Decision | None:
-    """Return `send`, or the question to ask before it; None if an answer from memory is not allowed."""
+    """Return `send`, or the question that must be asked first; None if an answer from memory is not allowed."""
     if stream.content_type is None:
         # Only writes have named the tail so far.  An empty answer depends on the type, which only a read shows.
         return None
@@ -323,8 +323,9 @@ def is_furthest(stream: Stream, at: str) -> bool:
 def is_named_tail(stream: Stream, at: str, tail: str, *, is_asked: bool) -> bool:
     """Whether `at`, the follower's offset, is the tail because a reply has named `tail`.
 
-    `is_asked`: the origin has named `tail` to this read; otherwise an acknowledged write has.  The acknowledgement of a
-    write may be late and name an earlier tail than the known one, so `at` must also be the furthest offset then.
+    `is_asked` is true if the origin has named `tail` to this read, and false if an acknowledged write has named it.  An
+    acknowledgement may be late, and name an earlier tail than the known one.  For a write, `at` must therefore also be
+    the furthest offset.
     """
     return at == tail and (is_asked or is_furthest(stream, at))
 
@@ -367,7 +368,7 @@ class RecordAnswer(StrEnum):
     UNWRITTEN = "unwritten"
     """The tail, because the stream has no record at the start or after it."""
     GONE = "gone"
-    """No result: the stream has ended, so records taken so far and later ones may belong to different streams."""
+    """No result: the stream has ended, so records taken so far and later records may belong to different streams."""
 
 
 class RecordTopic(Protocol):
@@ -397,7 +398,8 @@ class RecordProgress:
     has_records: bool = False
     """Whether the read has taken records that are not sent yet."""
     is_confirmed: bool = True
-    """False if the held records were doubted when the read began, and the origin has not confirmed them yet."""
+    """False if the held records were doubted when the read began (the stream may have been deleted and created again),
+    and the origin has not confirmed them yet."""
     is_complete: bool = False
     """Whether a limit has ended the read, or the origin has no more records within its limits."""
 
@@ -408,7 +410,7 @@ class RecordProgress:
             self.trust(self.tail)
 
     def trust(self, tail: StreamPosition | None) -> None:
-        """Take `tail` as the tail, unless the read is beyond it.  The tail may be older than the request."""
+        """Take `tail` as the tail, unless the read is beyond `tail`, which may be older than the request."""
         self.tail = tail if tail is not None and tail.seq_num >= self.at else None
 
     def found_tail(self, tail: StreamPosition, *, is_clamped: bool = False) -> None:

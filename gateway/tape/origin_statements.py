@@ -6,7 +6,8 @@ sentinel is an exception, because it stands for the first position that the orig
 
 `Caching` is the Cache-Control of replies, as it applies to a stream's bytes (RFC 9111).  Origins send `no-cache` with
 every reply that reaches the tail, because the tail changes.  That `no-cache` does not apply to the bytes of the reply.
-The reply's lifetime and `must-revalidate` do, unless a reply that stops short of the tail has stated others.
+The reply's lifetime and its `must-revalidate` apply, unless a reply that stops short of the tail has stated other
+directives.
 
 `Sighting` is the origin's statement of the tail.
 
@@ -44,8 +45,8 @@ _NEVER: Final[list[float]] = []
 class Confirmations:
     """The offsets from which the origin has had the bytes, each with the time of the statement (monotonic seconds).
 
-    Offsets and times ascend together.  An entry with a later offset but no later time would follow from an earlier
-    entry.  Any entry may be dropped: the gateway then asks the origin once more.
+    Offsets and times ascend together.  An entry with a later offset but no later time would be superfluous, because an
+    earlier entry implies it.  Any entry may be dropped: the gateway then asks the origin once more.
     """
 
     __slots__ = ("_at", "_offsets", "asked_at", "refused_at", "start_at")
@@ -56,7 +57,7 @@ class Confirmations:
         self.asked_at = -math.inf
         """When the gateway last sent a request only to have an offset confirmed."""
         self.refused_at = -math.inf
-        """When the origin last answered such a request that it has trimmed the offset."""
+        """When the origin last answered such a request by refusing the offset as trimmed."""
         self._offsets: list[str] = _NONE
         self._at: list[float] = _NEVER
 
@@ -108,7 +109,7 @@ class Confirmations:
         return self._at[place - 1] if place else -math.inf
 
     def clear(self) -> None:
-        """Forget all confirmations, because the bytes that they are about were forgotten."""
+        """Forget all confirmations, because the confirmed bytes were forgotten."""
         self.start_at = self.asked_at = self.refused_at = -math.inf
         self._offsets, self._at = _NONE, _NEVER
 
@@ -129,12 +130,13 @@ class Caching(NamedTuple):
 
     @classmethod
     def of_bytes(cls, cache_control: str | None, reuse: Reuse) -> Caching:
-        """Return the caching that a reply states which stops short of the tail; `reuse` is its parsed Cache-Control."""
+        """Return the caching stated by a reply that stops short of the tail; `reuse` is the reply's parsed
+        Cache-Control."""
         return cls(cache_control, reuse.lifetime_s, reuse.forbids_stale, True, reuse.is_verbatim)
 
     @classmethod
     def at_tail(cls, reuse: Reuse) -> Caching:
-        """Return the caching that a reply states which reaches the tail, if no earlier reply stopped short of it."""
+        """Return the caching stated by a reply that reaches the tail, if no earlier reply stopped short of the tail."""
         lifetime_s = reuse.lifetime_s
         # A lifetime of 0 means the same as `no-cache`, which does not apply to bytes.  During `stale-while-revalidate`
         # the tail is revalidated in the background, so bytes stay reusable as well.
@@ -237,16 +239,17 @@ class Expiry:
     def lose(self) -> None:
         """Record that the stream may have been replaced by another one.
 
-        A pause that has begun continues.  Otherwise a client could cause a HEAD for each of its writes, even while all
-        HEADs fail.
+        A pause between requests for the lifetime continues if it has begun.  Otherwise a client could cause a HEAD for
+        each of its writes, even while all HEADs fail.
         """
         self.lifetime, self.is_lost = None, True
 
     def is_wanted(self, now: float) -> bool:
         """Whether a read that depends on the lifetime should ask the origin for it.
 
-        An origin may answer reads but fail to report a lifetime, for a long time.  The pauses bound the cost: failed
-        requests count against the origin's health, and a request that hangs delays a reader.
+        An origin may answer reads but fail to report a lifetime, for a long time.  Each further request for the
+        lifetime has a cost: if it fails, it counts against the origin's health, and if it hangs, it delays a reader.
+        Pauses bound this cost.
         """
         return self.lifetime is None and (not self.is_lost or now - self.asked_at >= self.pause_s)
 
@@ -268,7 +271,7 @@ class Expiry:
     def may_have_passed(self, idle_s: float | None, wall: float) -> bool:
         """Whether the latest known lifetime has passed: the absolute expiry, or the sliding TTL.
 
-        `idle_s` is the seconds since the last contact with the origin; None while a live request is open there.
+        `idle_s` is the seconds since the last contact with the origin; None while a live request is open at the origin.
         """
         life = self.latest
         if life is None:

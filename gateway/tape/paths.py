@@ -8,8 +8,8 @@ path, such as a write, is applied to awake streams at once.  The other streams *
 numbers its events and keeps the latest.  When a sleeping stream is looked up, the events that it has missed are
 applied.  If some of these are no longer kept, the stream is dropped, as if it had been evicted.
 
-No fetch and no live reader uses a sleeping stream.  Its remembered answers stay valid until the next event of the path,
-and are found without looking at the stream.
+No fetch and no live reader uses a sleeping stream.  Its remembered answers (responses that the server keeps for
+repetition) stay valid until the next event of the path.  The server finds them without looking at the stream.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Crowd:
         return f"<Crowd {len(self.awake)} awake, {len(self._events)} events>"
 
     def told(self, event: PathEvent) -> Iterable[Stream]:
-        """Keep an event for sleeping streams; the caller applies it to the awake ones.
+        """Keep an event for sleeping streams; the caller applies the event to the awake streams.
 
         Returns the streams whose remembered answers become invalid.
         """
@@ -185,7 +185,8 @@ class Paths:
         return streams.get(key) if streams is not None else None
 
     def add_stream(self, stream: Stream) -> Iterable[Stream]:
-        """Add an awake stream; return the streams whose remembered answers must be dropped because others sleep now."""
+        """Add an awake stream; return the streams whose remembered answers must be dropped because other streams sleep
+        now."""
         group = stream.key.group
         streams = self._groups.get(group)
         if streams is None:
@@ -267,7 +268,7 @@ class Paths:
         """Wake a stream.
 
         Returns the events that it has missed, None if some are no longer kept, and the streams whose remembered answers
-        must be dropped because others sleep now.
+        must be dropped because other streams sleep now.
         """
         crowd = self._crowds[stream.key.group]
         return crowd.wake(stream), crowd.put_to_sleep(stream)

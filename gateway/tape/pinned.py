@@ -33,8 +33,8 @@ class PinnedTapes:
         """The preferred keys by rank."""
         self._costs: dict[StreamKey, int] = {}
         self._heap: list[int] = []
-        """A heap of negated ranks, so that the least valuable stream comes first.  Besides all pinned streams it may
-        have some that are no longer pinned."""
+        """A heap of negated ranks, so that the least valuable stream comes first.  The heap has all pinned streams, and
+        maybe streams that are no longer pinned."""
         self._in_heap: set[int] = set()
         """The ranks in the heap, each once."""
         self.cost = 0

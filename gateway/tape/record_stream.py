@@ -1,7 +1,8 @@
 """An S2 stream in memory: its records, and whether they may belong to a deleted stream of the same name.
 
-S2 does not identify the incarnation of a stream.  If the stream may have been deleted and created again, its records
-become *doubted*.  The origin must then confirm one record before the gateway serves any of them again.
+S2 does not identify the incarnation of a stream (its life from creation to deletion).  If the stream may have been
+deleted and created again, its records become *doubted*.  The origin must then confirm one record before the gateway
+serves any of them again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class RecordStream(Stream):
     doubts: int = 0
     """How often the records became doubted.  Only `TapeStore.doubt_records` counts."""
     settled: int = 0
-    """How many of `doubts` were raised before the request that the origin last confirmed the records to."""
+    """The value of `doubts` when the latest request whose reply confirmed the records was sent."""
     full_to: int = 0
     """The sequence number at which the latest reply ended, if a limit ended that reply; otherwise 0."""
 

@@ -255,7 +255,8 @@ class RecordTape:
             yield Joint(after, last)
 
     def neighbours(self, seq_num: int) -> tuple[Record, ...]:
-        """Return the last record held before `seq_num` and the first one after it, if there are such records."""
+        """Return the last record held before `seq_num` and the first record held after it, if there are such
+        records."""
         return tuple(one for one in (self._before(seq_num), self._after(seq_num)) if one is not None)
 
     def read(self, start: int, limits: Limits) -> Part:
@@ -278,7 +279,8 @@ class RecordTape:
     def at_timestamp(self, timestamp: int) -> int | None:
         """Return the number of the stream's first record at or after `timestamp`; None if the tape does not show it.
 
-        The tape shows it if it has this record and the preceding one, or if this is the first record of the stream.
+        The tape shows the number if it holds this record and the preceding record, or if this is the first record of
+        the stream.
         """
         at = bisect_left(self._starts, timestamp, key=lambda start: self._blocks[start].records[-1].timestamp)
         if at == len(self._starts):

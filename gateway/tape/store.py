@@ -44,7 +44,8 @@ _NO_KEY = StreamKey(Group("", ""), "", Partition(""))
 class TapeStore:
     """Streams by key.
 
-    `budget_bytes` bounds `cost` + `lent`.  `mint` returns a new name for an incarnation.
+    `budget_bytes` bounds `cost` + `lent`.  `mint` returns a new name for an incarnation (the life of a stream from
+    creation to deletion).
     """
 
     def __init__(
@@ -78,7 +79,8 @@ class TapeStore:
         self.holdings: defaultdict[str, RouteUsage] = defaultdict(RouteUsage)
         """What the streams of each route hold."""
         self.on_forget: Callable[[Stream], None] = lambda stream: None
-        """Called when data derived from a stream's bytes becomes invalid, so that its owners can drop the data."""
+        """Called when data derived from a stream's bytes becomes invalid, so that the owners of this data can drop
+        it."""
 
     def __len__(self) -> int:
         return self._count
@@ -90,7 +92,8 @@ class TapeStore:
         return iter(self._paths)
 
     def find(self, key: StreamKey) -> Stream | None:
-        """Return the stream of `key`, awake; None if it is not in memory."""
+        """Return the stream of `key`, and wake the stream if it sleeps (`gateway.tape.paths`); None if it is not in
+        memory."""
         stream = self._paths.find(key)
         if stream is not None and not stream.is_awake:
             self.wake(stream)
@@ -230,10 +233,11 @@ class TapeStore:
     def doubt_replaced(
         self, group: Group, queries: Collection[str] | None, start: int, seen: Container[Stream]
     ) -> None:
-        """Doubt the streams of an S2 path that hold records from `start` on, because an append was numbered from there.
+        """Doubt the streams of an S2 path that hold records from `start` on, because the origin has numbered an append
+        from `start`.
 
-        Affects only streams with one of `queries`, or with any query if that is None.  Streams in `seen` are left out,
-        because the caller has handled them.  The search is skipped if no sleeping stream can hold such records.
+        Affects only streams with one of `queries`, or with any query if `queries` is None.  Streams in `seen` are left
+        out, because the caller has handled them.  The search is skipped if no sleeping stream can hold such records.
         """
         if start >= self._paths.records_to(group, queries):
             return

@@ -40,7 +40,7 @@ TAIL_READ_BURST = 3
 MAX_OTHER_QUERIES = 16
 
 SEVERAL: Final = -1
-"""The value of `Stream.found_by` for several askers.  No hash is -1."""
+"""The value of `Stream.found_by` for requests with several sets of headers.  No hash is -1."""
 
 
 class End(StrEnum):
@@ -83,7 +83,8 @@ class Stream:
     expiry: Expiry = field(default_factory=Expiry)
     """The stream's lifetime.  Until it is known, no hit is sent without asking the origin."""
     contacted_at: float = 0.0
-    """When the origin last served a read or write of the stream (monotonic seconds).  Each renews a sliding TTL."""
+    """When the origin last served a read or write of the stream (monotonic seconds).  Each read or write renews a
+    sliding TTL."""
     confirmed: Confirmations = field(default_factory=Confirmations)
     """The offsets from which the origin was last seen to have the bytes, with times."""
     used_at: float = 0.0
@@ -123,8 +124,8 @@ class Stream:
     sent_bytes: int = 0
     """The number of body bytes written to client connections."""
     in_memory: SharedBytes | None = None
-    """Counts the tape's bytes for the answers that refer to them.  None if no answer does, or after bytes were
-    dropped."""
+    """Counts the tape's bytes for the answers that refer to them.  None if no answer refers to them, or after bytes
+    were dropped."""
     ended: End | None = None
     """Why the stream has ended; None while it exists."""
     has_topic: bool = False
@@ -149,7 +150,7 @@ class Stream:
     # -- events
 
     def hold(self) -> None:
-        """Prevent that this object is evicted and replaced, until the caller calls `TapeStore.release`."""
+        """Keep this object from being evicted and replaced until the caller calls `TapeStore.release`."""
         self.holds += 1
 
     def count_reads(self, reads: int, hits: int) -> None:
@@ -172,7 +173,7 @@ class Stream:
         self.head_headers = None
 
     def revalidated(self, seen: Version) -> None:
-        """Record that the origin has answered for this stream a request sent at the version `seen`."""
+        """Record that the origin has answered a request for this stream, sent at the version `seen`."""
         self.version = self.version.settled_by(seen)
 
     def followed(self) -> None:
@@ -291,7 +292,7 @@ class Stream:
         return identity == self.identity
 
     def acknowledged(self, tail: str, *, is_closed: bool, query: str) -> None:
-        """Record that a client was acknowledged a write to this path, with this query, which ended at `tail`."""
+        """Record that the origin has acknowledged a write to this path, with this query, which ended at `tail`."""
         if query in self.other_queries:
             return
         if self.acked is None or is_before(self.acked, tail) or is_closed:
@@ -300,7 +301,7 @@ class Stream:
         self.version = self.version.acknowledged()
 
     def acknowledged_without_offset(self) -> None:
-        """Record that a client was acknowledged a write whose end offset is unknown."""
+        """Record that the origin has acknowledged a write whose end offset is unknown."""
         self.sighting = None
         self.version = self.version.acknowledged()
 
@@ -331,7 +332,8 @@ class Stream:
     def is_still(self, first: FirstTail, at: str) -> bool:
         """Whether a live reader at `at` is up to date, by the tail `first` that the origin named to it at its start.
 
-        It is, unless a write has been acknowledged or may have been applied since, or a reply has named a later tail.
+        The reader is up to date unless a write has been acknowledged or may have been applied since, or a reply has
+        named a later tail.
         """
         tape = self.tape
         return (
@@ -404,8 +406,8 @@ class Stream:
         self.found_by = asker if self.found_by in (None, asker) else SEVERAL
 
     def is_hidden_from(self, asker: int) -> bool:
-        """Whether a 404 to such a request may only mean that the origin hides the stream from its client, because the
-        origin has shown the stream to a request with other headers."""
+        """Whether a 404 to a request with this hash may only mean that the origin hides the stream from the client.
+        The origin has then shown the stream to a request with other headers."""
         return self.found_by is not None and self.found_by != asker
 
     def may_have_expired(self, now: float) -> bool:
@@ -415,7 +417,8 @@ class Stream:
     def outlasts_failure(self, now: float, wall: float) -> bool:
         """Whether held bytes may be sent while the origin fails.
 
-        They may not if the stream has ended or may have expired, or may have been replaced by another one.
+        These bytes may not be sent if the stream has ended, may have expired, or may have been replaced by another
+        stream.
         """
         is_over = self.ended is not None or self.version.may_have_ended or self.has_expired(now, wall)
         return not is_over and not self.expiry.is_lost
@@ -427,8 +430,8 @@ class Stream:
     def is_trusted(self, now: float, trust_s: float) -> bool:
         """Whether the gateway may assume that the stream still exists, unchanged.
 
-        It may if the stream needs no revalidation, the origin was contacted within `trust_s` seconds, and less than
-        half of a sliding TTL has passed.  Hits do not renew the TTL at the origin, so the gateway must read a busy
+        A stream is trusted if it needs no revalidation, the origin was contacted within `trust_s` seconds, and less
+        than half of a sliding TTL has passed.  Hits do not renew the TTL at the origin, so the gateway must read a busy
         stream there before it expires.
         """
         if self.needs_revalidation:

@@ -1,7 +1,8 @@
 """The tape: the bytes of one stream that the gateway holds in memory, and their offsets.
 
 A tape has blocks, which are runs of bytes, and an index of tokens.  A token is an offset as the origin spells it:
-opaque, but ordered.  The index maps each token to its position in a block.
+opaque, but ordered.  The index maps each token to its position in a block.  Two tokens without bytes between them are a
+*hop*.
 
 A read starts at a token, takes bytes up to the end of a block, and continues at the token of that end.  The read stops
 at a token that is not in the index.  Such a token is either the tail or the start of a gap, which the origin must fill.
@@ -244,7 +245,8 @@ class Tape:
             self.closed_at = token
 
     def store(self, start: str, end: str, pieces: Sequence[bytes], now: float) -> None:
-        """Store the bytes from `start` to `end`, which have passed `check`.  Bytes that are held already stay."""
+        """Store the bytes from `start` to `end`, which have passed `check`.  Bytes that the tape already holds stay in
+        place."""
         size = sum(map(len, pieces))
         start = self.resolve(start)
         if not size:

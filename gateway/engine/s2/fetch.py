@@ -4,8 +4,8 @@
 the requests of one stream.  `gateway.upstream.collapse` defines which readers may share a request.
 
 Questions about the stream as a whole (`S2Question`) are shared differently from reads of records.  A reader with a
-question waits until the present question has been answered.  Then it shares the next one with all readers that wait.  A
-reader of records uses the records of a fetch under way, and asks for the rest.
+question waits until the present question has been answered.  Then this reader and all others that wait share the next
+question.  A reader of records uses the records of a fetch under way, and asks the origin only for later records.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ class S2Fetch(SharedFetch):
         self.outcome: S2Outcome | None = None
         """The origin's answer; None if a confirmation has succeeded."""
         self.is_overlapping = False
-        """Whether the fetch began with a record in memory, which has used up a part of its limits."""
+        """Whether the fetch began with a record that was in memory already.  This record uses up a part of the fetch's
+        limits."""
         self.waiting = 0
         """The number of readers that wait for the fetch."""
         self.later = 0

@@ -81,7 +81,7 @@ class S2Session:
 
 
 class S2SessionReader:
-    """One session, the subscriber of a channel (`gateway.server.request.LiveAnswer`)."""
+    """One session: the object that feeds a live response (`gateway.server.request.LiveAnswer`)."""
 
     __slots__ = (
         "_context",
@@ -246,7 +246,8 @@ class S2SessionReader:
             self._wait()
 
     def _send_large(self, large: S2LargePiece) -> None:
-        """Write a large batch in parts: the first now, the others when the client has taken the earlier ones."""
+        """Write a large batch in parts: the first part now, each later part when the client has taken the part
+        before."""
         self._large, self._large_sent = large, 0
         self._send_parts()
 
@@ -256,8 +257,8 @@ class S2SessionReader:
         while large is not None and not self._is_over:
             part = memoryview(large.data)[self._large_sent : self._large_sent + PART_BYTES]
             if not part:
-                # The client has taken nearly all of it.  Only now may the data be freed, because the connection has
-                # referred to it.
+                # The client has taken nearly all of the batch.  Only now may the data be freed, because the connection
+                # has referred to the data until now.
                 self._large = None
                 return
             self._large_sent += len(part)
@@ -356,7 +357,8 @@ class S2SessionReader:
             # Records have arrived, and the client has not read them yet.
             self._wait()
         elif topic is not None and topic.tail is None:
-            # Records may have arrived.  This is known only when the origin answers again or is given up.
+            # Records may have arrived.  The session learns that only when the origin answers again, or when the stream
+            # is given up.
             self._tick = self._context.wheel.add(self, LOOK_S)
         else:
             self._finish(CloseReason.TIMED_OUT)

@@ -93,8 +93,8 @@ async def _start_at(
             case FoundRecords(records) if records:
                 return records[0].seq_num, None, outcome
             case AtTail(tail) if fetched.is_fresh:
-                # A timestamp after the tail's counts as a sequence number after the tail.  Otherwise the records from
-                # that time on have been trimmed.
+                # A timestamp after the tail's counts as a sequence number after the tail.  If the timestamp is not
+                # after the tail's, the records from that time on have been trimmed.
                 beyond = timestamp > tail.timestamp and not query.is_clamped
                 return tail.seq_num + 1 if beyond else tail.seq_num, tail, Outcome.REVALIDATED
             case FoundRecords() if fetched.is_fresh:
@@ -273,8 +273,8 @@ class S2Reads:
             reader.failed()
         else:
             if isinstance(fetched.outcome, S2Refused) and not read.source.may_be_told(fetched.outcome):
-                # The error may concern another client's credentials.  After it reconnects, this client is relayed with
-                # its own.
+                # The error may concern another client's credentials.  After the client reconnects, its request is
+                # relayed with its own credentials.
                 reader.failed()
             else:
                 reader.fetched(fetched)

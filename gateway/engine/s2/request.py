@@ -120,8 +120,8 @@ class BadS2Basin(ValueError):
 def basin_in_host(label: str, path: str, headers: CIMultiDict[str]) -> str | None:
     """Return the basin that a request names by its host; None for paths that belong to the account.
 
-    `label` is the part of the host that names the basin.  S2's SDKs use `{basin}.zone` as default endpoint and then
-    send no header.  Raises BadS2Basin if the host names no basin, or if a header names another one.
+    `label` is the part of the host that names the basin.  S2's SDKs use `{basin}.zone` as their default endpoint, and
+    send no basin header to it.  Raises BadS2Basin if the host names no basin, or if a header names another basin.
     """
     if _IN_BASIN_PATH.fullmatch(path) is None:
         return None
@@ -283,9 +283,9 @@ def s2_mode(
 
 
 def named_basin(headers: CIMultiDict[str], target: Target, route: Route, host: str) -> tuple[str | None, bool]:
-    """Return the basin that a request names, and whether only its host names it.
+    """Return the basin that a request names, and whether only the request's host names it.
 
-    In that case the gateway must name the basin to the origin in a header.  Raises BadRequest.
+    If only the host names it, the gateway must name the basin to the origin in a header.  Raises BadRequest.
     """
     label, named = route.label(host), headers.get(BASIN_HEADER)
     if label is None:

@@ -7,8 +7,8 @@ if it needs more.
 A stream can be deleted and re-created under its name.  The records in memory may then belong to the earlier stream, and
 must not be mixed with new ones.  Two checks prevent that.  If new records adjoin records in memory, the adjoining
 record is read again: by the same request, which then begins one record earlier, or by another request afterwards.  If
-new records are apart from those in memory, the last record in memory is read again first, unless the origin has
-recently confirmed the stream (`verify`).
+the new records do not adjoin records in memory, the last record in memory is read again first.  This is not needed if
+the origin has recently confirmed the stream (`verify`).
 
 In addition, each reply is compared with the records in memory.  A tail that has moved back, or a different record with
 the same number, shows that the stream was re-created.  The stream's record then ends, and its readers start again with
@@ -41,13 +41,13 @@ T = TypeVar("T")
 def _is_nothing(outcome: S2Outcome) -> bool:
     """Return whether the outcome is a reply without records.
 
-    Either no record is left before the tail, or the first one exceeds a limit.
+    Either no record is left before the tail, or the first record exceeds a limit.
     """
     return isinstance(outcome, FoundRecords) and not outcome.records
 
 
 VERIFIED_S: Final = 10.0
-"""How long after a confirmation further records are stored without another one, in seconds."""
+"""How long after a confirmation further records are stored without another confirmation, in seconds."""
 
 
 _MOST_BATCHES: Final = 16
@@ -97,7 +97,8 @@ class S2Stream:
         return self._fetches.is_asking(S2Question.CONFIRMATION)
 
     def check(self) -> None:
-        """Raise TailMovedBack if the stream has ended.  Its records must not be joined with later ones."""
+        """Raise TailMovedBack if the stream has ended.  Its records must not be joined with records of a later
+        stream."""
         if self.stream.ended is not None:
             raise TailMovedBack
 
@@ -208,14 +209,14 @@ class S2Stream:
             fetched = await self.fetch(start, Limits(1), client)
             if fetched.is_fresh:
                 if not _is_nothing(fetched.outcome):
-                    # There is a new record, or one that exceeds the reader's limits.  The reader's next fetch shows
-                    # which.
+                    # There is a new record, or a record that exceeds the reader's limits.  The reader's next fetch
+                    # shows which case applies.
                     return fetched._replace(is_all=False)
                 self._learn(start, AtTail(tail), 0)
                 return S2Fetched(AtTail(tail), is_fresh=True, is_all=False)
 
     def _join(self, start: Start, wanted: Limits, client: str) -> tuple[S2Fetch, bool]:
-        """Return the fetch for a reader to wait for, and whether it is still to be sent."""
+        """Return the fetch that a reader must wait for, and whether that fetch has not been sent yet."""
         earlier = self._fetches.bringing(start)
         if earlier is not None and (earlier.is_sent or earlier.start != start):
             earlier.askers.add_client(client)
@@ -272,8 +273,8 @@ class S2Stream:
     def _overlap(self, start: Start, limits: Limits) -> Record | None:
         """Return the record before `start` if the read should begin with that record, to save a second request.
 
-        This is worthwhile if the last reply was as long as its limits allowed, so that more records are likely.  If
-        there were none, the reply would contain only this record and not the tail.
+        The overlap is used if the last reply was as long as its limits allowed, so that more records are likely.
+        Without more records, the reply would contain only the overlapping record and not the tail.
         """
         if not isinstance(start, FromSeqNum) or start.seq_num != self.stream.full_to:
             return None
@@ -299,10 +300,10 @@ class S2Stream:
         """Read again the records in memory that adjoin `records`.
 
         `earlier` are the neighbours that were in memory before `records` were requested.  A deleted stream never comes
-        back.  So a record that is found both before and after the read proves that `records` belong to its stream.  If
-        a neighbour was stored only during the read, the records on both sides are read again.
+        back.  So a record that is found both before and after the read proves that `records` belong to the same stream
+        as this record.  If a neighbour was stored only during the read, the records on both sides are read again.
 
-        Returns the origin's error if it refuses.  Raises a GatewayError; TailMovedBack if a record has changed.
+        Returns the origin's error if the origin refuses.  Raises a GatewayError; TailMovedBack if a record has changed.
         """
         confirmed: set[int] = set()
         while joint := next(
@@ -371,7 +372,7 @@ class S2Stream:
         return outcome
 
     def store(self, start: int, records: tuple[Record, ...]) -> None:
-        """Store the records of a read from `start`.  Raises TailMovedBack if they belong to another stream."""
+        """Store the records of a read from `start`.  Raises TailMovedBack if the records belong to another stream."""
         now = self._shared.clock.now()
         if not self.tape.block_count:
             self.stream.verified(now)
@@ -391,9 +392,9 @@ class S2Stream:
         self.stream.verified(self._shared.clock.now())
 
     def compare(self, record: Record, position: StreamPosition) -> None:
-        """Compare a record that was read again, the last before `position`, with the one in memory.
+        """Compare a record that was read again, the last before `position`, with the record in memory.
 
-        Raises TailMovedBack if it belongs to another stream.
+        Raises TailMovedBack if the record belongs to another stream.
         """
         held = self.tape.record(record.seq_num)
         is_it = record.seq_num == position.seq_num - 1 and record.timestamp == position.timestamp
@@ -411,7 +412,7 @@ class S2Stream:
             self.stream.verified(self._shared.clock.now())
 
     def refused(self, error: S2Refused) -> None:
-        """Apply an error that the origin has answered with."""
+        """Apply an error answer of the origin to the stream's record."""
         if error.status in (401, 403):
             self.is_source_refused = True
         elif error.is_absent:

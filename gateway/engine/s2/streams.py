@@ -1,11 +1,12 @@
 """The S2 streams in use, and the sessions at their origins that keep live readers up to date.
 
-A stream is in use while a request needs it, and while it is followed.  It is followed once a reader waits at its tail.
-That ends when the live table (`gateway.live.table`) removes its topic, the object that holds its live readers.
+A stream is in use while a request needs it, and while it is followed.  The gateway follows a stream from the time when
+a reader waits at its tail.  It stops when the live table (`gateway.live.table`) removes the stream's topic, the object
+that holds its live readers.
 
 A followed stream has one session at its origin (`S2Follower`).  After a failure, a new session continues at the same
 position; repeated failures lead to growing pauses.  If the origin stays unreachable or refuses, the live readers get an
-error.  Their sessions must not end in order, because S2 clients would take that as the end of the read and not
+error.  Their sessions must not end regularly: S2 clients would take a regular end as the end of the read, and would not
 reconnect.
 
 The stream may be deleted and re-created between two sessions.  So each session also reads the last record before the
@@ -57,11 +58,12 @@ from gateway.upstream.s2_client import AtTail, S2Refused, ended_with
 
 PAUSES_S: Final = (0.0, 0.25, 0.5, 1.0, 2.0)
 """Pauses before the attempts to reconnect, in seconds, without jitter.  After the last attempt the stream is lost.
-They add up to less than the 20 s after which S2 clients give up a silent session."""
+All pauses together are shorter than the 20 s after which S2 clients give up a silent session."""
 
 LEAST_S: Final = 1.0
-"""Sessions that end before this time, in seconds, are short.  After a first short session the next one starts at once,
-after further ones with a pause.  Origins may end each session right after the reply, or advise to use another one."""
+"""Sessions that end before this time, in seconds, are short.  After one short session the next session starts at once;
+after several in a row it starts after a pause.  Origins may end each session right after the reply, or advise the
+client to use another session."""
 
 
 LEAVING_S: Final = 15.0
@@ -180,7 +182,7 @@ class S2Follower:
                         return True
             except (BadFrame, protobuf.BadProtobuf) as error:
                 raise UpstreamBroken from error
-        # A session without a time limit never ends in order.
+        # A session without a time limit never ends regularly.
         raise UpstreamUnreachable
 
     def _take(self, frame: Message) -> None:
@@ -216,7 +218,7 @@ class S2Follower:
         if error.status < 400:
             raise UpstreamBroken("Origin ended a session with a status that is no error")
         self._stream.refused(error)
-        # The error may concern the credentials of one reader.  Let each client reconnect with its own.
+        # The error may concern the credentials of one reader.  Let each client reconnect with its own credentials.
         self._topic.lost(error if error.status not in PERSONAL else REFUSED)
 
 
@@ -276,7 +278,7 @@ class S2Confirmations:
 
 BEAT_S: Final = 5.0
 """Seconds between two beats of a topic.  A reader that has received nothing for two beats gets a heartbeat.  S2 itself
-sends one every 5 to 15 s.  Each beat also queues the stream for confirmation if it needs one."""
+sends a heartbeat every 5 to 15 s.  Each beat also queues the stream for confirmation if its records are doubted."""
 
 
 def _soon(call: Callable[[], object]) -> None:
@@ -371,7 +373,7 @@ class S2Streams:
     # -- live
 
     def attach(self, stream: S2Stream, tail: StreamPosition, client: str) -> S2Topic:
-        """Join the stream's topic, and follow the stream if it has none yet; the caller must call `detach`.
+        """Join the stream's topic, and follow the stream if it has no topic yet; the caller must call `detach`.
 
         `tail` was the stream's tail a moment ago, and `client` is the client's network.  Raises TooManyFollowed,
         ShortOfMemory or TooManyRequests.

@@ -1,8 +1,8 @@
 """The live readers of one S2 stream, and the encoding of the records that they share.
 
 A topic has a *position*: the sequence number that the stream's session at the origin will bring next.  All records
-before the position have been stored.  A reader that is behind therefore reads from memory, and a reader whose
-connection is full stays behind.  `tail` is known while the session's latest statement shows that the position is the
+before the position have been stored.  A reader that is behind the position therefore reads from memory.  A reader whose
+connection is full falls behind.  `tail` is known while the session's latest statement shows that the position is the
 tail.
 
 Records that arrive in one turn of the event loop form one batch.  A batch is encoded once for each format, and written
@@ -11,7 +11,7 @@ to each connection at once.
 A topic ends when it has no readers, or by `lost`, with an error for all readers.  Both are final.
 
 The id of a server-sent event counts the records and bytes delivered by its response.  So readers share an event only if
-they have received equally much, for instance because they joined between the same two batches.
+they have received equally many records and bytes, for instance because they joined between the same two batches.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class S2LargePiece:
 
 
 class S2Batch:
-    """Records from `start` to `end`, and the tail if they reach it."""
+    """Records from `start` to `end`, and the tail if the records reach it."""
 
     __slots__ = (
         "_chunks",
@@ -137,7 +137,7 @@ class S2Batch:
         return found
 
     def frame(self, compression: Compression) -> S2LargePiece | None:
-        """Return the batch as one session frame if that is large; None if the batch must be sent by `chunk`."""
+        """Return the batch as one session frame if the frame is large; None if the batch must be sent by `chunk`."""
         found = self._frames[compression]
         if found is None:
             frame = encode_message(protobuf.encode_read_batch(self.batch), compression)
@@ -180,7 +180,8 @@ class S2LiveReader(Protocol):
     def beat(self, *, is_due: bool) -> None:
         """Send a heartbeat if one is needed.
 
-        If `is_due`, a beat of the topic has passed.  Otherwise only a first heartbeat that is still missing is sent.
+        `is_due` is true if a beat of the topic has passed.  If it is false, only a first heartbeat that is still
+        missing is sent.
         """
 
     def lost(self, error: S2Refused) -> None:
@@ -305,7 +306,7 @@ class S2Topic:
     def beat(self) -> None:
         """Send a heartbeat to readers that have received nothing for a while.
 
-        None is sent while the tail is unknown, so that clients can tell a lost stream from a quiet one.
+        No heartbeat is sent while the tail is unknown, so that clients can tell a lost stream from a quiet stream.
         """
         if self.tail is not None:
             self._each(tuple(self.readers_now), lambda reader: reader.beat(is_due=True))

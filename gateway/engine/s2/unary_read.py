@@ -41,7 +41,7 @@ class S2Answer:
     body: bytes
     outcome: Outcome
     span: tuple[int, int] | None = None
-    """The batch's first sequence number and the one after its last; None if the answer is not a batch."""
+    """The batch's first sequence number, and the number after its last; None if the answer is not a batch."""
     run: BodyRun | None = None
     """The records in the answer, if the answer may be repeated while they are in memory."""
 
@@ -194,7 +194,7 @@ class S2UnaryRead:
         return None
 
     async def _wait(self, progress: RecordProgress) -> S2Refused | None:
-        """Wait at the tail for records; return an error if none can come."""
+        """Wait at the tail for records; return an error if no records can come."""
         clock, topic = self._reads.clock, self._topic
         if topic is None:
             assert progress.tail is not None

@@ -13,9 +13,9 @@ body with the name of a created stream may not have been kept.  Any client can c
 dropped.  Instead the records are *doubted*: the origin must confirm them before they are read again.  A stream with
 live readers is confirmed within a few seconds (`streams.py`), and the readers continue meanwhile.
 
-A path may have a crowd of streams in memory, most of them asleep (`gateway.tape.paths`).  An append checks only the
-awake ones.  The sleeping ones are doubted together, if the acknowledged sequence number is before the end of the
-records of one of them.
+A path may have many streams in memory.  Most of them then sleep: events of the path reach them only when they are used
+again (`gateway.tape.paths`).  An append checks only the streams that are awake.  All sleeping streams of the path are
+doubted together, if at least one of them has records from the acknowledged sequence number on.
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ class S2HeldBefore(NamedTuple):
     end: int
     """The sequence number after its last record in memory."""
     is_own: bool
-    """Whether the stream is in the writer's own partition.  In others the name may belong to another stream."""
+    """Whether the stream is in the writer's own partition.  In other partitions the name may belong to another
+    stream."""
 
 
 class S2Acknowledgements:
-    """Reads the acknowledgement in the answer to one append, or the first one of an append session."""
+    """Reads the acknowledgement in the answer to one append, or the first acknowledgement of an append session."""
 
     __slots__ = (
         "_before",
@@ -169,7 +170,7 @@ _GONE: Final = frozenset({404, 409, 410})
 """Statuses for a stream that is gone or being deleted (409)."""
 
 _MOST_QUERIES: Final = 8
-"""The most queries in one event.  An event with more stands for all queries."""
+"""The most queries in one event.  An event that would have more queries stands for all queries."""
 
 
 class S2Doubted:
@@ -285,7 +286,7 @@ class S2Writes:
         return [one for one in found if isinstance(one, RecordStream)]
 
     def _change_at(self, request: RelayedRequest, group: Group, change: Callable[[Stream], object]) -> None:
-        """Change the writer's own streams of a path, and doubt the others.
+        """Change the writer's own streams of a path, and doubt the path's other streams.
 
         For other credentials the path may name the same stream or another; only the origin can tell.
         """
@@ -307,7 +308,7 @@ class S2Writes:
         self._store.drop_stream(stream, End.DELETED)
 
     def _drop(self, request: RelayedRequest, streams: Iterable[Stream]) -> None:
-        """Drop the writer's own streams, and doubt the others."""
+        """Drop the writer's own streams, and doubt the path's other streams."""
         for stream in streams:
             if stream.key.partition == request.partition:
                 self._deleted(stream)
