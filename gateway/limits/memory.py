@@ -6,7 +6,7 @@ connections.  Each measure has a mark, a share of the limit above which it is ta
 clearly below its mark, so that measures do not switch on and off.  The guard is a pure state machine: its owner
 measures the memory periodically and carries out the measures.
 
-`charged` computes how many bytes each client holds.  A body that is sent to many clients is in memory once.  While the
+`Charges` computes how many bytes each client holds.  A body that is sent to many clients is in memory once.  While the
 cache holds the body too, it counts for the cache only.  Otherwise it is divided among the clients that have not
 received it yet, in proportion to the parts that they hold.  Evicting it from the cache would free nothing while a
 connection refers to it.
@@ -21,7 +21,7 @@ up the files for connections to origins and for the admin port.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple, TypeVar
@@ -166,22 +166,35 @@ class Holding(NamedTuple):
 NOTHING: tuple[Holding, ...] = ()
 
 
-def charged(holdings: Iterable[tuple[int, Holding]], holders: int) -> Iterator[int]:
-    """Compute the bytes that each holder is charged for, in the order of their numbers from 0 to `holders` - 1.
+class Charges:
+    """Divides shared bytes among the holders that refer to them, in proportion.
 
-    `holdings` has pairs of a holder's number and the bytes that it refers to.  Bytes that several holders refer to are
-    divided among them in proportion.
+    All holdings are added before the first holder is charged.  Both steps can be taken holder by holder.
     """
-    charges = [0] * holders
-    by_shared: dict[SharedBytes, list[tuple[int, int]]] = {}
-    for number, (shared, size) in holdings:
-        if size and not shared.in_cache:
-            by_shared.setdefault(shared, []).append((number, size))
-    for shared, parts in by_shared.items():
-        total = sum(size for _, size in parts)
-        for number, size in parts:
-            charges[number] += size if total <= shared.size else size * shared.size // total
-    yield from charges
+
+    __slots__ = ("_totals",)
+
+    def __init__(self) -> None:
+        self._totals: dict[SharedBytes, int] = {}
+        """The sum of all holdings of the same bytes.  Bytes in the cache are charged to no holder."""
+
+    def add_holdings(self, holdings: Iterable[Holding]) -> None:
+        """Add the holdings of one holder."""
+        totals = self._totals
+        for shared, size in holdings:
+            if not shared.in_cache:
+                totals[shared] = totals.get(shared, 0) + size
+
+    def charge_of(self, holdings: Iterable[Holding]) -> int:
+        """The bytes that a holder with these holdings is charged for."""
+        charge = 0
+        for shared, size in holdings:
+            total = self._totals.get(shared, 0)
+            if total > shared.size:
+                charge += size * shared.size // total
+            elif total:
+                charge += size
+        return charge
 
 
 SPARE: Final = 64

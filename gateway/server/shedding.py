@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
-from gateway.limits.memory import Holding, charged, victims
+from gateway.limits.memory import Charges, Holding, victims
 from gateway.server.client_connections import ClientConnection, Clients
 
 _SLICE: Final = 64
@@ -47,22 +47,25 @@ class Shedding:
 
     async def look(self) -> int:
         """Sample all connections.  Returns the bytes that they hold together."""
-        held: list[tuple[int, ClientConnection]] = []
-        holdings: list[tuple[int, Holding]] = []
+        held: list[tuple[int, list[Holding], ClientConnection]] = []
+        charges, sample, total = Charges(), list[tuple[int, ClientConnection]](), 0
         for clients in list(self._every_clients):
             connections = list(clients)
             for start in range(0, len(connections), _SLICE):
                 for one in connections[start : start + _SLICE]:
-                    own, number = one.held_bytes, len(held)
-                    found = [(number, holding) for holding in one.holdings() if holding.size]
-                    holdings += found
-                    if own or found:
-                        held.append((own, one))
+                    own, holdings = one.held_bytes, [holding for holding in one.holdings() if holding.size]
+                    if own or holdings:
+                        charges.add_holdings(holdings)
+                        held.append((own, holdings, one))
                 await asyncio.sleep(0)
-        shares = charged(holdings, len(held))
-        self._held = [(own + share, one) for (own, one), share in zip(held, shares, strict=True) if own or share]
-        self.held_bytes = sum(cost for cost, _ in self._held)
-        return self.held_bytes
+        for start in range(0, len(held), _SLICE):
+            for own, holdings, one in held[start : start + _SLICE]:
+                if cost := own + charges.charge_of(holdings):
+                    sample.append((cost, one))
+                    total += cost
+            await asyncio.sleep(0)
+        self._held, self.held_bytes = sample, total
+        return total
 
     def shed_connections(self, excess: int, reason: ShedReason) -> int:
         """Drop the connections that hold the most, until `excess` bytes are freed.  Returns the number dropped."""
