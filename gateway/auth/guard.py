@@ -110,7 +110,7 @@ class Guard:
         return self._rules
 
     def replace(self, rules: Rules) -> None:
-        """Replace the rules by the same rules with other keys."""
+        """Replace the rules by those that a reload has put into effect; none if the route has lost its rules."""
         if rules != self._rules:
             self._use(rules)
             self._known.clear()
@@ -149,6 +149,9 @@ class Guard:
         client has sent too many invalid credentials.  `failed` is called for an invalid credential.  `heard` is the
         answer of a service that the request has waited for.
         """
+        if not self._rules:
+            # The client's next request is judged by the configuration in effect.
+            raise Undecided
         try:
             credential, has_one = self.find_credential(asked)
             if credential is None:

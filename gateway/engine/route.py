@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
+from weakref import WeakSet
 
 from multidict import CIMultiDict
 from yarl import URL
@@ -393,6 +394,8 @@ class RouteTable:
         self.verdicts = Verdicts(clock.wall, clock.now)
         self._rules: Mapping[str, Rules] = rules or {}
         self._begun = 0
+        self._guards: WeakSet[Guard] = WeakSet()
+        """The guards of the routes, and of earlier routes that requests still refer to."""
         self._budgets: dict[str, RetryBudget] = {}
         names = self._named(configs)
         self.routes: tuple[Route, ...] = tuple(
@@ -402,7 +405,11 @@ class RouteTable:
 
     def _guard(self, config: RouteConfig) -> Guard | None:
         # Fail closed: a route whose rules were not loaded must not be open.
-        return Guard(config, self._rules[config.name], self.verdicts) if config.auth else None
+        if not config.auth:
+            return None
+        guard = Guard(config, self._rules[config.name], self.verdicts)
+        self._guards.add(guard)
+        return guard
 
     def _named(self, configs: Sequence[RouteConfig]) -> dict[str, str]:
         """Return the origin's name for each route, and give each origin a retry budget."""
@@ -421,10 +428,10 @@ class RouteTable:
     def replace(self, configs: Sequence[RouteConfig], rules: Mapping[str, Rules] | None = None) -> bool:
         """Replace the routes and their rules; return whether any route has changed."""
         self._rules = rules or {}
-        for route in self.routes:
-            if route.guard is not None and (anew := self._rules.get(route.name)) is not None:
-                # A key file may have changed although the configuration has not.
-                route.guard.replace(anew)
+        # A key file may have changed although the configuration has not.  Guards of earlier routes judge requests that
+        # are waiting for a service.
+        for guard in tuple(self._guards):
+            guard.replace(self._rules.get(guard.realm, ()))
         before = self.routes
         self._replace_routes(configs)
         # If a route now serves other requests than before, the rules of another route may apply to reads that this

@@ -35,6 +35,7 @@ class Rules:
 
     def __init__(self, origin: RunningOrigin, service: AuthService, folder: Path) -> None:
         self.folder = folder
+        self.service = service
         self._origin = origin
         self.public: dict[str, Any] = {"by": "public", "streams": ["/public/*"]}
         self.jwt = jwt_rule(folder)
@@ -164,3 +165,20 @@ async def test_a_long_poll_whose_rule_a_reload_removes_is_dropped(edge: Edge, ru
         await bounded(polls[0].answer("GET"))
     assert len(verdicts.live) == 1
     polls[1].reset()
+
+
+@pytest.mark.parametrize(("reloads", "left", "status"), [(1, 3, 401), (2, 3, 401), (2, 0, 503)])
+async def test_a_request_that_waits_for_a_verdict_during_reloads_is_judged_by_the_new_rules(
+    edge: Edge, rules: Rules, reloads: int, left: int, status: int
+) -> None:
+    rules.service.gate.clear()
+    waiting = await edge.begin(f"/shared/s?{TAIL}", OPAQUE)
+    services = edge.gateway.auth_services
+    await eventually(lambda: "1 waiting" in repr(services))
+    for number in range(reloads):
+        if number + 1 == reloads:
+            del rules.rules[left:]
+        rules.settings["trust_s"] = 5 + number
+        await edge.gateway.reload()
+    rules.service.gate.set()
+    assert (await bounded(waiting.answer("GET"))).status == status
