@@ -1,4 +1,4 @@
-"""Spreads work that many timers start at the same time, such as the end of uploads that time out together.
+"""Spreads work that many timers start at the same time, such as closing uploads that time out together.
 
 Such work continues in later iterations of the event loop, so it does not suffice to bound the work of one iteration.
 """
@@ -22,7 +22,7 @@ class Pace:
         return f"<Pace busy for {max(0.0, self._free_at - self._clock.now()):g} s>"
 
     async def turn(self) -> None:
-        """Wait until this caller is admitted.  Return at once if the last one was admitted long enough ago."""
+        """Wait until this caller is admitted.  Return at once if the last caller was admitted long enough ago."""
         now = self._clock.now()
         at = min(max(now, self._free_at), now + self._most_s)
         self._free_at = at + self._every_s

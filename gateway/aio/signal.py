@@ -1,7 +1,8 @@
 """A broadcast signal: firing it wakes all tasks that wait at that moment.
 
-Each waiter has its own future.  If all shared one future, a waiter that times out would be searched for among all
-others.  With 10,000 idle subscribers, each round of heartbeats would then block the loop for 0.8 s instead of 0.04 s.
+Each waiter has its own future.  If all waiters shared one future, the removal of a waiter that times out would search
+all other waiters.  With 10,000 idle subscribers, each round of heartbeats would then block the loop for 0.8 s instead
+of 0.04 s.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ _FAR_S: Final = 60.0
 _FAR_TICKS: Final = 16
 
 TURN_S: Final = 0.001
-"""The most seconds that one iteration of the loop fires entries."""
+"""The seconds for which one iteration of the loop fires entries at most."""
 
 NEVER: Final = -1
 """The tick of an entry that is not on a wheel."""
@@ -107,7 +107,7 @@ class Wheel:
         self._timer = None
         reached, until = floor(round(self._clock.now() / TICK_S, 6)), self._spent() + TURN_S
         while self._ticks and self._ticks[0] <= reached:
-            # Pop entries one by one, so that `unlink` still works for those left to a later iteration.
+            # Pop entries one by one, so that `unlink` still works for the entries that are left to a later iteration.
             _, entries = self._entries[self._ticks[0]]
             while entries:
                 try:

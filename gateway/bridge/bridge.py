@@ -1,7 +1,7 @@
-"""The `Upstream` of all routes: translates requests of bridged routes, and passes on all others.
+"""The `Upstream` of all routes: translates the requests of bridged routes, and passes on all other requests.
 
-Each request of a bridged route runs in a task, which ends with the head of the reply, or when its requester gives up.
-An SSE answer has a second task, which ends with its body.
+Each request of a bridged route runs in a task, which ends when the head of the reply has arrived, or when the requester
+gives up.  An SSE answer has a second task, which ends with its body.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Bridge:
             case "HEAD":
                 return await reads.head(asked)
             case "GET" if mode in (LIVE_SSE, LIVE_LONG_POLL) and asked.offset is None:
-                # Required by section 5.7.  Without caching, nothing has checked it yet.
+                # Section 5.7 requires an offset.  With caching, the engine has checked that already.
                 return text(400, "A live read needs an offset")
             case "GET" if mode == LIVE_SSE:
                 return await live.open_sse(asked, self._tasks)

@@ -9,21 +9,20 @@ bridge carries `OPEN_TOKEN`, and S2 refuses it if the stream has another fencing
 The forms are:
 
     json       The body of each record is one message.  A record whose body is not JSON becomes the message
-               `{"s2_record": ...}` with the record in envelope form, so that the rest of the stream stays readable.
-    bytes      The bodies are concatenated.
-    envelope   Each record is one message `{"seq_num", "timestamp", "headers", "body"}`.  If any of its bytes are not
-               UTF-8, all are in base64, and the message has `"format": "base64"`.
+    `{"s2_record": ...}` with the record in envelope form, so that the rest of the stream stays readable.  bytes
+    The bodies are concatenated.  envelope   Each record is one message `{"seq_num", "timestamp", "headers", "body"}`.
+    If the record has bytes that are not UTF-8, all its bytes are in base64, and the message has `"format": "base64"`.
 
 `json` and `envelope` are JSON streams.  An append turns each message into a record in the same form.  In a `bytes`
 stream, the body of an append becomes one record.
 
-JSON bodies are cut into messages without changing any (section 7.1).  The body of an append is one message or an array
-of messages: exactly one level of array is removed.  Messages are not serialised again.  Numbers could lose
-digits, and objects could lose repeated names.
+JSON bodies are cut into messages, and no message is changed (section 7.1).  The body of an append is one message or an
+array of messages: exactly one level of array is removed.  Messages are not parsed and serialised again, because numbers
+could lose digits, and objects could lose repeated names.
 
-Parsing creates an object for each value, and arrays and objects cost the most: 2 MiB of `[]` took 0.2 s of processor
-time.  More than half of that was garbage collection, triggered by new containers.  The collector finds nothing during
-parsing, so it is paused.  The number of containers is limited before parsing.
+Parsing creates an object for each value, and arrays and objects (containers) cost the most: 2 MiB of `[]` took 0.2 s of
+processor time.  More than half of this time was garbage collection, triggered by new containers.  The collector finds
+nothing during parsing, so it is paused.  Bodies with too many containers are refused before parsing.
 """
 
 from __future__ import annotations
@@ -71,7 +70,8 @@ class Page:
     records: tuple[Record, ...]
     """The records other than commands."""
     end: int
-    """The sequence number after the page; on the last page of a closed stream, that of the close marker."""
+    """The sequence number after the page.  On the last page of a closed stream, it is the sequence number of the close
+    marker."""
     is_closed: bool
     trimmed: int = 0
     """`trimmed_by` the records, but at most `end`."""
@@ -141,7 +141,8 @@ def is_message(body: bytes) -> bool:
 def split_messages(body: bytes, most: int = MAX_BATCH_RECORDS) -> list[bytes]:
     """Split the body of an append into messages; none for an empty array.  Raises BadMessages or TooManyContainers.
 
-    If there are more than `most`, only `most + 1` are returned: cutting an array of a million takes a second.
+    If the body has more than `most` messages, only `most + 1` are returned: cutting an array of a million messages
+    takes a second.
     """
     if _containers(body) > MOST_CONTAINERS:
         raise TooManyContainers
@@ -168,7 +169,7 @@ def split_messages(body: bytes, most: int = MAX_BATCH_RECORDS) -> list[bytes]:
 
 
 def _containers(body: bytes) -> int:
-    """Return the number of arrays and objects in the body, or an upper bound if that is within `MOST_CONTAINERS`."""
+    """Return the number of arrays and objects in the body.  A result up to `MOST_CONTAINERS` may be too high."""
     most = body.count(b"[") + body.count(b"{")
     if most <= MOST_CONTAINERS:
         return most
@@ -213,7 +214,7 @@ class TooMuchContent(BadContent):
 
 
 class Content(ABC):
-    """A form of content: converts records to bytes, and the bodies of appends to records."""
+    """A form of content: converts records to bytes, and converts the bodies of appends to records."""
 
     def __init__(self, content_type: str) -> None:
         self.content_type = content_type
@@ -230,7 +231,8 @@ class Content(ABC):
 
     @abstractmethod
     def records(self, body: bytes) -> tuple[AppendRecord, ...]:
-        """Return the records to append for this body; none if it is empty or an empty array.  Raises `BadContent`."""
+        """Return the records to append for this body; no records if the body is empty or an empty array.  Raises
+        `BadContent`."""
 
 
 class BytesContent(Content):

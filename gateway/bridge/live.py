@@ -1,11 +1,11 @@
 """SSE from a read session: one session at the origin for each SSE answer.
 
-The engine requests one such answer for a stream, whatever the number of its live readers.  A batch of the session
-becomes a data event and a control event.  A heartbeat becomes a comment, or a control event if it is the first to show
-that the position is the tail.
+The engine requests one such answer for a stream, however many live readers it has.  A batch of the session becomes a
+data event and a control event.  A heartbeat becomes a comment.  The first heartbeat that shows that the position is the
+tail becomes a control event.
 
-The answer ends in order when the session is lost, when the origin ends or refuses it, and when the next records have
-been trimmed.  The client then reconnects at its position, and gets the reason in a unary answer.
+The answer ends regularly in three cases: the session is lost, the origin ends or refuses the session, or the next
+records have been trimmed.  The client then reconnects at its position, and gets the reason in a unary answer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Lost(Exception):
 
 
 class _Replaced(Exception):
-    """The session belongs to another stream than the known one."""
+    """The session reads another stream than the known stream."""
 
 
 class _Ended(Exception):
@@ -135,8 +135,8 @@ async def _batches(session: Reply) -> AsyncGenerator[ReadBatch]:
 class _Events:
     """Converts the batches of one session to events, and tracks the answer's position.
 
-    If the record before the position is known, the session also reads that record.  Its timestamp shows whether the
-    stream was re-created.
+    If the record before the position is known, the session also reads that record.  The record's timestamp shows
+    whether the stream was re-created.
     """
 
     def __init__(self, asked: BridgedRequest, place: int, known: KnownSighting) -> None:

@@ -39,10 +39,10 @@ from gateway.upstream.s2_client import (
 )
 
 _MOST_INCARNATIONS: Final = 3
-"""How many re-creations of the stream one read survives before it fails."""
+"""How many times the stream may be re-created during one read.  After one more, the read fails."""
 
 _MOST_COMMAND_BYTES: Final = 64
-"""The metered size limit of a command.  The largest is a fence with a token of 36 bytes, which has 51."""
+"""The metered size limit of a command.  The largest command is a fence with a token of 36 bytes: it has 51 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Call:
         return outcome.tail if isinstance(outcome, AtTail) else outcome
 
     async def command_at(self, seq_num: int) -> Record | S2Refused | None:
-        """Return the record `seq_num` if it is small enough for a command; None if it is not, or was trimmed.
+        """Return the record `seq_num` if it is small enough for a command; None if it is larger or was trimmed.
 
         Raises a GatewayError.
         """
@@ -108,14 +108,15 @@ class Call:
                 else:
                     self._saw(known, outcome)
                 return outcome
-            # Another reply has shown that the stream was re-created, so this one may belong to either stream.
+            # Another reply has shown that the stream was re-created, so this reply may belong to either stream.
             wait_s = None
         raise UpstreamBroken("Stream changes faster than it can be read")
 
     async def _read_joined(self, known: KnownSighting, seq_num: int) -> FoundRecords | None:
         """Read from the last known record on, and return the records from `seq_num` on.
 
-        Returns None if such a read is not worthwhile, or if it returns no new record.  Raises a GatewayError.
+        Returns None if a read from the last known record is not worthwhile, or if it returns no new record.  Raises a
+        GatewayError.
         """
         position = known.position
         if position is None or seq_num != position.seq_num or seq_num != self.sighting.full_to:
@@ -129,7 +130,7 @@ class Call:
 
     async def recognise(self, known: KnownSighting | None = None) -> S2Refused | None:
         """Read the last known record again, to check whether the stream was re-created.  Returns the origin's error if
-        it refuses.  Raises a GatewayError.
+        the origin refuses.  Raises a GatewayError.
         """
         known = known or self.sighting.known()
         if known.position is None or not known.position.seq_num:
@@ -165,7 +166,7 @@ class Call:
         except protobuf.BadProtobuf as error:
             raise UpstreamBroken from error
         if ack.end.seq_num - ack.start.seq_num != len(appended.records):
-            # Other bytes than S2's may decode as well: an empty body is a message of zeros.
+            # Bytes that are not an acknowledgement of S2 may decode too: an empty body is a message of zeros.
             raise UpstreamBroken("Origin acknowledged other records than it was sent")
         self.sighting.saw_append(known, ack)
         return ack
@@ -197,7 +198,7 @@ class Call:
         closed_at = self.sighting.closed_at
         match outcome:
             case FoundRecords(records):
-                # The records are after the end of the closed stream, or it was re-created and is open.
+                # Either the records are after the end of the closed stream, or the stream was re-created and is open.
                 is_behind = closed_at is not None and closed_at < records[0].seq_num
                 return is_behind or (joined is None and not known.is_shown_by(records))
             case AtTail(tail):

@@ -81,8 +81,8 @@ class _Answer:
 async def tail_of(asked: BridgedRequest) -> Tail | S2Refused:
     """Return where the stream ends now.  Raises a GatewayError.
 
-    The last record shows whether the stream is closed.  It is read only if it is not known, and with a size limit, so
-    that the body of a large record is not transferred.
+    The last record shows whether the stream is closed.  The last record is read only if it is not known.  The read has
+    a size limit, so that the body of a large record is not transferred.
     """
     call, sighting = asked.call, asked.call.sighting
     tail = await call.tail()

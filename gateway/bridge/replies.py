@@ -1,7 +1,7 @@
 """Requests to bridged streams, and replies in the form of a Durable Streams server (section 5).
 
-The body of a reply is complete, or is written while it is read.  The writer of a long body waits while the reader has
-not taken the earlier bytes (`room`).  A slow client therefore delays the S2 session instead of using up memory.
+The body of a reply is complete, or is written while it is read.  The writer of a long body waits until the reader has
+taken the earlier bytes (`room`).  A slow client therefore delays the S2 session instead of using up memory.
 
 `BridgedRequest` is one request, with the functions that the other modules share for answering it.
 """
@@ -94,7 +94,7 @@ class MadeBody:
     # -- for the reader
 
     def take(self) -> bytes | None:
-        """Return the bytes not yet taken; empty at the end, None if there are none yet."""
+        """Return the bytes not yet taken: empty at the end of the body, None if no bytes have arrived."""
         if self._pieces:
             taken = b"".join(self._pieces)
             self._pieces = []
@@ -195,9 +195,9 @@ def refusal(refused: S2Refused, *, creates: bool = False) -> Made:
 
     `creates` states that the request was to create a stream.  Temporary conflicts become a 503, so that clients retry.
     These are conflicts between transactions, and the creation of a stream while a stream with its name is being
-    deleted.  For other requests, a stream that is being deleted is gone.  A 422 becomes a 400.  A condition (412, 416)
-    that the request did not state becomes a 502.  So does a status that is not an HTTP error, which the last frame of a
-    session may contain.
+    deleted.  For requests that do not create a stream, a stream that is being deleted is gone.  A 422 becomes a 400.  A
+    failed condition (412, 416) that the request did not state becomes a 502.  A status that is not an HTTP error, which
+    the last frame of a session may contain, becomes a 502 too.
     """
     if not 400 <= refused.status < 600 or refused.status in (412, 416):
         return text(502, "The origin has answered a request with what is no answer to it")

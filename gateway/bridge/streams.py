@@ -1,22 +1,22 @@
 """Bridged streams: the names in URLs, offsets, and detection of re-created streams.
 
-A URL from the engine has the form `route://<route>/<path of the origin>/<basin>/<stream>`.  The engine has inserted the
-basin if the route configures one; otherwise it comes from the client's path.  The rest of the path is the stream's
+A URL from the engine has the form `route://<route>/<path of the origin>/<basin>/<stream>`.  If the route configures a
+basin, the engine has inserted it; if not, the basin comes from the client's path.  The rest of the path is the stream's
 name, including slashes.  An escaped slash is refused: it would be a second spelling of the same stream, and writes in
-one spelling would not reach readers of the other.
+one spelling would not reach readers that use the other spelling.
 
-An offset is the sequence number of the next record, so there is one at each record boundary.  Offsets have 20 digits,
-the width of the largest sequence number, so that they sort like the records.
+An offset is the sequence number of the next record, so there is an offset at each record boundary.  Offsets have 20
+digits, the width of the largest sequence number, so that they sort like the records.
 
 An S2 stream that is deleted and re-created counts from 0 again, and S2 gives it no new name.  Timestamps distinguish
-the two.  Three facts prove a re-creation: a record has another timestamp than before, the tail is before a known
-record, or an append got the number of a known record.  Each re-creation starts a new *incarnation*, which is named in
-entity tags.  The engine then drops the bytes of the earlier one.
+the earlier stream from the new stream.  Three facts prove a re-creation: a record has another timestamp than before,
+the tail is before a known record, or an append got the number of a known record.  Each re-creation starts a new
+*incarnation*, which is named in entity tags.  The engine then drops the bytes of the earlier incarnation.
 
 Replies can overtake each other, so each is compared with the state known when its request was sent.  A reply without a
 known record proves nothing, because it may belong to a re-created stream.  The last known record is then read again
 before the reply is joined with earlier records.  A deleted stream never comes back.  So a record that is the same
-before and after a reply proves that the reply belongs to its stream.
+before and after a reply proves that the reply belongs to the same stream as this record.
 
 The table of known states is bounded.  A stream that was evicted is not compared with its earlier state.
 """
@@ -98,7 +98,7 @@ def parse_offset(text: str) -> int:
 
 
 MOST_SIGHTINGS: Final = 65_536
-"""The size of the table of known states.  The least recently used one is evicted."""
+"""The size of the table of known states.  The least recently used state is evicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class S2Sighting:
                 self._read_to = end
             mark = next((record.seq_num for record in records if is_close(record)), None)
             if mark is not None:
-                # The first marker ends the stream; S2 writers may append another one.
+                # The first marker ends the stream; S2 writers may append another marker.
                 self.closed_at = mark if self.closed_at is None else min(mark, self.closed_at)
 
     def saw_append(self, known: KnownSighting, ack: AppendAck) -> None:
@@ -200,8 +200,8 @@ class S2Sighting:
     ) -> None:
         """Apply a position from a reply.
 
-        `is_other` states that it belongs to a re-created stream.  Otherwise `is_known` states that it certainly belongs
-        to the known one.
+        `is_other` states that it belongs to a re-created stream.  If it does not, `is_known` states that the position
+        certainly belongs to the known stream.
         """
         if known.incarnation != self._incarnation:
             # The request was sent before the stream was re-created, so the reply may belong to either stream.
@@ -234,7 +234,7 @@ class S2Sightings:
         return f"<S2Sightings of {len(self._table)} streams>"
 
     def stream_of(self, key: object) -> S2Sighting:
-        """Return the state for this key, a new one if there is none."""
+        """Return the state for this key; create a new state if there is none."""
         found = self._table.get(key)
         if found is not None:
             self._table.move_to_end(key)

@@ -1,8 +1,8 @@
 """Creating, appending to, closing and deleting a stream.
 
-An append is one atomic S2 append.  It requires the fencing token of a stream without a fence, so S2 refuses it once the
-stream is closed, or fenced by an S2 writer.  The close marker (`content.py`) is appended atomically with the last
-messages.
+An append is one atomic S2 append.  The append requires the fencing token of a stream without a fence.  So S2 refuses
+the append after the stream was closed, or after an S2 writer has fenced it.  The close marker (`content.py`) is
+appended atomically with the last messages.
 
 Features that S2 cannot provide are refused with 501: `Stream-Seq`, idempotent producers, lifetimes and forks.
 """
@@ -47,7 +47,8 @@ from gateway.upstream.call import Body
 from gateway.upstream.s2_client import S2Refused
 
 MOST_BODY_BYTES: Final = 2 * 1024 * 1024
-"""The largest body of an append, in bytes.  Its records have at most 1 MiB; the rest is for JSON and base64."""
+"""The largest body of an append, in bytes.  The records of a body have at most 1 MiB; the rest is for JSON and
+base64."""
 
 _NOT_KEPT: Final = {
     PRODUCER_ID: "Idempotent producers are not supported on this stream",
@@ -105,7 +106,7 @@ async def _append_first(asked: BridgedRequest, records: tuple[AppendRecord, ...]
     try:
         done = await asked.call.append(AppendInput(records, match_seq_num=0, fencing_token=OPEN_TOKEN))
     except GatewayError as error:
-        # At least the request that created the stream was sent.
+        # The error is not "unsent": the request that created the stream was sent.
         error.is_unsent = error.is_unsent and not is_new
         raise
     if not isinstance(done, S2Refused):

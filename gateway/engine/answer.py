@@ -83,8 +83,8 @@ class Parts:
     def tag_size(self, is_json: bool) -> int | str:
         """Return the body's length for use in its entity tag.
 
-        The length is that of the bytes in memory plus the lengths that the origin has announced for the flights.  If a
-        flight has no announced length, the result is a string that no other body has.
+        The result is the number of bytes in memory plus the lengths that the origin has announced for the flights.  If
+        a flight has no announced length, the result is a string that no other body has.
         """
         if (length := self.length(is_json)) is not None:
             return length

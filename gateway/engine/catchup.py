@@ -362,8 +362,8 @@ class _Attempt:
                         progress.has_bytes = progress.has_bytes or flight.size > 0
                         return None
                 elif isinstance(head, NotShareable):
-                    # A reply that may not be shared does not state the tail to others.  Relay all waiting readers in
-                    # parallel.
+                    # A reply that may not be shared does not state the tail to other readers.  Relay all waiting
+                    # readers in parallel.
                     raise Uncacheable(head)
                 elif head is not None:
                     await flight.until_over()

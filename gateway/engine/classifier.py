@@ -85,11 +85,11 @@ class ReplyHead(Protocol):
 
     @property
     def shape(self) -> ReplyShape | None:
-        """The header lines that the reply shares with others; None if the head was not parsed line by line."""
+        """The header lines that other replies of the origin have too; None if the head was not parsed line by line."""
 
     @property
     def own(self) -> Sequence[FieldLine]:
-        """The header lines that the reply does not share."""
+        """The header lines that only this reply has."""
 
 
 class SharedRefusal(NamedTuple):

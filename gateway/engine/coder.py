@@ -100,7 +100,8 @@ def _yield_to_others() -> None:
 
 
 class _Job(NamedTuple):
-    """A range of a stream and the coding for it.  The level is the route's, and a stream has one route."""
+    """A range of a stream, and the coding to use.  The compression level is not listed: it is set by the route, and a
+    stream has one route."""
 
     run: BodyRun
     coding: Coding

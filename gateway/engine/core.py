@@ -359,7 +359,7 @@ class Engine:
             self.store.forget_before(stream, offset)
 
     def limit_clients(self, limits: LimitsConfig) -> None:
-        """Set how many streams each client network may have followed, and how many new ones it may read a second."""
+        """Set how many streams each client network may have followed, and how many new streams it may read a second."""
         self.live_table.most_per_client = limits.most_client_followed_streams
         self._cold_read_limit.set_rate(limits.client_new_streams_per_s)
 

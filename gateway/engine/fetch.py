@@ -175,7 +175,7 @@ class Fetch:
             self._send_first()
 
     def _run_eagerly(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a part of the fetch in this call as far as possible, and the rest in a task."""
+        """Run a part of the fetch in this call as far as possible.  A task runs the rest."""
         try:
             task = begin(self._loop, work, self._context)
         except Exception:
@@ -252,7 +252,7 @@ class Fetch:
         self._send()
 
     def _send(self) -> None:
-        """Send one request.  It may be answered before this returns."""
+        """Send one request.  The answer may arrive before this method returns."""
         work, flight, source, start = self._work, self.flight, self.source, self.flight.start
         headers = source.headers
         if flight.key == CONFIRMATION:
@@ -316,7 +316,7 @@ class Fetch:
             self._died()
 
     def _take(self, reply: Reply) -> None:
-        """Process the reply as far as it has arrived, and the rest in a task."""
+        """Process the reply as far as it has arrived.  A task processes the rest."""
         try:
             # A copy, because a context cannot be entered twice: the reply may arrive while the request is being sent.
             rest = self._context.copy().run(self._work.taker.take_reply, self, reply)
@@ -334,7 +334,7 @@ class Fetch:
             self._work.looks.add(first)
 
     async def _take_rest(self, reply: Reply, rest: Coroutine[Any, Any, None]) -> None:
-        """Process the rest of a reply, which may have to be waited for."""
+        """Wait for the rest of a reply if necessary, and process it."""
         try:
             try:
                 await rest

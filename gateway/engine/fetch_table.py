@@ -110,7 +110,8 @@ class FetchTable:
     ) -> Lead[Flight] | Follow[Flight]:
         """Join the unsent flight with this key, or launch a new flight.  `key` is `start` by default.
 
-        If a flight has been sent and is still under way, call `join_earlier` first; this call launches a second one.
+        If a flight has been sent and is still under way, call `join_earlier` first, because this method launches a
+        second flight.
         """
         flight = self._flights.unsent((stream, key or start), source.client)
         if flight is None:

@@ -6,14 +6,14 @@ of its readers.
 A *confirmation* requests bytes again that are in memory.  Its reply shows that the origin has not trimmed the bytes,
 and that they belong to the present stream.  One confirmation is enough for all readers, and for all later offsets.
 
-A `Comparison` compares the bytes in memory with those of a confirmation.  Equal offsets are no proof, for three
+A `Comparison` compares the bytes in memory with the bytes of a confirmation.  Equal offsets are no proof, for three
 reasons.  A re-created stream may have equal offsets.  The start sentinel names another position once the origin has
 trimmed the stream.  And an origin may have sent the reply of another stream.  The first bytes show most of these cases,
 so `MOST_COMPARED` of them are compared.
 
-The length shows the others: a trimmed stream of equal messages begins with the same bytes but is shorter.  If a reply
-ends at a known offset, its body must be exactly the bytes in memory up to that offset.  The Content-Length may show
-that.  Otherwise up to `MOST_COUNTED` bytes are compared.
+The length shows the remaining cases: a trimmed stream of equal messages begins with the same bytes but is shorter.  If
+a reply ends at a known offset, its body must be exactly the bytes in memory up to that offset.  The Content-Length may
+show that.  If it does not, up to `MOST_COUNTED` bytes are compared.
 
 JSON messages are compared as text, because `1` and `1.0` are two messages.  Only the white space between messages may
 differ.
@@ -279,8 +279,8 @@ class FlightBodies:
         if not is_overtaken(stream, flight):
             if comparison.agrees:
                 if comparison.is_past and flight.start == START:
-                    # The sentinel may name another position by now.  Let this confirmation expire soon: the next one
-                    # can compare more, because the tape will reach the end of this reply.
+                    # The sentinel may name another position by now.  Let this confirmation expire soon: the next
+                    # confirmation can compare more, because the tape will reach the end of this reply.
                     confirmed_at = min(confirmed_at, self._clock.now() - reusable_s + LEAST_GAP_S)
                 stream.confirm(flight.start, confirmed_at)
             else:

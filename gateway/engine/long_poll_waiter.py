@@ -133,7 +133,8 @@ class WaitingPoll(NamedTuple):
 
 
 class Waiter:
-    """Long-poll clients that wait together for one answer.  Each is answered once, or found disconnected once."""
+    """Long-poll clients that wait together for one answer.  Each client is answered once, or found disconnected
+    once."""
 
     __slots__ = (
         "_answer_key",
@@ -414,7 +415,7 @@ class Waiter:
         self._client.relay(self.at)
 
     def gone(self) -> None:
-        """Drop the clients that still wait: the last one has disconnected, or the answer has failed."""
+        """Drop the clients that still wait, because the last client has disconnected or the answer has failed."""
         if not self._has_left:
             self._leave()
         self._client.has_gone()
@@ -443,7 +444,7 @@ class Waiter:
     def _detach(self, waiting: WaitingPoll) -> None:
         topic = waiting.topic
         topic.readers_now.discard(self)
-        # `WaitingPoll.close` subtracts one client.  Subtract the others here.
+        # `WaitingPoll.close` subtracts one client.  Subtract the other clients here.
         topic.readers -= self.clients - 1
         topic.extra_clients -= self.clients - 1
         waiting.close()

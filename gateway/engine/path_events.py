@@ -65,7 +65,7 @@ class Acknowledged:
     def __init__(
         self, live: LiveTopics, tail: str, query: str, now: float, wall: float, asked_at: float, *, is_closed: bool
     ) -> None:
-        """`tail` is the offset after the write, and `query` the query of its target.
+        """`tail` is the offset after the write, and `query` is the query of the write's target.
 
         The request was sent at `asked_at` (monotonic seconds) and answered at `now` (monotonic seconds) and `wall`
         (Unix seconds).

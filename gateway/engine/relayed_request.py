@@ -63,7 +63,7 @@ class RelayedRequest:
     faster to read.
 
     `group` names the path at the origin: a write affects all streams of the group.  `query` is the canonical query, and
-    `client` the client's network.  `tape_key` is the key of the tape that the client's own reads would use; None if
+    `client` is the client's network.  `tape_key` is the key of the tape that the client's own reads would use; None if
     they would bypass all tapes.
     """
 
@@ -152,7 +152,7 @@ _ENTRY_COST: Final = 300
 
 
 class PendingWrites:
-    """The pending writes of each path: those that the origin may execute at any moment."""
+    """The pending writes of each path: the writes that the origin may execute at any moment."""
 
     def __init__(self) -> None:
         self._under_way: dict[Group, set[SentRequest]] = {}

@@ -76,7 +76,7 @@ class ReplyRecorder:
         """Apply a reply to its stream.
 
         The reply of an overtaken flight changes nothing; only its content type is compared.  Raises TailMovedBack if
-        the reply belongs to another stream than the known one.
+        the reply does not belong to the known stream.
         """
         stream, flight, facts = fetch.stream, fetch.flight, fetch.facts
         if isinstance(meaning, Learned):
@@ -84,8 +84,8 @@ class ReplyRecorder:
         if isinstance(meaning, Personal):
             meaning, lifetime = meaning
             if lifetime is not None and not _may_be_of_predecessor(stream, facts):
-                # This reply may not be shown to others, but its lifetime still limits how long their replies are
-                # cached.
+                # This reply may not be shown to other clients, but its lifetime still limits how long replies to other
+                # clients are cached.
                 stream.expiry.know(lifetime)
                 stream.head_headers = None
         return Applied(meaning, None if is_overtaken(stream, flight) else self._apply_refusal(fetch, meaning))
@@ -101,7 +101,7 @@ class ReplyRecorder:
             if learned.up_to_date and not learned.is_closed and facts.version.same_acks_as(stream.version):
                 tail = _record_tail(fetch, learned)
             if learned.is_beyond and learned.up_to_date:
-                # The stated tail is not before the known one, so the stream is still the same.
+                # The stated tail is not before the known tail, so the stream is still the same.
                 stream.contacted(asked_at)
                 stream.revalidated(facts.version)
         if learned.start != METADATA and not learned.is_beyond:
@@ -168,7 +168,7 @@ class ReplyRecorder:
         """Apply a 404 or 410."""
         stream, flight, facts = fetch.stream, fetch.flight, fetch.facts
         # The origin may have trimmed only this offset, even if no later one is known.  The next request without an
-        # offset, or for a later one, shows whether the whole stream is gone.
+        # offset, or for a later offset, shows whether the whole stream is gone.
         may_be_trimmed = status == 410 and flight.start not in (METADATA, NOW)
         if stream.is_hidden_from(fetch.source.asker):
             # The stream may be hidden from this reader only.  The live request, or other readers' requests, will show

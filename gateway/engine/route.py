@@ -462,7 +462,7 @@ class RouteTable:
 
 def _served(routes: Sequence[Route]) -> dict[str, frozenset[tuple[str, str]]]:
     """Return, for each route's name, the places (host and prefix) that determine which requests the route serves.
-    These are its own place, and those of overlapping routes with higher precedence."""
+    These are the route's own place, and the places of overlapping routes with higher precedence."""
     places = [(route, (route.config.host, route.config.prefix)) for route in routes]
     return {
         route.name: frozenset(

@@ -114,7 +114,7 @@ class Writes:
             self._pending.remove_write(write)
 
     def missing(self, sent: SentRequest, reply: Reply) -> None:
-        """Record that the origin has answered 404 or 410 to this client; others may still see the stream."""
+        """Record that the origin has answered 404 or 410 to this client; other clients may still see the stream."""
         status, route = reply.status, sent.request.route
         if sent.stream is None or status not in _ABSENT:
             return
@@ -153,7 +153,7 @@ class Writes:
     def _tell(self, group: Group, change: Callable[[Stream], object], kind: str | None = None) -> None:
         """Apply a change to all streams of the path that have not expired.
 
-        Of two changes in a row with the same `kind`, only the later one is applied.
+        Of two successive changes with the same `kind`, only the later change is applied.
         """
         self._store.tell(group, PathChange(change, self._live, self._clock.now(), self._clock.wall(), kind))
 
@@ -267,7 +267,7 @@ class Writes:
         return is_doubted
 
     def _record_overtaken(self, write: SentRequest, reply: Reply) -> None:
-        """Record a write whose answer may concern the earlier stream or the present one.
+        """Record a write whose answer may concern the earlier stream or the present stream.
 
         The two streams may have equal offsets.
         """
@@ -370,7 +370,8 @@ class Writes:
             def may_be_done(stream: Stream) -> None:
                 is_remade = self._may_be_remade(stream, change, now)
                 if is_remade or (is_creation and stream.version.may_have_ended):
-                    # The bytes in memory may belong to the earlier stream, and the present one may have equal offsets.
+                    # The bytes in memory may belong to the earlier stream, and the present stream may have equal
+                    # offsets.
                     self._store.forget_bytes(stream)
                 self._live.revalidate(stream)
                 stream.may_be_another()

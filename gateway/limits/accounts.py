@@ -1,15 +1,17 @@
-"""Accounts of client networks: the resources in use, the rate-limit tokens taken, and the ban of each.
+"""Accounts of client networks.  An account records the resources in use, the rate-limit tokens taken, and the ban.
 
 The network of a client is its address prefix (`client_nets`).  An IPv6 host has at least a /64 of addresses and may use
-a new one for each request (RFC 8981), so a limit per address would have no effect.
+a new address for each request (RFC 8981), so a limit per address would have no effect.
 
 All limits of a client use its account.  An account has the client's connections, live reads and followed streams, its
-token buckets, the live reads that each rate limit counts, and its ban.  The account exists while any of these matters.
+token buckets, the live reads that each rate limit counts, and its ban.  The account exists while at least one of these
+values matters.
 
-The number of accounts with resources in use is bounded by the number of connections.  About `MOST_UNUSED` others are
-kept.  Beyond that, a new account replaces one of the oldest.  An account whose buckets are all full is removed first,
-because nothing is lost.  Otherwise the account whose buckets will be full the soonest is removed.  Its client gains a
-few tokens, and the clients that have taken the most stay limited.
+The number of accounts with resources in use is bounded by the number of connections.  About `MOST_UNUSED` other
+accounts are kept.  Beyond that, a new account replaces one of the oldest.  An account whose buckets are all full is
+removed first, because its removal changes nothing.  If there is no such account, the account whose buckets will be full
+the soonest is removed.  The client of that account gains a few tokens, and the clients that have taken the most stay
+limited.
 
 `Accounts` keeps the largest number of connections of any network up to date, because fair shares need this number
 without a search when the gateway is full.
@@ -58,8 +60,8 @@ def client_nets(v4_bits: int, v6_bits: int) -> ClientNet:
 class Parties(NamedTuple):
     """The account names of an authorised request's principal and tenant.
 
-    `Accounts` has these accounts together with those of client networks.  An empty name stands for no principal or no
-    tenant; limits per principal or per tenant then do not apply.
+    `Accounts` holds these accounts and the accounts of client networks in one table.  An empty name means that the
+    request has no principal or no tenant; limits per principal or per tenant then do not apply.
     """
 
     principal: str
@@ -108,7 +110,7 @@ class Account:
         """For each rate whose bucket is not full, the time at which it will be full (monotonic seconds).  Only `Rate`
         changes this dictionary, and replaces `NO_TIMES` by a new one first."""
         self.live: dict[Hashable, int] = NO_COUNTS
-        """For each rate limit that counts live reads, their number, if it is not 0.  Only `LimitedLive` changes this
+        """The number of live reads that each rate limit counts, without zeros.  Only `LimitedLive` changes this
         dictionary, and replaces `NO_COUNTS` by a new one first."""
         self.banned_until = 0.0
         """When the latest ban ends (monotonic seconds); 0 if there was none.  Only `Bans` changes it."""
@@ -137,7 +139,8 @@ class Account:
         self.live_reads += 1
 
     def end_live(self, sent_bytes: int) -> None:
-        """Stop counting a live read.  `sent_bytes` is unused here; `LimitedLive` has the same method."""
+        """Stop counting a live read.  `sent_bytes` is unused: the parameter exists because `LimitedLive` has the same
+        method."""
         self.live_reads -= 1
         # Inlined `forget_if_unused`: a client behind a proxy often has only one live read, so this path is hot.
         if not (self.live_reads or self.connections or self.followed or self.live) and self._owner is not None:
@@ -153,7 +156,7 @@ class Accounts:
     """Owner of the accounts of client networks."""
 
     def __init__(self, net_of: ClientNet, now: Callable[[], float]) -> None:
-        """`net_of` returns the network of an address, and `now` monotonic seconds."""
+        """`net_of` returns the network of an address, and `now` returns monotonic seconds."""
         self.net_of = net_of
         self._now = now
         self._all: OrderedDict[str, Account] = OrderedDict()
@@ -227,7 +230,7 @@ class Accounts:
             if not sizes[old]:
                 del sizes[old]
                 if old == self.most_connections:
-                    # This network had the most connections, and has one less now.
+                    # This network had the most connections, and has one connection less now.
                     self.most_connections = new
 
     def _make_room(self) -> None:

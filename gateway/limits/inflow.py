@@ -2,8 +2,8 @@
 
 One iteration of the event loop reads the data of all connections to origins, and writes it to all readers that share a
 fetch.  This may be a tenth of a small memory limit.  The owner of the limit checks the process's memory periodically,
-and sets how many bytes may be added until the next check.  When they are used up, bodies wait for the next check, which
-`spent` requests.
+and sets how many bytes may be added until the next check.  When these bytes are used up, `spent` requests the next
+check, and bodies wait for it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Inflow:
             return True
         self._left = left = left - size
         if left > 0:
-            # Wake one waiting body at a time.  All at once would exceed the bound by far.
+            # Wake one waiting body at a time.  All bodies at once would exceed the bound by far.
             self._renewed.fire_one()
             return True
         self.spent.fire()

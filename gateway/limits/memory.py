@@ -1,21 +1,21 @@
 """The capacity of a process: its memory, and its open files.
 
-`MemoryGuard` decides what to give up when the process comes close to its memory limit.  The order is that of Envoy's
-overload manager: first the cache, which affects no response; then the clients that hold the most memory; then new
-connections.  Each measure has a mark, a share of the limit above which it is taken.  A measure ends only when memory is
-clearly below its mark, so that measures do not switch on and off.  The guard is a pure state machine: its owner
-measures the memory periodically and carries out the measures.
+`MemoryGuard` decides what to give up when the process comes close to its memory limit.  Envoy's overload manager has
+the same order: first the cache, which affects no response; then the clients that hold the most memory; then new
+connections.  Each measure has a mark: the share of the limit above which the guard takes the measure.  A measure ends
+only when memory is clearly below its mark, so that measures do not switch on and off.  The guard is a pure state
+machine: its owner measures the memory periodically and carries out the measures.
 
 `Charges` computes how many bytes each client holds.  A body that is sent to many clients is in memory once.  While the
-cache holds the body too, it counts for the cache only.  Otherwise it is divided among the clients that have not
-received it yet, in proportion to the parts that they hold.  Evicting it from the cache would free nothing while a
-connection refers to it.
+cache holds the body too, the body counts for the cache only.  When the cache has dropped the body, it is divided among
+the clients that have not received it yet, in proportion to the parts that they hold.  Dropping a body from the cache
+frees nothing while a connection refers to the body.
 
 Writes do not count bytes.  Instead, `gateway.server.shedding` periodically examines what connections refer to.
 
 `fit` divides the process's open files among client connections, live requests, connections to origins and other uses.
-If the process may open fewer files than the configured bounds need, it lowers the bounds.  Otherwise clients could use
-up the files for connections to origins and for the admin port.
+If the process may open fewer files than the configured bounds need, `fit` lowers the bounds.  Clients therefore cannot
+use up the files for connections to origins and for the admin port.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ HYSTERESIS: Final = 0.03
 """The distance below its mark at which a level ends, as a share of the limit."""
 _RISE: Final = 0.01
 """At the level `CLIENTS`, a rise of memory by this share of the limit causes an immediate check.  Fetched bodies may
-add at most this much between two checks."""
+add at most the same share between two checks."""
 
 
 _OF_BODIES: Final = 0.5
@@ -124,8 +124,8 @@ def _level(now: Pressure, used: float) -> Pressure:
 def victims(costs: Iterable[tuple[int, T]], excess: int, cost_now: Callable[[T], int] | None = None) -> dict[T, int]:
     """Choose the holders to drop so that at least `excess` bytes are freed, the costliest first.
 
-    Returns the chosen holders with their costs.  If `cost_now` is given, it returns a holder's current cost, which may
-    be lower than in `costs`.  It is called only for candidates.
+    Returns the chosen holders with their costs.  If given, `cost_now` returns a holder's current cost, which may be
+    lower than in `costs`.  `victims` calls it only for candidates.
     """
     found: dict[T, int] = {}
     left = [(-cost, number, one, cost_now is None) for number, (cost, one) in enumerate(costs)]
@@ -203,8 +203,8 @@ name resolution, the event loop."""
 _UPSTREAM_SHARE: Final = 8
 _FOLLOWED_SHARE: Final = 4
 _FIXED_SHARE: Final = 4
-"""If there are too few open files: one in `_UPSTREAM_SHARE` is for connections to origins, one in `_FOLLOWED_SHARE` for
-live requests, and one in `_FIXED_SHARE` for the admin port and other uses."""
+"""The division of too few open files: one file in `_UPSTREAM_SHARE` is for connections to origins, one file in
+`_FOLLOWED_SHARE` is for live requests, and one file in `_FIXED_SHARE` is for the admin port and other uses."""
 
 
 class Descriptors(NamedTuple):
@@ -217,7 +217,7 @@ class Descriptors(NamedTuple):
 
 
 def fit(wanted: Descriptors, open_files: int) -> Descriptors:
-    """Return the `wanted` bounds, or lower ones if the process may not open enough files.
+    """Return the `wanted` bounds, or lower bounds if the process may not open enough files.
 
     Each lowered bound is at least 1.  The admin port gets half of the files reserved for it and for other uses.  Of the
     remaining files, clients get five eighths, live requests a quarter, and other connections to origins an eighth.

@@ -1,18 +1,18 @@
 """Queues in which clients take turns, and the clients that share one request.
 
-`FairQueue` serves clients round robin, and the items of one client in order.  So a client with a thousand items delays
-the only item of another client by one item.  A client can be held: its items wait until it is released, and other
-clients take their turns.  One item may be queued for several clients.  The caller must then remove it for all of them.
-All operations take constant time, amortised.
+`FairQueue` serves clients round robin, and serves the items of one client in order.  So a client with a thousand items
+delays the only item of another client by one item.  A client can be held: its items wait until it is released, and
+other clients take their turns.  One item may be queued for several clients.  The caller must then remove it for all of
+them.  All operations take constant time, amortised.
 
 `Flows` divides processor time fairly.  It is deficit round robin with a list of new flows (RFC 8290 section 4.1), in
-seconds of processor time instead of bytes.  A client without waiting items is new when it adds one, and new clients are
-served first.  So clients with few requests have little delay.  A client that adds a second item before its first is
-served is no longer new.  After every few new clients an old one is served, because new clients may keep coming.  The
-cost of an item is known only after it was served: `charge` lets its client pay in later rounds.
+seconds of processor time instead of bytes.  A client that adds an item while it has no other waiting item is new, and
+new clients are served first.  So clients with few requests have little delay.  A client that adds a second item before
+its first is served is no longer new.  After every few new clients an old client is served, because new clients may keep
+coming.  The cost of an item is known only after it was served: `charge` lets its client pay in later rounds.
 
-`Askers` are the clients that share one request to an origin: the client that caused the request, and those that have
-joined it.
+`Askers` are the clients that share one request to an origin: the client that caused the request, and the clients that
+have joined it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FairQueue(Generic[Client, Item]):
     def push(self, client: Client, item: Item, *, is_held: bool = False) -> None:
         """Add an item of the client.
 
-        `is_held`: whether the client is held.  It must be the same for all items of a client.
+        `is_held` states whether the client is held.  It must be equal for all items of one client.
         """
         clients = self._held if is_held else self._ready
         items = clients.get(client)
@@ -92,7 +92,7 @@ class FairQueue(Generic[Client, Item]):
             self._held[client] = items
 
     def let_go(self, client: Client) -> None:
-        """Release a held client.  Its next turn comes after those of the other clients."""
+        """Release a held client.  Its next turn comes after the turns of the other clients."""
         items = self._held.pop(client, None)
         if items is not None:
             self._ready[client] = items
@@ -103,9 +103,9 @@ Work = TypeVar("Work")
 _MOST_DEBT: Final = 64
 """The most rounds that a client waits until its costs are paid."""
 _MOST_NEW: Final = 16
-"""The most new clients that are served in a row while old ones wait."""
+"""The most new clients that are served in a row while old clients wait."""
 _MOST_OLD: Final = 1 << 12
-"""If there are this many old clients, a new client without more items is forgotten instead of becoming old."""
+"""If there are this many old clients, a new client that has no more items is forgotten, and does not become old."""
 
 
 class _Flow(Generic[Work]):
@@ -130,7 +130,7 @@ class Flows(Generic[Client, Work]):
         self._old: OrderedDict[Client, _Flow[Work]] = OrderedDict()
         """All other flows.  An empty flow stays for one round, so that a client which returns in time is not new."""
         self._new_served = 0
-        """The number of new flows served in a row while old ones waited."""
+        """The number of new flows served in a row while old flows waited."""
         self.waiting = 0
         """The number of items."""
 
@@ -193,7 +193,7 @@ class Flows(Generic[Client, Work]):
             flow.left_s = max(flow.left_s - cost_s, -_MOST_DEBT * self._quantum_s)
 
     def _retire(self, flows: OrderedDict[Client, _Flow[Work]], client: Client, flow: _Flow[Work]) -> None:
-        """Move the flow to the end of the old ones."""
+        """Move the flow to the end of the old flows."""
         del flows[client]
         self._old[client] = flow
 
@@ -205,7 +205,8 @@ _MOST_ASKERS: Final = 256
 class Askers:
     """The networks of the clients that share a request, in the order in which they joined.
 
-    The request is charged to the first client that gets a turn, so that one client's limit does not delay the others.
+    The request is charged to the first client that gets a turn, so that one client's limit does not delay the other
+    clients.
     """
 
     __slots__ = ("nets", "on_join")

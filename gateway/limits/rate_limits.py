@@ -2,7 +2,7 @@
 
 A `Rate` is a token bucket that refills at `per_s` tokens a second and holds at most `burst`.  The state of a bucket is
 one number, the time at which it will be full (the generic cell rate algorithm, ITU-T I.371).  The account of the client
-keeps this number.  A full bucket needs no state.
+keeps this number.  A full bucket has no entry in the account.
 
 `RateLimits` are the `[[rate_limit]]` tables of the configuration: requests and bytes a second, and concurrent live
 reads.  A request is admitted if all limits that apply admit it, and takes a token from each.  Bytes are charged after
@@ -10,15 +10,16 @@ an answer has been sent, because its length may not be known before.  A bucket o
 the limit then refuses requests until the bucket has refilled.  `gateway.server.admission` answers refused requests with
 429 (RFC 6585 section 4).
 
-A limit has separate buckets for each client network, principal, tenant or route, or one bucket for all requests.  Those
-of networks, principals and tenants are in `gateway.limits.accounts`.  A limit per client does not apply to clients
-without a network, and a limit per principal or tenant does not apply to requests without one.
+A limit has separate buckets for each client network, principal, tenant or route, or one bucket for all requests.  The
+buckets of networks, principals and tenants are in `gateway.limits.accounts`.  A limit per client does not apply to
+clients without a network.  A limit per principal or tenant does not apply to requests without a principal or tenant.
 
 `Bans` excludes client networks that keep sending refused requests.  A refusal costs almost as much processor time as an
-answer, so such clients would still slow down the others.  A network with more than `per_s` refusals a second is banned,
-after a burst of ten seconds' refusals.  Its connections are closed, and new ones are closed at once, which costs a
-tenth of a refusal.  The first ban lasts for `BAN_S`.  The next ban is twice as long, up to `LONGEST_S`, if less
-time has passed since the last ban than that ban lasted.  After a ban only a quarter of the burst is allowed.
+answer, so such clients would still slow down other clients.  A network with more than `per_s` refusals a second is
+banned, after a burst of ten seconds' refusals.  The connections of a banned network are closed.  New connections of
+this network are closed at once, which costs a tenth of a refusal.  The first ban lasts for `BAN_S`.  The next ban is
+twice as long, up to `LONGEST_S`, if less time has passed since the last ban than that ban lasted.  After a ban only a
+quarter of the burst is allowed.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ _LONGEST_WAIT_S: Final = 86_400.0
 def retry_after_s(wait_s: float, rng: random.Random) -> int:
     """Return whole seconds for Retry-After, for a client that must wait `wait_s`.
 
-    The result is random: at least `wait_s` and about twice that at most.  Clients that were refused at the same time
-    then do not return at the same time.
+    The result is random: at least `wait_s`, and at most about twice `wait_s`.  Clients that were refused at the same
+    time then do not return at the same time.
     """
     wait_s = min(wait_s, _LONGEST_WAIT_S)
     return math.ceil(wait_s + rng.uniform(0, max(1.0, wait_s)))
@@ -143,7 +144,7 @@ class Bans:
         return f"<Bans {self._refusals}>"
 
     def set_rate(self, per_s: float, accounts: Iterable[Account] = ()) -> None:
-        """Set the allowed refusals a second.  0 disables bans, and ends those of `accounts`."""
+        """Set the allowed refusals a second.  0 disables bans, and ends the bans of `accounts`."""
         if not per_s:
             self._refusals = None
             for account in accounts:
@@ -163,7 +164,8 @@ class Bans:
         is_again = length_s and now < account.banned_until + length_s
         length_s = min(2 * length_s, LONGEST_S) if is_again else BAN_S
         account.banned_until, account.ban_s = now + length_s, length_s
-        # The bucket refills during the ban.  Take those tokens now, so that only a share is left when the ban ends.
+        # The bucket refills during the ban.  Take these tokens now, so that only a share of the burst is left when the
+        # ban ends.
         refusals.take(account, now, length_s * refusals.per_s - _LEFT_AFTER_BAN * refusals.burst)
         return length_s
 
@@ -199,7 +201,7 @@ class RateLimit:
         self.party = {"principal": 0, "tenant": 1}.get(config.per)
         """For a limit per principal or tenant, the index of its name in `Parties`; otherwise None."""
         self._shared: dict[str, Account] = {}
-        """For a limit per route, the account of each route.  For a limit on all requests, the one account."""
+        """The account of each route for a limit per route; one account for a limit on all requests."""
 
     def __repr__(self) -> str:
         return f"<RateLimit {self.config.name}: {self.requests}, {self.bytes}>"
@@ -257,7 +259,7 @@ class RateLimit:
         return found
 
     def states(self, account: Account, now: float) -> list[str]:
-        """Return the members of the `RateLimit` field: what is left, and the seconds until the bucket is full."""
+        """Return the members of the `RateLimit` field: the tokens left, and the seconds until the bucket is full."""
         config, found = self.config, []
         for suffix, rate in (("", self.requests), ("-bytes", self.bytes)):
             if rate is not None:
@@ -303,8 +305,8 @@ class LimitedLive:
 class RateLimits:
     """All configured limits.
 
-    In all methods, `account` is that of the client, or None if its network is unknown.  `parties` are the principal and
-    tenant of the request.  `now` is monotonic seconds.
+    In all methods, `account` is the client's account, or None if the client's network is unknown.  `parties` are the
+    principal and tenant of the request.  `now` is monotonic seconds.
     """
 
     def __init__(self, accounts: Accounts, configs: Sequence[RateLimitConfig] = ()) -> None:

@@ -1,4 +1,4 @@
-"""The rule for slow clients: a client that sends a body or reads an answer too slowly is dropped.
+"""The rule for slow clients: the gateway drops a client that sends a body, or reads an answer, too slowly.
 
 A timeout on silence does not suffice, because a client could send or read one byte now and then.  Both directions
 therefore have a least rate.  The rate of an upload is measured over all the time spent waiting for the client, so the

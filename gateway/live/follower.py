@@ -418,7 +418,8 @@ class Follower:
         return position is not None and self._stream.tape.is_closed_at(position)
 
     async def _check_offset(self, at: str, status: int) -> None:
-        """If the origin has refused an offset that it had named, find out why: a new stream, or a trimmed one.
+        """If the origin has refused an offset that it had named, find out why: the stream was re-created, or it was
+        trimmed.
 
         Raises FollowingEnded if the stream has ended.
         """
@@ -449,7 +450,7 @@ class Follower:
             # A write acknowledged since the request was sent shows that the stream exists.  Ask again.
             raise UpstreamUnavailable
         if status == 410 and at is not None and self._stream.tape.tail not in (None, at):
-            # The origin has trimmed this offset, but has named a later one meanwhile.
+            # The origin has trimmed this offset, but has named a later offset meanwhile.
             raise UpstreamUnavailable
         if status == 404:
             raise FollowingEnded(End.DELETED)

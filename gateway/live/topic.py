@@ -2,7 +2,7 @@
 
 The gateway follows the stream at its origin by one live request, the follower.  The follower stores the bytes that it
 receives on the tape and advances `Topic.position`.  Each live reader reads the tape from its own offset, and waits when
-it has read everything.  There are no queues, so a slow reader does not affect the others.
+it has read everything.  There are no queues, so a slow reader does not affect other readers.
 
 `is_confirmed` means that the follower's request is open, and that the origin has named `position` as the tail on it.
 Only then may an answer say that its reader is up to date.  There is one exception: the first answer to a reader for
@@ -60,7 +60,7 @@ class Cursors:
         return f"<Cursors {self.shared()}>"
 
     def note(self, cursor: str | None, wall: float) -> None:
-        """Record a client's cursor, so that shared frames have a greater one."""
+        """Record a client's cursor, so that shared frames have a greater cursor."""
         value = parse_cursor(cursor)
         if value is None:
             return

@@ -1,6 +1,6 @@
 """Creates the topics of Durable Streams for live readers, and starts and stops the topics' followers.
 
-`gateway.live.table` has the part that these topics share with those of S2.
+`gateway.live.table` has the code that these topics share with the topics of S2.
 
 A topic can also be *hot*.  If catch-up reads often ask the origin for the tail of a stream, one live request is
 cheaper.  The stream is then followed even without live readers.  Every `_COOLING_S` the topic is checked, and removed
@@ -104,7 +104,7 @@ class LiveTopics:
             self.table.add_topic(topic, times.heartbeat_s / BEATS, partial(self._removed, topic))
             self.watch_expiry(stream)
         if topic.is_refused:
-            # The first reader's credentials may have been revoked.  Use those of the new reader.
+            # The first reader's credentials may have been revoked.  Use the credentials of the new reader.
             topic.access, topic.is_refused = access, False
         self.table.attach(topic)
         return topic

@@ -54,7 +54,8 @@ _PARAMETERS: Final = {
     Outcome.ABORTED: "; fwd=miss",
 }
 _IS_COLLAPSED: Final = frozenset({Outcome.COLLAPSED, Outcome.FOLLOWED})
-# RFC 9211 has no parameter for these outcomes, so the outcome's name becomes the detail unless the caller states one.
+# RFC 9211 has no parameter for these outcomes, so the outcome's name becomes the detail unless the caller states
+# another detail.
 _DEFAULT_DETAIL: Final = frozenset(
     {Outcome.FOLLOWED, Outcome.STALE_IF_ERROR, Outcome.REFUSED, Outcome.FAILED, Outcome.ABORTED}
 )

@@ -1,9 +1,9 @@
 """The client's address and scheme behind trusted proxies, from header fields or from the PROXY protocol.
 
 The header fields are `X-Forwarded-For` and `X-Forwarded-Proto`, or `Forwarded` (RFC 7239).  Each proxy appends the
-address of its peer to a list.  The list is therefore read from its end, while its members are addresses of trusted
-proxies.  The first address that is not a trusted proxy is the client.  Everything before it is the client's own claim
-and is ignored.  If all addresses are trusted, the first one is the client.  A member that is not an address
+address of its peer to a list.  The list is therefore read backwards, from its end.  Addresses of trusted proxies are
+skipped, and the next address is the client.  All members before the client's address are the client's own claim and are
+ignored.  If all addresses are trusted, the first in the list is the client.  A member that is not an address
 (`unknown`, a pseudonym) ends the search: the proxy that wrote it counts as the client.
 
 Only one of the two header fields is read, according to the configuration.  A proxy that writes one of them may forward
@@ -12,7 +12,7 @@ the other unchanged from the client.
 A PROXY protocol header (versions 1 and 2) names the client that a load balancer forwards.  Parsing is strict, because
 the header sets the identity of another party: a single wrong byte ends the connection.  TCP addresses over IPv4 and
 IPv6 are accepted.  LOCAL (the balancer's own health check), UNKNOWN and Unix sockets name no client.  The connection's
-peer then counts as the client, and is not trusted to name others.  The TLVs after the addresses of version 2 are
+peer then counts as the client, and is not trusted to name other clients.  The TLVs after the addresses of version 2 are
 skipped.
 """
 
@@ -138,8 +138,8 @@ class Proxies:
 
 
 def _x_forwarded_hops(members: Sequence[str], schemes: Sequence[str]) -> list[Hop]:
-    """Return the hops, nearest first.  All have one scheme: the last member of the last line, written by the
-    nearest."""
+    """Return the hops, nearest first.  All hops get one scheme: the last member of the last line, which the nearest
+    proxy has written."""
     scheme = schemes[-1].rpartition(",")[2].strip().lower() if schemes else ""
     if scheme not in _SCHEMES:
         scheme = ""
@@ -156,7 +156,7 @@ def _forwarded_hops(lines: Sequence[str]) -> list[Hop]:
         while at < len(line):
             match = _PAIR.match(line, at)
             if match is None:
-                # The next member cannot be located, and the earlier ones may be part of this one.
+                # The next member cannot be located, and the earlier members may be part of this one.
                 hops.clear()
                 is_begun = False
                 break
@@ -214,7 +214,7 @@ _ADDRESS_BYTES: Final = {_UNSPECIFIED: 0, _INET: 12, _INET6: 36, _UNIX: 216}
 
 
 class BadProxyHeader(ValueError):
-    """The data is not a PROXY header, or not an acceptable one."""
+    """The data is not a PROXY header, or it is a PROXY header that the gateway does not accept."""
 
 
 class ProxyHeader(NamedTuple):

@@ -38,7 +38,7 @@ _BY_NAME: Final = {coding.value: coding for coding in Coding}
 
 @dataclass(frozen=True, slots=True)
 class AcceptedCodings:
-    """The codings that one client accepts, out of those offered to it."""
+    """The offered codings that one client accepts."""
 
     best: Coding | None = None
     """The coding to use; None if the client accepts none or prefers identity."""
@@ -109,8 +109,9 @@ def negotiate_read(
 ) -> AcceptedCodings:
     """Like `negotiate`, for fields of any length.
 
-    The highest weight wins; ties go to the first in `offered`.  Identity wins only if it is named with a higher weight.
-    `Cache-Control: no-transform` in the request means identity only (RFC 9111 section 5.2.1.6).
+    The coding with the highest weight wins; among equal weights, the first coding in `offered` wins.  Identity wins
+    only if the field names it with a higher weight.  `Cache-Control: no-transform` in the request means identity only
+    (RFC 9111 section 5.2.1.6).
     """
     if accept_encoding is None or not offered or "no-transform" in parse_cache_control(cache_control):
         return PLAIN

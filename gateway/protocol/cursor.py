@@ -1,4 +1,5 @@
-"""Cursors: they prevent caches between client and gateway from answering two live reads alike (section 8.1).
+"""Cursors: query parameters that keep caches between client and gateway from answering two live reads alike (section
+8.1).
 
 A cursor is the number of 20-second intervals since 2024-10-09T00:00:00Z, as a decimal string.  It only varies cache
 keys, and never changes the answer to a read.  The cursor returned to a client must be above the client's own.  A
@@ -37,8 +38,8 @@ def parse_cursor(text: str | None) -> int | None:
 
 
 def next_cursor(wall_s: float, client_cursor: str | None, rng: random.Random) -> str:
-    """Return the cursor for one client: the current interval, or 1 to 180 more than the client's if that is not
-    lower."""
+    """Return the cursor for one client: the current interval, or 1 to 180 more than the client's cursor if the client's
+    cursor is not lower."""
     current = interval(wall_s)
     theirs = parse_cursor(client_cursor)
     if theirs is None or theirs < current:

@@ -1,4 +1,5 @@
-"""Entity tags: the gateway's own, and the stream identity in an origin's (sections 5.6, 8.1; RFC 9110 section 8.8.3).
+"""Entity tags: the gateway's own tags, and the stream identity in an origin's tags (sections 5.6, 8.1; RFC 9110 section
+8.8.3).
 
 Origins differ: some leave the stream's identity out of their ETags, some leave out whether the stream is closed.  The
 gateway therefore makes its own tags, `"<incarnation>:<start>:<end>[:c]"`.  An incarnation is one life of a stream, so
@@ -91,8 +92,9 @@ def of_coding(etag: str, coding: Coding) -> str:
 def without_codings(if_none_match: str | None, accepted: AcceptedCodings) -> str | None:
     """Return the field with each coding's tag replaced by the tag of the uncompressed bytes.
 
-    Tags of codings that the client does not accept are dropped.  A cache may list the tags of all its variants in a
-    request for a client without gzip.  A 304 for the gzip tag would make the cache serve gzip to that client.
+    Tags of codings that the client does not accept are dropped.  For example, a cache may list the tags of all its
+    variants in a request for a client without gzip.  A 304 for the gzip tag would then make the cache serve gzip to
+    that client.
     """
     if if_none_match is None or not accepted.codings:
         return if_none_match
@@ -133,8 +135,8 @@ def stream_identity(headers: Mapping[str, str], start: str, end: str) -> str | N
     """Return the `<id>` of an ETag of the form `"<id>:<start>:<end>[:c]"` for exactly these offsets, else None.
 
     Two different ids prove two streams.  Equal ids prove nothing, because some origins use the path.  A reply with
-    Cache-Status (RFC 9211) comes from a cache.  Its id may be the cache's own, and may change when the cache drops the
-    stream.
+    Cache-Status (RFC 9211) comes from a cache.  The id in such a reply may be the cache's own, and may change when the
+    cache drops the stream.
     """
     origin_etag = headers.get("ETag")
     if origin_etag is None or "Cache-Status" in headers:

@@ -3,9 +3,9 @@
 The functions select request headers for the origin, reply headers for the client, and reply headers to store with a
 stream.  They also detect loops.  `gateway.protocol.client_address` reads the client's address from forwarding headers.
 
-A Connection header may name further headers to drop.  The gateway ignores it for the protocol's own headers, and for
-those that it uses for keys, routes, framing or loop detection.  Otherwise a client could make the gateway and the
-origin see two different requests.
+A Connection header may name further headers to drop.  The gateway never drops the protocol's own headers in this way,
+nor the headers that it uses for keys, routes, framing or loop detection.  If it dropped them, a client could make the
+gateway and the origin see two different requests.
 """
 
 from __future__ import annotations
@@ -165,9 +165,9 @@ def request_headers_for_origin(
     `1.1`.
 
     Every proxy appends to Forwarded, so the end of the list shows which proxy wrote which member.  X-Forwarded-For is
-    such a list too, but each other X-Forwarded-* header is the claim of one party.  If a trusted proxy wrote them
-    (`is_from_proxy`), they pass, and the proxy is appended to X-Forwarded-For.  A client's own are dropped, because the
-    origin would take them for the gateway's.
+    such a list too, but each other X-Forwarded-* header is the claim of one party.  If a trusted proxy wrote these
+    headers (`is_from_proxy`), they pass, and the proxy is appended to X-Forwarded-For.  X-Forwarded-* headers of the
+    client itself are dropped, because the origin would take them for the gateway's statements.
     """
     passed = _end_to_end(headers, _NOT_FORWARDED if is_from_proxy else _UNTRUSTED)
     if is_from_proxy and "X-Forwarded-For" in passed:
@@ -262,7 +262,8 @@ def _quoted(text: str) -> str:
 
 
 def _node_identifier(client: str | None) -> str:
-    """Return a node identifier (RFC 7239 section 6): an address, an IPv6 one in brackets and quotes, or `unknown`."""
+    """Return a node identifier (RFC 7239 section 6): an IPv4 address, an IPv6 address in brackets and quotes, or
+    `unknown`."""
     try:
         # The zone of a link-local address (`fe80::1%eth0`) has no meaning on another machine.
         address = ipaddress.ip_address((client or "").partition("%")[0])

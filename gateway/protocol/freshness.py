@@ -26,7 +26,7 @@ from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL
 _MAX_DELTA_S: Final = 31_536_000
 
 MAX_TTL_S: Final = 2**53 - 1
-"""The largest TTL in seconds, 285 million years.  Longer ones are clamped to it."""
+"""The largest TTL in seconds, 285 million years.  Longer TTLs are clamped to it."""
 
 _DIRECTIVE: Final = re.compile(
     r"[ \t]*(?P<name>[!#$%&'*+\-.^_`|~0-9A-Za-z]+)"
@@ -53,7 +53,7 @@ _UNREAD: Final[CacheControl] = MappingProxyType({"no-store": None, "private": No
 def parse_cache_control(values: str | None) -> CacheControl:
     """Parse a Cache-Control field (several lines joined by commas) into a read-only mapping.
 
-    A field longer than `LONGEST_CACHE_CONTROL` is not parsed, and counts as one that forbids everything.
+    A field longer than `LONGEST_CACHE_CONTROL` is not parsed, and counts as a field that forbids everything.
     """
     return _UNREAD if len(values or "") > LONGEST_CACHE_CONTROL else _parse_cache_control(values)
 
@@ -256,8 +256,9 @@ def lifetime_here(lifetime: Lifetime, answer: Mapping[str, str], asked_at: float
     The result accounts only for the difference of the clocks that the exchange proves (RFC 9111 section 4.2.3).  The
     result is never late.  It may be early by up to a second plus the duration of the exchange.
 
-    By the origin's clock, an expiry before the request cannot be right, because the origin still serves the stream.  It
-    is then read by this machine's clock if that puts it in the future, and is otherwise unknown.
+    An expiry that lies before the request by the origin's clock cannot be right, because the origin still serves the
+    stream.  Such an expiry is read by this machine's clock.  If it is in the past by this clock too, it counts as
+    unknown.
     """
     expires_at = lifetime.expires_at
     if expires_at is None:
@@ -322,8 +323,8 @@ _TARGETED: Final = (
 def keep_private(headers: CIMultiDict[str], varied: Sequence[str]) -> None:
     """Change an answer's headers so that only private caches may store it, because it depends on a credential.
 
-    A private cache may repeat it only for equal values of the `varied` request headers (RFC 9111 sections 4.1 and
-    5.2.2.7, RFC 9213).
+    A private cache may repeat the answer only for equal values of the `varied` request headers (RFC 9111 sections 4.1
+    and 5.2.2.7, RFC 9213).
     """
     said = ", ".join(headers.popall("Cache-Control", ()))
     directives = parse_cache_control(said)

@@ -1,8 +1,9 @@
 r"""JSON in message bodies, without changing its bytes: a grammar check, and removal of an array's brackets.
 
 `is_json` checks bytes against the grammar of RFC 8259.  An ordinary parser also has to represent the values, so it
-refuses some texts that the grammar allows: `"\ud83d"`, half of a surrogate pair (section 7), and `1e400`, for which
-there is no double (section 6).  Origins store both, and code that only copies messages must forward them.
+refuses some texts that the grammar allows.  Examples are `"\ud83d"`, which is half of a surrogate pair (section 7), and
+`1e400`, which is too large for a double (section 6).  Origins store both, and code that only copies messages must
+forward them.
 
 `ArrayUnwrapper` removes the outer brackets of an array while it arrives, so that arrays can be joined (section 7.1).
 The tape of a JSON stream holds the text of the elements, and a reply adds the brackets.  The elements are neither
@@ -69,7 +70,7 @@ class ArrayUnwrapper:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there has been no element; final when `finish` has returned."""
+        """Whether the array has had no element so far.  The value is final when `finish` has returned."""
         return not self._element_seen
 
     def feed(self, chunk: bytes) -> bytes:

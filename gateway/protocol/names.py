@@ -96,8 +96,8 @@ def is_well_formed(offset: str) -> bool:
 def stated_offset(headers: MultiMapping[str]) -> str | None:
     """Return the value of a reply's Stream-Next-Offset; None if it has none.
 
-    Repeated lines are joined into one list (RFC 9110 section 5.3), which is not a well-formed offset.  Otherwise two
-    parties that use different lines would disagree on the position.
+    Repeated lines are joined into one list (RFC 9110 section 5.3), which is not a well-formed offset.  If one line were
+    chosen, two parties that use different lines would disagree on the position.
     """
     lines = headers.getall(STREAM_NEXT_OFFSET, ())
     return ", ".join(lines) if lines else None

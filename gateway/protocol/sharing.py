@@ -4,11 +4,12 @@ The reply to a catch-up read is stored, so it may be shared only if a shared cac
 reply that goes to several readers without being stored (live, `offset=now`, HEAD) may say `no-store`.  The other
 conditions are the same.
 
-A shared request carries its readers' credentials and none of their other headers.  So a reply with Vary on another
-header is for its requester alone.  Origin is a special case.  A shared reply is valid for readers without an Origin
-header, and for all readers if it allows any web origin (`*`).  If it has no Access-Control-Allow-Origin, it is not
-valid for readers with an Origin header, even without Vary: common middleware adds both fields only to replies to
-requests with Origin.  The reply to a relayed read shows whether the origin allows the reader's web origin.
+A shared request carries its readers' credentials, and no other headers of theirs.  So a reply that varies on a header
+other than a credential is for its requester alone.  Origin is a special case.  A shared reply is valid for readers
+without an Origin header, and for all readers if it allows any web origin (`*`).  A reply without
+Access-Control-Allow-Origin is not valid for readers with an Origin header, even if it has no Vary: common middleware
+adds both fields only to replies to requests with Origin.  The reply to a relayed read shows whether the origin allows
+the reader's web origin.
 
 This module judges header fields.  `gateway.engine.classifier` judges the rest (status, length, coding, offset).
 """
@@ -25,7 +26,7 @@ from gateway.protocol.freshness import forbids_storing, parse_cache_control
 
 
 class Group(NamedTuple):
-    """All streams that a write to one URL path of an origin affects: for any query, partition and route."""
+    """All streams that a write to one URL path of an origin affects: with any query, partition and route."""
 
     origin: str
     path: str
@@ -132,7 +133,8 @@ class SharingRules(NamedTuple):
 
 
 def allows(headers: Headers, web_origin: str) -> bool:
-    """Return whether these reply headers allow pages of a web origin to read the reply (Fetch standard, CORS check)."""
+    """Return whether these reply headers allow the pages of a web origin to read the reply (Fetch standard, CORS
+    check)."""
     return headers.get(ALLOW_ORIGIN, "").strip() in ("*", web_origin)
 
 

@@ -3,12 +3,12 @@
 The parser is incremental: it takes pieces of any size and returns whole events.  An event exists only when its blank
 line has arrived, so half an event at the end of a broken connection is never delivered.  Lines end in CR, LF or CRLF,
 even if a CRLF is split between two pieces.  Each byte is examined a constant number of times, however small the pieces
-are.  An unfinished line waits in one growing buffer, and `bytes.splitlines` cuts whole lines; it splits at exactly
-these three terminators.
+are.  An unfinished line waits in one growing buffer.  `bytes.splitlines` cuts whole lines: it splits at exactly these
+three line ends.
 
-The encoder produces complete events.  SSE does not preserve text exactly, because a CR is received as an LF.  JSON and
-base64 are preserved.  So text streams must not be copied by way of SSE.  A payload is encoded as one piece: a caller
-that cuts a text stream into events must cut between characters, and not inside a CRLF.
+The encoder produces complete events.  SSE preserves JSON and base64.  It does not preserve other text exactly, because
+a CR is received as an LF.  So text streams must not be copied by way of SSE.  A payload is encoded as one piece: a
+caller that cuts a text stream into events must cut between characters, and not inside a CRLF.
 """
 
 from __future__ import annotations
@@ -235,5 +235,5 @@ def encode_data(payload: bytes | Sequence[bytes], *, base64: bool) -> bytes:
     if b"\n" in body:
         body = body.replace(b"\n", b"\ndata:")
         body = body.replace(b"\ndata: ", b"\ndata:  ")
-    # Parsers drop one space after the colon, so a line that begins with a space gets a second one.
+    # Parsers drop one space after the colon, so a line that begins with a space gets a second space.
     return (_DATA_HEAD + b" " if body.startswith(b" ") else _DATA_HEAD) + body + b"\n\n"

@@ -2,7 +2,7 @@
 
 A fetch, a write, a read or a rendered answer keeps the version that the stream had when it began.  Later it compares
 that version with the present one, by a method for the aspect that matters, such as `same_tail_as`.  Each change makes a
-new object, so `seen is stream.version` means that nothing has changed.  Hot paths check that first.
+new object, so `seen is stream.version` means that nothing has changed.  Hot paths check for this identity first.
 
 Only `gateway.tape.stream.Stream` replaces its version, and no other module compares the fields.
 """
@@ -63,7 +63,7 @@ class Version(NamedTuple):
     def same_incarnation_as(self, now: Version) -> bool:
         """Return whether the stream has kept its bytes.
 
-        If it has not, a fetch that was sent earlier may still bring the old bytes.
+        If the stream has not kept its bytes, a fetch that was sent earlier may still bring the old bytes.
         """
         return self is now or self.edition.incarnation == now.edition.incarnation
 
@@ -94,7 +94,7 @@ class Version(NamedTuple):
     def same_writes_as(self, now: Version) -> bool:
         """Return whether no write was acknowledged and no doubt was raised.
 
-        Otherwise, an error that was requested earlier may not hold for the present stream.
+        If this is false, the error answer to an earlier request may not hold for the present stream.
         """
         return self.acks == now.acks and self.doubts == now.doubts
 

@@ -6,9 +6,10 @@ case, dot segments are removed, and query parameters are sorted by name.  Spelli
 different: `%2F` and `/`, `%2B` and `+`, `a` and `a=`, `//` and `/`.  An invalid target is refused with a one-line
 message for the client.
 
-A path that begins with `//` is refused, even if it does so only after dot segments or a prefix were removed.  An origin
-that resolves targets as URL references (the WHATWG's `new URL()`, RFC 3986 section 4.2) reads `//x/s` as `/s` on the
-host `x`.  It would serve a stream that the gateway knows by another path, and routes and rate limits would be bypassed.
+A path that begins with `//` is refused, even if it begins so only after the removal of dot segments or a prefix.  An
+origin that resolves targets as URL references (the WHATWG's `new URL()`, RFC 3986 section 4.2) reads `//x/s` as `/s` on
+the host `x`.  Such an origin would serve a stream that the gateway handles under another path, so a client could bypass
+routes and rate limits.
 
 The parameters `offset`, `live` and `cursor` are decoded and removed from the query, and each may appear once.  Names
 are compared after decoding, so `%6Fffset` does not evade this rule.
@@ -92,8 +93,8 @@ class Target(NamedTuple):
     """A request target in canonical form.
 
     `path` and `query` (the other parameters, sorted by name) are percent-encoded.  `offset`, `live` and `cursor` are
-    decoded; None if absent, `""` if empty.  `authority` is that of an absolute-form target, in lower case.  It replaces
-    the Host header (RFC 9112 section 3.2.2).
+    decoded; None if absent, `""` if empty.  `authority` is the authority of an absolute-form target, in lower case.  It
+    replaces the Host header (RFC 9112 section 3.2.2).
     """
 
     path: str
@@ -144,7 +145,8 @@ def unescaped_delimiters(path: str) -> str:
 
 
 def upstream_query(target: Target, *, offset: str | None, live: str | None = None, cursor: str | None = None) -> str:
-    """Return the query for a request to the origin: these protocol parameters and the target's others, sorted by name.
+    """Return the query for a request to the origin: these protocol parameters and the target's other parameters, sorted
+    by name.
 
     A parameter that is None is left out.  Sorting matters because caches between gateway and origin use the query as
     key (section 8.1).
@@ -178,7 +180,7 @@ def _canonical(text: str, safe: str) -> str:
 
     if "%" in text:
         text = _PERCENT.sub(respell, text)
-    # Raw bytes above ASCII are escaped as received.  The server represents undecodable ones as lone surrogates.
+    # Raw bytes above ASCII are escaped as received.  The server represents undecodable bytes as lone surrogates.
     return quote(text.encode("utf-8", "surrogateescape"), safe=safe + "%")
 
 

@@ -279,7 +279,7 @@ def _poll(stream: Stream, read: Progress, now: float) -> Decision:
 
 
 def is_another(stream: Stream, read: Progress) -> bool:
-    """Whether the stream may have been replaced since the read began, so that its bytes and later ones may not belong
+    """Whether the stream may have been replaced since the read began, so that its bytes and later bytes may not belong
     together.  A purge alone does not matter to a read that has no bytes yet."""
     seen = read.version
     if seen.same_incarnation_as(stream.version):

@@ -87,8 +87,8 @@ class Confirmations:
         offsets[place:stop] = [offset]
         times[place:stop] = [at]
         if len(offsets) > MOST_CONFIRMED:
-            # A dropped entry is replaced by the preceding one, so drop the entry that is nearest in time to it.  Keep
-            # the first entry and the new one.
+            # A dropped entry is replaced by the preceding entry.  So drop the entry that is nearest in time to its
+            # predecessor, but keep the first entry and the new entry.
             droppable = [number for number in range(1, len(times)) if number != place]
             least = min(droppable, key=lambda number: times[number] - times[number - 1])
             del offsets[least], times[least]
@@ -139,7 +139,7 @@ class Caching(NamedTuple):
         """Return the caching stated by a reply that reaches the tail, if no earlier reply stopped short of the tail."""
         lifetime_s = reuse.lifetime_s
         # A lifetime of 0 means the same as `no-cache`, which does not apply to bytes.  During `stale-while-revalidate`
-        # the tail is revalidated in the background, so bytes stay reusable as well.
+        # the tail is revalidated in the background, so the bytes stay reusable too.
         fresh_s = lifetime_s + reuse.stale_s if lifetime_s else math.inf
         return cls(None, fresh_s, reuse.forbids_stale and bool(lifetime_s), False, reuse.is_verbatim)
 

@@ -3,10 +3,10 @@
 One path can have many streams: one for each query and each set of credentials.  Clients can invent both.  A write to
 the path affects all of these streams, so the cost of a write must not grow with their number.
 
-Therefore only some streams of a path are *awake*: streams in use, and at most `MOST_AWAKE` others.  An event of the
-path, such as a write, is applied to awake streams at once.  The other streams *sleep*.  The path, now called a *crowd*,
-numbers its events and keeps the latest.  When a sleeping stream is looked up, the events that it has missed are
-applied.  If some of these are no longer kept, the stream is dropped, as if it had been evicted.
+Therefore only some streams of a path are *awake*: streams in use, and at most `MOST_AWAKE` other streams.  An event of
+the path, such as a write, is applied to awake streams at once.  The other streams *sleep*.  The path, now called a
+*crowd*, numbers its events and keeps the latest.  When a sleeping stream is looked up, the events that it has missed
+are applied.  If some of these are no longer kept, the stream is dropped, as if it had been evicted.
 
 No fetch and no live reader uses a sleeping stream.  Its remembered answers (responses that the server keeps for
 repetition) stay valid until the next event of the path.  The server finds them without looking at the stream.
@@ -47,12 +47,13 @@ class PathEvent(Protocol):
     def with_earlier(self, earlier: PathEvent, /) -> PathEvent | None:
         """Merge the preceding event and this one; return None if they cannot be merged.
 
-        The result must be correct for a stream to which `earlier` has been applied, and for one to which it has not.
+        The result must be correct for a stream to which `earlier` has been applied, and for a stream to which `earlier`
+        has not been applied.
         """
 
 
 class Crowd:
-    """A path with more than `MOST_AWAKE` streams: those that are awake, and the latest events."""
+    """A path with more than `MOST_AWAKE` streams: the streams that are awake, and the latest events."""
 
     def __init__(self, streams: Iterable[Stream]) -> None:
         self.awake: OrderedDict[Stream, None] = OrderedDict.fromkeys(streams)
@@ -172,7 +173,7 @@ class Paths:
         return f"<Paths {len(self._groups)} groups, {len(self._crowds)} crowds>"
 
     def origins(self) -> list[str]:
-        """Return all origins with a stream in memory, including those that the configuration no longer has."""
+        """Return all origins with a stream in memory, including origins that the configuration no longer has."""
         return list(self._origins)
 
     def groups(self) -> list[Mapping[StreamKey, Stream]]:
@@ -248,7 +249,8 @@ class Paths:
         return list(streams.values()) if streams is not None else []
 
     def told(self, group: Group, event: PathEvent) -> Iterable[Stream]:
-        """Keep an event for the sleeping streams of the path; return those whose remembered answers become invalid."""
+        """Keep an event for the sleeping streams of the path; return the streams whose remembered answers become
+        invalid."""
         if self._crowds and (crowd := self._crowds.get(group)) is not None:
             return crowd.told(event)
         return ()

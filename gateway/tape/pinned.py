@@ -1,8 +1,8 @@
 """Pinned streams, which are not evicted while their total cost is within a bound.
 
 An operator, or a plan derived from traffic, lists preferred streams, the most valuable first.  A preferred stream in
-memory is pinned if it fits into the bound.  When pinned streams grow beyond the bound, the least valuable are unpinned
-until the others fit.  If one stream alone exceeds the bound, only this stream is unpinned.
+memory is pinned if it fits into the bound.  When pinned streams grow beyond the bound, the least valuable streams are
+unpinned until the remaining streams fit.  If one stream alone exceeds the bound, only this stream is unpinned.
 
 An unpinned stream can be evicted.  The next time it is used it is pinned again, if there is room.
 
@@ -131,7 +131,7 @@ class PinnedTapes:
 
 
 class EvictionOrder:
-    """Chooses the next stream to evict among those that are not pinned.  Owner: the `TapeStore`."""
+    """Chooses the next stream to evict among the streams that are not pinned.  Owner: the `TapeStore`."""
 
     def __init__(self, policy: Eviction[StreamKey], find: Callable[[StreamKey], Stream | None]) -> None:
         self.pinned = PinnedTapes()

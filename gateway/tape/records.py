@@ -90,7 +90,7 @@ class Limits:
         )
 
     def covers(self, other: Limits) -> bool:
-        """Whether `count` and `bytes` are at least those of `other`.  `until` is not compared."""
+        """Whether `count` and `bytes` are at least the `count` and `bytes` of `other`.  `until` is not compared."""
         return _is_at_least(self.count, other.count) and _is_at_least(self.bytes, other.bytes)
 
 
@@ -292,7 +292,7 @@ class RecordTape:
         return block.records[index].seq_num if is_known else None
 
     def contradicts(self, tail: StreamPosition, end: int) -> bool:
-        """Whether a stream with this tail cannot be the one whose records are held.
+        """Whether a stream with this tail cannot be the stream whose records are held.
 
         `end` is the value of `end_seq_num` when the origin was asked for the tail.
         """
@@ -306,7 +306,7 @@ class RecordTape:
     def store(self, start: int, records: Sequence[Record]) -> bool:
         """Store the records of a read from `start`.  Records that are held already stay.
 
-        Returns whether held records were dropped because the new ones show that the stream was trimmed.  Raises
+        Returns whether held records were dropped, because the new records show that the stream was trimmed.  Raises
         RecordsReplaced, and stores nothing, if the records contradict the held ones.
         """
         if not records:

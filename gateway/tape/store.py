@@ -5,8 +5,8 @@ a stream that is in use drops only its bytes: the object stays, with an empty ta
 
 The store reports *uses* to the eviction policy, not requests.  A client that reads a stream once sends at least two
 requests in a row: for the existing bytes, then for the tail.  So requests within `USE_S` after a use belong to that
-use.  Otherwise each such client would make the stream look popular.  LRU-K calls this interval the correlated reference
-period (O'Neil et al., SIGMOD 1993, 2.1).
+use.  If the store reported requests, each such client would make the stream look popular.  LRU-K calls this interval
+the correlated reference period (O'Neil et al., SIGMOD 1993, 2.1).
 
 A cache plan can pin streams and exclude streams.  A pinned stream is withheld from the eviction policy.  An excluded
 stream keeps bytes only while it is held (`Stream.hold`), for example by the follower that feeds its live readers.

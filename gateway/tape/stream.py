@@ -1,8 +1,8 @@
 """A stream in memory: its tape, and facts such as its content type, its lifetime and its tail.
 
 A `Stream` stands for one incarnation of a stream, from its creation to its deletion, for the clients of one partition.
-A partition is the set of requests that share a tape, by default those with equal credentials.  Once `ended` is set, no
-request is answered from the object.  The next request creates a new one.
+A partition is the set of requests that share a tape, by default the requests with equal credentials.  When `ended` is
+set, no request is answered from the object, and the next request creates a new object.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Stream:
     identity: str | None = None
     """The origin's identifier of the incarnation, if its ETag has one."""
     expiry: Expiry = field(default_factory=Expiry)
-    """The stream's lifetime.  Until it is known, no hit is sent without asking the origin."""
+    """The stream's lifetime.  Until the lifetime is known, the gateway sends no hit without asking the origin."""
     contacted_at: float = 0.0
     """When the origin last served a read or write of the stream (monotonic seconds).  Each read or write renews a
     sliding TTL."""
@@ -273,7 +273,7 @@ class Stream:
         return self.version.needs_revalidation
 
     def learn_type(self, content_type: str) -> bool:
-        """Record the content type; return False if it contradicts the known one."""
+        """Record the content type; return False if it contradicts the known type."""
         if content_type == self.content_type:
             return True
         if self.content_type is None:
@@ -285,7 +285,7 @@ class Stream:
         )
 
     def learn_identity(self, identity: str | None) -> bool:
-        """Record the origin's identifier of the incarnation; return False if it differs from the known one."""
+        """Record the origin's identifier of the incarnation; return False if it differs from the known identifier."""
         if identity is None or self.identity is None:
             self.identity = self.identity or identity
             return True

@@ -162,7 +162,7 @@ class Tape:
             found = self._index.get(goal)
             stop = found[1] if found is not None and found[0] is block and found[1] > position else 0
             if self.is_json:
-                # A comma joins these bytes to the earlier ones, or they begin with the comma at `position`.
+                # A comma joins these bytes to the earlier bytes, or these bytes begin with the comma at `position`.
                 size += (size > 0) - (position > 0)
             size += (stop or block.size) - position
             at = goal if stop else self.resolve(block.end)
@@ -353,7 +353,7 @@ class Tape:
                     self._shorten(block, *kept)
         for block in self._blocks.values():
             block.unmark(is_dropped)
-            # A dropped block may have ended at the same token as this one.
+            # A dropped block may have ended at the same token as this block.
             self._ending.setdefault(block.end, block)
         for held in (self._index, self._hops):
             for known in [known for known in held if is_dropped(known)]:

@@ -186,7 +186,7 @@ class S2Fetch(SharedFetch):
         return first < seq_num < first + (self.limits.count or 0)
 
     def widen(self, wanted: Limits) -> None:
-        """Extend the fetch's limits to include those of another reader."""
+        """Extend the fetch's limits to include the limits of another reader."""
         if not self.limits.covers(wanted):
             self.limits = Limits(
                 max(self.limits.count or 0, wanted.count or 0), max(self.limits.bytes or 0, wanted.bytes or 0)
@@ -249,7 +249,7 @@ class S2Fetches:
         return await joined.fetch.result()
 
     def bringing(self, start: Start) -> S2Fetch | None:
-        """Return a fetch that starts at `start`, or one that may bring the record there after others."""
+        """Return a fetch that may bring the record at `start`: as its first record, or after earlier records."""
         fetch = self._fetches.pending(start)
         if fetch is None and isinstance(start, FromSeqNum):
             fetch = next((one for _, one in self._fetches if one.spans(start.seq_num)), None)

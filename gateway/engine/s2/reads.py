@@ -324,7 +324,7 @@ class S2Reads:
         drained_at = self._drained_at
 
         def end() -> None:
-            # Skip this if the drain was undone, or another one has begun.
+            # Do nothing if the drain was undone, or if another drain has begun.
             if self._drained_at == drained_at:
                 reader.lost(DRAINING)
 

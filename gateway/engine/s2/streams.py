@@ -15,7 +15,7 @@ topic's position, to check that the stream is still the same.
 After some writes the gateway must ask the origin whether records in memory still belong to the present stream.  One
 refused write can affect thousands of followed streams, because a path has one stream for each set of credentials.  The
 streams are therefore confirmed one at a time, one every `EVERY_S`.  The paths take turns, so a path with many streams
-does not delay the others.  Meanwhile live readers continue, and other reads of the stream ask the origin first.
+does not delay other paths.  Meanwhile live readers continue, and other reads of the stream ask the origin first.
 """
 
 from __future__ import annotations

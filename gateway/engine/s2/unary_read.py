@@ -1,8 +1,8 @@
 """One unary read: answered from memory, then from the origin, then by waiting at the tail.
 
-A read whose limit is reached within the records in memory is answered at once (`held_answer`).  Otherwise the origin is
-asked for the records after those in memory.  If that fetch was sent after the request arrived, its reply is complete.
-A read without any record waits on the stream's topic, if the request allows it.
+A read whose limit is reached within the records in memory is answered at once (`held_answer`).  For any other read, the
+origin is asked for the records that follow the records in memory.  If that fetch was sent after the request arrived,
+its reply is complete.  A read without any record waits on the stream's topic, if the request allows it.
 """
 
 from __future__ import annotations
