@@ -52,7 +52,7 @@ def append(
 ) -> None:
     """Append stdin to a stream as it arrives.  Retries never append a message twice.
 
-    To an S2 stream, append each message as a record.  S2_ACCESS_TOKEN is its access token.
+    For an S2 stream, append each message as a record.  The access token is read from S2_ACCESS_TOKEN.
     """
     asked = [name for name, is_set in (("json", json), ("lines", lines), ("binary", binary)) if is_set]
     if len(asked) > 1:

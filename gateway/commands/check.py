@@ -65,7 +65,7 @@ def check(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOML file to validate.")],
     url: Annotated[
         str | None,
-        typer.Argument(metavar="URL", help="Explain in place of that how a request for this URL is authorised."),
+        typer.Argument(metavar="URL", help="Explain instead how a request for this URL is authorised."),
     ] = None,
     token: Annotated[
         str | None,
@@ -74,10 +74,12 @@ def check(
     cookie: Annotated[str, typer.Option("--cookie", metavar="NAME=VALUE", help="The request's Cookie field.")] = "",
     action: Annotated[
         str,
-        typer.Option("--action", metavar="ACTIONS", show_default="read", help="What it does: append, delete, …"),
+        typer.Option(
+            "--action", metavar="ACTIONS", show_default="read", help="What the request does: append, delete, …"
+        ),
     ] = "",
     client: Annotated[
-        str, typer.Option("--client", metavar="ADDRESS", help="Its client, for signatures of one network.")
+        str, typer.Option("--client", metavar="ADDRESS", help="The request's client, for signatures of one network.")
     ] = "",
     everything: Annotated[bool, typer.Option("--all", help="Print every value in effect, including defaults.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but mistakes and warnings.")] = False,

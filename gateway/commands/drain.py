@@ -37,7 +37,7 @@ def drain(
     undo: Annotated[bool, typer.Option("--undo", help="End a drain: the gateway is ready again.")] = False,
     admin: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Make the gateway not ready and disconnect its clients cleanly; the process goes on until it is stopped."""
+    """Make the gateway not ready and disconnect its clients cleanly.  The process keeps running until it is stopped."""
     if undo:
         if within is not None:
             raise typer.BadParameter("does not go with --undo", param_hint="'--within'")

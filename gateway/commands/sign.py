@@ -23,7 +23,7 @@ def sign(
         str, typer.Argument(metavar="URL", help="The stream's URL at the gateway; not needed with --cookie.")
     ] = "",
     duration: Annotated[
-        str, typer.Option("--for", metavar="TIME", help="How long it is valid: 90s, 15m, 1h, 7d.")
+        str, typer.Option("--for", metavar="TIME", help="How long the signature is valid: 90s, 15m, 1h, 7d.")
     ] = "1h",
     allow: Annotated[
         str, typer.Option("--allow", metavar="ACTIONS", help="Actions, separated by commas, such as read,append.")

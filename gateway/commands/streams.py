@@ -50,7 +50,7 @@ async def _streams(url: str, prefix: str, limit: int, as_json: bool) -> None:
 
 
 async def _pages(client: AdminClient, prefix: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
-    """Up to `limit` streams, and whether there are more."""
+    """Return up to `limit` streams, and whether there are more."""
     found: list[dict[str, Any]] = []
     after = ""
     while True:

@@ -52,9 +52,10 @@ def tail(
 ) -> None:
     """Print a stream and follow it until it is closed: indented JSON on a terminal, one message a line in a pipe.
 
-    Of an S2 stream, print each body as a line; commands are left out.  S2_ACCESS_TOKEN is its access token.
+    For an S2 stream, print the body of each record as a line, and leave out command records.  The access token is read
+    from S2_ACCESS_TOKEN.
 
-    It resumes after disconnects without loss or repeats.  Ctrl-C ends it.
+    After a disconnect, printing resumes without loss or repeats.  Ctrl-C ends the command.
     """
     if sse and long_poll:
         raise typer.BadParameter("use only one of them", param_hint="'--sse' / '--long-poll'")

@@ -56,7 +56,7 @@ _OPTION: Final = (
 )
 Lines = Annotated[list[str], typer.Argument(metavar="SOURCE", help=_LINES)]
 LinesUnlessLate = Annotated[
-    list[str] | None, typer.Argument(metavar="SOURCE", help=f"{_LINES}  None with --late.", show_default=False)
+    list[str] | None, typer.Argument(metavar="SOURCE", help=f"{_LINES}  Not with --late.", show_default=False)
 ]
 SourceOptions = Annotated[
     list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help=f"For a log in a stream: {_OPTION}")
@@ -87,7 +87,7 @@ Into = Annotated[
 OneTable = Annotated[
     str | None,
     typer.Option(
-        "--table", metavar="FOLDER", help="A table of `pipeline table`, a folder or a URL, in place of a lake."
+        "--table", metavar="FOLDER", help="A folder or URL of a table made by `pipeline table`, in place of a lake."
     ),
 ]
 Master = Annotated[
@@ -104,12 +104,12 @@ Again = Annotated[
     bool,
     typer.Option(
         "--again",
-        help="Read the files from their beginnings, also lines that were rejected as late.  Lines that have an id are "
-        "not added twice.",
+        help="Read the files again from their beginnings, including lines that were rejected as late.  Lines with an "
+        "id are not added twice.",
     ),
 ]
 Late = Annotated[
-    bool, typer.Option("--late", help="Take in the lines that the lake has rejected as too late, in place of a SOURCE.")
+    bool, typer.Option("--late", help="Ingest the lines that the lake has rejected as too late, in place of a SOURCE.")
 ]
 Rate = Annotated[
     float | None,
@@ -134,8 +134,8 @@ MinSpan = Annotated[
     typer.Option(
         "--min-span",
         metavar="TIME",
-        help="Shortest time that a log should cover, such as 90m, 24h or 7d.  The plan and the report of a shorter one "
-        "are marked, and a gateway does not take the memory of such a plan unless told to.",
+        help="Shortest time that a log should cover, such as 90m, 24h or 7d.  The plan and the report of a shorter log "
+        "are marked.  A gateway uses the memory of such a plan only with cache.plan.take_short_memory.",
     ),
 ]
 PlanFile = Annotated[Path, typer.Option("--plan", "--out", metavar="FILE", help="File to write the plan to.")]
@@ -145,7 +145,7 @@ Curves = Annotated[
         "--curve",
         metavar="POLICY",
         show_default="the plan's policy",
-        help="A policy whose curve is drawn; may be repeated.  The numbers below have all of them.",
+        help="A policy whose curve is drawn; may be repeated.  The numbers below the chart include all policies.",
     ),
 ]
 Title = Annotated[str | None, typer.Option("--title", metavar="TEXT", help="The report's heading.")]
@@ -190,9 +190,9 @@ def table(
         typer.Option(
             "--schema",
             metavar="COLUMNS",
-            show_default="each row is a message as it came, with its stream and offset",
+            show_default="each row is an unchanged message with its stream and offset",
             help="Columns of the table in Spark SQL, such as 'id bigint, at timestamp'.  Each message is a JSON object "
-            "with these keys; one that does not fit is kept as text in the column _corrupt.",
+            "with these keys; a message that does not fit is kept as text in the column _corrupt.",
         ),
     ] = None,
     option: StreamOptions = None,
@@ -203,8 +203,8 @@ def table(
         bool,
         typer.Option(
             "--moved",
-            help="The table was filled from another URL of the same stream: continue from this one, after the last "
-            "message that the table has.",
+            help="The table was filled from another URL of the same stream: continue at this URL, after the last "
+            "message in the table.",
         ),
     ] = False,
     master: Master = None,
@@ -244,9 +244,9 @@ def undo(
     master: Master = None,
     conf: Conf = None,
 ) -> None:
-    """Give all tables but the curve the content that they had with an older version of bronze.
+    """Restore all tables except the curve to an older version of bronze.
 
-    What was ingested since stays taken in; `pipeline ingest --again FILE` reads a file again.
+    Files that were ingested since still count as read; `pipeline ingest --again FILE` reads a file again.
     """
     with working(lake, master, conf) as steps:
         from gateway.pipeline import upkeep
@@ -259,7 +259,7 @@ def undo(
 
 @pipeline.command()
 def optimize(lake: LakeUrl = "lake", table: OneTable = None) -> None:
-    """Rewrite small files as few large ones.  An ingest does so by itself where many have piled up."""
+    """Rewrite many small files as a few large ones.  An ingest also does this when there are very many."""
     with failing():
         from gateway.pipeline import upkeep
 
@@ -276,7 +276,7 @@ def vacuum(
         str, typer.Option("--keep", metavar="TIME", help="How long files of older versions are kept, such as 30d.")
     ] = "30d",
 ) -> None:
-    """Remove files that only older versions need, and those of runs that were killed."""
+    """Remove files that only older versions need, and files of runs that were killed."""
     keep_s = _seconds(keep, "--keep")
     with failing():
         from gateway.pipeline import upkeep
@@ -311,13 +311,15 @@ def plan(
 @pipeline.command()
 def report(
     lake: LakeUrl = "lake",
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the report goes.")] = Path("report.html"),
-    plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="A plan to show in it.")] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="File to write the report to.")] = Path(
+        "report.html"
+    ),
+    plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="A plan to show in the report.")] = None,
     curve: Curves = None,
     min_span: MinSpan = _MIN_SPAN,
     title: Title = None,
 ) -> None:
-    """Write a report of all tables as one HTML file.  It needs no Spark."""
+    """Write a report of all tables as one HTML file.  This command needs no Spark."""
     min_span_s = _seconds(min_span, "--min-span")
     with failing():
         write_report(
@@ -336,8 +338,10 @@ def run(
     source: Lines,
     lake: LakeUrl = "lake",
     option: SourceOptions = None,
-    plan: Annotated[Path, typer.Option("--plan", metavar="FILE", help="Where the plan goes.")] = Path("plan.json"),
-    report: Annotated[Path, typer.Option("--report", metavar="FILE", help="Where the report goes.")] = Path(
+    plan: Annotated[Path, typer.Option("--plan", metavar="FILE", help="File to write the plan to.")] = Path(
+        "plan.json"
+    ),
+    report: Annotated[Path, typer.Option("--report", metavar="FILE", help="File to write the report to.")] = Path(
         "report.html"
     ),
     target: Target = 0.9,
