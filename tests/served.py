@@ -14,8 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.commands import warm
+
 READY_TIMEOUT_S = 60.0
 EXIT_TIMEOUT_S = 30.0
+_DEV_PORTS = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--origin-listen", "127.0.0.1:0")
 
 
 class NotReady(RuntimeError):
@@ -84,7 +87,16 @@ def durable_gateway(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "gateway", *arguments]
 
 
+def forked_gateway(*arguments: str) -> list[str]:
+    """The same, forked from a process that has loaded the program: for tests of something else than its start."""
+    return warm.command(arguments, warm.clean_environ())
+
+
 def dev_gateway() -> list[str]:
     """The command line of `dev`, on whatever ports are free."""
-    ports = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--origin-listen", "127.0.0.1:0")
-    return durable_gateway("dev", *ports)
+    return durable_gateway("dev", *_DEV_PORTS)
+
+
+def forked_dev_gateway() -> list[str]:
+    """The same, forked from a process that has loaded the program."""
+    return forked_gateway("dev", *_DEV_PORTS)

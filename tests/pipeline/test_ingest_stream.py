@@ -20,7 +20,7 @@ from gateway.pipeline.ingest import ingest
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.tables import REJECTS, REQUESTS, SESSIONS, TRAFFIC
 from tests.pipeline.access_lines import DAY_S, NOON, column, line, rows, take_late
-from tests.served import durable_gateway, served
+from tests.served import forked_gateway, served
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +40,7 @@ def messages(url: str) -> list[dict[str, object]]:
 
 @pytest.fixture
 def origin() -> Iterator[str]:
-    with served(durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
+    with served(forked_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
         yield urls["origin"]
 
 
@@ -61,7 +61,7 @@ name = "default"
 origin = "{origin}"
 """
     )
-    with served(durable_gateway("serve", "--config", str(config)), "gateway") as urls:
+    with served(forked_gateway("serve", "--config", str(config)), "gateway") as urls:
         yield urls["gateway"]
 
 

@@ -29,7 +29,7 @@ from tests.pipeline.access_log import NOON, access_log
 from tests.pipeline.gold import exact
 from tests.pipeline.object_store import bucket
 from tests.pipeline.test_ingest_stream import ask
-from tests.served import durable_gateway, served
+from tests.served import forked_gateway, served
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,7 +118,7 @@ def test_a_table_of_a_stream_has_each_message_once_whoever_ends_or_overtakes_a_r
             take_table(spark, LogStream(url), into, progress=told.append)
         return commit(self, *args, **more)
 
-    with served(durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
+    with served(forked_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
         url = f"{urls['origin']}/orders"
         ask("PUT", url, b'[{"id": 0}, {"id": 1}]')
         for when in ("before", "after"):

@@ -16,7 +16,7 @@ from gateway.pipeline.stream_table import take_table
 from gateway.pipeline.upkeep import MANY
 from tests.pipeline.test_ingest_stream import ask
 from tests.pipeline.test_object_store import Dead, dying
-from tests.served import durable_gateway, served
+from tests.served import forked_gateway, served
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def orders() -> Iterator[str]:
     """A stream with three orders, of which one is none."""
-    with served(durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
+    with served(forked_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
         url = f"{urls['origin']}/orders"
         ask("PUT", url)
         ask("POST", url, b'[{"id": 1, "amount": 9.5}, {"id": "two", "amount": 1.5}, {"id": 3}]')
@@ -64,7 +64,7 @@ def test_the_line_of_the_first_page_makes_the_table_that_it_shows(
     stream, into, ddl = command[3], command[5], command[7]
     assert (put[3], command[4], command[6]) == (stream, "--into", "--schema")
     monkeypatch.chdir(tmp_path)
-    with served(durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
+    with served(forked_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
         url = stream.replace("http://127.0.0.1:4437", urls["origin"])
         ask("PUT", url, put[-1].encode())
         source = LogStream(url, format="typed")
@@ -123,7 +123,7 @@ def test_a_table_of_another_url_goes_on_only_if_its_stream_has_moved(
     config.write_text(
         f'[[route]]\nprefix = "/shop"\nstrip_prefix = true\norigin = "{orders.removesuffix("/orders")}"\n'
     )
-    with served(durable_gateway("serve", "--config", str(config), "--listen", "127.0.0.1:0"), "gateway") as urls:
+    with served(forked_gateway("serve", "--config", str(config), "--listen", "127.0.0.1:0"), "gateway") as urls:
         there = f"{urls['gateway']}/shop/orders"
         with pytest.raises(
             PipelineFailed, match=rf"^[^\n]*/t: follows {orders}: --moved goes on at {there} if [^\n]*$"

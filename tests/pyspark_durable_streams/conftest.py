@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from pyspark_durable_streams.client import Client, ClientConfig
-from tests.served import dev_gateway, served
+from tests.served import forked_dev_gateway, served
 
 
 @pytest.fixture(scope="module")
 def urls() -> Iterator[Mapping[str, str]]:
     """Those of the gateway, its admin port, and the origin."""
-    with served(dev_gateway(), "gateway", "admin", "origin") as found:
+    with served(forked_dev_gateway(), "gateway", "admin", "origin") as found:
         yield found
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.s2 import protobuf
 from gateway.s2.records import AppendInput, AppendRecord, Trim, command_record
-from tests.served import durable_gateway, served
+from tests.served import forked_gateway, served
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +24,7 @@ BASIN = "spark-basin"
 def bridged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
     """URLs of the S2 origin and of the gateway."""
     config = tmp_path_factory.mktemp("bridge") / "gateway.toml"
-    with served(durable_gateway("origin", "--protocol", "s2", "--listen", "127.0.0.1:0"), "origin") as origin:
+    with served(forked_gateway("origin", "--protocol", "s2", "--listen", "127.0.0.1:0"), "origin") as origin:
         config.write_text(
             f"""\
 [server]
@@ -41,7 +41,7 @@ bridge = {{ basin = "{BASIN}" }}
         )
         basin = json.dumps({"basin": BASIN, "config": {"create_stream_on_append": True}}).encode()
         _post(origin["origin"], "basins", "application/json", basin)
-        with served(durable_gateway("serve", "--config", str(config)), "gateway", "admin") as gateway:
+        with served(forked_gateway("serve", "--config", str(config)), "gateway", "admin") as gateway:
             yield {**origin, **gateway}
 
 

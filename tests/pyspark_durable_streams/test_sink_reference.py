@@ -14,13 +14,13 @@ from pyspark_durable_streams.sender import Batch, Sender
 from pyspark_durable_streams.write_options import WriteOptions
 from tests.node_tools import node_packages, node_tools
 from tests.pyspark_durable_streams.beside import read_all
-from tests.served import dev_gateway, served
+from tests.served import forked_dev_gateway, served
 
 
 @pytest.fixture(scope="module", params=["reference", "gateway"])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "gateway":
-        with served(dev_gateway(), "gateway") as urls:
+        with served(forked_dev_gateway(), "gateway") as urls:
             yield urls["gateway"]
         return
     tools = node_tools()

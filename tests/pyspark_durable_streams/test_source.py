@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 
 from gateway.origin.app import OriginSettings
 from tests.pyspark_durable_streams.beside import JSON, Beside, beside
-from tests.served import dev_gateway, served
+from tests.served import forked_dev_gateway, served
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -256,7 +256,7 @@ def test_the_programs_of_a_page_work_one_after_the_other(
 
 
 def test_a_prefix_of_what_a_gateway_holds(spark: SparkSession) -> None:
-    with served(dev_gateway(), "gateway", "admin") as urls, beside() as hand:
+    with served(forked_dev_gateway(), "gateway", "admin") as urls, beside() as hand:
         hand.url = urls["gateway"]
         for name in ("p/1", "p/2", "o/1"):
             fill(hand, name, name)

@@ -18,7 +18,7 @@ import pytest
 from gateway.config.variables import ADMIN_TOKEN_VARIABLE
 from tests.effort import IS_LONG, examples
 from tests.ops.admin.conftest import Bench
-from tests.served import durable_gateway, served
+from tests.served import forked_gateway, served
 
 TOKEN = "a-token-that-nobody-guesses"
 SCHEMATHESIS = Path(sysconfig.get_path("scripts")) / "schemathesis"
@@ -131,14 +131,14 @@ async def test_the_bounds_of_all_long_texts_are_tried(bench: Bench) -> None:
 
 def test_the_api_conforms_to_its_document(tmp_path: Path) -> None:
     """A drain is not an error, and ends readiness; bodies that are too large are refused."""
-    with served(durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as origin:
+    with served(forked_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as origin:
         config = tmp_path / "gateway.toml"
         config.write_text(
             '[server]\nlisten = "127.0.0.1:0"\nadmin = "127.0.0.1:0"\nshutdown_timeout_s = 0.5\n'
             f'[cache.plan]\nfile = "{PLAN}"\n[[route]]\norigin = "{origin["origin"]}"\n'
         )
         environment = {**os.environ, ADMIN_TOKEN_VARIABLE: TOKEN}
-        command = durable_gateway("serve", "--config", str(config))
+        command = forked_gateway("serve", "--config", str(config))
         with served(command, "gateway", "admin", environment=environment) as urls:
             shown = {"Authorization": f"Bearer {TOKEN}"}
             httpx.put(urls["gateway"] + "/a/stream", content=b"bytes", headers={"Content-Type": "text/plain"})
