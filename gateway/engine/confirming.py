@@ -11,9 +11,10 @@ valid, the next begins at the first position in memory, so that it covers all re
 needed for the start sentinel, because the sentinel can name any position.  So a stream needs at most three
 confirmations, in whatever order its readers begin.
 
-If the origin has trimmed the first position in memory, the tape drops the bytes there.  Then the reader's own position
-is confirmed.  Further confirmations begin midway between the two.  Each reply, whether it refuses or confirms,
-halves the number of positions in between.  A trim of n positions therefore costs about 2 log2(n) requests.
+If the origin has trimmed the first position in memory, the tape (the stream's bytes in memory) drops the bytes there.
+Then the reader's own position is confirmed.  Further confirmations begin midway between the two.  Each reply, whether
+it refuses or confirms, halves the number of positions in between.  A trim of n positions therefore costs about 2
+log2(n) requests.
 
 `Patience` limits the wait for a silent origin.  A read that ends at the known tail asks the origin for more bytes.  A
 live read may ask whether the stream is still the same.  If the origin answers no request of the route for `PATIENCE_S`,

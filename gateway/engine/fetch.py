@@ -1,4 +1,5 @@
-"""A fetch: the requests that get a flight's reply from the origin.  A `ReplyTaker` processes the reply.
+"""A fetch: the requests that get a flight (one reply, shared by many readers) from the origin.  A `ReplyTaker`
+processes the reply.
 
 A fetch is driven by callbacks.  The event loop calls the fetch in the turn after its launch, so that all reads of one
 turn share the fetch.  Later calls come from the upstream connection.  Replies that have arrived as a whole are

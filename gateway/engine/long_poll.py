@@ -1,6 +1,8 @@
 """Long-poll (section 5.7): answers as soon as bytes follow the client's offset.
 
-This module makes the answers; `gateway.engine.long_poll_waiter` holds the clients that wait for one.
+This module makes the answers; `gateway.engine.long_poll_waiter` holds the clients that wait for an answer.  Clients
+wait on the stream's topic, the group of its live readers.  New bytes arrive from the topic's follower, the one live
+request at the origin, and are stored on the tape, the stream's bytes in memory.
 """
 
 from __future__ import annotations

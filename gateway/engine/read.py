@@ -44,11 +44,11 @@ class Read(NamedTuple):
         return Shape(self.is_live, self.start)
 
     def is_kept_from(self, stream: Stream) -> bool:
-        """Whether the request's Origin header rules out shared answers from the stream."""
+        """Return whether the request's Origin header rules out shared answers from the stream."""
         return self.web_origin is not None and (stream.varies_by_origin or not self.is_origin_met(stream.headers))
 
     def is_origin_met(self, headers: Headers) -> bool:
-        """Whether the origin would answer the request's Origin header with these headers of a shared reply."""
+        """Return whether the origin would answer the request's Origin header with these headers of a shared reply."""
         origin = self.web_origin
         return origin is None or allows(headers, origin) or self.route.denied_origins.has(self.key.group, origin)
 

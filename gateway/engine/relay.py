@@ -66,18 +66,18 @@ class RelayedCall(SentRequest):
     # -- for the party to implement
 
     def take_attempt(self) -> None:
-        """The request is being sent to an origin."""
+        """Called when the request is being sent to an origin."""
 
     def take_interim(self, interim: Interim) -> None:
-        """An interim reply (1xx) has arrived."""
+        """Called when an interim reply (1xx) has arrived."""
 
     @abstractmethod
     def take_answer(self, reply: Reply) -> None:
-        """The head of the reply has arrived.  The party must call `Reply.close`."""
+        """Called when the head of the reply has arrived.  The party must call `Reply.close`."""
 
     @abstractmethod
     def take_failure(self, error: GatewayError) -> None:
-        """The request has failed without an answer."""
+        """Called when the request has failed without an answer."""
 
     # -- called by the upstream client
 

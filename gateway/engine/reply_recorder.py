@@ -1,8 +1,8 @@
 """Applies the meaning of an origin's reply to the stream in memory.
 
-A reply is compared with the state of the stream when the request was sent, because the tape may have grown since.  Any
-of these differences shows that another stream now has the same name: an earlier tail, a closed stream that is open
-again, another content type, another identity.
+A reply is compared with the state of the stream when the request was sent, because the tape (the stream's bytes in
+memory) may have grown since.  Any of these differences shows that another stream now has the same name: an earlier
+tail, a closed stream that is open again, another content type, another identity.
 
 `ReplyRecorder` changes the stream's record.  It returns the effect on the live readers, and the fetch carries out that
 effect.

@@ -1,5 +1,7 @@
 """Processes the reply to a fetch: classifies it, applies it to the stream, stores the body, and lands the flight.
 
+A flight is a reply as its readers share it.  It *lands* when its readers can have all of it.
+
 A reply that has arrived as a whole is processed in one call, without a task.
 """
 

@@ -1,8 +1,8 @@
 """Response heads: builds the headers of every answer to a read, for all read modes.
 
 `Stream-Up-To-Date` and `Stream-Closed` are arguments here and are never stored.  The ETag is the gateway's own:
-`"<incarnation>:<start>:<end>[:c]"`.  Origins use different formats, and an ETag without an incarnation could validate
-the bytes of another stream with the same name.
+`"<incarnation>:<start>:<end>[:c]"`.  Origins use different formats, and an ETag without an incarnation (a name for one
+life of the stream) could validate the bytes of another stream with the same name.
 
 If the client's If-None-Match has the answer's ETag, the answer is a 304 without a body (RFC 9110 sections 13.1.2 and
 15.4.5).  `gateway.protocol.etag` makes and compares ETags.  `gateway.server.remembered` repeats a 304 like any other

@@ -59,7 +59,7 @@ class SharingFacts(NamedTuple):
 
     has_credentials: bool
     partition: Partition
-    """Requests in the same partition share tapes."""
+    """Requests in the same partition share tapes (the bytes of streams in memory)."""
     headers: CIMultiDict[str]
     """The request headers of a shared fetch."""
     accepted: AcceptedCodings
@@ -373,7 +373,8 @@ def _sharing(config: RouteConfig, origin: str) -> tuple[object, ...]:
     whose: tuple[object, ...] = (origin, path, config.strip_prefix, config.cache, config.protocol, config.present)
     if config.is_bridged:
         whose += (config.bridging.basin, config.bridging.records, config.bridging.content_type)
-    # Unless the gateway sets the CORS headers, the origin's answer to one web origin may not be given to another.
+    # Unless the gateway sets the CORS headers, the origin's answer to a request from one web origin may not be given to
+    # another web origin.
     whose += (bool(config.auth), config.client_credentials, config.store_private)
     return (*whose, config.credentials, config.credential_headers, config.ignore_set_cookie, config.cors is None)
 

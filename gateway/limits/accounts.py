@@ -131,7 +131,7 @@ class Account:
         return max(self.banned_until + self.ban_s, *self.full_at.values(), 0.0)
 
     def is_banned(self, now: float) -> bool:
-        """Whether the network is banned at `now`."""
+        """Return whether the network is banned at `now`."""
         return self.banned_until > now
 
     def begin_live(self) -> None:

@@ -85,7 +85,7 @@ class MemoryGuard:
         return f"<MemoryGuard {self.pressure.name.lower()}, cache at {self.cache_share:.0%}>"
 
     def calls_for_look(self, resident: int, limit: int) -> bool:
-        """Whether memory has risen so much since the latest check that the next check must be made now."""
+        """Return whether memory has risen so much since the latest check that the next check must be made now."""
         used = resident / limit
         if self.pressure >= Pressure.CLIENTS and used > self._used + _RISE:
             return True
@@ -186,7 +186,7 @@ class Charges:
                 totals[shared] = totals.get(shared, 0) + size
 
     def charge_of(self, holdings: Iterable[Holding]) -> int:
-        """The bytes that a holder with these holdings is charged for."""
+        """Return the bytes that a holder with these holdings is charged for."""
         charge = 0
         for shared, size in holdings:
             total = self._totals.get(shared, 0)

@@ -142,7 +142,7 @@ class Flows(Generic[Client, Work]):
         return self.waiting
 
     def has(self, client: Client) -> bool:
-        """Whether the client has a waiting item."""
+        """Return whether the client has a waiting item."""
         flow = self._new.get(client) or self._old.get(client)
         return flow is not None and bool(flow.items)
 

@@ -60,7 +60,7 @@ class Rate:
         return self.burst if full_at is None or full_at <= now else self.burst - (full_at - now) * self.per_s
 
     def has_one(self, account: Account, now: float) -> bool:
-        """Whether the bucket has a token."""
+        """Return whether the bucket has a token."""
         full_at = account.full_at.get(self)
         return full_at is None or full_at - now <= self._may_miss_s
 
@@ -207,7 +207,7 @@ class RateLimit:
         return f"<RateLimit {self.config.name}: {self.requests}, {self.bytes}>"
 
     def applies_to(self, route: str) -> bool:
-        """Whether the limit applies to requests of the route."""
+        """Return whether the limit applies to requests of the route."""
         return not self.config.routes or route in self.config.routes
 
     def shared(self, route: str) -> Account | None:
@@ -221,7 +221,7 @@ class RateLimit:
                 return self._shared.setdefault("", Account(""))
 
     def admits(self, account: Account, now: float, *, is_live: bool = False) -> bool:
-        """Whether a request is admitted now.  Equivalent to `wait_s` = 0, but faster."""
+        """Return whether a request is admitted now.  Equivalent to `wait_s` = 0, but faster."""
         return (
             (self.requests is None or self.requests.has_one(account, now))
             and (self.bytes is None or not self.bytes.wait_s(account, now))

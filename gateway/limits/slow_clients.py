@@ -30,7 +30,7 @@ def upload_time_left(waited_s: float, received_bytes: int, min_rate: int, idle_t
 
 
 def keeps_up(taken_bytes: int, window_s: float, min_rate: int) -> bool:
-    """Whether a client that has taken `taken_bytes` in a window meets the least rate, `min_rate` bytes a second.
+    """Return whether a client that has taken `taken_bytes` in a window meets the least rate, `min_rate` bytes a second.
 
     Without a least rate (0), any progress is enough.
     """
@@ -61,7 +61,7 @@ class ReadingWindow:
         return window_s - self._waited_s
 
     def stop_waiting(self, unsent_bytes: int, now: float) -> None:
-        """Record the end of a wait that `start_waiting` began, with the bytes that are still unsent."""
+        """Record the end of a wait that `start_waiting` began, and the number of bytes that are still unsent."""
         self._waited_s += now - self._began
         self._taken_bytes += self._unsent_bytes - unsent_bytes
 

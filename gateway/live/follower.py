@@ -90,7 +90,8 @@ class FollowingEnded(Exception):
 
 
 class Follower:
-    """Follows the stream of one topic until the stream is closed or has ended, or the task is cancelled."""
+    """Follows the stream of one topic (the group of the stream's live readers) until the stream is closed or has ended,
+    or the task is cancelled."""
 
     def __init__(
         self,

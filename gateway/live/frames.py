@@ -36,7 +36,8 @@ HEARTBEAT_BYTES: Final = len(HEARTBEAT)
 
 
 class LiveReader(Protocol):
-    """A live reader without a task.  Its topic and its connection call it."""
+    """A live reader without a task.  Its topic (the group of the stream's live readers) and its connection call its
+    methods."""
 
     def pump(self) -> None:
         """Send what is new on the stream.  Called when the topic has changed."""

@@ -1,8 +1,9 @@
 """A subscriber: one SSE client, as a small object without a task, a queue or a timer of its own.
 
 A subscriber has the offset up to which it has sent the stream.  When the stream changes, or the connection has room
-again, the subscriber reads the tape from this offset and writes.  While the client does not read, the subscriber writes
-nothing: the bytes stay on the tape.  The connection enforces the deadline for the client to read.
+again, the subscriber reads the tape (the stream's bytes in memory) from this offset and writes.  While the client does
+not read, the subscriber writes nothing: the bytes stay on the tape.  The connection enforces the deadline for the
+client to read.
 """
 
 from __future__ import annotations

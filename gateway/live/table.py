@@ -102,7 +102,7 @@ class LiveTable:
         return entry if entry is not None and entry.topic is topic else None
 
     def has(self, topic: LiveTopic) -> bool:
-        """Whether the topic is in the table."""
+        """Return whether the topic is in the table."""
         return self._entry(topic) is not None
 
     # -- readers
@@ -197,7 +197,7 @@ class LiveTable:
     # -- followers
 
     def is_followed(self, topic: LiveTopic) -> bool:
-        """Whether a task follows the topic's stream."""
+        """Return whether a task follows the topic's stream."""
         entry = self._entry(topic)
         return entry is not None and entry.run is not None
 
@@ -240,7 +240,8 @@ class LiveTable:
         return self.followed + self.relayed >= self.most
 
     def has_share(self, net: str, topic: LiveTopic | None = None) -> bool:
-        """Whether one more live request may be charged to the network, or the topic's request is charged already."""
+        """Return whether one more live request may be charged to the network, or the topic's request is charged
+        already."""
         is_charged = topic is not None and (entry := self._entry(topic)) is not None and entry.net is not None
         account = self._accounts.find(net)
         return is_charged or account is None or account.followed < self.most_per_client

@@ -71,7 +71,7 @@ class Cursors:
             self._high_floor = max(self._high_floor, value)
 
     def is_far(self, cursor: int) -> bool:
-        """Whether a client with this cursor shares the cursor of the far-ahead clients."""
+        """Return whether a client with this cursor shares the cursor of the far-ahead clients."""
         return interval(self._wall()) + _REACH < cursor <= self._high_floor
 
     def shared(self) -> int:
@@ -327,7 +327,7 @@ class Topic:
     # -- for the readers
 
     def is_current(self, at: str) -> bool:
-        """Whether an answer that ends at `at` may be marked up to date."""
+        """Return whether an answer that ends at `at` may be marked up to date."""
         tape = self.stream.tape
         return (
             self.is_confirmed
@@ -370,7 +370,8 @@ class Topic:
         return LiveStep(b"", 0, end, said_up_to_date, cursor, needs_fill=self.is_missing(end))
 
     def is_missing(self, at: str) -> bool:
-        """Whether bytes after `at` must be fetched, because `at` is neither the tail nor the follower's position."""
+        """Return whether bytes after `at` must be fetched, because `at` is neither the tail nor the follower's
+        position."""
         tape = self.stream.tape
         if self.position is not None and tape.resolve(self.position) == at:
             return False

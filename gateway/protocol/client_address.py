@@ -303,7 +303,7 @@ def _read_binary(data: bytes) -> ProxyHeader | None:
 
 
 def plain_address(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
-    """Return the address as text, an IPv4-mapped IPv6 address (RFC 4291 section 2.5.5.2) as plain IPv4."""
+    """Return the address as text.  An IPv4-mapped IPv6 address (RFC 4291 section 2.5.5.2) becomes plain IPv4."""
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(address)

@@ -1,4 +1,5 @@
-"""Which readers share a tape, and which of the origin's replies may be shared.  All read modes use the same rules.
+"""Which readers share a tape (a stream's bytes in memory), and which of the origin's replies they may share.  All read
+modes use the same rules.
 
 The reply to a catch-up read is stored, so it may be shared only if a shared cache may store it (RFC 9111 section 3).  A
 reply that goes to several readers without being stored (live, `offset=now`, HEAD) may say `no-store`.  The other

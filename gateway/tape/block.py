@@ -133,11 +133,11 @@ class Block:
         return rest
 
     def byte_at(self, position: int) -> bytes:
-        """The byte at `position`."""
+        """Return the byte at `position`."""
         index = bisect_right(self._ends, position)
         offset = position - (self._ends[index] - len(self.pieces[index]))
         return self.pieces[index][offset : offset + 1]
 
     def holds_at(self, start: int, stop: int, pieces: Sequence[bytes]) -> bool:
-        """Whether the bytes in [`start`, `stop`) equal `pieces`."""
+        """Return whether the bytes in [`start`, `stop`) equal `pieces`."""
         return b"".join(self.cut(start, stop).pieces) == b"".join(pieces)

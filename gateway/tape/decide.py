@@ -89,10 +89,10 @@ class FollowedTopic(Protocol):
     """The follower's offset; None if it is not known."""
 
     def is_current(self, at: str) -> bool:
-        """Whether an answer that ends at `at` may be marked up to date."""
+        """Return whether an answer that ends at `at` may be marked up to date."""
 
     def is_missing(self, at: str) -> bool:
-        """Whether the bytes after `at` must be fetched."""
+        """Return whether the bytes after `at` must be fetched."""
 
 
 @dataclass(slots=True, eq=False)
@@ -279,8 +279,8 @@ def _poll(stream: Stream, read: Progress, now: float) -> Decision:
 
 
 def is_another(stream: Stream, read: Progress) -> bool:
-    """Whether the stream may have been replaced since the read began, so that its bytes and later bytes may not belong
-    together.  A purge alone does not matter to a read that has no bytes yet."""
+    """Return whether the stream may have been replaced since the read began, so that its bytes and later bytes may not
+    belong together.  A purge alone does not matter to a read that has no bytes yet."""
     seen = read.version
     if seen.same_incarnation_as(stream.version):
         return False
@@ -288,7 +288,7 @@ def is_another(stream: Stream, read: Progress) -> bool:
 
 
 def outlasts_failure(stream: Stream, read: Progress, now: float, wall: float) -> bool:
-    """Whether a read may get held bytes although the origin fails.
+    """Return whether a read may get held bytes although the origin fails.
 
     `now` (monotonic seconds) and `wall` (Unix seconds) are the time of the failure.
     """
@@ -315,13 +315,13 @@ def known_tail(stream: Stream, max_age_s: float | None, now: float) -> str | Non
 
 
 def is_furthest(stream: Stream, at: str) -> bool:
-    """Whether `at` is the furthest known offset, and no more bytes are known to follow."""
+    """Return whether `at` is the furthest known offset, and no more bytes are known to follow."""
     tape = stream.tape
     return tape.tail is not None and tape.resolve(tape.tail) == at and not tape.is_short(at)
 
 
 def is_named_tail(stream: Stream, at: str, tail: str, *, is_asked: bool) -> bool:
-    """Whether `at`, the follower's offset, is the tail because a reply has named `tail`.
+    """Return whether `at`, the follower's offset, is the tail because a reply has named `tail`.
 
     `is_asked` is true if the origin has named `tail` to this read, and false if an acknowledged write has named it.  An
     acknowledgement may be late, and name an earlier tail than the known one.  For a write, `at` must therefore also be
@@ -341,7 +341,7 @@ def awaited_tail(stream: Stream, at: str, now: float) -> str | None:
 
 
 def may_end(stream: Stream, read: Progress) -> bool:
-    """Whether an answer may end at the read's offset without finding the tail."""
+    """Return whether an answer may end at the read's offset without finding the tail."""
     tape, at = stream.tape, read.at
     if tape.is_closed_at(at):
         return True

@@ -245,7 +245,7 @@ class Expiry:
         self.lifetime, self.is_lost = None, True
 
     def is_wanted(self, now: float) -> bool:
-        """Whether a read that depends on the lifetime should ask the origin for it.
+        """Return whether a read that depends on the lifetime should ask the origin for it.
 
         An origin may answer reads but fail to report a lifetime, for a long time.  Each further request for the
         lifetime has a cost: if it fails, it counts against the origin's health, and if it hangs, it delays a reader.
@@ -264,12 +264,12 @@ class Expiry:
         self.pause_s /= 2
 
     def has_passed(self, wall: float) -> bool:
-        """Whether a known absolute expiry has passed."""
+        """Return whether a known absolute expiry has passed."""
         life = self.lifetime
         return life is not None and life.expires_at is not None and wall >= life.expires_at
 
     def may_have_passed(self, idle_s: float | None, wall: float) -> bool:
-        """Whether the latest known lifetime has passed: the absolute expiry, or the sliding TTL.
+        """Return whether the latest known lifetime has passed: the absolute expiry, or the sliding TTL.
 
         `idle_s` is the seconds since the last contact with the origin; None while a live request is open at the origin.
         """

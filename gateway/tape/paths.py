@@ -234,7 +234,7 @@ class Paths:
             self.tags.setdefault(key, {})[stream] = None
 
     def has(self, group: Group) -> bool:
-        """Whether a stream of the path is in memory."""
+        """Return whether a stream of the path is in memory."""
         return group in self._groups
 
     def group(self, group: Group) -> list[Stream]:

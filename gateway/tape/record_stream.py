@@ -71,7 +71,7 @@ class RecordStream(Stream):
         return False
 
     def may_answer_alone(self, now: float, trust_s: float) -> bool:
-        """Whether the gateway may answer a read without asking the origin."""
+        """Return whether the gateway may answer a read without asking the origin."""
         return self.is_trusted(now, trust_s)
 
     def bytes_until(self, start: str, trust_s: float) -> float:

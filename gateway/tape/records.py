@@ -90,7 +90,8 @@ class Limits:
         )
 
     def covers(self, other: Limits) -> bool:
-        """Whether `count` and `bytes` are at least the `count` and `bytes` of `other`.  `until` is not compared."""
+        """Return whether `count` and `bytes` are at least the `count` and `bytes` of `other`.  `until` is not
+        compared."""
         return _is_at_least(self.count, other.count) and _is_at_least(self.bytes, other.bytes)
 
 
@@ -223,7 +224,7 @@ class RecordTape:
         return self._blocks[self._starts[-1]].records[-1] if self._starts else None
 
     def covers(self, seq_num: int) -> bool:
-        """Whether a block covers `seq_num`.  If so, the stream has a record there only if the block has one."""
+        """Return whether a block covers `seq_num`.  If so, the stream has a record there only if the block has one."""
         return self._block_at(seq_num) is not None
 
     def covered_from(self, seq_num: int) -> int:
@@ -292,7 +293,7 @@ class RecordTape:
         return block.records[index].seq_num if is_known else None
 
     def contradicts(self, tail: StreamPosition, end: int) -> bool:
-        """Whether a stream with this tail cannot be the stream whose records are held.
+        """Return whether a stream with this tail cannot be the stream whose records are held.
 
         `end` is the value of `end_seq_num` when the origin was asked for the tail.
         """
@@ -351,7 +352,7 @@ class RecordTape:
             raise RecordsReplaced
 
     def _before(self, seq_num: int) -> Record | None:
-        """The last record held before `seq_num`."""
+        """Return the last record held before `seq_num`."""
         at = bisect_left(self._starts, seq_num) - 1
         if at < 0:
             return None
@@ -361,7 +362,7 @@ class RecordTape:
         return self._blocks[self._starts[at - 1]].records[-1] if at else None
 
     def _after(self, seq_num: int) -> Record | None:
-        """The first record held after `seq_num`."""
+        """Return the first record held after `seq_num`."""
         at = max(0, bisect_right(self._starts, seq_num) - 1)
         for start in self._starts[at : at + 2]:
             records = self._blocks[start].records

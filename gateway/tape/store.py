@@ -268,7 +268,7 @@ class TapeStore:
                     self._drop_unwanted(stream)
 
     def is_not_stored(self, stream: Stream) -> bool:
-        """Whether the cache plan excludes the stream, in all partitions."""
+        """Return whether the cache plan excludes the stream, in all partitions."""
         key = stream.key
         return bool(self._not_stored) and key._replace(partition=key.partition.public) in self._not_stored
 

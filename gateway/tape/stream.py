@@ -323,14 +323,15 @@ class Stream:
         self.acked, self.is_close_acked = None, False
 
     def holds_acknowledged(self, token: str, is_closed: bool = False) -> bool:
-        """Whether all acknowledged writes, and an acknowledged close, lie before `token`.
+        """Return whether all acknowledged writes, and an acknowledged close, lie before `token`.
 
         `is_closed`: the stream is closed at `token`.
         """
         return (is_closed or not self.is_closing) and (self.acked is None or not is_before(token, self.acked))
 
     def is_still(self, first: FirstTail, at: str) -> bool:
-        """Whether a live reader at `at` is up to date, by the tail `first` that the origin named to it at its start.
+        """Return whether a live reader at `at` is up to date, judged by `first`, the tail that the origin named when
+        the reader began.
 
         The reader is up to date unless a write has been acknowledged or may have been applied since, or a reply has
         named a later tail.
@@ -389,11 +390,12 @@ class Stream:
             self.version = self.version.tail_changed()
 
     def lies_beyond(self, offset: str) -> bool:
-        """Whether the origin has treated `offset` as beyond its tail, and the known tail is still before `offset`."""
+        """Return whether the origin has treated `offset` as beyond its tail, and the known tail is still before
+        `offset`."""
         return offset in self.beyond and self.tape.tail is not None and is_before(self.tape.tail, offset)
 
     def has_expired(self, now: float, wall: float) -> bool:
-        """Whether the stream's known lifetime may have passed at the origin.  `wall` is Unix seconds.
+        """Return whether the stream's known lifetime may have passed at the origin.  `wall` is Unix seconds.
 
         A sliding TTL does not run while a live request is open.
         """
@@ -406,16 +408,17 @@ class Stream:
         self.found_by = asker if self.found_by in (None, asker) else SEVERAL
 
     def is_hidden_from(self, asker: int) -> bool:
-        """Whether a 404 to a request with this hash may only mean that the origin hides the stream from the client.
-        The origin has then shown the stream to a request with other headers."""
+        """Return whether a 404 to a request with this hash may only mean that the origin hides the stream from the
+        client.  The origin has then shown the stream to a request with other headers."""
         return self.found_by is not None and self.found_by != asker
 
     def may_have_expired(self, now: float) -> bool:
-        """Whether a stream whose lifetime has never been known may have expired.  A lifetime is at least a second."""
+        """Return whether a stream whose lifetime has never been known may have expired.  A lifetime is at least a
+        second."""
         return self.expiry.latest is None and not self.is_followed and now - self.contacted_at >= LEAST_TTL_S
 
     def outlasts_failure(self, now: float, wall: float) -> bool:
-        """Whether held bytes may be sent while the origin fails.
+        """Return whether held bytes may be sent while the origin fails.
 
         These bytes may not be sent if the stream has ended, may have expired, or may have been replaced by another
         stream.
@@ -424,11 +427,12 @@ class Stream:
         return not is_over and not self.expiry.is_lost
 
     def may_answer_alone(self, now: float, trust_s: float) -> bool:
-        """Whether the gateway may answer without asking the origin: the lifetime is known and the stream trusted."""
+        """Return whether the gateway may answer without asking the origin: the lifetime is known and the stream
+        trusted."""
         return self.expiry.lifetime is not None and self.is_trusted(now, trust_s)
 
     def is_trusted(self, now: float, trust_s: float) -> bool:
-        """Whether the gateway may assume that the stream still exists, unchanged.
+        """Return whether the gateway may assume that the stream still exists, unchanged.
 
         A stream is trusted if it needs no revalidation, the origin was contacted within `trust_s` seconds, and less
         than half of a sliding TTL has passed.  Hits do not renew the TTL at the origin, so the gateway must read a busy
@@ -471,7 +475,7 @@ class Stream:
         return now - (reusable_s if max_age_s is None else min(reusable_s, max(LEAST_AGE_S, max_age_s)))
 
     def is_confirmation_due(self, start: str, now: float, trust_s: float, max_age_s: float | None) -> bool:
-        """Whether the origin must confirm the bytes held after `start` before they are sent."""
+        """Return whether the origin must confirm the bytes held after `start` before they are sent."""
         return not self.confirmed_at(start) > self.confirmed_before(now, trust_s, max_age_s)
 
     def bytes_until(self, start: str, trust_s: float) -> float:

@@ -30,7 +30,7 @@ from gateway.tape.costs import BLOCK_COST, TAPE_COST, TOKEN_COST
 
 
 def token_cost(token: str) -> int:
-    """The bytes that the cache budget is charged for one token."""
+    """Return the bytes that the cache budget is charged for one token."""
     return TOKEN_COST + len(token)
 
 
@@ -105,7 +105,7 @@ class Tape:
         return len(self._index) + len(self._hops)
 
     def tokens(self) -> Iterator[str]:
-        """The tokens from which a read can take bytes or follow a hop."""
+        """Return the tokens from which a read can take bytes or follow a hop."""
         yield from self._index
         yield from self._hops
 
@@ -115,7 +115,7 @@ class Tape:
         return sum(block.size for block in self._blocks.values())
 
     def blocks(self) -> Iterator[Block]:
-        """The blocks, in the order in which they were stored."""
+        """Return the blocks, in the order in which they were stored."""
         return iter(self._blocks.values())
 
     def resolve(self, token: str) -> str:
@@ -198,7 +198,7 @@ class Tape:
         return entry[0].stop_after(entry[1])[1] if entry is not None else None
 
     def has_seen(self, token: str) -> bool:
-        """Whether the origin has named `token` as a position of the stream."""
+        """Return whether the origin has named `token` as a position of the stream."""
         return (
             token in self._index
             or token in self._ending
@@ -207,16 +207,16 @@ class Tape:
         )
 
     def knows_after(self, token: str) -> bool:
-        """Whether bytes after `token` are held."""
+        """Return whether bytes after `token` are held."""
         index = self._index
         return bool(index) and self.resolve(token) in index
 
     def is_short(self, token: str) -> bool:
-        """Whether the origin has ended a reply at or after `token` although more bytes followed."""
+        """Return whether the origin has ended a reply at or after `token` although more bytes followed."""
         return self.short_of_tail is not None and not is_before(self.short_of_tail, token)
 
     def is_closed_at(self, token: str) -> bool:
-        """Whether `token` is the final offset of a closed stream."""
+        """Return whether `token` is the final offset of a closed stream."""
         return self.closed_at is not None and self.closed_at == token
 
     def check(self, start: str, end: str, has_bytes: bool) -> None:

@@ -2,8 +2,8 @@
 
 A session keeps its client's position and the rest of its limits.  It writes records from memory whenever there are some
 and the connection has room.  While it catches up, missing records are fetched, until the origin states that the client
-is at the tail.  From then on the session follows the stream's topic.  A client that does not read stays behind, and
-continues from memory when it reads again.
+is at the tail.  From then on the session follows the stream's topic, the group of readers that wait at the tail.  A
+client that does not read stays behind, and continues from memory when it reads again.
 
 A heartbeat states the client's position as the tail, never a later position, because clients resume from it.  A
 complete session ends regularly.  A session that cannot continue ends with an error, because a regular end means that no

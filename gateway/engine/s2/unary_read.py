@@ -2,7 +2,8 @@
 
 A read whose limit is reached within the records in memory is answered at once (`held_answer`).  For any other read, the
 origin is asked for the records that follow the records in memory.  If that fetch was sent after the request arrived,
-its reply is complete.  A read without any record waits on the stream's topic, if the request allows it.
+its reply is complete.  If the request allows a wait, a read without any record waits on the stream's topic, the group
+of readers at the tail.
 """
 
 from __future__ import annotations
