@@ -23,6 +23,7 @@ from gateway.protocol.freshness import Lifetime, lifetime_from_headers, lifetime
 from gateway.protocol.names import NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.stream_version import Version
 from gateway.tape.stream import Stream
+from gateway.tuples import make
 from gateway.upstream.call import Source
 from gateway.upstream.flight import METADATA, Beyond, NotShareable, OriginError, StreamHead
 from gateway.upstream.reply import Reply
@@ -59,15 +60,8 @@ class TapeFacts(NamedTuple):
         """Return the facts for a request that asks, at `wall` (Unix seconds), for the bytes after `start`."""
         tape, has_seen = stream.tape, stream.tape.has_seen(start)
         is_token = start not in (METADATA, NOW, START)
-        return cls(
-            tape.tail,
-            tape.closed_at,
-            has_seen,
-            has_seen and is_token,
-            stream.identity,
-            stream.version,
-            wall,
-        )
+        seen_token = has_seen and is_token
+        return make(cls, (tape.tail, tape.closed_at, has_seen, seen_token, stream.identity, stream.version, wall))
 
 
 class ReplyHead(Protocol):
@@ -115,8 +109,9 @@ class Learned(NamedTuple):
 
     def head(self) -> StreamHead | Beyond:
         """Return the head for the readers of the flight."""
-        made = Beyond if self.is_beyond else StreamHead
-        return made(self.offset, self.up_to_date, self.is_closed)
+        if self.is_beyond:
+            return Beyond(self.offset, self.up_to_date, self.is_closed)
+        return make(StreamHead, (self.offset, self.up_to_date, self.is_closed))
 
 
 class Personal(NamedTuple):
@@ -163,7 +158,7 @@ def classify(
     # For a request for the tail, `ReplyRecorder` detects a tail that has moved back.
     is_beyond = is_fetch and not facts.has_seen and is_before(offset, start)
     up_to_date = is_closed or not is_fetch or manner.is_up_to_date
-    return Learned(start, offset, up_to_date, is_closed, is_beyond, headers, manner, lifetime)
+    return make(Learned, (start, offset, up_to_date, is_closed, is_beyond, headers, manner, lifetime))
 
 
 async def is_empty(reply: Reply) -> bool:

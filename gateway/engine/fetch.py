@@ -45,6 +45,7 @@ from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.tracing import NO_FLIGHT
+from gateway.tuples import make
 from gateway.upstream.asking import PendingRequest, Upstream
 from gateway.upstream.call import OriginCall, Source
 from gateway.upstream.flight import (
@@ -261,7 +262,8 @@ class Fetch:
             headers = CIMultiDict(headers)
             headers["Cache-Control"] = "no-cache"
         method, offset = ("HEAD", None) if start == METADATA else ("GET", start)
-        call = OriginCall(method, source.url(offset), headers, source.bounds, client=flight.askers)
+        url, bounds = source.url(offset), source.bounds
+        call = make(OriginCall, (method, url, headers, bounds, None, False, flight.askers, None))
         self.asked_at = work.clock.now()
         flight.version = self.stream.version
         self.facts = TapeFacts.of(self.stream, start, work.clock.wall())

@@ -16,6 +16,7 @@ from gateway.engine.response_heads import Said, part_answer
 from gateway.protocol.cache_status import Outcome
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
+from gateway.tuples import make
 from gateway.upstream.collapse import FetchEnd
 from gateway.upstream.flight import Flight, FlightReader, StreamHead, is_awaited
 
@@ -103,10 +104,10 @@ class FirstRead(FlightReader):
             return None
         end, up_to_date, is_closed = head
         outcome = miss_outcome(stream, read.start, head)
-        said = Said(
-            outcome, up_to_date or is_closed, is_closed, None, None, 200, flight.is_kept and not flight.is_passing
-        )
-        return part_answer(read, BodyRun(stream, read.start, end, version.edition), said, Parts(self))
+        is_stored = flight.is_kept and not flight.is_passing
+        said = make(Said, (outcome, up_to_date or is_closed, is_closed, None, None, 200, is_stored, None))
+        run = make(BodyRun, (stream, read.start, end, version.edition))
+        return part_answer(read, run, said, Parts(self))
 
     async def answer(self) -> Answer:
         """Return the answer; the caller must call `Answer.close`.  Raises like `Resumer.resume`."""

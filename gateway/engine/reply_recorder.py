@@ -29,6 +29,7 @@ from gateway.protocol.sharing import Ground
 from gateway.tape.origin_statements import Sighting
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
+from gateway.tuples import make
 from gateway.upstream.call import Source
 from gateway.upstream.flight import METADATA, Beyond, Flight, NotShareable, OriginError, StreamHead
 
@@ -107,7 +108,7 @@ class ReplyRecorder:
         if learned.start != METADATA and not learned.is_beyond:
             stream.contacted(asked_at)
             stream.revalidated(facts.version)
-        return Applied(learned.head(), None, tail)
+        return make(Applied, (learned.head(), None, tail))
 
     def _learn(self, fetch: SentFetch, learned: Learned) -> None:
         """Apply the facts stated by a reply that is part of the stream.  Raises TailMovedBack."""

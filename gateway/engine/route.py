@@ -30,6 +30,7 @@ from gateway.protocol.forwarded_headers import Headers, joined
 from gateway.protocol.freshness import requested_max_age
 from gateway.protocol.sharing import Ground, Group, Partition, StreamKey, allows, cure, rules_of
 from gateway.protocol.target import Target, check_path, unescaped_delimiters
+from gateway.tuples import make
 from gateway.upstream.breaker import RetryBudget, RouteRetries
 from gateway.upstream.call import Bounds, Source
 from gateway.upstream.flight import NotShareable
@@ -337,7 +338,8 @@ class Route:
 
     def key(self, target: Target, partition: Partition) -> StreamKey:
         """Return the key of the tape that the readers of a partition share."""
-        return StreamKey(Group(self.authority, self.upstream_path(target.path)), target.query, partition)
+        group = make(Group, (self.authority, self.upstream_path(target.path)))
+        return make(StreamKey, (group, target.query, partition))
 
     def source_headers(self, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> CIMultiDict[str]:
         """Return the request headers of a shared fetch.
@@ -359,7 +361,7 @@ class Route:
         `client` is the network of the reader that causes the fetch.  `group` is the target's, if already computed.
         """
         path = group.path if group is not None else self.upstream_path(target.path)
-        return Source(self.url + path, target, headers, self.bounds, self.live_bounds, client)
+        return make(Source, (self.url + path, target, headers, self.bounds, self.live_bounds, client))
 
 
 def _is_personal(name: str) -> bool:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gateway.tuples import make
+
 
 class Edition(NamedTuple):
     """Identifies the bytes in memory of a stream, for data derived from them.  Dropping bytes starts a new edition."""
@@ -107,7 +109,8 @@ class Version(NamedTuple):
     def withdrawn(self) -> Version:
         """Return the version after a drop of bytes, or a withdrawal of data derived from them."""
         (incarnation, withdrawals), tail, acks, doubts, end_doubts, settled = self
-        return Version(Edition(incarnation, withdrawals + 1), tail, acks, doubts, end_doubts, settled)
+        edition = make(Edition, (incarnation, withdrawals + 1))
+        return make(Version, (edition, tail, acks, doubts, end_doubts, settled))
 
     def incarnated(self, incarnation: str) -> Version:
         """Return the version after all bytes were dropped: the origin may send different bytes from now on."""

@@ -28,6 +28,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 from gateway.protocol.names import QUERY_CURSOR, QUERY_LIVE, QUERY_OFFSET
+from gateway.tuples import make
 
 _AUTHORITY: Final = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_~.-]+))(?::[0-9]{0,5})?")
 _LONGEST: Final = 255
@@ -126,7 +127,7 @@ def parse_target(raw: str) -> Target:
     if not question_mark:
         return Target(path, "", None, None, None, authority)
     if (plain := _PLAIN_OFFSET.fullmatch(query)) is not None:
-        return Target(path, "", plain[1], None, None, authority)
+        return make(Target, (path, "", plain[1], None, None, authority))
     parameters, others = _split_query(query)
     return Target(
         path, others, parameters.get(QUERY_OFFSET), parameters.get(QUERY_LIVE), parameters.get(QUERY_CURSOR), authority

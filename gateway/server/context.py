@@ -36,6 +36,7 @@ from gateway.server.request_keys import NamedStream
 from gateway.server.request_records import Observed, Observers
 from gateway.telemetry.access_record import note_repeated
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, Sent
+from gateway.tuples import make
 
 _ORIGIN: Final = istr("Origin")
 _SERVER: Final = istr("Server")
@@ -137,7 +138,7 @@ class ResponseRecorder:
         mode, outcome, delivery, began = context.mode, context.outcome, context.delivery, context.began
         route = context.route.name if context.route is not None else None
         first_byte_s = delivery.first_byte_at - began if delivery.first_byte_at is not None else None
-        sent = Sent(first_byte_s, delivery.sent_bytes, context.saved_bytes)
+        sent = make(Sent, (first_byte_s, delivery.sent_bytes, context.saved_bytes))
         self.metrics.request(
             mode,
             outcome,

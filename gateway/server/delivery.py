@@ -17,6 +17,7 @@ from gateway.http.outgoing import Fields
 from gateway.limits.memory import Holding, SharedBytes
 from gateway.server.request import Answered, Request
 from gateway.telemetry.metrics import MetricsRecorder
+from gateway.tuples import make
 
 PART_BYTES: Final = 1 << 16
 """The most bytes written at a time.  The client has the write timeout to read them."""
@@ -99,7 +100,7 @@ class Delivery:
         # The channel omits the body in these cases (RFC 9110 section 6.4.1).
         if body and request.method != "HEAD" and status not in (204, 304):
             self.count_sent(len(body))
-        return Answered(status, headers)
+        return make(Answered, (status, headers))
 
     def count_sent(self, size: int) -> None:
         """Count body bytes that were handed to the channel."""

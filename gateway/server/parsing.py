@@ -42,6 +42,7 @@ from gateway.protocol.target import BadHost, BadTarget, Target, host_of, parse_t
 from gateway.server.context import RequestContext
 from gateway.server.request import Request
 from gateway.telemetry.access_record import RecordedStream
+from gateway.tuples import make
 
 _METHODS: Final = {"HEAD": Mode.HEAD, "PUT": Mode.CREATE, "POST": Mode.APPEND, "DELETE": Mode.DELETE}
 _RESERVED: Final = "/__ds"
@@ -301,20 +302,23 @@ class RequestParser:
         is_read = request.method in ("GET", "HEAD") and request.body is None and mode is not _OTHER
         read: Read | None = None
         if shares and is_read and not route.relays(target.offset or ""):
-            read = Read(
-                route,
-                key,
-                route.source(target, sharing.headers, client, key.group),
-                _start(target, mode),
-                target.cursor,
-                facts.if_none_match,
-                # Positional, because keyword arguments would be collected in a dictionary first.
-                sharing.has_credentials and not route.is_shared,
-                sharing.accepted,
-                mode in LIVE,
-                sharing.web_origin,
-                # Browsers send `no-cache` with every SSE request, so it is ignored for live reads.
-                sharing.max_age_s if mode not in LIVE else None,
+            is_live = mode in LIVE
+            read = make(
+                Read,
+                (
+                    route,
+                    key,
+                    route.source(target, sharing.headers, client, key.group),
+                    _start(target, mode),
+                    target.cursor,
+                    facts.if_none_match,
+                    sharing.has_credentials and not route.is_shared,
+                    sharing.accepted,
+                    is_live,
+                    sharing.web_origin,
+                    # Browsers send `no-cache` with every SSE request, so it is ignored for live reads.
+                    None if is_live else sharing.max_age_s,
+                ),
             )
         parsed = ParsedRequest(mode, route, target, key, shares, facts, read, client)
         if parameters is not None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from typing import Final, TypeVar
 
 from gateway.protocol.sharing import Group, Partition, StreamKey
-from gateway.protocol.stream_version import Edition, Version
+from gateway.protocol.stream_version import FIRST, Edition, Version
 from gateway.s2.records import Record
 from gateway.tape.costs import RouteUsage, key_cost
 from gateway.tape.eviction import USE_S, Eviction
@@ -29,6 +29,7 @@ from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Tape
 from gateway.telemetry.metrics import MetricsRecorder
+from gateway.tuples import make
 
 S = TypeVar("S", bound=Stream)
 
@@ -159,7 +160,8 @@ class TapeStore:
 
     def create(self, kind: type[S], key: StreamKey, now: float) -> S:
         """Create the stream of `key`, which is not in memory."""
-        stream = kind(key, Tape(), Version(Edition(self._mint())), contacted_at=now, used_at=now)
+        version = make(Version, (make(Edition, (self._mint(), 0)), *FIRST[1:]))
+        stream = kind(key, Tape(), version, contacted_at=now, used_at=now)
         stream.facts_cost = key_cost(key)
         for other in self._paths.add_stream(stream):
             self.on_forget(other)
