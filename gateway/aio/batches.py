@@ -24,6 +24,18 @@ MOST_S: Final = 0.001
 turn, so that other events are not delayed by a long batch."""
 
 
+class Backlog:
+    """Counts the items that wait in several batches."""
+
+    __slots__ = ("items",)
+
+    def __init__(self) -> None:
+        self.items = 0
+
+    def __repr__(self) -> str:
+        return f"<Backlog {self.items}>"
+
+
 class Batch(Generic[T]):
     """Calls `work` with each item once, in the order of `add`.  The calls happen in the turn of the loop after `add`,
     or in later turns if there are too many items for one turn.
@@ -32,10 +44,17 @@ class Batch(Generic[T]):
     caller of `add`.
     """
 
-    __slots__ = ("_items", "_now", "_work")
+    __slots__ = ("_backlog", "_items", "_now", "_work")
 
-    def __init__(self, work: Callable[[T], object], now: Callable[[], float] = SystemClock.now) -> None:
+    def __init__(
+        self,
+        work: Callable[[T], object],
+        now: Callable[[], float] = SystemClock.now,
+        backlog: Backlog | None = None,
+    ) -> None:
+        """`backlog` also counts the items of this batch; None for a count of its own."""
         self._work = work
+        self._backlog = backlog if backlog is not None else Backlog()
         self._now = now
         self._items: list[T] = []
 
@@ -47,6 +66,7 @@ class Batch(Generic[T]):
         if not self._items:
             self._run_soon()
         self._items.append(item)
+        self._backlog.items += 1
 
     def _run_soon(self) -> None:
         # Schedule one call for all items, because getting the running loop takes a system call.
@@ -67,6 +87,7 @@ class Batch(Generic[T]):
                     break
         finally:
             # Also after an error that ends the turn.
+            self._backlog.items -= done
             if done < len(items):
                 if not self._items:
                     self._run_soon()

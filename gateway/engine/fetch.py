@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from multidict import CIMultiDict
 
-from gateway.aio.batches import Batch
+from gateway.aio.batches import Backlog, Batch
 from gateway.aio.clock import Clock, pause
 from gateway.aio.tasks import Tasks, begin
 from gateway.engine.classifier import TapeFacts
@@ -81,14 +81,22 @@ class FetchWork:
     pace: WalkPace
     ended: Callable[[Fetch], None]
     """Called when a fetch is over."""
-    started: Batch[Fetch] = field(default_factory=lambda: Batch(Fetch.begin_in_context))
+    backlog: Backlog
+    """Counts the steps of fetches and of first reads that wait for the loop."""
+    started: Batch[Fetch] = field(init=False)
     """Fetches launched in this turn of the loop.  Other reads may still join their flights."""
-    arrived: Batch[Fetch] = field(default_factory=lambda: Batch(Fetch.take_arrived))
+    arrived: Batch[Fetch] = field(init=False)
     """Fetches whose replies have arrived as a whole."""
-    looks: Batch[FirstReader] = field(default_factory=lambda: Batch(lambda first: first.look()))
+    looks: Batch[FirstReader] = field(init=False)
     """First reads (`gateway.engine.first_read`) that may continue, because more of the reply has arrived."""
     is_closed: bool = False
     """Whether no more requests may be sent."""
+
+    def __post_init__(self) -> None:
+        backlog = self.backlog
+        self.started = Batch(Fetch.begin_in_context, backlog=backlog)
+        self.arrived = Batch(Fetch.take_arrived, backlog=backlog)
+        self.looks = Batch(lambda first: first.look(), backlog=backlog)
 
 
 class Fetch:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gateway.aio.batches import Backlog
 from gateway.engine.fetch import Fetch, FetchWork
 from gateway.engine.flight_bodies import FlightBodies
 from gateway.engine.negative_cache import NegativeCache
@@ -78,7 +79,11 @@ class FetchTable:
         pace = WalkPace()
         taker = ReplyTaker(upstream, store, clock, metrics, live, writes, negative_cache, bodies, recorder, pace)
         tasks, rng = surroundings.tasks, surroundings.rng
-        self._work = FetchWork(upstream, store, clock, tasks, metrics, rng, bodies.inflow, taker, pace, self._ended)
+        self.backlog = Backlog()
+        """Counts the steps of fetches and of first reads that wait for the loop."""
+        self._work = FetchWork(
+            upstream, store, clock, tasks, metrics, rng, bodies.inflow, taker, pace, self._ended, self.backlog
+        )
 
     def __len__(self) -> int:
         return len(self._flights)

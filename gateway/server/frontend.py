@@ -135,6 +135,7 @@ class Frontend:
             _shown_address(config.log.client_address),
         )
         self.clients = Clients(self._make_handler(), limits, remembered, engine.clock, metrics, self._joins, accounts)
+        self.clients.turns.backlog = engine.fetches.backlog
         self.clients.on_bad_request = self._note_bad_request
         self.clients.speaks_s2 = self._speaks_s2()
         self.clients.refusals = engine.negative_cache.groups

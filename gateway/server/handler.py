@@ -93,7 +93,7 @@ class RequestHandler:
         live = LiveAnswers(rendering, observers.access_log)
         self.live_requests = LiveRequests(engine, live, joins, observers, admission, authoriser)
         self._s2 = S2Answers(engine.s2, recorder, live)
-        self._first_reads = Batch(self._start_first_read)
+        self._first_reads = Batch(self._start_first_read, backlog=engine.fetches.backlog)
 
     def handle(self, request: Request) -> Work | None:
         """Answer a request as far as possible without waiting.

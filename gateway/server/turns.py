@@ -14,6 +14,9 @@ The later work for a request, such as its fetch and the parts of its answer, is 
 work is subtracted from the time for waiting requests.  Waiting requests get at least a quarter of the loop's time for
 other work, up to `REQUESTS_S`, so a flood of hits cannot starve them.
 
+The steps of misses are taken in the order in which they came, whichever client they are for (`gateway.aio.batches`).
+While many of them wait, no further request begins, so that a flood of misses waits in the fair queue instead.
+
 Input other than new requests, such as bodies and frames, is read in small parts.  A turn that has lasted for `PARTS_S`
 reads no further part.  Otherwise tiny chunks, frames or TLS records from one read of a socket could keep the loop busy
 for a second.  A fetch from the origin takes six turns, so a long turn would delay it six times.  Parts get less time
@@ -29,6 +32,7 @@ import logging
 from collections.abc import Callable, Hashable
 from typing import Final, Protocol
 
+from gateway.aio.batches import Backlog
 from gateway.aio.clock import SystemClock
 from gateway.limits.accounts import Account
 from gateway.limits.queues import Flows
@@ -43,6 +47,9 @@ FLOOD_S: Final = 0.0005
 """Replaces `REQUESTS_S` during a flood."""
 PARTS_S: Final = 0.0001
 """Seconds for which a turn reads parts of other input, after the first part."""
+_MOST_STEPS: Final = 16
+"""While more steps of misses than this wait for the loop, no request begins.  A longer queue of steps would delay all
+clients equally."""
 _LEAST: Final = 0.25
 """The least time for waiting requests, as a fraction of the time for the loop's other work."""
 _QUANTUM_S: Final = 0.0002
@@ -80,6 +87,8 @@ class Turns:
         """When this turn's first work began, or when `_next` last ended."""
         self._is_running = False
         """Whether `_next` is beginning requests that have waited."""
+        self.backlog = Backlog()
+        """Counts the steps of misses that wait for the loop."""
         self.waited = 0
         """Requests and parts that have had to wait, since the start."""
 
@@ -95,6 +104,7 @@ class Turns:
         flows = self._requests if is_request else self._parts
         if not self._is_running:
             is_late = self._is_late(self._requests_s() if is_request else PARTS_S)
+            is_late = is_late or (is_request and self.backlog.items > _MOST_STEPS)
             if not is_late and not (flows.waiting and flows.has(taker.use or taker)):
                 return False
         flows.push(taker.use or taker, taker)
@@ -127,7 +137,8 @@ class Turns:
         besides = at - self._began
         self._is_running = True
         share_s = self._requests_s()
-        at = self._take(self._requests, at, min(share_s, max(share_s - besides, besides * _LEAST)))
+        if self.backlog.items <= _MOST_STEPS:
+            at = self._take(self._requests, at, min(share_s, max(share_s - besides, besides * _LEAST)))
         at = self._take(self._parts, at, PARTS_S)
         self._is_running = False
         if (self._requests.waiting or self._parts.waiting) and not self.has_begun:

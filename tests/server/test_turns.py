@@ -66,6 +66,19 @@ def loop() -> Loop:
     return Loop()
 
 
+def test_no_request_begins_while_many_steps_of_misses_wait(loop: Loop) -> None:
+    loop.turns.backlog.items = 17
+    flood, other = Client(loop, "flood", Account("net"), 0.0), Client(loop, "other", Account("other net"), 0.0)
+    flood.ask(3)
+    other.ask()
+    for _ in range(2):
+        loop.next()
+        assert loop.begun == []
+    loop.turns.backlog.items = 16
+    loop.next()
+    assert sorted(loop.begun) == ["flood", "flood", "flood", "other"]
+
+
 def test_a_turn_that_is_not_late_begins_requests_at_once(loop: Loop) -> None:
     client = Client(loop, "a", Account("net"), REQUESTS_S / 10)
     client.ask(10)
