@@ -28,6 +28,7 @@ from tests.http.http2.peer import request as http2_request
 from tests.server.memory_transport import MemoryTransport
 from tests.server.test_remembered import Kept
 from tests.server.test_remembered import request as request_for
+from tests.waiting import eventually
 
 NET = "192.0.2.0"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -115,6 +116,8 @@ async def test_after_an_undone_drain_answers_keep_their_connections_again() -> N
     server.connect()[0].data_received(OTHER)
     server.clients.undo_drain()
     server.connect()[0].data_received(OTHER)
+    # In a late turn of the loop a request waits for the next one.
+    await eventually(lambda: len(server.handled) == 2)
     assert [request.keeps_alive for request in server.handled] == [False, True]
 
 
