@@ -5,7 +5,7 @@ and an end.  A syntax error ends the connection, because the start of the next m
 9112 section 9.6).
 
 Bodies are framed as in RFC 9112 section 6.  The chunks (section 7.1) of a small body or of one event mostly arrive
-whole.  `whole_chunks` reads these, and llhttp reads all others.
+whole.  `whole_chunks` reads whole chunks, and the library llhttp reads all other chunks.
 
 `InterimRate` bounds the rate of interim replies, which an origin may send for as long as it works.
 """
@@ -70,8 +70,8 @@ class Framing(Enum):
 
 
 def whole_chunks(data: bytes) -> tuple[bytes, int, bool]:
-    """Read the complete chunks at the start of `data`.  Returns their content, the bytes that they take, and whether
-    the last chunk is among them.
+    """Read the complete chunks at the start of `data`.  Returns the content of these chunks, the number of bytes that
+    they take, and whether the last chunk is among them.
 
     Stops at a chunk that is incomplete, invalid or has an extension, and at a last chunk with trailers.
     """

@@ -1,13 +1,13 @@
 """A cache of parsed header sections, which spares most requests the parser.
 
 Requests of one client mostly differ only in the request line, and repeat the header section byte for byte.  A section
-that was part of a valid request is valid after any other plain request line.  The cache returns the section's fields,
-with everything derived from them, and only the line is parsed.
+that was part of a valid request is valid after any other plain request line.  The cache returns the section's fields
+with all values derived from them, so that only the request line is parsed.
 
 The appends of an idempotent producer differ in two more lines: their sequence number and their length.  Such a line is
-taken out of the section only in the one form that cannot hide anything: a known name, a colon, and digits up to the end
-of the line.  If the rest of the section has been parsed before, the appends share the values derived from it.  Each has
-its own numbers.
+taken out of the section only if it has a form that cannot hide other lines: a known name, a colon, and digits up to the
+end of the line.  If the rest of the section has been parsed before, the appends share the values derived from the rest.
+Only the two numbers are read for each append.
 
 All other requests go to the parser (`gateway.http.request`): requests that arrive in pieces or several at a time,
 chunked bodies, upgrades, and unusual request lines.
@@ -68,10 +68,10 @@ class HeaderCache:
         self._heads.clear()
 
     def _find_varied(self, section: bytes, length: int) -> Fields | None:
-        """Find the fields of a section that differs from an earlier one only in its numbers.  The request's body has
-        `length` bytes.
+        """Find the fields of a section that differs from an earlier section only in these two numbers.  The request's
+        body has `length` bytes.
 
-        The section begins with the preceding line end.  Returns None without such an earlier section.
+        The section begins with the preceding line end.  Returns None if no such earlier section is cached.
         """
         rest, *numbers = _VARIED_LINE.split(section)
         for at in range(2, len(numbers), 3):
@@ -93,7 +93,9 @@ class HeaderCache:
         return common.varied_by(varied, length) if (stated or 0) == length else None
 
     def lookup(self, data: bytes) -> list[Event] | None:
-        """The events of `data` if it is exactly one complete request with a cached section.  None otherwise."""
+        """Return the events of `data` if it is exactly one complete request with a cached section.  Return None for any
+        other data.
+        """
         size = data.find(_HEAD_END) + len(_HEAD_END)
         head = self._heads.get(data[:size])
         if head is None:

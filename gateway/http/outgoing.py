@@ -1,12 +1,12 @@
-"""Writes heads: of requests to origins, and of responses to clients (RFC 9112 section 4).
+"""Writes the heads of requests to origins and of responses to clients (RFC 9112 section 4).
 
 A request's head must not contain bytes that an origin could read as another line or another request.  The complete head
 is therefore checked once, whatever the source of its parts (RFC 9112 section 11.1).  The framing fields follow from the
 body, and the caller cannot set them.
 
 `PassedFields` are a reply's fields together with their bytes.  Rendering many fields takes longer than parsing them.
-The lines that many replies share are therefore rendered once (`gateway.http.reply_lines.ReplyShape`), and each reply's
-own lines are appended.
+Lines that many replies have in common are therefore rendered once (`gateway.http.reply_lines.ReplyShape`), and each
+reply's own lines are appended.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def request_head(
     *,
     is_chunked: bool = False,
 ) -> bytes:
-    """The head of a request for a target in origin form.  The body has `length` bytes or is chunked; without both there
-    is none.
+    """The head of a request for a target in origin form.  The body has `length` bytes or is chunked.  Without both
+    arguments, the request has no body.
 
     `host` becomes the Host field unless the headers have one.  Raises InvalidRequest if a part is not a valid token or
     contains control characters.
@@ -135,7 +135,7 @@ def request_head(
     # The fast path: all names are known tokens, and there are no control characters.
     is_known_valid = method in _METHODS and target and " " not in target and _KNOWN_TOKENS.issuperset(headers)
     is_known_valid = is_known_valid and "".join(lines).isprintable()
-    # The pattern takes a value with a line end for two fields, so the number of lines is compared too.
+    # To the pattern, a value with a line end looks like two fields.  The number of lines is therefore compared too.
     if not is_known_valid and (_HEAD.fullmatch(text) is None or text.count("\n") != len(lines) - 1):
         raise InvalidRequest("a request that could be read as another one")
     return text.encode("utf-8", "surrogateescape")
@@ -144,14 +144,15 @@ def request_head(
 class PassedFields:
     """The fields of a reply for a client: lines that the reply shares with others, and its own lines.
 
-    It keeps the bytes of all lines, so that most replies are passed on without a table of their fields.
+    `PassedFields` keeps the bytes of all lines, so that most replies are passed on without a table of their fields.
     """
 
     __slots__ = ("_fields", "_own", "_shared", "kinds", "lines")
 
     def __init__(self, shared: CIMultiDict[str], lines: bytes, own: Sequence[FieldLine]) -> None:
-        """`shared` are valid fields, which must not be changed, and `lines` their bytes.  Neither includes a length or
-        a date.  The fields `own` follow them."""
+        """`shared` are valid fields, which must not be changed, and `lines` are the bytes of these fields.  Neither
+        includes a length or a date.  The fields in `own` follow the shared fields.
+        """
         kinds = PLAIN
         for line in own:
             lines += line.rendered
@@ -215,7 +216,7 @@ def _line(name: str, value: str) -> bytes | None:
 _CONTENT_LENGTH: Final = istr("Content-Length")
 _DATE: Final = istr("Date")
 _MARKED: Final = {"content-length": HAS_LENGTH, "date": HAS_DATE}
-"""The kinds of fields that `kinds` records, by lower-case names."""
+"""The flag that `PassedFields.kinds` gets for each of these fields, by lower-case name."""
 _FIELD: Final = ": ".join
 """Joins a field's name and value without a Python call for each field."""
 
@@ -225,7 +226,7 @@ JOINED_BYTES: Final = 1 << 14
 
 @lru_cache(maxsize=128)
 def status_line(status: int, reason: str | None = None) -> bytes:
-    """The status line.  `reason` defaults to the standard phrase, or to an empty one for an unknown status."""
+    """The status line.  `reason` defaults to the standard phrase, or to an empty phrase for an unknown status."""
     if reason is None:
         try:
             reason = HTTPStatus(status).phrase
@@ -241,7 +242,8 @@ Fields: TypeAlias = CIMultiDict[str] | PassedFields
 def field_lines(headers: Fields) -> bytes:
     """The field lines of a head, each with its line end, without the empty line.
 
-    Raises UpstreamBroken for a value with a line break.  Such a value came from an origin and must not be passed on.
+    Raises UpstreamBroken for a value with a line break.  Only an origin can have sent such a value, which must not be
+    passed on.
     """
     if type(headers) is PassedFields:
         if headers.lines is not None:

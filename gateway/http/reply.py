@@ -4,21 +4,22 @@ A parser belongs to one connection and reads one reply after another.  `expect` 
 reply yields a `Head`, the body's bytes as they arrive, and `END`.  `feed_eof` reports the end of the connection.
 
 llhttp in strict mode checks the syntax of heads and chunks.  It accepts no bare LF, no folded line, no second
-Content-Length, and no Content-Length together with chunks.  A head without anything unusual that arrives whole is read
-line by line, because most of its lines have been parsed before (`gateway.http.reply_lines`).  Its chunks are read
-directly too, while they arrive whole. llhttp reads everything else.
+Content-Length, and no Content-Length together with chunks.  A usual head that arrives whole is read line by line
+without llhttp, because most of its lines have been parsed before (`gateway.http.reply_lines`).  Chunks that arrive
+whole are read without llhttp too. llhttp reads everything else.
 
-This module finds the start and the end of bodies itself (RFC 9112 section 6.3). llhttp has no way to learn that a
-HEAD's reply has no body, and does not report where excess bytes begin.  The module is also stricter than llhttp, to
-refuse replies that the gateway could not forward: versions other than HTTP/1, transfer codings other than chunked,
-statuses below 100, and control characters in a reason phrase.
+This module finds the start and the end of bodies itself (RFC 9112 section 6.3). llhttp expects a body in the reply to a
+HEAD, and does not report where excess bytes begin.  This module is also stricter than llhttp.  It refuses replies that
+the gateway could not forward: versions other than HTTP/1, transfer codings other than chunked, statuses below 100, and
+control characters in a reason phrase.
 
 Interim replies (1xx) are collected apart from the events (`interim`), and their rate is bounded.  An origin may send
 them while it works on a request, to keep the connection alive.  101 is refused, because the gateway never asks for an
 upgrade.  Trailers and chunk extensions are dropped.  Bounds apply to the length and the number of a head's lines, to an
 incomplete head, and to the framing inside a chunked body.
 
-Excess bytes cannot be distinguished from the next reply, so a connection that has delivered any is not used again.
+Excess bytes after a reply look like the next reply.  A connection that has delivered excess bytes is therefore not used
+again.
 """
 
 from __future__ import annotations
@@ -53,15 +54,15 @@ _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _VERSIONS: Final = frozenset({"1.1", "1.0"})
 _NO_BODY: Final = frozenset({204, 304})
 _CHUNKED: Final = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-"""Stands for the head that llhttp has not read.  It is fed to llhttp before the chunks."""
+"""Replaces a head that was read without llhttp.  It is fed to llhttp before the chunks."""
 _CONTENT_LENGTH, _TRANSFER_ENCODING = istr("Content-Length"), istr("Transfer-Encoding")
 
 
 class ReplyBroken(Exception):
-    """The bytes are not a valid reply, must not be forwarded, or belong to no request."""
+    """The bytes are not a valid reply, are a reply that must not be forwarded, or answer no request."""
 
     is_reported = False
-    """Whether another request reports the same failure of a shared connection."""
+    """Whether another request on the same connection already reports this failure."""
 
 
 class TooManyInterim(ReplyBroken):
@@ -132,7 +133,7 @@ class ReplyParser:
         self.interim: list[Interim] = []
         """Interim replies that have arrived.  The owner removes them."""
         self._interim: InterimRate | None = None
-        """The rate of interim replies to the current request; None before the first."""
+        """The rate of interim replies to the current request; None before the first interim reply."""
         self._pieces: list[bytes] = []
         self._fields: list[tuple[bytes, bytes]]
         self._head_fields: list[tuple[bytes, bytes]]
@@ -154,7 +155,9 @@ class ReplyParser:
         return self.state is not _CLOSED
 
     def expect(self, *, is_head: bool) -> None:
-        """Announce a request that has been sent, one at a time.  `is_head` means that it is a HEAD."""
+        """Announce the request that was sent, whose reply comes next.  `is_head` means that the request is a HEAD.
+        Only one request may be open.
+        """
         self.is_awaited = True
         self._answers_head = is_head
         self._interim = None
@@ -265,7 +268,7 @@ class ReplyParser:
     def _take_common_head(self, data: bytes, end: int, events: list[Event]) -> bool:
         """Read a complete head by its shape and its own lines.
 
-        Returns False, without any effect, if the head contains anything unusual; llhttp then parses it.
+        Returns False, without any effect, if the head contains anything unusual. llhttp then parses the head.
         """
         if end > MOST_LINE_BYTES:
             return False
@@ -328,12 +331,13 @@ class ReplyParser:
         return max(len(self._reason), max((len(name) + len(value) for name, value in self._head_fields), default=0))
 
     def _transfer_framing(self, codings: list[str]) -> Framing:
-        """The framing that Transfer-Encoding stands for."""
+        """Return the framing that the Transfer-Encoding field selects."""
         match [coding.lower() for coding in codings]:
             case ["chunked"]:
                 return _CHUNKS
             case ["identity"]:
-                # Some old servers send this for bodies that end with the connection.  RFC 9112 has dropped it.
+                # Some old servers send `identity` for bodies that end with the connection.  RFC 9112 no longer has this
+                # coding.
                 return _CLOSE
         raise self._broken("transfer coding that was not asked for")
 
@@ -384,7 +388,7 @@ class ReplyParser:
             self._framing_bytes += len(data)
         if self._is_complete:
             # llhttp does not report the end of the reply.  The reply ends with one empty line, but llhttp skips further
-            # ones.
+            # empty lines.
             is_exact = not self._has_excess and tail.endswith(_HEAD_END) and tail[:1] not in (b"\r", b"\n")
             self._end(events, keeps_alive=is_exact and self._keeps_alive)
         elif self._framing_bytes > MOST_FRAMING_BYTES:
@@ -410,7 +414,7 @@ class ReplyParser:
         self._fields.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._has_excess = self._is_complete  # a second head after the awaited reply
+        self._has_excess = self._is_complete  # This is a second head, after the awaited reply.
         self._is_head_done = True
         self._head_fields = self._fields
         # All later fields are trailers.

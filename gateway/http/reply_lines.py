@@ -1,9 +1,9 @@
-"""Parses and caches the lines of a reply's head, as strictly as llhttp.
+"""Parses and caches the lines of a reply's head.  The checks are as strict as those of the parser llhttp.
 
-The replies of an origin share most of their lines.  Parsed field lines are remembered, and so are the shapes of heads.
-A `ReplyShape` has the lines that a head shares with others, and everything derived from these lines.  The reply's own
-lines, such as its offset and its date, differ from reply to reply, and nothing is derived from them.  A `Head` has both
-kinds of lines.
+The replies of an origin share most of their lines.  The module remembers parsed field lines and the shapes of heads.  A
+`ReplyShape` has the lines that several heads have in common, and all values derived from these lines.  The other lines
+are the reply's own lines, such as its offset and its date.  They differ from reply to reply, and nothing is derived
+from them.  A `Head` has both kinds of lines.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ CHUNKED: Final[Kinds] = 16
 SHARED: Final[Kinds] = 32
 """Something is derived from the field, so it belongs to the shape."""
 NOT_ALIKE: Final[Kinds] = 64
-"""A reply with this field needs handling of its own: Location depends on the request, and Connection may name any other
-field."""
+"""A reply with this field is handled separately.  Location depends on the request, and Connection may name any other
+field.
+"""
 _KINDS: Final = {
     **dict.fromkeys(
         (*HOP_BY_HOP, "cache-status", "content-type", "server", "vary", "via", "x-accel-buffering"), SHARED
@@ -128,8 +129,9 @@ def _field_line(line: bytes) -> FieldLine | None:
 
 
 _own_line: Final = lru_cache(256)(_field_line)
-"""Parses a line that is a reply's own.  The small cache serves lines such as Date, which replies of one second
-share."""
+"""Parse one of a reply's own lines.  The small cache helps with lines such as Date, which all replies of one second
+share.
+"""
 
 
 class ReplyShape:
@@ -153,7 +155,7 @@ class ReplyShape:
         """Values derived from the fields."""
 
     def derived(self, key: Hashable, value: Any) -> None:
-        """Keep a value derived from the fields.  The value must not depend on a reply's own lines."""
+        """Keep a value derived from the shared fields.  The value must not depend on a reply's own lines."""
         if len(self.facts) >= _MOST_FACTS:
             self.facts.clear()
         self.facts[key] = value
@@ -182,8 +184,8 @@ class Head:
         self.content_length = content_length
         """The Content-Length, which may be that of an omitted body (HEAD, 304).  None without the field."""
         self.is_delimited = is_delimited
-        """Whether the body's end can be told from a lost connection (RFC 9112 section 6.3, all cases except the
-        last)."""
+        """Whether the end of the body differs from a lost connection (RFC 9112 section 6.3, all cases except the last).
+        """
         self.shape = shape
         """The lines shared with other heads.  None if llhttp has parsed the head."""
         self.own = own
@@ -207,7 +209,7 @@ class Head:
 _lines: Final[dict[bytes, FieldLine]] = {}
 """Remembered field lines.  The oldest are dropped first."""
 _shapes: Final[dict[tuple[FieldLine | None, ...], ReplyShape]] = {}
-"""Shapes by their remembered lines, with None for each line that is not remembered."""
+"""Shapes by the lines of their heads.  In the key, None stands for each line that is not remembered."""
 
 
 ReadLines: TypeAlias = tuple[ReplyShape, list[FieldLine], int | None]
@@ -247,7 +249,7 @@ def _learn(lines: list[bytes]) -> ReadLines | None:
         if line.kinds & SHARED:
             _remember(raw, line)
     # A new line becomes part of a shape only when it occurs again, because it may differ in each reply.  SHARED lines
-    # always belong to the shape, even if a later line of this head has just displaced one from the cache.
+    # always belong to the shape, even if a later line of this head has just displaced such a line from the cache.
     key = tuple(
         [
             line if line.kinds & SHARED or _lines.get(raw) is line else None

@@ -1,8 +1,8 @@
 """A parser for requests (RFC 9112), without I/O: bytes in, events out.
 
-llhttp parses the grammar in strict mode.  This module adds bounds on heads, and refuses unknown versions, and lengths
-and codings that leave the end of a body ambiguous.  After a syntax error it parses nothing more.  Trailers are dropped
-(RFC 9110 section 6.5.1), and requests to upgrade are ignored (section 7.8).
+llhttp parses the grammar in strict mode.  This module bounds the size of heads.  It refuses unknown versions.  It also
+refuses lengths and codings that leave the end of a body ambiguous.  After a syntax error, the module parses nothing
+more.  Trailers are dropped (RFC 9110 section 6.5.1), and requests to upgrade are ignored (section 7.8).
 
 Between two messages a parser has no state, so another connection may use it.
 """
@@ -54,7 +54,7 @@ class Fields:
         self.is_plain = not any(name in headers for name in _SPECIAL) if is_plain is None else is_plain
         """Whether the section has no body framing, no Upgrade and no Expect."""
         self.facts: dict[Hashable, Any] = {}
-        """Values that other components have derived from `common`, by component."""
+        """Values that other components have derived from `common`.  The key is the component."""
         self.common = headers
         """The headers without those in `varied`."""
         self.varied: Sequence[tuple[str, str]] = ()
@@ -79,7 +79,9 @@ class RequestHead:
     """In the form `1.1`."""
     fields: Fields
     known: tuple[Any, ...] | None = field(default=None, compare=False, repr=False)
-    """The value that another component has derived from the whole head, with the conditions under which it is valid."""
+    """A value that another component has derived from the whole head, and the conditions under which the value is
+    valid.
+    """
 
     @property
     def headers(self) -> CIMultiDict[str]:
@@ -231,7 +233,7 @@ class RequestParser:
         if self.state is _HEAD_DONE:
             return
         if self.state is State.CLOSED:
-            # llhttp may call back after this parser has stopped.
+            # Stop here, because llhttp may call back after this parser has stopped.
             raise _Rejected
         self.state = _BEGUN
         self._fields = []

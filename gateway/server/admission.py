@@ -1,8 +1,8 @@
 """Admission of requests: the bound on the live reads of one client network, the configured rate limits, and bans.
 
-A live read counts from its admission until its channel is free again, whatever ends it.  The request handler admits
-requests, and only the handler refuses them.  A request that could be answered without being parsed is admitted here
-too.  If it is not admitted, it goes to the handler.
+A live read counts from its admission until its channel is free again, for whatever reason the read ends.  The request
+handler admits requests, and only the handler refuses them.  Requests that are answered without being parsed (remembered
+answers and joins) are admitted here too.  A request that this module does not admit goes to the handler.
 """
 
 from __future__ import annotations
@@ -76,13 +76,15 @@ class Admission:
         return fields
 
     def refused(self, account: Account | None) -> bool:
-        """Record a refusal that the client caused.  `account` is that of the connection.  Returns whether its network
-        is banned now."""
+        """Record a refusal that the client caused.  `account` is the connection's account.  Returns whether the
+        client's network is banned now.
+        """
         if account is None:
             return False
         now = self.now()
         if ban_s := self._bans.refused(account, now):
-            # Suspend the allowances as well.  Otherwise those saved up during the ban could be used at once after it.
+            # Suspend the allowances as well.  Otherwise the client could use all that it saved up during the ban at
+            # once.
             self.rates.suspend(account, now, now + ban_s)
             self.on_ban(account, now + ban_s)
             self._metrics.client_limited("client_refusals_per_s")

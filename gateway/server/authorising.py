@@ -3,9 +3,9 @@
 The request parser takes the credentials out of the query, so that tape keys, the log and the origin do not see them.
 The request handler then has the route's guard decide.  The decision is called a verdict.
 
-A header section holds the credential, so verdicts on reads are kept with the section, one for each stream.  Later reads
-of the stream with the same section need only a look-up.  If the request line holds a credential or a host, which the
-section does not show, the verdict is kept under the request line instead.
+The credential is usually in the header section, so verdicts on reads are kept with the section: a verdict for each
+stream.  Later reads of the stream with the same section need only a look-up.  If the request line holds a credential or
+a host, which the section does not show, the verdict is kept under the request line instead.
 
 A live read is registered while it lasts.  It ends when its credential expires or is revoked.
 """
@@ -55,8 +55,9 @@ BAD_AT_ONCE: Final = 50
 """Bad credentials that one client network may present: a burst of `BAD_AT_ONCE`, then `_BAD_PER_S` a second."""
 _MOST_EARLY: Final = 0.1
 _MOST_EARLY_S: Final = 5.0
-"""A live read ends earlier than its credential, at a random moment, so that readers do not all return at once.  The
-time by which it ends early is at most this fraction of the time left, and at most this many seconds."""
+"""A live read ends at a random moment shortly before its credential expires, so that readers do not all return at once.
+It ends early by at most this fraction of the time left, and by at most this many seconds.
+"""
 SPREAD_S: Final = 5.0
 """Seconds over which live reads end because of a reload or a withdrawn key, so that readers return one by one."""
 _RESERVED: Final = "/__ds/"
@@ -64,10 +65,11 @@ _OF_THE_ORIGIN: Final = {
     "GET": re.compile(r"jwks\.json"),
     "POST": re.compile(r"subscriptions/[^/%\\]+/(?:callback|ack|release)"),
 }
-"""Calls below the reserved path that only the origin authorises, by method.  Calls of subscriptions
-carry a token of the origin in Authorization.  The other calls fetch the origin's public keys."""
+"""Calls below the reserved path that only the origin authorises, by method.  Calls for subscriptions carry a token of
+the origin in Authorization.  The other calls fetch the origin's public keys.
+"""
 _OVERRIDES: Final = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
-"""Headers that make some frameworks treat a request as one with another method."""
+"""Headers with which some frameworks replace a request's method."""
 _FIELD_SAFE: Final = "!#$&'()*+,/:;=?@[]|^`{}~ "
 _ACTIONS: Final = {
     Mode.CATCHUP: Action.READ,
@@ -121,11 +123,10 @@ class Authoriser:
         answerer: Answerer,
         waited: UndecidedRequest | None = None,
     ) -> bool:
-        """Authorise the request.  Returns False if the verdict has to wait for a key set or a service; `answerer`
-        resumes the request then.
+        """Authorise the request.  Returns False if the verdict has to wait for a key set or a service.
 
-        It then passes the request that has waited as `waited`; no request waits twice.  Raises a GatewayError if the
-        request is refused.
+        In that case, `answerer` resumes the request later, and passes it as `waited` to a second call.  No request
+        waits twice.  Raises a GatewayError if the request is refused.
         """
         request = context.request
         if is_of_the_origin(request.method, parsed.target.path):
@@ -187,9 +188,10 @@ class Authoriser:
 
         Returns None if the handler has to decide.
 
-        The verdict outlasts the longest possible read, or is renewed during the read.
+        The returned verdict outlasts the longest possible read, or is renewed during the read.
         """
-        # Equal to `holds` and `ends_in_s`, but without three calls: every authorised live read passes here.
+        # The same as `holds` and `ends_in_s`, but without their three calls, because every authorised live read passes
+        # here.
         allowed, verdicts = section.allowed.get(join.verdict_key), self.verdicts
         if allowed is None or allowed.edition != verdicts.edition:
             return None
@@ -232,8 +234,9 @@ class Authoriser:
                 one.end_at_expiry()
 
     def end_within(self, use: GuardedUse, spread_s: float) -> int:
-        """End a live read at its credential's expiry, or earlier, at a random moment within `spread_s`; returns its
-        tick on the wheel of `services`."""
+        """End a live read at its credential's expiry, or at a random earlier moment within `spread_s`.  Returns the
+        tick of that moment on the timer wheel of `services`.
+        """
         left_s = use.allowed.until - self.verdicts.wall() if use.renewing is None else math.inf
         delay_s = self._rng.uniform(0, spread_s) if spread_s < math.inf else spread_s
         return self.services.wheel.add(use, max(0.0, min(delay_s, left_s)))
@@ -409,7 +412,7 @@ class GuardedUse:
         self._use: LiveUse | None = channel.live_use
         self.allowed = allowed
         self._tick = NEVER
-        """The tick on the wheel at which the read ends; NEVER if it has none."""
+        """The tick of the timer wheel at which the read ends; NEVER if no end is set."""
         self.renewing: VerdictRenewal | None = None
         """Renews a verdict that an authorisation service has given."""
         self.has_begun = True
@@ -417,7 +420,7 @@ class GuardedUse:
         authoriser.verdicts.live[self] = None
 
     def end_at_expiry(self) -> None:
-        """End the read at its credential's expiry.  Only the origin would end a relayed read otherwise."""
+        """End the read at its credential's expiry.  Without this, only the origin would end a relayed read."""
         if self._tick == NEVER and self.renewing is None and math.isfinite(self.allowed.until):
             self._tick = self._authoriser.end_within(self, math.inf)
 
@@ -442,6 +445,8 @@ class GuardedUse:
         self._channel.end_early()
 
     def end_soon(self) -> None:
-        """End the read like `revoke`, within `SPREAD_S`: many others may end for the same reason."""
+        """End the read like `revoke`, at a random moment within `SPREAD_S`, because many reads may end for the same
+        reason.
+        """
         self._authoriser.services.wheel.unlink(self, self._tick)
         self._tick = self._authoriser.end_within(self, SPREAD_S)

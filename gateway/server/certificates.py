@@ -1,16 +1,17 @@
 """The certificates of a listener, chosen by the server name that the client sends (SNI, RFC 6066).
 
-Several certificates may have the same name.  Of those with the same kind of key, the one that expires last is used.  An
-`ssl.SSLContext` presents one certificate for each kind of key, and the client chooses one that it can verify.  The
-contexts differ in nothing else.  Clients that send no server name, or an unknown one, get the first certificate, or a
-better one with all its names.  A context in use never changes.  A reload makes new contexts for later handshakes, and
-open connections keep theirs.
+Several certificates may have the same name.  Among the certificates with the same kind of key, handshakes use the one
+that expires last.  An `ssl.SSLContext` presents one certificate for each kind of key, and the client chooses one that
+it can verify.  The contexts of a listener differ only in their certificates.  Clients that send no server name, or an
+unknown name, get the first certificate.  If a better certificate has all names of the first, they get the better
+certificate.  A context in use never changes.  A reload makes new contexts for later handshakes, and open connections
+keep theirs.
 
 A TLS session can be resumed only under the server name that it began with (RFC 6066 section 3).  Session keys belong to
 the context that the handshake begins with.  Each name therefore has a first context of its own, without certificates,
 and the handshake then switches to the context with the certificates.  Clients can invent names, so the number of first
-contexts is bounded.  Those of names in the certificates are never evicted.  Names that match a wildcard evict only one
-another, and so do names in no certificate.
+contexts is bounded.  First contexts of names in the certificates are never evicted.  Names that match a wildcard evict
+only other such names.  Names in no certificate also evict only other such names.
 
 If a pair of files becomes unusable, its last usable version stays in use, but with the current client authorities.  A
 broken certificate must not admit clients of an authority that has been removed.
@@ -53,7 +54,7 @@ class LoadedCertificates:
     config: ListenerTlsConfig
     served: tuple[ServedCertificate, ...]
     kept: tuple[str, ...] = ()
-    """A line for each pair of files that could not be read, and stays in use in an older version."""
+    """A line for each pair of files that could not be read.  An older version of such a pair stays in use."""
     shadowed: tuple[str, ...] = ()
     """A line for each certificate that no handshake uses."""
     alpn: Sequence[str] = ()
@@ -69,7 +70,9 @@ class LoadedCertificates:
     """First contexts of handshakes with a name in no certificate; the most recently used one is last."""
 
     def context(self, server_name: str | None) -> ssl.SSLContext:
-        """The context for a server name, given in lower case without a trailing dot.  None stands for no name."""
+        """Return the context for a server name, which is given in lower case without a trailing dot.  None stands for
+        no name.
+        """
         default = self.default or self.served[0].context
         if server_name is None:
             return default
@@ -104,8 +107,9 @@ def _wildcard_of(server_name: str) -> str:
 
 
 def _chosen(served: Sequence[ServedCertificate], candidates: Iterable[int], now: float) -> tuple[int, ...]:
-    """The best candidate for each kind of key: preferably valid now, then the latest to expire.  All candidates serve
-    one name."""
+    """Choose the best candidate for each kind of key.  A certificate that is valid now is better than others, and then
+    a later expiry is better.  All candidates serve one name.
+    """
 
     def rank(index: int) -> tuple[bool, float, int]:
         one = served[index].certificate
@@ -175,8 +179,8 @@ def load(
 ) -> LoadedCertificates | None:
     """Read a listener's certificates.  Blocks.  Returns None without TLS.
 
-    An unusable pair of files keeps its version in `old`; unusable client authorities keep all pairs.  Raises
-    ConfigError if `old` has no such version; its text begins with `where`.
+    If a pair of files is unusable, its version in `old` stays in use.  If the client authorities are unusable, all
+    pairs stay.  Raises ConfigError if `old` has no such version.  The error's text begins with `where`.
     """
     config = listener.tls
     if config is None:
@@ -206,7 +210,9 @@ def load(
 def _with_current_authorities(
     old: ServedCertificate, config: ListenerTlsConfig, where: str, alpn: Sequence[str]
 ) -> ServedCertificate:
-    """The old pair with the current client authorities.  Unchanged if these are unusable."""
+    """Return the old pair with the current client authorities.  Return the old pair unchanged if these authorities are
+    unusable.
+    """
     try:
         context = _context(config, where, alpn)
     except ConfigError:

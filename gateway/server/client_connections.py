@@ -1,7 +1,7 @@
 """The client connections of the process: the registry, the state that connections share, and their drain.
 
 `Clients` owns the set of open connections, the timer wheel with their deadlines, the spare parsers, and the counts of
-refused connections.  A connection asks for admission when it begins, and is unregistered when it has ended.
+refused connections.  A new connection calls `admit_connection`, and a connection that has ended calls `unregister`.
 
 Each client network may have at most its share of the connections.  While `max_connections` are open, a new connection
 may displace an idle one.  The idle connection is taken from a network with the most connections, and only if the new
@@ -43,8 +43,9 @@ _log = logging.getLogger("gateway.server")
 
 _ABORT_S: Final = 1.0
 LATE_BODY_S: Final = 0.002
-"""Seconds between the failures of two late bodies.  Each failure takes about a millisecond: for the answer, for the end
-of the origin's connection, and for the next upload that takes the free place."""
+"""Seconds between the failures of two late bodies.  Each failure takes about a millisecond.  In that time the gateway
+writes the answer, ends the origin's connection, and starts the next waiting upload.
+"""
 LATE_BODIES_S: Final = 2.0
 """Seconds within which all bodies that became late together fail."""
 _SPARE_PARSERS: Final = 16
@@ -54,9 +55,9 @@ _MOST_LOOKED_AT: Final = 1_000
 """The most connections that one search for an idle connection examines."""
 
 Work = Coroutine[Any, Any, Answered | None]
-"""The work that is left of an answer, for a task.
+"""The rest of the work for an answer, which a task has to do.
 
-Its result is the answer's head, or None if the channel is freed in another way.  Raises ConnectionError if the
+The work's result is the answer's head, or None if the channel is freed in another way.  Raises ConnectionError if the
 connection was dropped within the answer.
 """
 Handler = Callable[[Request], Work | None]
@@ -109,7 +110,7 @@ class ClientConnection(Protocol):
         """Bytes of memory that this client alone costs: unread answers, unfinished heads, and waiting bodies."""
 
     def holdings(self) -> Iterable[Holding]:
-        """Buffers held for the client that others may share."""
+        """Buffers held for the client that other clients may share."""
 
     def shed(self) -> None:
         """Cut the connection because the process is short of memory."""
@@ -231,7 +232,7 @@ class Clients:
         self.http2 = SessionCounts()
         """Counters of the HTTP/2 connections."""
         self.turns = Turns(partial(self.loop.call_soon, context=DETACHED))
-        """Spreads the beginnings of requests over turns of the event loop."""
+        """Spreads the starts of requests over turns of the event loop."""
         self.late_bodies = Pace(SystemClock(), LATE_BODY_S, LATE_BODIES_S)
         """Spreads the failures of bodies that have not arrived in time."""
         self.header_cache = HeaderCache()

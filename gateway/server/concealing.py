@@ -26,7 +26,9 @@ from gateway.server.request import Answered, ask_for_body, is_expecting
 
 _STREAM: Final = "stream"
 _METADATA: Final = "metadata"
-"""A HEAD's 404 answers only reads that begin with a HEAD, so the two kinds are remembered separately."""
+"""The 404 to a HEAD and the 404 to a GET are remembered separately, because the 404 to a HEAD answers only reads that
+begin with a HEAD.
+"""
 
 
 def concealment_of(context: RequestContext) -> Concealment | None:
@@ -55,8 +57,9 @@ def conceal_absence(
 async def refuse_concealed(
     engine: Engine, limits: LimitsConfig, concealment: Concealment, context: RequestContext, parsed: ParsedRequest
 ) -> Answered | None:
-    """Refuse the request at the time when an absent stream's 404 would be sent.  Raises Concealed, or the GatewayError
-    of an earlier step."""
+    """Refuse the request at the time when the 404 for an absent stream would be sent.  Always raises: Concealed, or the
+    GatewayError of an earlier step.
+    """
     # The wait for a verdict is the same for all streams, and precedes the origin's usual delay.
     began = context.began + context.undecided_s
     if context.request.body is not None:
@@ -95,7 +98,9 @@ async def _read_body(context: RequestContext, limits: LimitsConfig) -> None:
 
 
 def _kinds(mode: Mode, read: Read) -> tuple[tuple[Hashable, ...], Hashable]:
-    """The kinds of earlier 404s that would answer the read, and the kind of its own 404."""
+    """Return the kinds of remembered 404s that would answer the read, and the kind under which the read's own 404 is
+    remembered.
+    """
     if mode is Mode.HEAD or (read.is_live and read.start != START):
         return (_STREAM, _METADATA), _METADATA
     return (_STREAM,), _METADATA if read.start == NOW else _STREAM

@@ -4,9 +4,9 @@ A request whose answer is remembered is answered without being parsed (`recognis
 and goes to the request handler.  A live answer has no task: the stream's reader writes it to the connection
 (`gateway.server.live`).
 
-The connection is a single object: each further object would cost every idle SSE reader some 40 bytes and every answer a
-look-up.  Its class is split over several files.  Each class owns the attributes in its `__slots__` and uses the classes
-above it in this table:
+The connection is a single object.  Each further object would cost some 40 bytes for every idle SSE reader, and a
+look-up for every answer.  Its class is split over several files.  Each class owns the attributes in its `__slots__` and
+uses the classes above it in this table:
 
 | class                  | file             | owns                                                                     |
 |------------------------|------------------|--------------------------------------------------------------------------|
@@ -111,7 +111,7 @@ class Connection(RecognisingConnection):
             transport.abort()
             return
         transport.set_write_buffer_limits(clients.high_water)
-        # This is the first deadline, so there is no earlier one to clear.
+        # This is the first deadline, so there is no earlier deadline to clear.
         self._tick = clients.wheel.add(self, clients.header_timeout_s)
 
     def _receive(self, data: bytes) -> None:
@@ -190,8 +190,9 @@ class Connection(RecognisingConnection):
         self._update_deadline()
 
     def _is_http2(self) -> bool:
-        """Return whether the first bytes are HTTP/2's preface, or the beginning of it (RFC 9113 section 3.3).  Hand the
-        connection over to HTTP/2 once the preface is whole."""
+        """Return whether the first bytes are the preface of HTTP/2, or the beginning of the preface (RFC 9113 section
+        3.3).  Hand the connection over to HTTP/2 once the preface is whole.
+        """
         data, transport = self._unparsed, self.transport
         assert transport is not None
         if len(data) < len(_PREFACE) and _PREFACE.startswith(data):

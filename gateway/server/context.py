@@ -57,7 +57,7 @@ class Stage(Enum):
 
 @dataclass(slots=True)
 class RequestContext:
-    """One request in progress: the facts for its answer and its records."""
+    """One request in progress: the data for its answer and for its records in the metrics, the log and the trace."""
 
     request: Request
     delivery: Delivery
@@ -69,7 +69,7 @@ class RequestContext:
     outcome: Outcome = Outcome.REFUSED
     route: Route | None = None
     saved_bytes: int = 0
-    """Bytes that content coding saved in an answer sent whole."""
+    """Bytes that content coding (compression) saved in an answer that was sent in one piece."""
     is_replay: bool = False
     """Whether a live read is relayed only until its reader has caught up with the tail."""
     why_alone: str | None = None
@@ -83,7 +83,9 @@ class RequestContext:
     allowed: Allowed | None = None
     """The verdict of authorisation; None on a route without rules."""
     stream: NamedStream | None = None
-    """The stream that the verdict is remembered for; None if it is remembered for the request line, or not at all."""
+    """The stream that the verdict is remembered for.  None if the verdict is remembered for the request line, or not at
+    all.
+    """
     parties: Parties = NO_PARTIES
     """The principal and the tenant that limits count the request for."""
     undecided_s: float = 0.0
@@ -128,8 +130,9 @@ class ResponseRecorder:
     def record_end(self, context: RequestContext, answered: Answered | None) -> None:
         """Record the end of a request in the metrics, the log and the trace, and free its channel.
 
-        Does nothing for a request that has ended before, or has a live answer.  `answered` is the answer's head; None
-        if the answer was not sent in full.  In that case the channel is freed only if a relay broke the answer off.
+        Does nothing for a request whose end was recorded before, or that has a live answer.  `answered` is the answer's
+        head; None if the answer was not sent in full.  In that case the channel is freed only if a relay broke the
+        answer off.
         """
         stage, observed = context.stage, context.observed
         if stage is _ENDED or stage is _LIVE:
@@ -228,8 +231,8 @@ def learn_hit(
 ) -> None:
     """Remember the answer to the context's request.
 
-    The answer may be repeated until `trust_s` seconds have passed since the origin last confirmed the stream.  An
-    answer that names a `tail` is repeated only until the tail moves.
+    The gateway may repeat the answer until `trust_s` seconds have passed since the origin last confirmed the stream.
+    An answer that names a `tail` is repeated only until the tail moves.
     """
     if not context.request.channel.learns:
         return

@@ -1,7 +1,7 @@
 """CORS answered by the gateway, on routes that configure it (Fetch standard, section 3.2).
 
 On a route with a `CorsConfig`, the gateway answers preflights and replaces the origin's Access-Control headers, because
-two sets of them in one response confuse browsers.  The lists of headers are explicit: `*` would not cover
+browsers reject a response with two sets of these headers.  The lists of headers are explicit: `*` would not cover
 Authorization, and has no meaning with credentials.
 
 A reply that depends on the web origin has `Vary: Origin`, even if that web origin is refused.  A wildcard is never
@@ -98,7 +98,9 @@ def with_origin(head: bytes, web_origin: bytes) -> bytes:
 
 
 def split_at_origin(text: bytes) -> tuple[bytes, bytes]:
-    """The bytes before and after `ANY_ORIGIN`.  All bytes are in the first part if it does not occur."""
+    """Return the bytes before `ANY_ORIGIN` and the bytes after it.  If the marker does not occur, the first part has
+    all bytes.
+    """
     before, _, behind = text.partition(_ANY_ORIGIN)
     return before, behind
 
@@ -125,7 +127,7 @@ def preflight_headers(
     """The headers of a preflight's 204.  None if the web origin is not allowed, or the request is no preflight.
 
     The lists do not depend on `request_method` and `request_headers`, so that the browser can cache the answer.  The
-    browser compares.
+    browser compares the lists with its request.
     """
     if origin is None or request_method is None:
         return None
@@ -162,7 +164,9 @@ def apply(cors: CorsConfig, origin: str | None, headers: CIMultiDict[str]) -> No
 
 
 def named_origin(cors: CorsConfig | None, origin: str | None) -> bytes | None:
-    """The web origin that the answer names.  None if the answer names none, or is the same for all web origins."""
+    """Return the web origin that the answer names.  None if the answer names no web origin, or is the same for all web
+    origins.
+    """
     allowed = _allowed(cors, origin) if cors is not None else None
     return allowed.encode() if allowed is not None and allowed != "*" else None
 

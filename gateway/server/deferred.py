@@ -1,7 +1,7 @@
 """Requests that wait without a task.
 
-A first read waits for its fetch.  A request without a verdict yet waits for a key set or for an authorisation service.
-Until the answer begins, the `DeferredRequest` is the channel's `LiveAnswer`.
+The first read of a stream waits for the fetch from the origin.  A request that has to be authorised may wait for a key
+set or for an authorisation service.  Until the answer begins, the `DeferredRequest` is the channel's `LiveAnswer`.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class WaitingRead(DeferredRequest):
         super().__init__(context, parsed, answerer)
         self.read = read
         self.first: FirstRead | None = None
-        """None until its fetch is launched, or if another read has opened the stream."""
+        """None until the fetch is launched, and also if another read has opened the stream."""
         self.error: Exception | None = None
-        """Why it is refused or has failed."""
+        """Why the read is refused or has failed."""
         self.has_left = False
-        """Whether its client has left."""
+        """Whether the read's client has left."""
         self._store = store
 
     def _stop_waiting(self) -> None:

@@ -80,7 +80,7 @@ class Delivery:
         assert answer.parts is not None
         length = answer.parts.length(answer.is_json)
         if length is not None and length <= _JOINED_BYTES and self._request.method == "GET":
-            # Nothing has been written, so a failure here can still become an error response.
+            # Nothing has been written yet, so a failure of the body can still become an error response.
             return self._joined(answer, b"".join([piece async for piece in answer.parts.stream(answer.is_json)]))
         self._request.held = answer
         body_parts = answer.parts.stream(answer.is_json)
@@ -93,7 +93,7 @@ class Delivery:
         return self.passed_on(status, None, headers, body)
 
     def passed_on(self, status: int, reason: str | None, headers: Fields, body: bytes) -> Answered:
-        """Send a short body, and leave the headers as they are."""
+        """Send a short body with the headers unchanged."""
         request = self._request
         request.channel.respond(request, status, headers, body, reason)
         self.first_byte_at = self._now()
@@ -121,8 +121,9 @@ class Delivery:
         body: AsyncIterator[bytes],
         run: BodyRun | None = None,
     ) -> Answered:
-        """Send a body as it becomes available.  `run` is the part of a stream that the body contains, if any.  Raises
-        Aborted if the body fails."""
+        """Send a body as it becomes available.  `run` is the part of a stream that the body contains; None if the body
+        contains no part.  Raises Aborted if the body fails.
+        """
         channel = self._request.channel
         self.start_response(status, reason, headers, length)
         try:

@@ -201,8 +201,9 @@ class Frontend:
     def _choose_shortcuts(self) -> None:
         """Choose which requests may skip the request handler.
 
-        During a drain none may, because each answer has to announce the end of its connection.  With rate limits, each
-        remembered answer needs a check.  Otherwise only answers of routes with rules need one.
+        During a drain no request may, because each answer has to announce the end of its connection.  With rate limits,
+        each remembered answer needs a check.  Without rate limits, only answers on routes with authorisation rules need
+        a check.
         """
         clients = self.clients
         clients.limits_hits, clients.admits = bool(self._rates.limits), self._admits
@@ -241,10 +242,10 @@ class Frontend:
             await clients.abort()
 
     def _admits(self, answer: RememberedAnswer, peer: Peer, section: Section) -> bool:
-        """Return whether a remembered answer may be sent to this peer, by authorisation and rate limits."""
+        """Return whether authorisation and rate limits permit a remembered answer to be sent to this peer."""
         parties, usage = NO_PARTIES, None
         if answer.is_guarded:
-            # Equal to `Authoriser.allowed_for`, but without the call: every authorised hit passes here.
+            # The same as `Authoriser.allowed_for`, but without the call, because every authorised hit passes here.
             key, verdicts = answer.verdict_key, self.routes.verdicts
             allowed = section.allowed.get(key) if key is not None else None
             if allowed is None or allowed.edition != verdicts.edition or verdicts.wall() >= allowed.until:
@@ -311,7 +312,7 @@ class Frontend:
             self._tracer.hit(request, answer.mode, answer.outcome)
 
     def _note_bad_request(self, status: int, sent_bytes: int, connection: ClientConnection) -> None:
-        """Count and log a request that cannot be parsed.  Its client is all that is known."""
+        """Count and log a request that cannot be parsed.  Only its client is known."""
         self._admission.refused(connection.use)
         self._metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0, sent=Sent(body_bytes=sent_bytes))
         if self._access_log.is_kept:

@@ -149,8 +149,7 @@ class RequestHandler:
             self._recorder.record_end(context, answered)
 
     def _give_up(self, context: RequestContext, outcome: Outcome) -> None:
-        """Record that the handler ends without an answer of its own.  The channel then answers with a 500, or is
-        aborted."""
+        """Record that the handler has failed to answer.  The channel then answers with a 500, or is aborted."""
         if context.stage is _HANDLED:
             context.outcome, request = outcome, context.request
             if outcome is _FAILED and not request.has_begun and request.method != "HEAD":
@@ -273,8 +272,9 @@ class RequestHandler:
     async def _answer_shared(
         self, context: RequestContext, parsed: ParsedRequest, read: Read, first: FirstRead | None = None
     ) -> Answered | None:
-        """Answer a read that may be shared.  Relay the read if the origin has to answer it alone.  `first` is the fetch
-        that the read has begun, if any."""
+        """Answer a read whose answer may be shared.  Relay the read if the origin has to answer it separately.  `first`
+        is the fetch that the read has begun; None without a fetch.
+        """
         if context.mode is _HEAD:
             answer = await self._engine.head(read)
             if answer is not None:
@@ -306,7 +306,9 @@ class RequestHandler:
         return answered if isinstance(answered, Answered) else self._await_or_relay(context, parsed, answered)
 
     async def _await_or_relay(self, context: RequestContext, parsed: ParsedRequest, work: Work) -> Answered | None:
-        """Do the work.  Relay the read if the origin has refused the same request of another reader."""
+        """Await the work that is left of a shared answer.  Relay the read if the origin has refused the same request of
+        another reader.
+        """
         try:
             return await work
         except S2RefusedToAnother:
@@ -314,7 +316,7 @@ class RequestHandler:
             return None
 
     def _start_first_read(self, waiting: WaitingRead) -> None:
-        """Start the fetch of a first read, which waits for it without a task."""
+        """Start the fetch for the first read of a stream.  The read waits for its fetch without a task."""
         if waiting.has_left:
             return
         observed = waiting.context.observed
@@ -339,7 +341,8 @@ class RequestHandler:
         return self._recorded(context, waiting) if observed is None else self._observed(context, observed, waiting)
 
     def _resume(self, context: RequestContext, waiting: DeferredRequest) -> Answered | Work | None:
-        # isinstance of an abstract class is fast only for an exact match.  Test for the class of cold reads first.
+        # isinstance is fast only for an exact match, and slow for an abstract class.  Test for the class of first reads
+        # first.
         if not isinstance(waiting, WaitingRead):
             assert isinstance(waiting, UndecidedRequest)
             return self._begin(context, waiting)
@@ -374,7 +377,9 @@ class RequestHandler:
         return begun if isinstance(begun, Answered) else await begun
 
     def _begin_delivery(self, context: RequestContext, read: Read, answer: Answer) -> Answered | Work:
-        """Send and close the answer if this needs no waiting.  Otherwise return the work that does both."""
+        """Send and close the answer if neither step has to wait.  Otherwise return the work that sends and closes the
+        answer.
+        """
         context.outcome, context.saved_bytes = answer.outcome, answer.saved_bytes
         if read.route.guard is not None and (concealment := concealment_of(context)) is not None:
             is_from_origin = answer.outcome is not _HIT

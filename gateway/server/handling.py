@@ -1,7 +1,7 @@
 """Runs the request handler for a channel, over HTTP/1.1 and HTTP/2.
 
-The handler runs synchronously as far as it can, and a task does any work that has to wait.  Every failure ends the
-answer: with a 500 if nothing has been written, otherwise by dropping the connection.
+The handler runs synchronously as far as it can, and a task does any work that has to wait.  If the handler fails before
+anything is written, the answer is a 500.  If it fails later, the connection is dropped.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class Handling(PhasedChannel, ABC):
         if self._leave_live():
             return
         if not self._is_detached:
-            # End the task in the loop's next turn.  By then `_task` refers to a new task, and the task has begun, so
-            # that it can close the answer that it was given.
+            # End the task in the loop's next turn.  By then `_task` refers to the task even if the task is new.  The
+            # task has also begun, so that it can close its answer.
             self._clients.loop.call_soon(self._end_task)
 
     def _end_task(self) -> None:
@@ -160,8 +160,8 @@ class Handling(PhasedChannel, ABC):
         """Give up a live answer of which nothing is written, and relay its request instead.
 
         `request` holds the request's bytes, or is None for the latest request.  A read that began at the tail continues
-        from the offset `at`.  Many clients may be given up at once, so each request waits for its turn.  Until then,
-        `group` counts the client.
+        from the offset `at`.  Many answers may be given up at once, so each request waits for its turn.  While the
+        request waits, `group` counts its client.
         """
         again = _Again(self, request, at, group)
         self.hand_over(again)
@@ -232,7 +232,8 @@ def _from_tail(target: str, at: str) -> str:
 def refusal(status: int, text: bytes, *, is_s2: bool) -> tuple[CIMultiDict[str], bytes]:
     """The headers and the body of an answer to bytes that are not an acceptable request.
 
-    The body is one line of text, or S2's JSON.  Such bytes name no route: `is_s2` means that all routes are S2 routes.
+    The body is one line of text, or S2's JSON.  Such bytes name no route.  `is_s2` means that all routes are S2 routes,
+    so that the body is S2's JSON.
     """
     headers = plain_text()
     if is_s2:

@@ -1,7 +1,8 @@
 """A connection before HTTP: the PROXY protocol header, the TLS handshake, and the choice of HTTP/1.1 or HTTP/2.
 
-Only listeners with TLS or the PROXY protocol make a `Handshake`.  It hands the connection over to the HTTP protocol and
-ends.  Until then its bytes and its time are bounded, and it counts as a client connection.
+Only listeners with TLS or the PROXY protocol make a `Handshake`.  A `Handshake` bounds the bytes that the client sends
+and the time that it takes, and counts as a client connection.  At its end, it hands the connection over to the HTTP
+protocol.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ class Handshake(asyncio.Protocol):
 
     @property
     def client(self) -> str | None:
-        # None until the PROXY header is read, because the peer is a proxy for many clients.
+        # The account is None until the PROXY header is read, because the peer is a proxy for many clients.
         is_known = self._transport is not None and not self._acceptor.expects_proxy
         return peer_of(self._transport) if is_known and self._transport is not None else None
 
@@ -316,7 +317,7 @@ class Handshake(asyncio.Protocol):
         self._hand_over(transport, bytes(view))
 
     def _wrapped(self, server_name: str | None) -> ssl.SSLObject:
-        """A handshake with a server name; None while the name is unknown."""
+        """Return OpenSSL's object for a handshake with this server name; None while the name is unknown."""
         assert self._acceptor.certificates is not None
         certificates = self._acceptor.certificates()
         tls = certificates.session_context(server_name).wrap_bio(self._incoming, self._outgoing, server_side=True)
@@ -355,8 +356,8 @@ class Handshake(asyncio.Protocol):
         self._acceptor.on_failure(failure)
         if failure is HandshakeFailure.PLAIN_HTTP:
             transport.write(_PLAIN_HTTP)
-        # The transport sends the alert before it closes.  Unread input could make the kernel discard the alert, but so
-        # early there is little of it.
+        # The transport sends the alert before it closes.  Unread input could make the kernel discard the alert, but a
+        # client has sent little input at this point.
         transport.close()
 
     # -- the end of the handshake

@@ -1,9 +1,10 @@
 """Joins: live requests that are remembered, so that the next reader's equal request need not be parsed.
 
 When one event wakes a thousand clients, each of them sends its request again.  The first such request is parsed and
-handled.  The resulting read is kept under the request line and the meaning of the header section
-(`gateway.server.request_keys`), which are the same for the other clients.  For each later request, the engine decides
-whether it may wait without a request to the origin.
+handled.  The resulting read is kept under the request line and the header section's meaning.  The meaning is the
+section without the headers that have no influence on the answer (`gateway.server.request_keys`), so it is the same for
+the other clients.  For each later request, the engine decides whether the reader may wait without a request to the
+origin.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class SseHead:
     head: bytes
 
     def is_of(self, stream: Stream, second: int) -> bool:
-        """Whether an answer that begins in this second of Unix time has this head."""
+        """Return whether this head is valid for an answer that begins in this second of Unix time."""
         return self.second == second and self.headers is stream.headers and self.content_type == stream.content_type
 
 
@@ -50,18 +51,19 @@ class Join(Known):
     read: Read
     mode: Mode
     origin: bytes | None
-    """The web origin that the first request's answer names; None if answers name none.  Each other answer names its own
-    client's."""
+    """The web origin that the first request's answer names; None if answers name no web origin.  Each later answer
+    names the web origin of its own client.
+    """
     facts: CommonFacts | None = None
-    """The facts that all these requests' records have in common; None without an access log."""
+    """The fields that the log records of all these requests have in common; None without an access log."""
     group: PollGroup | None = None
-    """The long-polls of this kind that wait now."""
+    """The group of long-polls that wait for this request's answer now."""
     sse_head: SseHead | None = None
     sse_opening: SseOpening | None = None
     """The beginning of the latest reader's answer, for the next reader."""
     sse_first: tuple[bytes, bytes] = (b"", b"")
-    """The bytes of that beginning, split at the web origin's name.  All bytes are in the first part if there is no such
-    name."""
+    """The bytes of that beginning, split at the web origin's name.  Without such a name, the first part has all bytes.
+    """
     line: bytes | None = None
     """The request line, once the request is remembered."""
     most_s: float = math.inf

@@ -112,8 +112,9 @@ class _OpenListener:
 
     @property
     def is_unrestricted(self) -> bool:
-        """Whether a client needs nothing but the address: no client certificate and no PROXY header, and gets no
-        redirect."""
+        """Whether a client can send requests with the address alone: the listener requires neither a client certificate
+        nor a PROXY header, and does not redirect.
+        """
         tls = self.config.tls
         is_restricted = self.config.proxy_protocol == "on" or (
             tls is not None and tls.client_certificates == "required"
@@ -174,8 +175,9 @@ class Listeners:
 
     @property
     def inside_url(self) -> str:
-        """A URL at which this process can send requests to itself, with plain HTTP if possible; empty if there is
-        none."""
+        """Return a URL at which this process can send requests to itself, with plain HTTP if possible.  Empty if no
+        listener is suitable.
+        """
         candidates = [one for one in self._open if one.port and one.is_unrestricted]
         return min(candidates, key=lambda one: one.config.tls is not None).url if candidates else ""
 
@@ -192,7 +194,9 @@ class Listeners:
                 self._metrics.certificates_kept(self._configs[index].address, len(loaded.kept))
 
     def expiries(self) -> list[tuple[str, str, float]]:
-        """The listener's address, the first name and the expiry in Unix seconds of each certificate in use."""
+        """For each certificate in use: the listener's address, the certificate's first name, and its expiry in Unix
+        seconds.
+        """
         return [
             (self._configs[index].address, one.certificate.name, one.certificate.expires_at)
             for index, loaded in self.certificates.items()

@@ -38,14 +38,16 @@ _MOST_HEAD_BYTES: Final = 2_048
 """The largest head that is kept for the next reader."""
 
 Client = tuple[str | Caller | None, Section]
-"""The client of a live request that was not parsed: its address, or its principal if it was authorised, and its header
-section."""
+"""The client of a live request that was not parsed.  The first member is the client's principal if the request was
+authorised, and otherwise its address.  The second is the request's header section.
+"""
 
 
 class LiveRequest(NamedTuple):
     """One client's live request at the beginning of its answer.
 
-    `observed` has the request's record if the request handler has made one.  Otherwise `client` is for the access log.
+    `observed` has the request's log record if the request handler has made a record.  Without such a record, the access
+    log uses `client`.
     """
 
     channel: Channel
@@ -98,7 +100,7 @@ class LiveAnswers:
             subscriber.drain_within(ends_in_s, ends_in_s)
             return
         if known is not None and channel.live_bytes <= MOST_BYTES:
-            # Two readers have come within a second, so more may follow: keep the beginning of the answer for them.
+            # Two readers have come within a second.  Keep the beginning of the answer, because more readers may follow.
             join.sse_opening = kept = subscription.sse.opening(subscriber, subscription.at, second)
             if kept is not None:
                 join.sse_first = split_at_origin(head + kept.step.data)

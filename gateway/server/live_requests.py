@@ -1,7 +1,8 @@
 """Live requests: the beginning of answers to SSE and long-poll reads.
 
-A live request joins readers that wait for the same answer, or gets an answer of its own.  The answer begins at once if
-the origin need not be asked.  Otherwise it begins once the engine has found the stream's tail.
+A live request joins readers that wait for the same answer, or gets an answer of its own.  If the origin need not be
+asked, the answer begins at once.  If the origin has to be asked, the answer begins when the engine has found the
+stream's tail.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class LiveRequests:
     def begins_at_once(self, context: RequestContext, read: Read) -> bool:
         """Begin a live answer if the origin need not be asked.  Returns whether the answer has begun."""
         request = self._request(context, read)
-        # The answer may be over when `_begins` returns, and the channel has forgotten the request's bytes by then.
+        # Read the alias now.  The answer may be over when `_begins` returns, and the channel then no longer has the
+        # request's bytes.
         alias = request.channel.alias
         if not self._begins(request):
             return False
@@ -122,7 +124,7 @@ class LiveRequests:
         Returns False, without any effect, if the request has to be parsed.
         """
         admission, observers, read = self._admission, self._observers, join.read
-        # The origin has recently refused a reader of the stream, and it may be this one.
+        # The origin has recently refused a reader of the stream, and this client may be that reader.
         if (self._refusals and self._negative_cache.has_any(read.key)) or (
             observers.is_traced and observers.tracer.chooses(section.text)
         ):
@@ -158,7 +160,9 @@ class LiveRequests:
         return False
 
     def _joins_readers(self, channel: Channel, join: Join, began: float, client: Client) -> bool:
-        """Answer a request like the latest equal one.  Returns False if the readers cannot be joined any more."""
+        """Answer a request in the same way as the latest equal request.  Returns False if the earlier readers can no
+        longer be joined.
+        """
         if join.mode is not _SSE:
             return join.group is not None and join.group.join(channel, (began, *client))
         if (opening := join.sse_opening) is None:

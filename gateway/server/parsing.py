@@ -1,6 +1,6 @@
 """Interprets a parsed request: its target, mode, route and stream, and the read that may be shared.
 
-`gateway.server.reading` has parsed the bytes before.  This module does not decide how the request is answered.
+`gateway.server.reading` parses the bytes of requests.  This module does not decide how the request is answered.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 
 
 _MOST_SENDERS: Final = 8
-"""The most senders of one header section for which the headers to the origin are kept."""
+"""The most senders (pairs of address and scheme) for which one header section keeps the headers to the origin."""
 _MOST_PARSED: Final = 1_024
 _MOST_REMEMBERED_CHARS: Final = 256
 """The longest target of a request that is kept."""
@@ -144,11 +144,12 @@ class ParsedRequest:
     target: Target
     key: StreamKey
     shares: bool
-    """Whether other clients' requests may share the answer.  A change by this request is recorded on the shared tape
-    only if so."""
+    """Whether other clients' requests may share the answer.  Only then is a change by this request recorded on the
+    shared tape (the stream's content in memory).
+    """
     facts: HeaderFacts
     read: Read | None
-    """The read for the engine; None if the request is no read or must not be shared."""
+    """The read for the engine.  None if the request is no read, or if its answer must not be shared."""
     client: str
     """The client's network; empty if it is unknown."""
     s2: S2Request | None = None
@@ -156,7 +157,7 @@ class ParsedRequest:
     named: RecordedStream | None = None
     """The stream's name in records, if it differs from the target's."""
     basin: str | None = None
-    """The S2 basin, if only the host names it."""
+    """The S2 basin, if only the request's host names the basin."""
     is_session: bool = False
     """Whether request and answer are streams that both stay open, as in an S2 append session."""
     why_alone: str | None = None
@@ -195,7 +196,7 @@ class RequestParser:
         self._parsed: OrderedDict[_Asked, ParsedRequest] = OrderedDict()
         """Repeated requests other than GETs.  The oldest are evicted first."""
         self._has_decisive_numbers = any(not VARIED.isdisjoint(route.credential_names) for route in routes)
-        """Whether a route treats a header as a credential that differs from one append to the next."""
+        """Whether any route treats a header that differs from one append to the next as a credential."""
         self._speaks_s2 = bool(routes) and all(route.is_s2 for route in routes)
         self._net_of = net_of
 
@@ -337,9 +338,10 @@ class RequestParser:
 
 
 def take_credentials(target: Target, guard: Guard) -> tuple[Target, Mapping[str, str] | None]:
-    """Split the target into the target without its query's credentials, and the decoded credentials by name.
+    """Take the credentials out of the target's query.  Returns the target without them, and the decoded credentials by
+    name.
 
-    The credentials are None if there are none.  Raises BadTarget if a credential occurs twice.
+    The second value is None if the query has no credentials.  Raises BadTarget if a credential occurs twice.
     """
     names = guard.credential_parameters(target.query)
     if not names:

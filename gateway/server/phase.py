@@ -24,8 +24,9 @@ class Phase(Enum):
     ANSWERING = "answering"
     """The request handler answers, at once or in a task."""
     RELAYED = "relayed"
-    """A `LiveAnswer` has taken over an answer without a task.  The channel calls it when there is room to write, and
-    when the client leaves."""
+    """A `LiveAnswer` has taken over an answer without a task.  The channel calls the `LiveAnswer` when there is room to
+    write, and when the client leaves.
+    """
     LIVE = "live"
     """A `LiveAnswer` answers a live read."""
     LEFT = "left"
@@ -86,7 +87,7 @@ class PhasedChannel:
         self.live_first_byte_s = 0.0
         """Seconds from reading the request to writing the head of the live answer."""
         self.live_use: LiveUse | None = None
-        """The account of the live read in progress: the network and the limits that it counts against."""
+        """The account of the live read in progress: the client network and the limits that count the read."""
 
     def enter_phase(self, phase: Phase, live: LiveAnswer | None = None) -> None:
         """Enter this phase.  `live` is the answer in the phases RELAYED and LIVE.
@@ -138,7 +139,8 @@ class PhasedChannel:
 
     def _leave_live(self) -> bool:
         """End the answer in progress that has no task.  Stop counting the live read, if there is one.  Returns whether
-        there was such an answer."""
+        an answer without a task was in progress.
+        """
         live = self._live
         if live is not None:
             self.enter_phase(_LEFT)

@@ -1,8 +1,8 @@
 """Groups of long-polls that wait for the same answer, which is rendered once for all of them.
 
-A group has one waiter in the stream.  It begins with one client, and clients with an equal request may join for a short
-while.  All of them get the same answer at the same time, so none is worse off for having joined.  The common part of
-their lines in the access log is made once.
+A group has one waiter in the stream.  The group begins with one client, and clients with an equal request may join for
+a short while.  All of them get the same answer at the same time, so none is worse off for having joined.  The common
+part of their lines in the access log is made once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Rendering:
 
 PolledBy = tuple[float, str | Caller | None, Section]
 """One client of a group: the time of its request in seconds of the streams' clock, its address or its principal if it
-was authorised, and its header section.  A plain tuple, because every long-poll makes one."""
+was authorised, and its header section.  A plain tuple is cheap, and every long-poll makes one.
+"""
 
 
 class PollGroup:
@@ -95,8 +96,9 @@ class PollGroup:
         *,
         keeps: bool,
     ) -> None:
-        """`origin` is the web origin that the first client's answer names; each other answer names its own client's.
-        `facts` is the common part of the clients' records; None without an access log."""
+        """`origin` is the web origin that the first client's answer names.  Each other client's answer names that
+        client's own web origin.  `facts` is the common part of the clients' log records; None without an access log.
+        """
         self._topic = topic
         self._rendering = rendering
         self._route = route
@@ -271,7 +273,7 @@ class PollGroup:
                 note.discard()
 
     def has_gone(self) -> None:
-        """Abort all connections, because no answer can come."""
+        """Abort all connections, because there will be no answer."""
         try:
             self._end(Outcome.ABORTED, CloseReason.LEFT, None)
         finally:
@@ -368,7 +370,8 @@ class PollGroup:
             name,
             # A long-poll's response begins when its wait ends.
             Sent(waited_s, sent_bytes, saved_bytes),
-            # None would select the current context's trace, which belongs to another request.
+            # Pass an empty string, because None would select the current context's trace, which belongs to another
+            # request.
             trace_id=(self._note.trace_id if self._note is not None else None) or "",
             requests=clients,
         )

@@ -33,7 +33,7 @@ _MOST_PENDING: Final = 1 << 12
 _MOST_UNREAD: Final = 1 << 18
 """The most unread bytes of a body.  Reading pauses beyond this bound."""
 _EVENT_BYTES: Final = 1 << 10
-"""The bytes that a waiting event counts for."""
+"""The number of bytes that each waiting event counts as."""
 NO_EVENTS: Final[deque[Event]] = deque()
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
@@ -71,7 +71,9 @@ class ReadingConnection(WritingConnection):
         self._is_busy = False
         """Whether a remembered answer has to wait, because an earlier request or unsent bytes may precede it."""
         self._is_taking = False
-        """Whether requests are being begun further up the stack.  The end of an answer then begins no other request."""
+        """Whether a caller further up the stack is beginning requests.  Then the end of an answer does not begin the
+        next request.
+        """
         self._is_waiting = False
         """Whether the unparsed input waits for its turn (`gateway.server.turns`)."""
         self._is_body_full = False
@@ -79,7 +81,7 @@ class ReadingConnection(WritingConnection):
         self._body: RequestBody | None = None
         """The body that is being received."""
         self._candidate: bytes | None = None
-        """The bytes of the current request, if its answer may be remembered for them."""
+        """The bytes of the current request, if its answer may be remembered under these bytes."""
         self._candidate_generation = 0
         """The generation of `Joins` at the time when the candidate was read."""
 
@@ -116,8 +118,9 @@ class ReadingConnection(WritingConnection):
 
     @property
     def alias(self) -> bytes | None:
-        """The request's bytes, if an answer may be remembered for them.  None if routes or joins have changed since the
-        request was read."""
+        """The request's bytes, if an answer may be remembered under these bytes.  None if routes or joins have changed
+        since the request was read.
+        """
         return self._candidate if self._candidate_generation == self._clients.joins.generation else None
 
     def _read(self, is_first: bool = False, *, has_turn: bool = True) -> None:
@@ -186,7 +189,7 @@ class ReadingConnection(WritingConnection):
         else:
             self._parser = parser
         if events:
-            # Line breaks between requests produce no event, and do not count as activity.
+            # Events count as activity.  Line breaks between requests produce no event.
             self._is_active = True
         # A parser that is not empty holds a part of another request, which the remembered bytes would lack.
         if is_first and self._parser is None:
@@ -201,7 +204,7 @@ class ReadingConnection(WritingConnection):
             self._candidate_generation = self._clients.joins.generation
 
     def _take_body(self, body: RequestBody, pending: deque[Event]) -> None:
-        """Give a body the pending events that belong to it."""
+        """Move the pending events that belong to the body into the body."""
         while pending and self._body is body:
             event = pending.popleft()
             if isinstance(event, bytes):

@@ -47,13 +47,15 @@ class RecognisingConnection(ReadingConnection):
             self._receive(data)
 
     def _answers_known(self, data: bytes) -> bool:
-        """Answer a request without parsing it, if an equal one was answered before.  Otherwise return False.  No
-        earlier request may be unanswered."""
+        """Answer a request without parsing it, if an equal one was answered before.  Otherwise return False.  Call this
+        only if all earlier requests are answered.
+        """
         # A hit on an idle connection is the hottest path of the gateway, where every attribute look-up counts.
         clients, transport = self._clients, self.transport
         if (find := clients.find) is None or transport is None:
             return False
-        # Hashing a whole request costs as much as the other look-up.  It pays only while clients send equal bytes.
+        # A look-up by all bytes has to hash them, which costs as much as the other look-up.  It pays only while clients
+        # send equal bytes.
         if self._repeats and (exact := clients.exact.get(data)) is not None:
             answer, section = exact
         elif data[0] != _GET or (found := find(data)) is None:

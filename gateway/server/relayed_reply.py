@@ -35,16 +35,15 @@ class _Shared(NamedTuple):
 
 
 def relayed_fields(recorder: ResponseRecorder, context: RequestContext, reply: Reply) -> Fields:
-    """The reply's headers for its client, with those that the gateway adds except `RateLimit`.
+    """Return the reply's headers for its client.  They include all headers that the gateway adds, except `RateLimit`.
 
-    Replies have the same shape if they share the same header lines.  The headers made from these lines are made once
-    for each shape.
+    Replies with the same header lines have the same shape.  The headers for clients are made once for each shape.
     """
     request, route, shape = context.request, context.route, reply.shape
     web_origin = request.headers.get(_ORIGIN)
     is_guarded = route is not None and route.guard is not None
-    # The caching headers of authorised answers have to be changed, and a new line with such a header is not in the
-    # shape.
+    # The headers of an authorised answer are made for each reply, because its caching headers have to be changed.  On a
+    # line that is new, such a header is not in the shape.
     if shape is None or shape.kinds & NOT_ALIKE or is_guarded:
         headers = _passed(recorder, context, reply.status, reply.headers)
         if route is not None and (location := headers.get(_LOCATION)) is not None:
@@ -103,5 +102,5 @@ def _is_up_to_date(end: bytes) -> bool:
         events = SseParser(_KEPT_BYTES).feed(lines[start + 2 if start >= 0 else 0 :])
         return any(event.name == EVENT_CONTROL and parse_control(event.data).up_to_date for event in events)
     except (SseTooLarge, ValueError):
-        # The relay does not validate the body: continue until the origin ends it.
+        # The relay does not validate the body.  For an invalid event, continue until the origin ends the body.
         return False

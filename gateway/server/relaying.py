@@ -1,8 +1,9 @@
 """Relays: the gateway passes a request to the origin, and the origin's answer to the client.
 
-Writes are relayed, and reads whose answers must not be shared.  A relay has no task.  Plain calls from both sides drive
-it: when the answer's head or a part of its body arrives, when the client has room again, and when the client leaves.
-Flow control works in both directions: while the client does not read, the origin's connection is not read either.
+The gateway relays writes, and also reads whose answers must not be shared.  A relay has no task.  Plain calls from both
+sides drive it: when the answer's head or a part of its body arrives, when the client has room again, and when the
+client leaves.  Flow control works in both directions: while the client does not read, the origin's connection is not
+read either.
 
 A small request body is collected before the request is sent (`request_body`).  Only this step takes a task.
 
@@ -54,7 +55,7 @@ from gateway.upstream.reply import Reply
 _log = logging.getLogger("gateway.front")
 
 SESSION_IDLE_S: Final = 600.0
-"""Seconds for which a client may send nothing in a session.  Its connection is then given up."""
+"""Seconds for which a client may send nothing in a session.  Then the gateway drops the client's connection."""
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
 _DELETE, _HEAD, _OTHER = Mode.DELETE, Mode.HEAD, Mode.OTHER
@@ -103,10 +104,10 @@ class Relays:
         if context.is_session:
             self._relay(context, parsed, body.chunks(self._session_limits))
             return
-        # Check before 100 Continue is sent, so that a body with too large a Content-Length is never sent.
+        # Check before 100 Continue is sent, so that the client never sends a body whose Content-Length is too large.
         body.check(request.head, self.limits)
-        # An origin may delete the stream once it has the head.  An incomplete request would then succeed at the origin,
-        # but count as failed here.
+        # An origin may delete the stream once it has the head.  If the body stayed incomplete, the request would then
+        # succeed at the origin, but count as failed here.
         is_delete = context.mode is _DELETE
         if is_expecting(request) and not body.unread_bytes:
             if not is_delete and not self._keeps_bodies(parsed.route):
@@ -256,7 +257,7 @@ class Relaying(RelayedCall):
         self._acks: S2Acknowledgements | None = None
         """Reads the answer to an append to an S2 stream."""
         self._drains: DrainWatch | None = None
-        """Looks for a sign in an S2 origin's answer that its server is about to shut down."""
+        """Looks in an S2 origin's answer for the sign that the server is about to shut down."""
         self._end: CatchUpEnd | None = None
         """Detects when the reader of a replay has caught up, which ends the answer.  None for other answers."""
         self._is_over = False
@@ -456,7 +457,7 @@ class Relaying(RelayedCall):
         if self._is_over:
             return
         if self._request.has_begun:
-            # Over HTTP/2, `abort` calls `client_left` before it returns.
+            # Set the flag first, because `abort` calls `client_left` over HTTP/2 before it returns.
             self._is_over = True
             # Abort, because an orderly end would make a truncated body look complete.  Abort before the channel is
             # freed, because the next request would otherwise begin on the broken connection.

@@ -1,19 +1,19 @@
 """Remembered answers: whole responses from memory, repeated as bytes for equal requests.
 
 The first time, a request goes to the request handler.  If the answer needs neither the origin nor further work, it is
-remembered under two keys: the request line and the meaning of the header section.  The meaning leaves out headers that
-have no influence on the answer (`gateway.server.request_keys`).  All keys are made of requests that the HTTP parser has
-accepted.
+remembered under two keys: the request line and the meaning of the header section.  The meaning is the section without
+the headers that have no influence on the answer (`gateway.server.request_keys`).  All keys are made of requests that
+the HTTP parser has accepted.
 
 A rendered answer is valid up to the time `until`.  This is the end of the second that its Date and Age state, or
-earlier if the stream expires or the origin has to be asked again.  Two signals end an answer before:
+earlier if the stream expires or the origin has to be asked again.  Two signals end an answer earlier:
 
 - `forget_stream`, when the stream ends or loses bytes or records.  An answer whose bytes were read before that call is
   not remembered after it.
 - A change of the stream's `Version`: the stream needs revalidation, or the tail that the answer names has moved.
 
 Answers take memory in addition to the tape: keys, heads, joined bodies, and body bytes that the tape does not hold.
-Every such byte is lent from the cache's budget.
+Every such byte counts towards the cache's memory budget, which lends it to the answer.
 """
 
 from __future__ import annotations
@@ -117,18 +117,19 @@ class RememberedAnswer(Known):
         """The stream's edition when the body was read."""
         self.route = route
         self.repeated = repeated
-        """The access log's fields for every hit; None without an access log."""
+        """The fields that the access log records of all hits have in common; None without an access log."""
         self.trust_s = trust_s
         self.tail = tail
-        """The tail that the answer names; None if it depends on no tail."""
+        """The stream's tail (its end) that the answer names; None if the answer depends on no tail."""
         self.mode = mode
         self.outcome = outcome
         self.body_bytes = sum(map(len, body))
         self.saved_bytes = saved_bytes
         """The bytes that content coding saved."""
         self._start = run.start if run.start != run.end else None
-        """The position of the body's first byte in the stream.  A 304 has the position of the body that it replaces.
-        None if that body is empty."""
+        """The position of the body's first byte in the stream.  For a 304, the position of the body that the 304
+        replaces.  None if that body is empty.
+        """
         self._has_age = "Age" in headers
         for name in ("Age", "Date"):
             headers.popall(name, None)
@@ -138,7 +139,7 @@ class RememberedAnswer(Known):
         """Bytes of the body that the tape does not hold."""
         self._is_own = shared is None
         self.shared = SharedBytes(self.body_bytes, in_cache=True) if shared is None else shared
-        """The account of the body's bytes, of use if the body is large."""
+        """The account that counts the body's bytes while clients have not read them.  Only large bodies need one."""
         self.joined: bytes | None = None
         """The whole response, if it is small."""
         self.pieces: tuple[bytes, ...] = ()
@@ -147,7 +148,7 @@ class RememberedAnswer(Known):
         """The head as an HTTP/2 field block; None until a client over HTTP/2 needs it."""
         self.until = -math.inf
         self.version = self.stream.version
-        """The stream's version at the last render, or at the last check that found no difference."""
+        """The stream's version when the answer was last rendered, or last found unchanged."""
         self.hits = 0
         """Hits that have not been counted in the metrics yet."""
         self.key: tuple[bytes, Meaning] | None = None
@@ -186,11 +187,11 @@ class RememberedAnswer(Known):
         return self._block
 
     def is_unchanged(self) -> bool:
-        """Return whether the stream has changed in no way that affects the rendered answer.  Ignores the time."""
+        """Return whether the rendered answer still fits the stream's current state.  Ignores the time."""
         seen, now = self.version, self.stream.version
         if not seen.same_doubts_as(now) or (self.tail is not None and not seen.same_tail_as(now)):
             return False
-        # Makes the next check a single comparison.
+        # Keep this version, so that the next check is a single comparison.
         self.version = now
         return True
 
@@ -300,7 +301,7 @@ class RememberedAnswers:
         """Return whether the answer is valid for this request now.  The answer may stem from another request with the
         same meaning."""
         if self._has_refusals(remembered.stream.key) and request != remembered.request:
-            # The refused reader may be this one, so the origin has to decide.
+            # This client may be the refused reader, so the origin has to decide.
             return False
         if self._now() < remembered.until and (
             remembered.version is remembered.stream.version or remembered.is_unchanged()
@@ -327,7 +328,9 @@ class RememberedAnswers:
         return True
 
     def _move_alias(self, remembered: RememberedAnswer, request: bytes) -> None:
-        """Make this request the answer's key in `exact`, unless another answer would have to be evicted for it."""
+        """Make this request the answer's key in `exact`.  Does nothing if another answer would have to be evicted to
+        make room for the key.
+        """
         cost = 2 * (len(request) - len(remembered.alias))
         if request in self.exact or (split := self._sections.split(request)) is None:
             return
@@ -362,7 +365,8 @@ class RememberedAnswers:
     def remember(self, request: bytes, remembered: RememberedAnswer, rules: HeaderRules) -> None:
         """Remember an answer for all requests with the meaning of `request`, whose route has these `rules`.
 
-        Does nothing if the stream has changed since the answer's bytes were read, or if the cache lends no memory.
+        Does nothing if the stream has changed since the answer's bytes were read, or if the cache has no memory to
+        lend.
         """
         if (split := self._sections.split(request)) is None:
             return

@@ -2,8 +2,8 @@
 
 A client may wait for 100 Continue before it sends its body (RFC 9110 section 10.1.1).  The origin gets the expectation
 with the head of the request, and its 100 Continue goes to the client.  The origin can therefore refuse a body before
-any of it is sent.  Some origins ignore the expectation and wait for the body.  After a while the gateway then asks the
-client for it.
+any of it is sent.  Some origins ignore the expectation and wait for the body.  If an origin stays silent for a while,
+the gateway itself asks the client for the body.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Holder(Protocol):
 
 
 class LiveAnswer(Holder, Protocol):
-    """An answer that no task gives."""
+    """An answer without a task.  The channel calls its methods when the answer can go on."""
 
     def pump(self) -> None:
         """Called when the connection has room again."""
@@ -81,7 +81,8 @@ class Channel(Protocol):
     - `start_response`, any number of `send_part`, and `end_response`;
     - after `park` or `follow`, a live answer.
 
-    An answer of the first two forms without a task begins with `hand_over` and ends with `response_written`.
+    If no task gives an answer of the first two forms, the answer begins with `hand_over` and ends with
+    `response_written`.
     """
 
     versions: frozenset[str]
@@ -91,7 +92,7 @@ class Channel(Protocol):
     live_first_byte_s: float
     """Seconds from reading the request to writing the live answer's head."""
     cut_reason: CloseReason | None
-    """The reason why the gateway cuts the connection; None unless it does."""
+    """The reason why the gateway cuts the connection; None while the connection is not cut."""
     live_use: LiveUse | None
     """The count of the live read in progress.  The channel ends it once it is free again, for any reason."""
 
@@ -113,7 +114,7 @@ class Channel(Protocol):
 
     @property
     def alias(self) -> bytes | None:
-        """The request's bytes over HTTP/1.1, if an answer may be remembered for them."""
+        """The request's bytes over HTTP/1.1, if an answer may be remembered under these bytes."""
 
     @property
     def scheme(self) -> str:
@@ -257,8 +258,9 @@ class Request:
         self.held: Holder | None = None
         """The source of the answer's body, while it is being written."""
         self.is_alone = False
-        """Whether the request is a live read that has waited for a shared answer, and now has to be relayed.  It has
-        been counted already."""
+        """Whether the request is a live read that has waited for a shared answer, and now has to be relayed.  Such a
+        request has been counted already.
+        """
 
     @property
     def version(self) -> str:
@@ -290,8 +292,9 @@ class Request:
 
     @property
     def host(self) -> str:
-        """The host and port of the client's URL, or an empty string.  Those of an absolute-form target replace the Host
-        header (RFC 9112 section 3.2.2)."""
+        """The host and port of the client's URL, or an empty string.  The host and port of an absolute-form target
+        replace the Host header (RFC 9112 section 3.2.2).
+        """
         authority = authority_of(self.target) if not self.target.startswith("/") else None
         return self.headers.get("Host", "") if authority is None else authority
 
@@ -316,26 +319,28 @@ def ask_for_body(request: Request) -> None:
 
 
 class Expectation:
-    """The expectation of one request, until its client is asked for the body or answered.  It owns a timer."""
+    """A request's expectation of 100 Continue, until the client is asked for the body or gets its answer.  It owns a
+    timer.
+    """
 
     __slots__ = ("_request", "_timer")
 
     def __init__(self, request: Request, idle_timeout_s: float) -> None:
         """`idle_timeout_s` is the time after which the body is late."""
         self._request = request
-        # Ask well before the body is late, because its lateness counts as the client's fault.
+        # Ask well before the body counts as late, because a late body counts as the client's fault.
         patience_s = min(CONTINUE_S, idle_timeout_s / 2)
         self._timer: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(patience_s, self.meet)
 
     def meet(self) -> None:
-        """Ask the client for the body, unless it has been asked or answered."""
+        """Ask the client for the body, unless the client has been asked before or has its answer."""
         if self._timer is not None:
             self.cancel()
             if not self._request.has_begun:
                 ask_for_body(self._request)
 
     def cancel(self) -> None:
-        """Stop the timer, because the client need not be asked."""
+        """Stop the timer, because the client need not be asked for the body."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()

@@ -4,8 +4,9 @@ Only time spent waiting for the client counts towards the rate and the total tim
 client may be unable to send.
 
 A small body is collected before a connection to the origin is taken for it, so that a slow client holds no such
-connection.  With a Content-Length there is nothing else to wait for.  A client may send a chunked body in parts, now
-and then, and expect each part to be passed on.  A chunked body is therefore collected for a short time only.
+connection.  A body with a Content-Length is collected for as long as the client's limits allow.  The client of a
+chunked body may pause between its parts, and expect each part to be passed on at once.  A chunked body is therefore
+collected for a short time only.
 
 A body ends in one of two ways: `complete` makes it whole, and `fail` records the error for its reader.  A body that
 breaks off is never whole.
@@ -29,8 +30,9 @@ _MOST_GATHERED: Final = 1 << 16
 _GATHERED_S: Final = 0.5
 """Seconds for which a chunked body is collected.  A slower body is streamed."""
 _SMALL_PIECE: Final = 1 << 9
-"""Pieces shorter than this many bytes are joined as they arrive.  An object for each would take many times its
-length."""
+"""Pieces shorter than this many bytes are joined as they arrive.  A separate object for each piece would take many
+times the piece's length.
+"""
 _MOST_JOINED: Final = 1 << 14
 
 
@@ -46,8 +48,9 @@ class Flow(Protocol):
 
 
 class RequestBody:
-    """The body of one request, which is read once.  If it fails, the request to the origin fails too; `error` is set if
-    the client has caused that."""
+    """The body of one request, which is read once.  If the body fails, the request to the origin fails too.  `error` is
+    set if the client has caused the failure.
+    """
 
     __slots__ = (
         "_flow",
@@ -147,12 +150,12 @@ class RequestBody:
     async def gather(self, limits: LimitsConfig, *, is_awaited: bool = False) -> bytes | None:
         """Collect a small body.  Returns None for a body that has to be streamed, because it is too large or too slow.
 
-        With `is_awaited`, the limits on the body bound the time; otherwise a chunked body gets a short time only.
-        Raises the body's error.
+        With `is_awaited`, only the limits on the body bound the time.  Without it, a chunked body gets a short time
+        only.  Raises the body's error.
         """
         if (self._length or 0) > _MOST_GATHERED:
             return None
-        # Wait before looking at the body, because more of it may arrive meanwhile.
+        # Wait before looking at the body, because more of the body may arrive meanwhile.
         await in_task()
         if self._length is not None or is_awaited:
             while not self.is_whole and self._size <= _MOST_GATHERED:

@@ -8,18 +8,18 @@ A section's meaning is its text without the lines that no answer of a route depe
 - credentials, on routes whose readers share their answers;
 - an Origin header that is not allowed, where the gateway answers for CORS.
 
-A line is left out only in the one form that cannot hide anything.  It has a known name in one of its two usual
-spellings, a colon, and printable characters up to the end of the line.
+A line is left out only if it has a form that cannot hide other lines: a known name in one of its two usual spellings, a
+colon, and printable characters up to the end of the line.
 
 Routes differ in these lines, so a section has one meaning for each kind of route (`HeaderRules`).  Each meaning keeps
 the requests that were answered under it, by their request lines.  The Host header stays in every meaning, so an equal
 request line leads to the same route.
 
-There may be as many kinds as routes, and a client can send a new section with each request.  A section is therefore
-read only for those kinds of routes that have an entry for the same request line.
+There may be as many kinds as routes, and a client can send a new section with each request.  To save time, a section is
+read only for the kinds of routes that have an entry for the same request line.
 
-Clients repeat their header sections with other request lines.  `Sections` keeps a section from its second appearance
-on, with its meanings and the client's address, so that its lines are not read again.
+Clients send the same header section with many request lines.  From a section's second appearance on, `Sections` keeps
+the section with its meanings and the client's address.  The section's lines are then not read again.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ FORWARDING: Final = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-rea
 """Headers that name a client behind a proxy.  They affect limits and the log, but no shared answer."""
 
 _MOST_BREAKS: Final = MOST_FIELDS + 2
-"""The number of line breaks in the longest section that the strict parser accepts."""
+"""The most line breaks in a section that the strict parser accepts."""
 _FEW_BYTES: Final = 3 * _MOST_BREAKS
 """A shorter section cannot exceed `_MOST_BREAKS`, because there is at least a byte between two line breaks."""
 
@@ -90,13 +90,13 @@ class NamedStream(NamedTuple):
 
 
 VerdictKey = bytes | NamedStream
-"""The key of a verdict of authorisation.  A verdict covers reads of a stream, or GETs with a request line."""
+"""The key of a verdict of authorisation.  A verdict covers all reads of a stream, or all GETs with one request line."""
 
 MOST_ALLOWED: Final = 4_096
 """The most verdicts kept for one section.  All holders of signed URLs send the same section if they use the same
 browser."""
 _MOST_UNCHARGED: Final = 256
-"""The most verdicts kept for a section that `Sections` does not keep, and that is charged nothing."""
+"""The most verdicts kept with a section that `Sections` does not keep.  The memory of such a section is not counted."""
 _VERDICT_COST: Final = 600
 """Bytes charged for a verdict in addition to its key and the names in it."""
 NONE_ALLOWED: Final[Mapping[VerdictKey, Allowed]] = MappingProxyType({})
@@ -111,7 +111,8 @@ _HEAD_END: Final = b"\r\n\r\n"
 
 
 def lines_named(names: Sequence[str]) -> re.Pattern[bytes]:
-    """Compile a pattern for a header line with one of these names, along with the line break before it.
+    """Compile a pattern for a header line with one of these names.  The pattern includes the line break before the
+    line.
 
     The pattern accepts each name in two spellings, Any-Name and any-name, and in mixtures of both.  A pattern that
     ignores case would be three times as slow.
@@ -241,7 +242,7 @@ class _Kind:
 
     def __init__(self, rules: HeaderRules) -> None:
         self.lines: dict[bytes, int] = {}
-        """Request lines, each with the number of meanings that have an entry for it."""
+        """The request lines that have entries.  The value is the number of meanings with an entry for the line."""
         self.meanings: dict[bytes, Meaning] = {}
         """Meanings with at least one entry, by their texts."""
         names = dict.fromkeys((*MEANINGLESS, *FORWARDING, *sorted(rules.personal)))
@@ -249,7 +250,9 @@ class _Kind:
         self._web_origins = rules.web_origins
 
     def read(self, text: bytes) -> tuple[Key, ...]:
-        """The keys of the section's meanings for whole answers and for live answers.  One key if both are equal."""
+        """Return the keys of the section's meanings: the key for whole answers and the key for live answers.  Return a
+        single key if both are equal.
+        """
         text = self._without_meaning(b"", text)
         if self._web_origins is None or (found := _web_origin(text)) is None:
             return ((self.meanings, text),)
@@ -260,7 +263,7 @@ class _Kind:
         return ((self.meanings, without),)
 
     def meaning(self, key: Key) -> Meaning:
-        """The meaning with this key.  A new meaning is kept only once it has an entry."""
+        """Return the meaning with this key.  A new meaning is kept only after it gets its first entry."""
         return self.meanings.get(key[1]) or Meaning(key[1], self)
 
 
@@ -272,7 +275,7 @@ class Sections:
     """The header sections that clients repeat, by their text.  The oldest are evicted first."""
 
     def __init__(self, rules: Iterable[HeaderRules]) -> None:
-        # An OrderedDict finds its oldest entry at once.  A plain dictionary first skips the places of all evicted
+        # An OrderedDict finds its oldest entry at once.  A plain dictionary would first skip the places of all evicted
         # entries.
         self._sections: OrderedDict[bytes, Section] = OrderedDict()
         self._seen: set[int] = set()
@@ -298,7 +301,9 @@ class Sections:
         self._kinds = [_Kind(one) for one in self._numbers]
 
     def shared_name(self, stream: NamedStream) -> NamedStream:
-        """One object for all equal names of a stream.  A lookup of a verdict by it compares no text."""
+        """Return the same object for all equal names of a stream.  A look-up of a verdict then compares identities, and
+        no text.
+        """
         if len(self._streams) >= _MOST_STREAMS:
             self._streams.clear()
         return self._streams.setdefault(stream, stream)

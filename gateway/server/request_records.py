@@ -1,8 +1,9 @@
 """Records for the access log and spans for the tracer, from the arrival of a request to its end.
 
-`Observers` makes an `Observed` for each request if there is a log or a tracer.  Context variables make it the current
-one while code works for the request.  Any such code can add to it (`gateway.telemetry.access_record`,
-`gateway.telemetry.tracing`).  A relayed or live answer keeps it, and ends it at its own end.
+`Observers` makes an `Observed` for each request if there is a log or a tracer.  While code works for the request, a
+context variable holds its `Observed`, so that all this code can add to the record and the span
+(`gateway.telemetry.access_record`, `gateway.telemetry.tracing`).  A relayed or live answer keeps the `Observed`, and
+ends it when the answer ends.
 
 `end_sse` records the end of an SSE answer over HTTP/1.1 and HTTP/2: in the gauge of readers, the metrics of the
 request, and the access log.
@@ -51,7 +52,7 @@ class Observed:
         return self.span.trace_id if self.span.is_sampled else ""
 
     def enter(self) -> Tokens:
-        """Make this the current record and span.  A task that serves only this request need not call `exit`."""
+        """Make these the current record and span.  A task that serves only this request need not call `exit`."""
         return record_now.set(self.record), request_now.set(self.span)
 
     @staticmethod
@@ -75,7 +76,7 @@ class Observers:
     def request_arrived(self, request: Request) -> Observed:
         """Begin the record and the span of a request."""
         headers, span = request.headers, NO_REQUEST
-        # Until it is parsed, record the target as sent.  An invalid target is logged in this form.
+        # Record the target as sent until the request is parsed.  An invalid target is logged in this form.
         target = without_authority(request.target)
         if self.is_traced:
             span = self.tracer.request(request.method, target.partition("?")[0], headers)

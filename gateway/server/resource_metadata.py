@@ -58,7 +58,7 @@ def metadata(routes: Sequence[Route], request: Request) -> tuple[CIMultiDict[str
 
 
 def _of_guard(guard: Guard) -> dict[str, Any] | None:
-    """The part that all resources of a route share; None without token rules."""
+    """Return the part of the metadata that all resources of a route share; None without token rules."""
     rules = [rule for rule in guard.rules if isinstance(rule, JwtRule)]
     if not rules:
         return None

@@ -1,8 +1,8 @@
 """Measures the memory that client connections hold, and drops the connections that hold the most.
 
-The sum is sampled: nothing is counted when bytes arrive or leave.  A sample visits all connections in slices, with
-turns of the loop between them, so that ten thousand connections delay no answer.  Bytes that several connections share
-are divided among them, unless the cache holds them too (`gateway.limits.memory`).
+The sum is sampled.  No counter is kept up to date when bytes arrive or leave, because that would cost time.  A sample
+visits all connections in slices, with turns of the loop between them, so that ten thousand connections delay no answer.
+Bytes that several connections share are divided among them, unless the cache holds them too (`gateway.limits.memory`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Shedding:
         """Drop the connections that hold the most, until `excess` bytes are freed.  Returns the number dropped."""
         if excess <= 0:
             return 0
-        # Some connections hold less than at the sample.
+        # Choose by the current bytes, because some connections hold less than at the sample.
         dropped = victims(self._held, excess, _most)
         for one, cost in dropped.items():
             self.held_bytes -= cost

@@ -2,13 +2,13 @@
 
 The sockets are Unix sockets, and sockets passed by systemd.
 
-In each turn of the loop, libuv accepts one connection for each descriptor.  When many clients connect at once, each
-turn would run the code of accepting, reading and ending once, between system calls that empty the processor's caches.
-Several descriptors of one socket accept several connections in a turn.
+In each turn of the loop, libuv accepts one connection for each descriptor.  With one descriptor and many new clients,
+each turn would accept, read and end one connection.  The system calls between turns would empty the processor's caches
+each time.  Several descriptors of one socket accept several connections in a turn.
 
 A further descriptor has a cost.  Each connection wakes all descriptors, and a descriptor takes some 4 µs to find that
-another has accepted it.  The number of further descriptors is therefore the shortest length of the queue at the latest
-looks.  It is 0 while clients connect one at a time.
+another has accepted it.  The number of further descriptors is therefore the queue's shortest length at the latest
+looks: 0 while clients connect one at a time.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _UNNAMED: Final = "unknown"
 _TRIES: Final = 200
 _PAUSE_S: Final = 0.005
 """The tries take one second in total.  A gateway holds the lock for less than a millisecond."""
-# Since Python 3.13 the loop removes a Unix socket's file when it closes.  The file of a systemd socket must stay, and
-# `UnixSocket` removes its own file earlier.
+# Since Python 3.13 the loop removes a Unix socket's file when the socket closes.  The file of a systemd socket must
+# stay, and `UnixSocket` removes its own file earlier.
 _KEEPING_FILE: Final[Mapping[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 
 
@@ -89,7 +89,7 @@ def check_socket_path(path: str) -> None:
 
 
 async def serve_on(sock: socket.socket, factory: Callable[[], asyncio.BaseProtocol], backlog: int) -> asyncio.Server:
-    """Accept connections on a socket.  Closing the server leaves a Unix socket's file in place."""
+    """Accept connections on a socket.  When the server closes, a Unix socket's file stays in place."""
     loop = asyncio.get_running_loop()
     if sock.family == socket.AF_UNIX:
         return await loop.create_unix_server(factory, sock=sock, backlog=backlog, **_KEEPING_FILE)
@@ -99,7 +99,8 @@ async def serve_on(sock: socket.socket, factory: Callable[[], asyncio.BaseProtoc
 async def listen_at(
     address: Address, factory: Callable[[], asyncio.BaseProtocol], **options: Any
 ) -> list[asyncio.Server]:
-    """Accept connections at an address, or at all interfaces by IPv4 and IPv6 if it has no host.  Raises OSError.
+    """Accept connections at an address, or, if the address has no host, at all interfaces over IPv4 and IPv6.  Raises
+    OSError.
 
     `options` are those of `create_server`.  With port 0, both use the same free port.
     """
@@ -184,7 +185,9 @@ def passed_sockets(environ: Mapping[str, str], pid: int) -> list[tuple[str, int]
 
 
 def choose_fds(fds: Iterable[tuple[str, int]], name: str, others: Iterable[str]) -> list[int]:
-    """The descriptors for one listener: those with its name, or without a name those that no other listener names."""
+    """Return the descriptors for one listener.  A listener with a name gets the descriptors with that name.  A listener
+    without a name gets the descriptors that no other listener names.
+    """
     taken = set(others)
     return [fd for called, fd in fds if (called == name if name else called not in taken)]
 

@@ -1,8 +1,8 @@
 """Deadlines of client connections: for the first request, the rest of a head, idle time, stalled writes, lingering.
 
 Each connection has one entry in the timer wheel, for the deadline of its current phase.  The request handler bounds its
-own waits.  This module bounds the waits without a handler: for the rest of a head, between two requests, and for the
-last bytes before a connection closes.  It also bounds the time of a client that reads too slowly.
+own waits.  This module bounds the waits in which no handler runs: for the rest of a head, between two requests, and for
+the last bytes before a connection closes.  It also drops clients that read too slowly.
 
 `WheelTimer` is a one-shot timer on the wheel, for owners with several deadlines.
 """
@@ -49,7 +49,7 @@ class WheelTimer:
             self._tick = NEVER
 
     def dispose(self) -> None:
-        """Clear the timer for good, and drop the callback, which keeps the owner alive."""
+        """Clear the timer for good.  Drops the callback, because the callback keeps the timer's owner alive."""
         self.clear()
         self._callback = _no_op
 
@@ -78,7 +78,7 @@ row without activity."""
 
 
 CLOSE_NOTIFY: Final = "close_notify"
-"""Name of a transport's extra information: whether the peer has ended TLS.
+"""The key under which a transport's extra information shows whether the peer has ended TLS.
 
 Most clients end TLS when they close a connection, and then wait only for the server's end of TLS.  A live reader that
 ends TLS is therefore leaving.
@@ -136,11 +136,11 @@ class TimedConnection(Handling, asyncio.Protocol):
         self._window: ReadingWindow | None = None
         """Measures the rate at which the client reads while bytes wait for it.  None until bytes have waited."""
         self.cut_reason: CloseReason | None = None
-        """Why the gateway cuts the connection; None unless it does."""
+        """The reason why the gateway cuts the connection; None while the connection is not cut."""
         self._shared_bytes = 0
         """Bytes of the latest large answer, which other clients may share."""
         self._shared: SharedBytes | None = None
-        """The account of these bytes."""
+        """The account of the latest large answer's bytes."""
         self._tick = NEVER
 
     @abstractmethod

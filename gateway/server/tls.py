@@ -3,8 +3,8 @@
 `TlsTransport` is a protocol to the transport below, and a transport to the protocol above.  OpenSSL works on two memory
 buffers (`ssl.MemoryBIO`).  Input is fed to OpenSSL in slices, and plain text is read until no whole record is left.
 
-Output is encrypted while the transport below is not full.  The rest waits in plain text: records belong to one client,
-but all clients of an answer share its plain bytes.
+Output is encrypted while the transport below is not full.  The rest of the output waits in plain text, because all
+clients of an answer share its plain bytes, but encrypted records belong to one client.
 
 Input is held here only while reading is paused, or while it waits for its turn.  A short record takes about as long to
 decrypt as a long one.  Each turn of the loop therefore decrypts only a part of a client's tiny records
@@ -60,7 +60,7 @@ class _State(Enum):
     CLOSED = "closed"
 
 
-# Module names are faster to look up than enum members.  Every request needs these.
+# Module names are faster to look up than enum members, and every request needs these states.
 _OPEN: Final = _State.OPEN
 _PEER_ENDED: Final = _State.PEER_ENDED
 _ENDED: Final = _State.ENDED
@@ -196,8 +196,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._fail()
 
     def _gathered(self, plain: bytes) -> tuple[bytes, bool]:
-        """Join the plain text of a short record with that of the short records after it.  Also returns whether the peer
-        has ended after them."""
+        """Join the plain text of a short record with the plain text of the short records after it.  Also returns
+        whether the peer has ended after these records.
+        """
         incoming, read = self._incoming, self._ssl.read
         pieces, size = [plain], len(plain)
         has_ended = False
@@ -217,7 +218,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         return b"".join(pieces), has_ended
 
     def _must_wait(self) -> bool:
-        """Return whether the rest of the input has to wait for its turn.  If so, pause reading from below."""
+        """Return whether the rest of the input has to wait for its turn.  If it has to wait, pause reading from the
+        transport below.
+        """
         if self._turns is None or not self._turns.must_wait(self, is_request=False):
             return False
         self._is_waiting = True
@@ -254,7 +257,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._raw.abort()
 
     def _on_peer_end(self, *, says_so: bool = True) -> None:
-        """Handle the peer's end (RFC 8446 section 6.1).  `says_so` means that it has sent a close_notify."""
+        """Handle the peer's end (RFC 8446 section 6.1).  `says_so` means that the peer has sent a close_notify."""
         self._state = _PEER_ENDED
         self._has_close_notify = says_so
         if not self._protocol.eof_received():

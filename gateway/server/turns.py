@@ -2,13 +2,14 @@
 
 While a turn works for one client, all others wait.  A turn that has lasted for `REQUESTS_S` therefore begins no further
 request.  Later requests wait in a queue.  Each later turn begins as many of them as fit into `REQUESTS_S`, shared
-fairly among clients by their cost (`gateway.limits.queues`).  A flood then delays mostly its own client's requests, and
-those of others by a millisecond or two.  The loop is never idle while a request waits.
+fairly among clients by their cost (`gateway.limits.queues`).  A flood then delays mostly the requests of its own
+client.  It delays the requests of other clients by a millisecond or two.  The loop is never idle while a request waits.
 
 Beginning a request means all work before its first wait, some 50 to 150 us.  A read from memory is finished in that
-time, and a miss has reached its fetch.  A turn begins about a dozen requests.  With fewer, each would cost more: the
-loop polls the kernel once a turn, and equal work in a row is faster.  During a flood the time is shorter.  Its requests
-are late in any case, and other clients' requests in progress need several turns.
+time, and a miss has reached its fetch.  A turn begins about a dozen requests.  With fewer requests a turn, each request
+would cost more: the loop polls the kernel once a turn, and equal work in a row is faster.  During a flood, a turn's
+time for requests is shorter.  The flood's own requests are late in any case, and other clients' requests in progress
+need several turns.
 
 The later work for a request, such as its fetch and the parts of its answer, is not queued.  The loop's time for such
 work is subtracted from the time for waiting requests.  Waiting requests get at least a quarter of the loop's time for
@@ -66,8 +67,9 @@ class TurnTaker(Protocol):
         """By identity."""
 
     def take_turn(self) -> None:
-        """Begin the next request or read the next part, if there still is one.  Call `must_wait` before each further
-        one."""
+        """Begin the next request or read the next part, if any is left.  Call `must_wait` before each further request
+        or part.
+        """
 
 
 class Turns:

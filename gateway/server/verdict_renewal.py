@@ -1,8 +1,8 @@
 """Renews the verdicts of an authorisation service during live reads: the service is asked again before a verdict
 expires.
 
-Reads with equal credentials share the new verdict, like the first one.  A read ends if the service refuses it, or if
-its verdict expires without a new one.
+Reads with equal credentials share the new verdict, in the same way as they shared the first verdict.  A read ends if
+the service refuses the read, or if the verdict expires and no new verdict has come.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ class VerdictRenewal:
         self._tick = wheel.add(self, max(0.0, delay_s))
 
     def _await_renewal(self) -> None:
-        """Schedule the next question, early enough for an answer.  The delay is random, so that reads that began
-        together do not ask together."""
+        """Schedule the next question, early enough for an answer.  The delay is random, so that reads that began at the
+        same time do not ask at the same time.
+        """
         left_s = self._left_s
         most_early_s = min(left_s / 2, 2 * self._inquiry.rule.timeout_s)
         self._call_in(left_s - self._rng.uniform(most_early_s / 2, most_early_s))

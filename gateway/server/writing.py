@@ -22,8 +22,9 @@ _TRANSFER_ENCODING: Final = istr("Transfer-Encoding")
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _BODILESS: Final = frozenset({204, 304})
 _MOST_ZEROS: Final = 8
-"""The most zeros written as probes on one connection.  They become leading zeros of a chunk size, in which some parsers
-accept at most 16 digits."""
+"""The most zeros written as probes on one connection.  The zeros become leading zeros of a chunk size, and some parsers
+accept at most 16 digits of a size.
+"""
 
 # Enum members are slow to reach in Python 3.11, and every request passes here.
 _IDLE, _LIVE = Phase.IDLE, Phase.LIVE
@@ -100,7 +101,7 @@ class WritingConnection(TimedConnection):
         if self.transport is None:
             return
         if len(body) > JOINED_BYTES and request.method != "HEAD":
-            # Do not copy the body, because other clients may be sent the same bytes.
+            # Do not copy the body, because other clients may get the same bytes.
             self.transport.writelines((head, body))
         else:
             self.transport.write(head + body if body and request.method != "HEAD" else head)
@@ -238,7 +239,7 @@ class WritingConnection(TimedConnection):
         """End the live answer.  `in_order` means that its body is complete."""
         if self.transport is not None:
             if not in_order:
-                # Abort, because nothing else shows the client that the body is truncated.
+                # Abort, because only a broken connection shows the client that the body is truncated.
                 self.transport.abort()
             elif self._is_chunked:
                 self.transport.write(_LAST_CHUNK)

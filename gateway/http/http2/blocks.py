@@ -1,10 +1,10 @@
-"""Field blocks (RFC 7541): decodes those of the peer, and encodes those of answers and requests.
+"""Decodes the peer's field blocks (RFC 7541), and encodes the field blocks of answers and requests.
 
 Blocks are encoded without the dynamic table, which would tie their bytes to one connection.  An answer for many clients
 is therefore encoded once, and a remembered answer is kept in encoded form.
 
-A client that repeats a request sends the same block again.  The block consists of indexes and leaves the dynamic table
-unchanged.  Its decoded value is remembered until the table changes.
+A client that repeats a request sends the same block again.  Such a block consists of indexes and leaves the dynamic
+table unchanged.  Its decoded value is remembered until the table changes.
 
 The module also has the rules for fields that requests and replies share (RFC 9113 section 8.2).
 """

@@ -2,14 +2,14 @@
 
 The peer is an origin, which may be faulty or hostile.  All input is bounded: heads in bytes and fields, interim replies
 in their rate, unread bodies by their windows, and frames without content by a budget.  An invalid reply resets its
-stream, and a server push ends the connection.  One RST_STREAM for each request is outside the budget: it ends the
-request, or follows a reply that did not need the whole request (section 8.1).
+stream, and a server push ends the connection.  One RST_STREAM for each request does not count: the origin may end a
+request with it, or send it after a reply that did not need the whole request (section 8.1).
 
-Trailers are dropped.  A request counts as not processed (REFUSED_STREAM) if the origin states this for the stream, or
-by the last stream in GOAWAY (section 8.7).
+Trailers are dropped.  A request counts as not processed if the origin resets its stream with REFUSED_STREAM, or if the
+stream comes after the last stream in a GOAWAY (section 8.7).
 
-Replies become the same `Head` as those of HTTP/1.1.  They are checked as strictly (`http/reply`): with the same bounds,
-statuses and field syntax.
+Replies become the same `Head` as replies over HTTP/1.1.  The same checks apply as in `http/reply`: on bounds, statuses
+and field syntax.
 """
 
 from __future__ import annotations
@@ -90,12 +90,13 @@ def _headers_of(fields: FieldList) -> CIMultiDict[str]:
 
 
 MOST_STREAMS: Final = 128
-"""The most requests open at once on one connection, even if the origin allows more.  This bounds the requests that one
-lost connection fails."""
+"""The most requests open at once on one connection, even if the origin allows more.  This limits how many requests fail
+when one connection is lost.
+"""
 REPLY_WINDOW: Final = 1 << 18
 """The most bytes of one reply's body that may be in flight."""
 LATE_FRAMES: Final = 256
-"""The frames that may still arrive for a stream that was reset, outside the budget."""
+"""The number of frames that may still arrive for a stream that was reset, and that do not count towards the budget."""
 _MOST_LATE_FRAMES: Final = 1 << 16
 _MOST_LATE_RESETS: Final = 1 << 10
 _NO_BODY: Final = frozenset({204, 304})
@@ -121,7 +122,7 @@ class ClientSession(Reading[Http2Reply]):
         self._bodiless: set[int] = set()
         """Open streams whose reply has no body, because the request is a HEAD."""
         self._interim: dict[int, InterimRate] = {}
-        """The rates of interim replies, for streams that have had one."""
+        """The rate of interim replies for each stream that has had an interim reply."""
         self._write(frames.PREFACE)
         self._write(
             frames.settings(
@@ -148,9 +149,9 @@ class ClientSession(Reading[Http2Reply]):
         return min(self.peer_streams, MOST_STREAMS)
 
     def send_request(self, block: bytes, *, ends: bool, is_head: bool = False) -> Stream:
-        """Begin a request.  `ends` means that it has no body, `is_head` that it is a HEAD.
+        """Begin a request.  `ends` means that the request has no body, and `is_head` means that it is a HEAD.
 
-        The caller observes `most_streams`.
+        The caller must not exceed `most_streams`.
         """
         self._last_id += 2 if self._last_id else 1
         stream = self.streams[self._last_id] = Stream(self._last_id, self._first_window, REPLY_WINDOW)
@@ -169,7 +170,7 @@ class ClientSession(Reading[Http2Reply]):
             self.abandon()
 
     def ping(self) -> None:
-        """Ask the origin for a sign of life."""
+        """Send a PING, whose answer shows that the origin is alive."""
         if self.failed is None:
             self._write(frames.ping(b"alive?\0\0", is_ack=False))
 

@@ -16,11 +16,11 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.streams import Stream
 
 _UNNEEDED: Final = (ErrorCode.NO_ERROR, ErrorCode.CANCEL)
-"""The codes with which this side resets a stream without an error of the peer's."""
+"""The codes with which this side resets a stream although the peer has made no error."""
 _MOST_LATE_BYTES: Final = 1 << 26
 """The most bytes of DATA that may still arrive for streams that were reset."""
 _MOST_RESET_IDS: Final = 256
-"""The most reset streams that are distinguished from ended streams (RFC 9113 section 5.1)."""
+"""The most reset streams that a session can distinguish from ended streams (RFC 9113 section 5.1)."""
 
 
 class SessionError(Exception):
@@ -62,7 +62,7 @@ class Ending(Receiving):
         self._reset_ids: deque[int] = deque()
         """The latest reset streams, oldest first."""
         self._forgotten_id = 0
-        """The highest id of the streams reset before those."""
+        """The highest id of the streams that were reset before those in `_reset_ids`."""
 
     @property
     @abstractmethod
@@ -85,15 +85,15 @@ class Ending(Receiving):
         stream.queued_bytes = 0
 
     def _note_reset(self, stream_id: int) -> None:
-        """Record that the peer's frames may still arrive for this stream."""
+        """Record that frames of the peer may still arrive for this stream."""
         self._reset_ids.append(stream_id)
         if len(self._reset_ids) > _MOST_RESET_IDS:
             self._forgotten_id = max(self._forgotten_id, self._reset_ids.popleft())
 
     def _may_be_late(self, stream_id: int) -> bool:
-        """Whether a frame for this ended stream may come from a peer that had not read a reset.
+        """Whether the peer may have sent a frame for this ended stream before it read a reset.
 
-        Also true for every old stream, because it is unknown whether those were reset.
+        Also true for every old stream, because the session does not record whether old streams were reset.
         """
         return stream_id <= self._forgotten_id or stream_id in self._reset_ids
 

@@ -3,8 +3,8 @@
 Each kind of frame has a leaky bucket with a size and a drain rate.  Regular clients stay far below the limits.  A flood
 fills its bucket within milliseconds, and `gateway.http.http2.reading` then ends the connection (RFC 9113 section 10.5).
 
-`SessionCounts` counts over all HTTP/2 sessions of one gateway: the open sessions, and how streams and connections
-ended.  Sessions and connections update these counts.
+`SessionCounts` has the counters of all HTTP/2 sessions of one gateway: the open sessions, and the ends of streams and
+connections by reason.  Sessions and connections update these counters.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Budget:
 
 
 class OpenSession(Protocol):
-    """A session, as it is counted."""
+    """A session in the form that `SessionCounts` counts."""
 
     @property
     def streams(self) -> Sized:
@@ -95,8 +95,9 @@ class SessionCounts:
         self.resets: Counter[ErrorCode] = Counter()
         """RST_STREAM frames sent by this side, by error code (RFC 9113 section 7)."""
         self.goaways: Counter[ErrorCode] = Counter()
-        """Connections on which this side has sent GOAWAY, by error code.  The two frames of an orderly end count
-        once."""
+        """Connections on which this side has sent GOAWAY, by error code.  The two GOAWAY frames of an orderly end count
+        as one.
+        """
         self.floods: Counter[Kind] = Counter()
         """Connections that this side has ended because of too many frames of one kind."""
 

@@ -5,9 +5,9 @@ queued data take turns, one frame each.
 
 `Receiving` manages the windows of bodies that arrive.  The connection's window reopens as bytes arrive, so that a
 stalled body never blocks the others.  A stream's window reopens too, unless its own body has too many unread bytes.
-While all bodies together have too many, only the windows of bodies without unread bytes reopen.  A body that is read as
-it arrives is therefore never held up.  One connection can make the process hold at most `MOST_UNREAD_BYTES` and one
-window for each stream.
+While all bodies together have too many unread bytes, only the windows of bodies without unread bytes reopen.  A body
+that its receiver reads as it arrives is therefore never held up.  One connection can make the process hold at most
+`MOST_UNREAD_BYTES` and one window for each stream.
 """
 
 from __future__ import annotations
@@ -52,13 +52,15 @@ class Sending(ABC):
         """The largest frame that is sent."""
         self._owes_size_update = False
         self._free_updates = 0
-        """Window updates that the data sent so far justifies.  Further ones count towards the flood limit."""
+        """The number of window updates that the data sent so far justifies.  Further window updates count towards the
+        flood limit.
+        """
         self._turns: dict[Stream, None] = {}
         """Streams with queued data, in the order of their turns."""
         self.is_blocked = False
         """Whether the transport has no room for more output."""
         self.out: list[bytes | memoryview] = []
-        """Output that has not been taken."""
+        """Output that the owner of the transport has not taken yet."""
         self.out_bytes = 0
 
     @abstractmethod
@@ -70,14 +72,15 @@ class Sending(ABC):
         self.out_bytes += len(frame)
 
     def take_out(self) -> list[bytes | memoryview]:
-        """Take the output, in order to write it now."""
+        """Take the output out of the session, so that the caller can write it."""
         out, self.out = self.out, []
         self.out_bytes = 0
         return out
 
     def send_head(self, stream: Stream, block: bytes, *, ends: bool = False, is_interim: bool = False) -> None:
-        """Send the head of an answer or a request.  `ends` means that it has no body, `is_interim` that another head
-        follows."""
+        """Send the head of an answer or a request.  `ends` means that the message has no body.  `is_interim` means that
+        another head follows.
+        """
         if stream.reset_code is not None or self.failed is not None:
             return
         if not is_interim:
@@ -180,7 +183,7 @@ class Sending(ABC):
                 break
             del turns[stream]
             if stream.send_window <= 0:
-                # The window has shrunk since.  The stream gets a turn again when its window opens.
+                # The window has shrunk since the data was queued.  The stream gets a turn again when its window opens.
                 continue
             self._send_frame(stream)
             if not stream.queue:
@@ -191,7 +194,7 @@ class Sending(ABC):
 
     @property
     def can_pump(self) -> bool:
-        """Whether queued data waits for nothing but the transport."""
+        """Whether the windows allow queued data to be sent, so that it waits only for the transport."""
         return bool(self._turns) and self._send_window > 0
 
     @property
@@ -242,7 +245,9 @@ CONNECTION_WINDOW: Final = 1 << 20
 STREAM_UNREAD_BYTES: Final = 1 << 18
 """The unread bytes of one body above which its window stays closed."""
 MOST_UNREAD_BYTES: Final = 1 << 20
-"""The unread bytes of a connection's bodies.  Above them, the window of each body with unread bytes stays closed."""
+"""The bound on the unread bytes of all bodies of a connection.  Above the bound, the window of each body with unread
+bytes stays closed.
+"""
 
 
 class Receiving(Sending):
@@ -264,7 +269,7 @@ class Receiving(Sending):
         self._unread_bytes = 0
 
     def acknowledge(self, stream: Stream, size: int) -> None:
-        """Reopen the windows for `size` bytes of DATA.  Call `unread` for these bytes before."""
+        """Reopen the windows for `size` bytes of DATA.  Call `unread` first, to report how many of these bytes wait."""
         self._open_window(size)
         stream.unacknowledged_bytes += size
         self._open_stream(stream)
@@ -284,7 +289,8 @@ class Receiving(Sending):
 
     def _change_windows(self, value: int) -> bool:
         """Change the initial window of streams, and the windows of open streams (RFC 9113 section 6.9.2).  Returns
-        whether all are within bounds."""
+        whether all windows are within bounds.
+        """
         difference, self._first_window = value - self._first_window, value
         for stream in self.streams.values():
             stream.send_window += difference

@@ -100,7 +100,7 @@ SETTINGS_ACK: Final = frame_head(0, SETTINGS, ACK, 0)
 
 
 def ping(payload: bytes, *, is_ack: bool) -> bytes:
-    """A PING frame with 8 bytes of payload, or the answer to one."""
+    """A PING frame with 8 bytes of payload, or the answer to a PING."""
     return frame_head(8, PING, ACK if is_ack else 0, 0) + payload
 
 

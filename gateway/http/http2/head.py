@@ -1,4 +1,5 @@
-"""HTTP/2 requests in the form that handlers use (RFC 9113 section 8.3), and as HTTP/1.1 would write them.
+"""Converts HTTP/2 requests (RFC 9113 section 8.3) into the form that handlers use, and into the bytes of an equal
+HTTP/1.1 request.
 
 Every accepted request can be written as one HTTP/1.1 head with exactly the same meaning.  Otherwise an origin could
 read one request as two.  `_Malformed` stands for a malformed request (RFC 9113 section 8.1.1).  `_Refused` stands for a
@@ -17,8 +18,9 @@ from gateway.http.request import LONGEST_HEAD, LONGEST_LINE, MOST_FIELDS, Fields
 
 VERSION: Final = "2.0"
 MOST_LIST_BYTES: Final = LONGEST_HEAD + LONGEST_LINE + 32 * (MOST_FIELDS + 8)
-"""The decoded bytes of a field list above which its sender counts as an attacker (sizes as in RFC 9113 section
-6.5.2)."""
+"""The size of a decoded field list, in bytes, above which its sender counts as an attacker (measured as in RFC 9113
+section 6.5.2).
+"""
 _LONGEST_ALIAS: Final = 4_096
 
 _METHOD: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
@@ -47,7 +49,7 @@ class Http2Request:
     def __init__(self, fields: FieldList) -> None:
         self.is_malformed = False
         self.refusal = Mark.BROKEN
-        """The reason why a valid request is refused.  Used if `is_answered` is False."""
+        """The reason why the gateway refuses a valid request.  Used only if `is_answered` is False."""
         self._headers: CIMultiDict[str] | None = None
         self._with_body: Fields | None = None
         self._without_body: Fields | None = None
@@ -55,7 +57,7 @@ class Http2Request:
         self.length: int | None = None
         """The Content-Length in bytes; None without one."""
         self.alias: bytes | None = None
-        """The bytes of the same request in HTTP/1.1, if this is a plain GET."""
+        """The bytes of the same request in HTTP/1.1, if the request is a plain GET."""
         try:
             self._read(fields)
         except _Malformed:

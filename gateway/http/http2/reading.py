@@ -1,8 +1,8 @@
 """The input of one HTTP/2 connection, on both sides (RFC 9113): frames in, events out.
 
-An error of one stream resets that stream.  An error of the connection ends it (`failed`).  The number of frames that
-cost work without use is limited (`budget`).  Header blocks are decoded even if their messages are dropped, because
-later blocks depend on the table.  `session` and `client_session` interpret the blocks as requests and as replies.
+A stream error resets that stream.  A connection error ends the connection (`failed`).  Frames that cause work and carry
+no request or data are limited (`budget`).  Header blocks are decoded even if their messages are dropped, because later
+blocks depend on the table.  `session` and `client_session` interpret the blocks as requests and as replies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gateway.http.http2.streams import (
 )
 
 _FRAME_OF_SETTINGS: Final = 192
-"""The bytes of a SETTINGS frame that count as a further frame.  Regular clients send a tenth of this."""
+"""A SETTINGS frame counts as one more frame for each of these many bytes.  Regular clients send a tenth of this."""
 
 _SMALL: Final = 1_024
 """A piece of a body with fewer bytes is joined with the piece before."""
@@ -69,7 +69,7 @@ class Reading(Ending, Generic[Head]):
         self._reader = BlockReader(most_block_bytes, understand)
         self._budget = Budget()
         self.flood: Kind | None = None
-        """The kind of frames that the peer has sent too many of; None without a flood."""
+        """The kind of frame that the peer has sent too often; None without a flood."""
         self._unparsed = b""
         self._consumed = 0
         """Bytes at the start of the unparsed input that have been read.  0 unless `has_more`."""
@@ -95,7 +95,7 @@ class Reading(Ending, Generic[Head]):
 
     @property
     def is_greeted(self) -> bool:
-        """Whether the peer has sent its first SETTINGS, and a client its preface before."""
+        """Whether the peer's first SETTINGS frame has arrived.  A client sends its preface before that frame."""
         return self._has_settings
 
     @property
@@ -115,9 +115,8 @@ class Reading(Ending, Generic[Head]):
         """Read input that arrives at `now`, in monotonic seconds, and return its events in order.  Reads nothing after
         a failure.
 
-        Reading stops before the next HEADERS frame after `most_heads` of them, and before the next other frame after
-        `most_frames` of those.  In this case `has_more` is true, and the next call reads on.  A long SETTINGS frame
-        counts as several.
+        One call reads at most `most_heads` HEADERS frames and at most `most_frames` other frames.  If complete frames
+        are left, `has_more` is true, and the next call reads on.  A long SETTINGS frame counts as several.
         """
         self.has_more = False
         if self.failed is not None:
@@ -236,7 +235,7 @@ class Reading(Ending, Generic[Head]):
 
     @abstractmethod
     def _take_head(self, stream_id: int, block: bytes, ends: bool) -> bool:
-        """Handle the block if it is the head of a message.  Returns whether it is.  Raises Undecodable."""
+        """Handle the block if it is the head of a message.  Returns False for any other block.  Raises Undecodable."""
 
     def _take_trailers(self, stream: Stream, fields: FieldList, ends: bool) -> None:
         """Check and drop the fields after a body."""

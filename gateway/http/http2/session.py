@@ -23,8 +23,9 @@ from gateway.http.http2.streams import RequestReceived, Stream, StreamReset
 from gateway.http.request import LONGEST_HEAD
 
 SETTLED_S: Final = 1.0
-"""A client that resets a stream this many seconds after it began has waited for the answer.  Such resets do not count
-as a flood: the bound on open streams limits their rate."""
+"""Seconds after which a client that resets a stream has plainly waited for the answer.  Such resets do not count as a
+flood, because the bound on open streams limits their rate.
+"""
 
 
 class Session(Reading[Http2Request]):
@@ -42,7 +43,7 @@ class Session(Reading[Http2Request]):
         self._most_streams = most_streams
         self._has_preface = False
         self.last_answered_id: int | None = None
-        """The last stream that is answered, once this side has announced it."""
+        """The last stream that is answered, as announced in the final GOAWAY; None before that frame."""
         self._has_sent_goaway = False
         """Whether this side has sent the first GOAWAY of an orderly end."""
         self._write(

@@ -1,6 +1,6 @@
 """The state of one HTTP/2 stream, and the events that a session derives from the peer's frames.
 
-The state is which sides may still send, the windows, and the queued data.
+The state consists of the sides that may still send, the windows, and the queued data.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.http.reply import Interim
 from gateway.http.reply_lines import Head
 
 NOTHING_QUEUED: Final[deque[bytes | memoryview]] = deque(maxlen=0)
-"""The queue of every stream in which no data has waited yet."""
+"""The empty queue that all streams share until data has to wait."""
 
 
 class Stream:
@@ -56,7 +56,7 @@ class Stream:
         self.is_receiving = True
         """Whether the peer may still send."""
         self.queue = NOTHING_QUEUED
-        """Waiting data.  A deque takes 0.6 KB, so a stream gets its own only when data has to wait."""
+        """Waiting data.  A deque takes 0.6 KB, so a stream gets its own deque only when data has to wait."""
         self.queued_bytes = 0
         self.sent_bytes = 0
         """Bytes of DATA that have been sent."""

@@ -1,7 +1,7 @@
 """One HTTP/2 stream as the channel of one request.
 
 Handlers and live answers make heads and chunks in the form of HTTP/1.1.  The channel drops the parts that concern
-HTTP/1.1 connections, and encodes the rest.  Bytes for many streams are converted once for all of them.
+HTTP/1.1 connections, and encodes the other parts.  Bytes that many streams send are converted once for all streams.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ _BODILESS: Final = frozenset({204, 304})
 
 @lru_cache(maxsize=2)
 def _chunk_data(chunk: bytes) -> bytes:
-    """The data of a chunk.  Cached, because all readers of a stream are sent the same chunk."""
+    """The data of a chunk.  Cached, because all readers of a stream get the same chunk."""
     return chunk[chunk.index(b"\r\n") + 2 : -2]
 
 
 @lru_cache(maxsize=32)
 def _split_response(response: bytes, body_bytes: int) -> tuple[bytes, tuple[bytes, ...]]:
-    """The field block and the body of a response.  Cached, because a group of clients is sent the same response, or one
-    for each web origin."""
+    """The field block and the body of a response.  Cached, because all clients of a group get the same response, or the
+    same response for each web origin.
+    """
     size = len(response) - body_bytes
     return block_of(response[:size]), (response[size:],) if body_bytes else ()
 
@@ -120,11 +121,11 @@ class StreamChannel(Handling):
         self._is_bodiless = False
         """Whether the answer has no body, whatever its head states (RFC 9110 section 6.4.1)."""
         self.cut_reason: CloseReason | None = None
-        """The reason why the gateway cuts the stream; None unless it does."""
+        """The reason why the gateway cuts the stream; None while the stream is not cut."""
         self.shared_bytes = 0
         """Bytes of a large answer that other clients may share."""
         self.shared: SharedBytes | None = None
-        """The account of these bytes."""
+        """The account of the large answer's bytes."""
 
     @property
     def use(self) -> Account | None:
@@ -145,7 +146,7 @@ class StreamChannel(Handling):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more can happen on the channel."""
+        """Whether the channel is finished: its answer has ended, and no event can follow."""
         stream = self.stream
         is_released = self._task is None and self._live is None and not self._is_detached
         return is_released and (stream.is_ended or stream.reset_code is not None)
@@ -167,7 +168,7 @@ class StreamChannel(Handling):
 
     @property
     def alias(self) -> bytes | None:
-        """The bytes of the same request in HTTP/1.1, if an answer may be remembered for them."""
+        """The bytes of the same request in HTTP/1.1, if an answer may be remembered under these bytes."""
         return self._http2_request.alias if self._generation == self._clients.joins.generation else None
 
     def holdings(self) -> Iterator[Holding]:
@@ -344,7 +345,7 @@ class StreamChannel(Handling):
             self._set_deadline()
 
     def close(self) -> None:
-        """Drop the references that the channel holds, because it is over."""
+        """Drop the references that the channel holds, because the channel is over."""
         self._request = None
         if self._write_timer is not None:
             self._write_timer.dispose()
@@ -361,7 +362,7 @@ class StreamChannel(Handling):
         stream = self.stream
         if not stream.queued_bytes:
             return
-        # A quiet live stream is not slow: the client may have read all there was.
+        # A quiet live stream is not slow, because the client may have read everything that was sent.
         has_taken_all = self.sse_route is not None and stream.sent_bytes >= self._waiting_to
         is_blocked = self._connection.session.is_blocked
         if has_taken_all or is_blocked or self._clients.keeps_up(stream.sent_bytes - self._sent_bytes):
@@ -425,7 +426,7 @@ class StreamChannel(Handling):
         if in_order:
             self.end_response()
         else:
-            # Reset, because nothing else shows the client that the body is truncated.
+            # Reset the stream, because only a reset shows the client that the body is truncated.
             self.abort()
         if (route := self.sse_route) is not None:
             end_sse(self, self._clients, route, reason, in_order=in_order)

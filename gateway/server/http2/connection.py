@@ -1,8 +1,8 @@
 """One client's HTTP/2 connection: its transport, its deadlines, and the channels of its streams.
 
 The session (`gateway.http.http2`) implements the protocol.  Each request is looked up by its alias, the bytes of the
-same request in HTTP/1.1.  If there is a remembered answer, it is sent at once.  Any other request gets a channel and
-goes to the request handler.
+same request in HTTP/1.1.  A remembered answer is sent at once.  A request without a remembered answer gets a channel
+and goes to the request handler.
 
 All output of one turn of the loop is written together.
 """
@@ -44,8 +44,9 @@ HEADS: Final = 4
 FRAMES: Final = 64
 """The other frames that are read between two checks: about a fifth of a millisecond of work."""
 REMEMBERED_HEADS: Final = 16
-"""Replaces `HEADS` after input whose requests all had remembered answers.  Such requests take a tenth of the time, and
-their first batch does not wait."""
+"""Replaces `HEADS` after input whose requests all had remembered answers.  Such requests take a tenth of the time of
+others, and their first batch does not wait.
+"""
 MOST_INPUT: Final = 1 << 16
 """The most bytes of input that may wait.  With more, the transport is not read."""
 _FLUSH_BYTES: Final = 1 << 15
@@ -84,11 +85,13 @@ class Http2Connection(TimedHttp2Connection):
             clients.unadmitted += 1
         self.scheme = "https" if is_secure else "http"
         self._unanswered: list[StreamChannel] = []
-        """Channels to answer once the whole input has been read, so that small bodies are whole by then."""
+        """Channels whose requests are answered after the whole input has been read, so that small bodies are whole."""
         self._heads = HEADS
         """The heads to read between two checks of the turn's time."""
         self._next_heads = 0
-        """The value of `_heads` for the next input, chosen by this input's requests; 0 until there is one."""
+        """The value of `_heads` for the next input.  The current input's requests decide it; 0 before the first
+        request.
+        """
         self._client = client
         self._is_local = is_local
         self._is_waiting = False
@@ -173,8 +176,9 @@ class Http2Connection(TimedHttp2Connection):
             self._end_input()
 
     def _receive(self, data: bytes, most_heads: int) -> None:
-        """Read input with up to `most_heads` heads.  Its requests decide how many heads of the next input are read at
-        once."""
+        """Read input with up to `most_heads` heads.  The requests in this input decide how many heads of the next input
+        are read at once.
+        """
         self._next_heads = 0
         # After a failure the session reads nothing.
         for event in self.session.receive(data, self.clients.now(), most_heads, FRAMES if most_heads else 0):
@@ -183,8 +187,9 @@ class Http2Connection(TimedHttp2Connection):
 
     @property
     def _has_requests(self) -> bool:
-        """Whether the waiting input is requests.  Unread input is read before any request is answered, so it counts as
-        requests only if its previous part had some."""
+        """Whether requests wait.  All input is read before any request is answered.  Unread input therefore counts as
+        requests only if the part before contained a request.
+        """
         return self._next_heads > 0 or not self.session.has_more
 
     def _read_on(self) -> None:
@@ -212,7 +217,9 @@ class Http2Connection(TimedHttp2Connection):
                 transport.resume_reading()
 
     def _answer(self, *, is_turn: bool = False) -> None:
-        """Answer requests until one has to wait for its turn.  With `is_turn`, the first does not wait."""
+        """Answer requests until a request has to wait for its turn.  With `is_turn`, the first request does not
+        wait.
+        """
         unanswered, turns = self._unanswered, self.clients.turns
         while unanswered and not self._is_waiting:
             channel = unanswered[0]
@@ -299,7 +306,8 @@ class Http2Connection(TimedHttp2Connection):
         assert alias is not None
         if (find := clients.find) is None:
             return False
-        # Repeated requests share their alias, so its hash is known; `find` would read it again.
+        # Try `exact` first.  Repeated requests share the alias object, whose hash is already computed, but `find` would
+        # read its bytes again.
         if (found := clients.exact.get(alias) or find(alias)) is None:
             return False
         known, section = found
@@ -333,8 +341,9 @@ class Http2Connection(TimedHttp2Connection):
         self._track_unsent(stream, request, answer)
 
     def _track_unsent(self, stream: Stream, request: Http2Request, answer: RememberedAnswer | None = None) -> None:
-        """If the client could not be sent the whole answer at once, make a channel that enforces the write deadline.
-        `answer` is the remembered answer, if it was one."""
+        """Make a channel that enforces the write deadline, if a part of the answer has not been sent yet.  `answer` is
+        the remembered answer; None for any other answer.
+        """
         if stream.queued_bytes:
             channel = self._channels[stream] = StreamChannel(self, stream, request)
             if answer is not None:
