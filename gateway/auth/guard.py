@@ -110,12 +110,29 @@ class Guard:
         return self._rules
 
     def replace(self, rules: Rules) -> None:
-        """Replace the rules by those that a reload has put into effect; none if the route has lost its rules."""
+        """Replace the rules by those that a reload has put into effect."""
         if rules != self._rules:
             self._use(rules)
             self._known.clear()
             self._patterns = 0
             self.verdicts.begin_edition()
+
+    def follow(self, successor: Guard | None) -> None:
+        """Judge the requests that wait at this guard by the rules of the guard that has replaced it.
+
+        `successor` is None if none has.  The requests were parsed under the earlier rules.  If the new rules look for
+        credentials in other places, the requests are undecided, and remain so after further reloads.
+        """
+        if self._rules:
+            self.replace(successor.rules if successor is not None and successor._reads_like(self) else ())
+
+    def _reads_like(self, earlier: Guard) -> bool:
+        """Whether requests that were parsed for `earlier` are parsed as for this guard."""
+        return (
+            (self._parameters, self._has_signatures) == (earlier._parameters, earlier._has_signatures)
+            and set(self.vary) <= set(earlier.vary)
+            and self.asks_services <= earlier.asks_services
+        )
 
     def _use(self, rules: Rules) -> None:
         self._rules = rules

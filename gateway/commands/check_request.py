@@ -55,7 +55,7 @@ def explain_request(config: GatewayConfig, request: Request, *, asks: bool = Fal
     from gateway.auth.check_explanation import explain
     from gateway.auth.rules import load_rules
     from gateway.engine.core import route_for
-    from gateway.engine.route import RouteTable
+    from gateway.engine.route_table import RouteTable
     from gateway.protocol.target import BadTarget, host_of, parse_target
     from gateway.server.authorising import is_of_the_origin
     from gateway.server.parsing import take_credentials

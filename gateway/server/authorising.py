@@ -403,7 +403,7 @@ def _is_from_site(request: Request, config: RouteConfig) -> bool:
 class GuardedUse:
     """A live read with a verdict.  It is counted like any other live read, and registered until it ends."""
 
-    __slots__ = ("_authoriser", "_began", "_channel", "_tick", "_use", "allowed", "has_begun", "renewing")
+    __slots__ = ("_authoriser", "_began", "_channel", "_is_ending", "_tick", "_use", "allowed", "has_begun", "renewing")
 
     def __init__(self, channel: Channel, allowed: Allowed, authoriser: Authoriser, began: float) -> None:
         self._authoriser = authoriser
@@ -413,6 +413,7 @@ class GuardedUse:
         self.allowed = allowed
         self._tick = NEVER
         """The tick of the timer wheel at which the read ends; NEVER if no end is set."""
+        self._is_ending = False
         self.renewing: VerdictRenewal | None = None
         """Renews a verdict that an authorisation service has given."""
         self.has_begun = True
@@ -448,5 +449,7 @@ class GuardedUse:
         """End the read like `revoke`, at a random moment within `SPREAD_S`, because many reads may end for the same
         reason.
         """
-        self._authoriser.services.wheel.unlink(self, self._tick)
-        self._tick = self._authoriser.end_within(self, SPREAD_S)
+        if not self._is_ending:  # A second reload must not delay the end.
+            self._is_ending = True
+            self._authoriser.services.wheel.unlink(self, self._tick)
+            self._tick = self._authoriser.end_within(self, SPREAD_S)

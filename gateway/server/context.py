@@ -155,13 +155,14 @@ class ResponseRecorder:
             self.metrics.client_limited(body.exceeded)
         if sent.body_bytes and route is not None:
             self._admission.charge(context.client, route, sent.body_bytes, context.parties)
-        if (usage := context.usage) is not None and outcome is not _REFUSED:
-            is_answered = outcome is not _FAILED
+        if (usage := context.usage) is not None:
+            is_answered = outcome is not _FAILED and outcome is not _REFUSED
+            sent_bytes = sent.body_bytes if outcome is not _REFUSED else 0
             if mode not in _LIVE_MODES:
-                usage.add(sent.body_bytes, is_answered=is_answered)
+                usage.add(sent_bytes, is_answered=is_answered)
             else:
                 # The end of the live read is about to count the request and its time, with the bytes of live answers.
-                usage.sent_bytes += sent.body_bytes
+                usage.sent_bytes += sent_bytes
                 usage.requests -= not is_answered
         if observed is not None:
             self._observers.request_ended(observed, answered, mode, outcome, route, began, sent)

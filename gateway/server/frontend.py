@@ -21,7 +21,8 @@ from multidict import CIMultiDict
 from gateway.auth.rules import Rules
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.core import Engine
-from gateway.engine.route import HeaderRules, RouteTable
+from gateway.engine.route import HeaderRules
+from gateway.engine.route_table import RouteTable, newly_guarded
 from gateway.limits.accounts import NO_PARTIES, client_nets
 from gateway.limits.rate_limits import RateLimits
 from gateway.protocol.cache_status import Outcome
@@ -328,11 +329,13 @@ class Frontend:
         self._admission.use_limits(config.limits)
         self._rates.replace(config.rate_limits)
         self.clients.header_cache.clear()
-        open_ones = {route.name for route in self.routes.routes if route.guard is None}
+        before = self.routes.routes
         is_other = self.routes.replace(config.routes, rules)
-        if closed := {route.name for route in self.routes.routes if route.guard is not None} & open_ones:
-            # Their live reads began without authorisation.
-            self._engine.live.drain_routes(closed, SPREAD_S)
+        if closed := newly_guarded(before, self.routes.routes):
+            # Their live reads began without authorisation, and some still wait for the origin.
+            for route in closed:
+                route.ends_live_in_s = SPREAD_S
+            self._engine.live.drain_routes({route.name for route in closed}, SPREAD_S)
         self.auth_services.configure((rules or {}).values())
         if is_other:
             if self.clients.remembered is not None:

@@ -75,7 +75,7 @@ class LiveRequests:
             alias = request.channel.alias
             request.join.group = self._live.wait(request, polled)
         context.stage = _LIVE
-        self._remember(alias, request.join)
+        self._remember(alias, request)
         return None
 
     def begins_at_once(self, context: RequestContext, read: Read) -> bool:
@@ -87,9 +87,7 @@ class LiveRequests:
         if not self._begins(request):
             return False
         context.stage = _LIVE
-        if request.ends_in_s is None:
-            # Others may not join an answer that ends with this client's credential.
-            self._remember(alias, request.join)
+        self._remember(alias, request)
         return True
 
     def _request(self, context: RequestContext, read: Read) -> LiveRequest:
@@ -107,11 +105,15 @@ class LiveRequests:
             observed,
             keeps=request.keeps_alive,
             is_chunked=request.version != "1.0",
-            ends_in_s=self._authoriser.ends_in_s(allowed, join.most_s) if allowed is not None else None,
+            ends_in_s=(
+                self._authoriser.ends_in_s(allowed, join.most_s) if allowed is not None else read.route.ends_live_in_s
+            ),
         )
 
-    def _remember(self, alias: bytes | None, join: Join) -> None:
-        if alias is None or not self._engine.is_repeatable(join.read):
+    def _remember(self, alias: bytes | None, request: LiveRequest) -> None:
+        join = request.join
+        # Others may not join an answer that ends with this client's credential.
+        if alias is None or request.ends_in_s is not None or not self._engine.is_repeatable(join.read):
             return
         section = self._joins.remember(alias, join, join.read.route.header_rules)
         if section is not None and join.group is not None and join.line is not None:

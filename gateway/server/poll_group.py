@@ -251,6 +251,8 @@ class PollGroup:
         if self._note is not None:
             self.answer = answer
         self._end(answer.outcome, _reason(answer, is_draining=self._rendering.drain.is_set), rendered)
+        # A remembered request refers to its latest group, and must not keep the bytes of its answer.
+        self.answer = None
         channels, self._channels = self._channels, {}
         self._noted = None
         for channel in channels:

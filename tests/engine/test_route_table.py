@@ -10,7 +10,7 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.config.routes import RouteConfig
 from gateway.engine.read import Read
-from gateway.engine.route import RouteTable
+from gateway.engine.route_table import RouteTable
 from gateway.protocol.sharing import Partition
 from gateway.protocol.target import parse_target
 from gateway.tape.stream import Stream

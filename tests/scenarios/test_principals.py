@@ -182,3 +182,14 @@ async def test_one_name_of_two_issuers_is_two_principals(
         async with session.post(f"{edge.gateway.admin_url}/api/revoke", json=body) as answer:
             assert answer.status == 200
     assert (await edge.get("/ada/s", bearer("ada"))).status == 401
+
+
+@pytest.mark.parametrize("live", ["long-poll", "sse"])
+async def test_usage_leaves_out_a_live_read_that_is_refused_after_its_admission(
+    start: Start, origin: RunningOrigin, settings: dict[str, Any], live: str
+) -> None:
+    edge = await start(origin.url, **settings, client_new_streams_per_s=0.001)
+    ada = bearer("ada", org="acme")
+    found = [(await edge.get(f"/shared/{name}?offset=-1&live={live}", ada)).status for name in "ab"]
+    assert found == [404, 429]
+    assert edge.gateway.routes.verdicts.tenants.usage(ISSUER, "acme").requests == 1

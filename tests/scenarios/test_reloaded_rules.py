@@ -16,6 +16,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.server import ServerConfig
 from gateway.origin.app import RunningOrigin
+from gateway.origin.faults import Faults
 from gateway.server.authorising import SPREAD_S
 from tests.scenarios.auth_service import AuthService
 from tests.scenarios.conftest import Edge, Hostile, bounded
@@ -47,11 +48,11 @@ class Rules:
 
     def load(self) -> GatewayConfig:
         settings: dict[str, Any] = {"sse_lifetime_s": 600, "auth": self.rules, "credentials": "shared", **self.settings}
-        routes = (RouteConfig(name="default", origin=self._origin.url, **settings), *self.more)
+        routes = (RouteConfig(**{"name": "default", "origin": self._origin.url, **settings}), *self.more)
         return GatewayConfig(server=ServerConfig(listen="127.0.0.1:0", admin="127.0.0.1:0"), routes=routes)
 
-    def add_route(self, prefix: str) -> None:
-        self.more = [RouteConfig(name="other", prefix=prefix, origin=self._origin.url)]
+    def add_route(self, prefix: str, **settings: Any) -> None:
+        self.more = [RouteConfig(name="other", prefix=prefix, origin=self._origin.url, **settings)]
 
 
 @pytest.fixture
@@ -152,6 +153,63 @@ async def test_a_route_that_gets_rules_ends_the_live_reads_that_no_rule_has_judg
         wire.reset()
 
 
+@pytest.mark.parametrize("is_renamed", [True, False])
+async def test_a_live_read_without_rules_ends_when_another_route_with_rules_takes_its_stream(
+    edge: Edge, rules: Rules, *, is_renamed: bool
+) -> None:
+    rules.settings["auth"] = []
+    await edge.gateway.reload()
+    assert (await edge.send("PUT", "/shared/s", {"Content-Type": "text/plain"}, b"x")).status == 201
+    read = await edge.begin(f"/shared/s?{TAIL}", {})
+    await bounded(read.head())
+    if is_renamed:
+        rules.settings = {"name": "renamed"}
+    else:
+        rules.add_route("/shared", auth=[rules.jwt])
+    await edge.gateway.reload()
+    edge.clock.advance(SPREAD_S + 1)
+    await bounded(read.body())
+
+
+@pytest.mark.parametrize("live", [TAIL, POLL])
+async def test_a_live_read_that_waits_for_the_origin_while_its_route_gets_rules_ends(
+    edge: Edge, rules: Rules, faults: Faults, live: str
+) -> None:
+    rules.settings["auth"] = []
+    await edge.gateway.reload()
+    assert (await edge.send("PUT", "/shared/s", {"Content-Type": "text/plain"}, b"x")).status == 201
+    gate = faults.hold()
+    read = await edge.begin(f"/shared/s?{live}", {})
+    await gate.waiting(1)
+    del rules.settings["auth"]
+    await edge.gateway.reload()
+    gate.release()
+    topics = edge.gateway.engine.live.topics
+    if live == POLL:
+        await eventually(lambda: [topic.readers for topic in topics() if topic.is_confirmed] == [1])
+        edge.clock.advance(SPREAD_S + 1)
+        assert (await bounded(read.answer("GET"))).status == 204
+    else:
+        await bounded(read.head())
+        edge.clock.advance(SPREAD_S + 1)
+        await bounded(read.body())
+
+
+async def test_a_second_reload_does_not_delay_the_end_of_a_live_read(edge: Edge, rules: Rules) -> None:
+    created = await edge.send("PUT", "/shared/s", {**OPAQUE, "Content-Type": "text/plain"}, b"x")
+    assert created.status == 201
+    reads = [await edge.begin(f"/shared/s?{TAIL}", bearer("ada")) for _ in range(8)]
+    for read in reads:
+        await bounded(read.head())
+    rules.rules.remove(rules.jwt)
+    await edge.gateway.reload()
+    edge.clock.advance(SPREAD_S / 2)
+    await edge.gateway.reload()
+    edge.clock.advance(SPREAD_S / 2 + 0.1)
+    for read in reads:
+        await bounded(read.body())
+
+
 async def test_a_long_poll_whose_rule_a_reload_removes_is_dropped(edge: Edge, rules: Rules) -> None:
     created = await edge.send("PUT", "/shared/s", {**OPAQUE, "Content-Type": "text/plain"}, b"x")
     assert created.status == 201
@@ -182,3 +240,26 @@ async def test_a_request_that_waits_for_a_verdict_during_reloads_is_judged_by_th
         await edge.gateway.reload()
     rules.service.gate.set()
     assert (await bounded(waiting.answer("GET"))).status == status
+
+
+@pytest.mark.parametrize("change", ["place", "headers", "parameter"])
+async def test_a_request_that_waits_while_a_reload_changes_what_its_route_reads_is_undecided(
+    edge: Edge, rules: Rules, change: str
+) -> None:
+    created = await edge.send("PUT", "/shared/s", {**OPAQUE, "Content-Type": "text/plain"}, b"x")
+    assert created.status == 201
+    rules.service.gate.clear()
+    waiting = await edge.begin("/shared/s", {"Authorization": "Bearer waiting"})
+    await eventually(lambda: "1 waiting" in repr(edge.gateway.auth_services))
+    rules.rules.insert(0, {"by": "public", "streams": ["/**"]})
+    match change:
+        case "place":
+            rules.settings["prefix"] = "/other"
+            rules.add_route("/shared", auth=[rules.jwt])
+        case "headers":
+            rules.forward["request_headers"] = ["authorization", "x-key"]
+        case _:
+            rules.forward["parameter"] = "token"
+    await edge.gateway.reload()
+    rules.service.gate.set()
+    assert (await bounded(waiting.answer("GET"))).status == 503

@@ -7,7 +7,7 @@ from typing import Protocol
 from gateway.config.change import Change
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.core import Engine
-from gateway.engine.route import RouteTable
+from gateway.engine.route_table import RouteTable
 from gateway.ops.history import History, Sample
 from gateway.ops.metrics import Metrics
 from gateway.upstream.auth_services import AuthServices
