@@ -29,12 +29,13 @@ class Explanation(NamedTuple):
     principal: Principal | None
     """The principal; None for public streams and for invalid credentials."""
     granted_by: str
-    """The permissions that allow the request; empty if none does."""
+    """The permissions that allow the request; empty if no permission allows it."""
 
 
 def explain(guard: Guard, asked: Asked, heard: Heard | None = None, *, has_asked: bool = False) -> Explanation:
-    """Authorise the request, and explain the verdict.  `heard` is a service's answer; `has_asked` says that the URLs of
-    the rules have been asked."""
+    """Authorise the request, and explain the verdict.  `heard` is the answer of a service.  `has_asked` means that the
+    services and key sets of the rules have been asked.
+    """
     principal: Principal | None = None
     decides: Rule | None = None
     try:

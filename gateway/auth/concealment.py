@@ -2,8 +2,8 @@
 
 The gateway makes both answers itself, so their fields are equal.  Their times are similar too.  A refusal needs no
 request to the origin, so it is delayed by a time that the origin has recently taken for a 404.  A read that arrives
-during the delay is refused at the same moment, as if both reads shared one fetch.  Later reads are refused at once, for
-as long as a 404 for an absent stream would be answered from memory.
+during the delay is refused at the same moment, as if both reads shared one fetch.  For as long as the 404 for an absent
+stream would come from memory, later reads are refused at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Concealment:
         self._others: deque[float] = deque(maxlen=_MOST_TIMES)
         """The seconds that the origin has taken for other answers."""
         self._refused: OrderedDict[tuple[Hashable, Hashable], tuple[float, float]] = OrderedDict()
-        """For each name and kind, the time at which the refusal is sent, and the time until which it is repeated."""
+        """For each stream's name and kind of request, the time at which the refusal is sent, and the time until which
+        the refusal is repeated.
+        """
 
     def __repr__(self) -> str:
         return f"<Concealment {sum(map(len, self._absent.values()))} times, {len(self._refused)} names>"
@@ -43,8 +45,9 @@ class Concealment:
     def delay_s(self, kind: Hashable) -> float:
         """Return the seconds by which to delay a refusal of a request of this kind.
 
-        This is a random one of the recorded times: of 404s for this kind, otherwise of 404s for another kind, otherwise
-        of other answers.
+        The delay is chosen at random from the recorded times of 404s for this kind of request.  If none is recorded, it
+        is chosen from the times of 404s for another kind, and if those are missing too, from the times of other
+        answers.
         """
         times = self._absent.get(kind) or next(iter(self._absent.values()), None) or self._others
         return self._rng.choice(times) if times else 0.0

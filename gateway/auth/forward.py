@@ -6,7 +6,7 @@ answer the request is undecided.  The service may state the principal, the tenan
 answer.  Without permissions, a 2xx allows only the requested actions.
 
 A verdict is kept for its `Cache-Control: max-age`, within the bounds of the rule.  When the verdict of a live read
-expires, the service is asked again, and the read continues only if the service allows it.
+expires, the service is asked again.  The read continues only if the service allows it again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _OF_BROWSERS: Final = frozenset(
 """Header fields that a web page can send to another site without the site's consent (Fetch standard, section 2.2.2).
 Fields that begin with `sec-` are also of this kind."""
 _SCHEME_OF_BROWSERS: Final = re.compile(r"(?i:basic|digest|negotiate|ntlm)\b")
-"""Authorization schemes that a browser may send to another site on its own, with credentials from a URL or stored ones.
+"""Authorization schemes that a browser may send to another site on its own, with credentials from a URL or from its
+store.
 """
 
 
@@ -67,11 +68,11 @@ class ForwardRule(NamedTuple):
     principal_from: str
     tenant_from: str
     permissions_from: str
-    """These three are names of headers in the service's answers; empty for none."""
+    """This field and the next two are names of headers in the service's answers; empty for none."""
     keep_s: float
-    """The seconds for which a permission without `max-age` is kept."""
+    """The seconds for which an answer without `max-age` is kept, if it allows the request."""
     keep_refusal_s: float
-    """The seconds for which a refusal without `max-age` is kept."""
+    """The seconds for which an answer without `max-age` is kept, if it refuses the request."""
     most_keep_s: float
     timeout_s: float
 
@@ -121,7 +122,7 @@ def inquire(rule: ForwardRule, asked: Asked) -> Inquiry | None:
     parameter = asked.parameters.get(rule.parameter) if rule.parameter else None
     if parameter is not None and not asked.authorization:
         if not _TOKEN.fullmatch(parameter):
-            # A decoded parameter may contain a line break, and would make more than one field.
+            # A decoded parameter may contain a line break, and would then become more than one header field.
             raise BadCredential("The token in the query has characters that no token has")
         fields.append(("authorization", f"Bearer {parameter}"))
     if not fields and not rule.anonymous:
@@ -144,10 +145,10 @@ def inquire(rule: ForwardRule, asked: Asked) -> Inquiry | None:
 
 
 def is_by_cookie(rule: ForwardRule, asked: Asked) -> bool:
-    """Whether a page of another site may have caused a browser to send the request, with the user's cookies.
+    """Whether a page of another site may have made the user's browser send the request, with the user's cookies.
 
-    A field that needs the consent of CORS excludes this.  A token in the query does not, because the page may have
-    invented it.
+    A header field that a page may send only with the site's consent (CORS) rules this out.  A token in the query does
+    not rule it out, because the page may have invented the token.
     """
     if "cookie" not in rule.headers or not asked.cookies:
         return False
@@ -230,7 +231,9 @@ def _permissions(inquiry: Inquiry, headers: CIMultiDict[str] | CIMultiDictProxy[
 
 
 def _lifetime(headers: CIMultiDict[str] | CIMultiDictProxy[str], default_s: float, most_s: float) -> float:
-    """Return the seconds for which an answer may be kept.  `private` has no effect: the key is the whole inquiry."""
+    """Return the seconds for which an answer may be kept.  `private` has no effect, because an answer is kept only for
+    equal inquiries.
+    """
     directives = parse_cache_control(", ".join(headers.getall("Cache-Control", ())))
     if "no-store" in directives or "no-cache" in directives:
         return 0.0
@@ -251,7 +254,7 @@ class ForwardVerdicts:
         return f"<ForwardVerdicts {len(self._kept)} kept>"
 
     def find_verdict(self, inquiry: Inquiry, wall: float) -> ForwardVerdict | None:
-        """Return the kept verdict on an equal inquiry; None if there is none, or it has expired."""
+        """Return the kept verdict on an equal inquiry.  Return None if no verdict is kept, or if it has expired."""
         found = self._kept.get(inquiry)
         return found if found is not None and wall < found.until else None
 

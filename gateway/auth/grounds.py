@@ -1,8 +1,8 @@
 """The rules that have led to a verdict, and whether reloaded rules would lead to the same verdict.
 
-The credential of a live read is not kept, so the read cannot be authorised again after a reload.  Instead, its verdict
-stays valid while the relevant rules are unchanged: the rule that decided, and the earlier rules, which did not apply to
-the credential.
+The credential of a live read is not kept, so the read cannot be authorised again after a reload.  Instead, the read's
+verdict stays valid while the relevant rules are unchanged.  These are the rule that decided, and the earlier rules,
+which did not apply to the credential.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Grounds(NamedTuple):
 
     route: str
     rules: Rules
-    """All rules up to the one that decided, which comes last.  For a public stream, all rules of the route."""
+    """All rules up to the rule that decided, which comes last.  For a public stream, all rules of the route."""
     is_public: bool = False
 
     @property
@@ -34,7 +34,8 @@ class Grounds(NamedTuple):
         return keys if isinstance(keys, KeySource) else None
 
     def stand_in(self, rules: Rules, key_id: str) -> bool:
-        """Whether the new `rules` allow the same reads.  `key_id` is the id of the key that signed the credential.
+        """Return whether the new `rules` allow the same reads.  `key_id` is the id of the key that signed the
+        credential.
 
         Public rules can be skipped, because they refuse nothing.
         """

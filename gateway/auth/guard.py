@@ -1,8 +1,8 @@
 """The guard of a route: authorises each request by the first rule that applies to the request's credential.
 
 Verifying a signature takes as long as answering several requests from memory.  A verified token is therefore remembered
-by its digest.  Invalid tokens are counted per client network, by the callbacks `may_verify` and `failed`, so that a
-client cannot use up processor time by sending such tokens.
+by its digest.  The callbacks `may_verify` and `failed` count invalid tokens per client network, so that a client cannot
+use up processor time by sending such tokens.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ if TYPE_CHECKING:
 MOST_KNOWN: Final = 1 << 14
 """The most remembered tokens, which take some 15 MB."""
 MOST_PATTERNS: Final = 1 << 16
-"""The most patterns in the permissions of remembered tokens, which take up to 110 MB.  A pattern counts once, and once
-more for each 64 of its characters."""
+"""The most patterns in the permissions of remembered tokens, which take up to 110 MB.  A pattern counts as one, plus
+one for each 64 of its characters.
+"""
 _BEARER: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +([A-Za-z0-9._~+/-]+=*) *")
 _MALFORMED: Final = "invalid_request"
 _SCHEME: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr](?: |$)")
@@ -110,7 +111,7 @@ class Guard:
         return self._rules
 
     def replace(self, rules: Rules) -> None:
-        """Replace the rules by those that a reload has put into effect."""
+        """Replace the rules by the rules of a reloaded configuration."""
         if rules != self._rules:
             self._use(rules)
             self._known.clear()
@@ -253,7 +254,7 @@ class Guard:
                     try:
                         token = read_token(sent)
                     except BadCredential as error:
-                        # The token may be for the service of a later rule.
+                        # Go on, because the token may be for the service of a later rule.
                         unread = unread or error
                         continue
                     if token.issuer == rule.tokens.issuer:
@@ -362,7 +363,7 @@ class Guard:
 
     def _keep(self, digest: bytes, rule: TokenRule, principal: Principal, version: int) -> None:
         """Remember a verified token, and evict the least recently used ones."""
-        # All tokens of a rule share the rule's permissions, which come first.  Count only those of the token.
+        # All tokens of a rule share the rule's permissions, which come first.  Count only the token's own permissions.
         own = principal.permissions[len(rule.permissions) :]
         patterns = sum(1 + len(one.pattern.text) // 64 for one in own)
         if (before := self._known.pop(digest, None)) is not None:

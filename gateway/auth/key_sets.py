@@ -26,7 +26,7 @@ DEFAULT_LIFETIME_S: Final = 600.0
 _LEAST_LIFETIME_S: Final = 60.0
 _MOST_LIFETIME_S: Final = 86_400.0
 _AHEAD: Final = (0.75, 0.9)
-"""The share of its lifetime after which a key set is fetched again: a random value between these."""
+"""A key set is fetched again after a share of its lifetime.  The share is a random value between these two."""
 _FIRST_PAUSE_S: Final = 1.0
 _MOST_PAUSE_S: Final = 30.0
 """The longest pause after a failure, in seconds.  Each pause is twice as long as the previous one."""
@@ -78,11 +78,13 @@ class KeySet:
         return self.due_at if self.failed_in_a_row or self.ring is None else self.fetched_at + LEAST_S
 
     def begin_fetch(self) -> bool:
-        """Record the start of a fetch that a token needs.  Return False if one is in progress or it is too early."""
+        """Record the start of a fetch that a token needs.  Return False if a fetch is in progress, or the latest fetch
+        was too recent.
+        """
         return self._begin(self._earliest)
 
     def begin_due_fetch(self) -> bool:
-        """Record the start of a scheduled fetch.  Return False if one is in progress or it is too early."""
+        """Record the start of a scheduled fetch.  Return False if a fetch is in progress, or the fetch is not due yet."""
         return self._begin(self.due_at)
 
     def _begin(self, earliest: float) -> bool:
@@ -92,7 +94,7 @@ class KeySet:
         return True
 
     def fetched(self, ring: KeyRing, lifetime_s: float, share: float) -> frozenset[str | None]:
-        """Replace the keys by fetched ones; return the ids of the withdrawn keys.
+        """Replace the keys by fetched keys, and return the ids of the withdrawn keys.
 
         The keys are fresh for `lifetime_s` seconds.  `share` is a random number from 0 to 1 for the next fetch.
         """

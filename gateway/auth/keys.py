@@ -30,7 +30,7 @@ class VerifyingKey(NamedTuple):
     kid: str | None
     """The id of the key; None for any token."""
     alg: str | None
-    """The algorithm for which the key may be used; None for any that the configuration allows."""
+    """The algorithm for which the key may be used; None for any algorithm that the configuration allows."""
     key: Key
 
 

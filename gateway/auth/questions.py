@@ -14,13 +14,13 @@ from gateway.errors import Fault, GatewayError
 
 
 class KeySource(NamedTuple):
-    """The URL at which an issuer publishes its keys.  As a question: which keys does the issuer publish?"""
+    """The URL at which an issuer publishes its keys.  As an `Undecided.question`, it asks for these keys."""
 
     issuer: str
     url: str
     """The URL of the key set, or of the issuer's metadata."""
     is_discovered: bool = False
-    """Whether `url` is that of the issuer's metadata (OpenID Connect Discovery 1.0 section 4)."""
+    """Whether `url` is the URL of the issuer's metadata (OpenID Connect Discovery 1.0 section 4)."""
 
     @property
     def shown_url(self) -> str:
@@ -52,7 +52,7 @@ class Undecided(GatewayError):
     def __init__(self, question: Question | None = None, retry_in_s: float = 1.0) -> None:
         super().__init__()
         self.question = question
-        """The question to ask; None if it was asked recently and must not be asked again yet."""
+        """The question to ask.  None if the same question was asked recently and must not be asked again yet."""
         self._retry_in_s = retry_in_s
 
     @property

@@ -90,7 +90,8 @@ def _rule(route: RouteConfig, index: int, config: AuthRuleConfig) -> Rule:
             config.tenant_from,
             config.permissions_from,
             config.keep_s,
-            # The time of a kept verdict must not distinguish a refusal from the 404 of an absent stream.
+            # A refusal must not be kept for a shorter or longer time than the 404 of an absent stream, because a client
+            # could then distinguish the two.
             config.keep_s if route.conceal else min(config.keep_s, _MOST_REFUSED_S),
             config.most_keep_s,
             config.timeout_s,

@@ -1,4 +1,4 @@
-"""JWT access tokens (RFC 7519, RFC 9068), which are verified with the keys of their issuer.
+"""Verifies JWT access tokens (RFC 7519, RFC 9068) with the keys of their issuer.
 
 The issuer in a token selects the rule, and only the rule determines the valid keys and algorithms.  Header fields that
 contain or name a key (`jwk`, `jku`, `x5c`, `x5u`) are ignored.  Tokens with critical extensions are refused.  JSON with

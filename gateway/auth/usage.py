@@ -32,7 +32,7 @@ class Usage:
         return f"<Usage {self.requests} requests, {self.sent_bytes} bytes, {self.live_s:g} s>"
 
     def add(self, sent_bytes: int, live_s: float = 0.0, *, is_answered: bool = True) -> None:
-        """Count a request that has ended.  A tenant does not pay for a failure, but for the bytes before it."""
+        """Count a request that has ended.  A failed request does not count, but the bytes sent before the failure do."""
         self.requests += is_answered
         self.sent_bytes += sent_bytes
         self.live_s += live_s
@@ -48,7 +48,7 @@ class Tenants:
         return f"<Tenants {len(self._usages)}>"
 
     def usage(self, issuer: str, tenant: str) -> Usage:
-        """Return the usage of a tenant; the shared one if there are too many tenants."""
+        """Return the usage of a tenant.  If there are too many tenants, return the usage that further tenants share."""
         key = (issuer, tenant)
         if (found := self._usages.get(key)) is None:
             key = key if len(self._usages) < MOST_TENANTS else OTHERS

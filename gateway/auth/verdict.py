@@ -61,7 +61,7 @@ class AuthRefused(GatewayError):
 
 
 class Unauthenticated(AuthRefused):
-    """The request has no credential, or an invalid one (RFC 6750 section 3.1)."""
+    """The request has no credential, or its credential is invalid (RFC 6750 section 3.1)."""
 
 
 class Malformed(AuthRefused):

@@ -96,7 +96,7 @@ class GuardedRead(Protocol):
         """End the read."""
 
     def end_soon(self) -> None:
-        """End the read at a random time within a few seconds, because many reads may end."""
+        """End the read at a random time within a few seconds, because many reads may end for the same reason."""
 
 
 class Revocation(NamedTuple):

@@ -1,4 +1,6 @@
-"""The metric families of connections to origins: their number and purpose, and the requests that wait for one."""
+"""The metric families of connections to origins: the number of connections by purpose, and the requests that wait for a
+connection.
+"""
 
 from __future__ import annotations
 

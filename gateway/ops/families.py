@@ -7,8 +7,9 @@ values.
 two series has no value if one of them is missing.  Every series that a dashboard or an alert reads therefore exists
 from the start at 0, for each configured route.  Other series begin with their first event.  For histograms, `_TIMED`,
 `_FIRST_BYTES` and `_UPSTREAM_FIRST_BYTES` list the modes that exist from the start.  Body bytes exist for modes with
-bodies.  `NO_ROUTE` has a series for each event without a route, and one at 0 for requests that cannot be parsed.  If
-all series existed from the start, an idle gateway with one route would export 900 more, which no dashboard reads.
+bodies.  `NO_ROUTE` gets a series with its first event of a kind.  Only its series for requests that cannot be parsed
+exists from the start, at 0.  If all series existed from the start, an idle gateway with one route would export 900 more
+series, which no dashboard reads.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def by_route(routes: Routes, value: Callable[[RouteFigures], int]) -> _Children:
 def _by_mode(
     routes: Routes, spreads: Callable[[RouteFigures], Mapping[Mode, Histogram]], from_start: Container[Mode]
 ) -> Iterator[tuple[tuple[str, ...], Histogram]]:
-    """The children of a histogram by mode.  Modes in `from_start` have one before the first observation."""
+    """The children of a histogram by mode.  Modes in `from_start` have a child before the first observation."""
     for route, figures in routes.items():
         for mode, spread in spreads(figures).items():
             if spread or (route != NO_ROUTE and mode in from_start):

@@ -1,8 +1,8 @@
 """The numbers behind the metrics: counts, histograms, and all figures of one route.
 
-Every request changes them, so they are plain Python numbers, owned by the event loop's thread.  Counting needs one
-look-up in a small dictionary, some arithmetic, and no lock.  All modes and outcomes that can occur exist from the start
-at 0.  `families` decides which of them are exported before they occur.
+Every request changes these numbers, so they are plain Python numbers, owned by the event loop's thread.  Counting needs
+one look-up in a small dictionary, some arithmetic, and no lock.  All modes and outcomes that can occur exist from the
+start at 0.  `families` decides which of them are exported before they occur.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Exemplar(NamedTuple):
 
 
 class Count:
-    """The number of one child of a counter or a gauge."""
+    """The value of one child (one set of labels) of a counter or a gauge."""
 
     __slots__ = ("value",)
 
@@ -179,7 +179,7 @@ class RouteFigures:
         self.upstream_bytes = {mode: Count() for mode in Mode}
         self.retries = Count()
         self.reconnects = {True: Count(), False: Count()}
-        """Keyed by whether the previous connection ended as planned."""
+        """Live requests that were sent again.  The key is whether the previous connection ended as planned."""
         self.evictions = Count()
         self.unshared: Counter[str] = Counter(dict.fromkeys(Ground, 0))
         """Reads relayed because their answers may not be shared, by the reason.  There are few reasons."""

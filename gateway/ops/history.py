@@ -1,8 +1,8 @@
 """The last ten minutes: samples of the counters, taken whether or not a console is open.
 
-A newly opened page begins with these samples, so all pages show the same.  `History` owns the samples, and `Sampling`
-owns the timer.  There are at most `MOST_SAMPLES` samples of some thirty numbers each, less than a megabyte together.
-Taking a sample reads the figures of every route once.
+A newly opened page of the console begins with these samples, so all pages show the same past.  `History` owns the
+samples, and `Sampling` owns the timer.  There are at most `MOST_SAMPLES` samples of some thirty numbers each, less than
+a megabyte together.  Taking a sample reads the figures of every route once.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ class History:
         self._samples.append(sample)
 
     def recent(self, until: Sample) -> Recent:
-        """The counts of the `WINDOW_S` seconds before a sample, or since the first sample if it is more recent."""
+        """Return the counts of the `WINDOW_S` seconds before a sample.  If the first sample is more recent than that,
+        return the counts since the first sample.
+        """
         first = until
         for sample in reversed(self._samples):
             if sample.now <= until.now:

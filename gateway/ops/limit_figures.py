@@ -28,7 +28,7 @@ _CLIENT_LIMITS: Final = (
 
 
 class LimitFigures:
-    """Refusals by limit.  Those by `client_connections` are counted with the refused connections."""
+    """Refusals by limit.  Refusals by `client_connections` are counted with the refused connections."""
 
     def __init__(self) -> None:
         self.client_limited: Counter[str] = Counter(dict.fromkeys(_CLIENT_LIMITS, 0))

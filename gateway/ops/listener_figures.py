@@ -1,7 +1,7 @@
 """The counts of listeners, and their metric families.
 
-A listener's counters start at 0 when it opens with TLS, including one for each reason for a failed handshake.  Alerts
-divide the rates of failures by the rate of all handshakes.
+When a listener with TLS opens, its counters start at 0.  They include a counter for each reason for a failed handshake.
+Alerts divide the rates of failures by the rate of all handshakes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ListenerFigures:
         self.waited: Callable[[], int] = int
         """Reads the number of requests that have waited for a later turn of the loop."""
         self.admin: Callable[[], tuple[int, Mapping[str, int]]] = lambda: (0, {})
-        """Reads the number of open connections to the admin port, and of closed ones by reason."""
+        """Reads the number of open connections to the admin port, and the number of closed connections by reason."""
 
     def speaks_tls(self, listener: str, reasons: Sequence[str]) -> None:
         self.handshakes[listener] += 0

@@ -5,7 +5,7 @@ Possible actions are: the cache shrinks or grows, clients that hold the most are
 are refused while their data would not fit.  At the highest pressure, new connections are refused.
 
 The C library may keep the memory of dropped clients, which then stays resident.  Such memory is returned to the system
-before the next look.  Otherwise that look would drop further clients for the same bytes.
+before the next look.  Otherwise the next look would drop further clients because of the same bytes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ from gateway.tape.store import TapeStore
 INTERVAL_S: Final = 1.0
 _NEAR: Final = 0.7
 _NEAR_INTERVAL_S: Final = 0.1
-"""Above `_NEAR` of the limit, all memory is examined at this interval.  Below it, this interval applies to the
-process's resident memory only.  A flood can reach the limit within a second."""
+"""While resident memory is above the fraction `_NEAR` of the limit, all memory is examined at this interval.  While it
+is lower, only resident memory is examined at this interval.  A flood can reach the limit within a second.
+"""
 _PASSED_S: Final = 0.005
-"""Near the limit, resident memory is examined at this interval, and all memory as soon as the guard requires it.
-Hundreds of clients that connect together can exhaust the rest within a tenth of a second."""
+"""Near the limit, resident memory is examined at this interval.  All memory is examined as soon as the guard requires
+it.  Hundreds of clients that connect together can exhaust the remaining memory within a tenth of a second.
+"""
 _TRIM_S: Final = 5.0
 """The least seconds between two returns of freed memory to the system, because each walks the whole heap."""
 _SHED_S: Final = 0.5
-"""Seconds after which the memory of dropped clients is returned, or earlier if a return takes little time.  No other
-clients are dropped before."""
+"""The most seconds until the memory of dropped clients is returned.  The return comes earlier if it takes little time.
+Until the return, no further clients are dropped.
+"""
 _SHRINK_BYTES: Final = 1 << 19
 """The bytes that the cache frees in one turn of the loop."""
 _TRIM_SHARE: Final = 0.05
@@ -104,8 +107,9 @@ class MemoryWatch:
         self._guard = MemoryGuard()
         self._trimmed_at = -_TRIM_S
         self._trim_took_s = 0.0
-        """The seconds that the latest return took.  They determine how soon the next may follow after clients were
-        dropped."""
+        """The seconds that the latest return of freed memory took.  After clients were dropped, these seconds determine
+        how soon the next return may follow.
+        """
         self._has_shed = False
         """Whether clients were dropped whose memory has not been returned to the system."""
         self.client_bytes = 0
@@ -146,8 +150,9 @@ class MemoryWatch:
             self._inflow.bound(None)
 
     async def _pause(self, *, may_be_called: bool) -> None:
-        """Wait until the next look is due or the guard requires one.  `may_be_called` is False after a failed look,
-        which the guard would require again at once."""
+        """Wait until the next look is due or the guard requires a look.  `may_be_called` is False after a failed look,
+        because the guard would require the same look again at once.
+        """
         clock, inflow = self._clock, self._inflow
         began = clock.now()
         has_looked = True
@@ -191,7 +196,8 @@ class MemoryWatch:
         store = self._store
         while store.budget_bytes > (wanted := self.cache_budget_bytes):
             in_use = min(store.budget_bytes, store.cost + store.lent)
-            # Lent bytes come back without help, so a reduction needs to evict only the cache's own bytes.
+            # Owners of lent bytes return these bytes on their own.  A reduction therefore needs to evict only the
+            # cache's own bytes.
             store.resize(max(wanted, in_use - _SHRINK_BYTES) if store.cost else wanted)
             await asyncio.sleep(0)
             if self._guard.calls_for_look(self._resident(), limit):
@@ -214,8 +220,8 @@ class MemoryWatch:
         if found.shed_bytes and not self._has_shed:
             self._has_shed = self._clients.drop_for_memory(found.shed_bytes) > 0
         if found.pressure and not self._has_shed:
-            # Wait for a later look if this one has dropped clients, because their connections end in the loop's next
-            # turn.
+            # If this look has dropped clients, leave the return to a later look, because the connections end in the
+            # loop's next turn.
             self._return_freed(_TRIM_S)
 
     def _return_freed(self, pause_s: float) -> None:

@@ -80,9 +80,9 @@ _DESCRIBED: Final[list[Metric]] = []
 class Metrics(Collector):
     """The gateway's series.  `routes` and `NO_ROUTE` exist from the start, and other routes from their first count.
 
-    Without `registry`, it makes its own, which includes the figures of the process.  Several gateways can thus live in
-    one process.  For exemplars, `wall` returns Unix seconds, and `trace_now` the trace id of the current request or
-    None.  `trace_now` is called for requests recorded without a trace id.
+    Without `registry`, `Metrics` makes its own registry, which includes the figures of the process.  Several gateways
+    can thus live in one process.  For exemplars, `wall` returns Unix seconds, and `trace_now` returns the trace id of
+    the current request or None.  `trace_now` is called for requests recorded without a trace id.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Metrics(Collector):
         self.configure(routes, cache_limit_bytes, limits or {})
         self.downstream_count = Count()
         self.slow_consumers = {True: Count(), False: Count()}
-        """Keyed by whether the client was closed."""
+        """Slow clients.  The key is whether the gateway closed the client's connection."""
         self.log_drop_count = Count()
         self.loop_delays = Histogram(DELAY_BOUNDS_S)
         """Delays of the event loop.  A `LoopDelay` replaces the histogram."""
@@ -268,9 +268,10 @@ class Metrics(Collector):
         return encode(self.registry), content_type
 
     async def scrape(self, accept: str = "") -> tuple[bytes, str]:
-        """Like `exposition`, but with turns of the loop between parts: with many routes, the text takes as long as
-        thousands of requests.  The samples of one family are from the same moment.  Those of different families may not
-        be."""
+        """Like `exposition`, but with turns of the loop between parts, because with many routes the text takes as long
+        as thousands of requests.  The samples of one family are from the same moment.  The samples of different
+        families may be from different moments.
+        """
         encode, content_type = choose_encoder(accept)
         text = bytearray()
         for family in self.registry.collect():
@@ -289,7 +290,7 @@ class Metrics(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """The names of all families, by which a registry detects a second gateway."""
-        # Made once, because collecting all series takes longer than the rest of a start.
+        # The description is made once, because collecting all series takes longer than the rest of a start.
         if not _DESCRIBED:
             _DESCRIBED.extend(Metric(one.name, one.documentation, one.type, one.unit) for one in self.collect())
         return _DESCRIBED

@@ -1,4 +1,4 @@
-"""The counts of operators' actions, and their metric families.  Dashboards mark these moments."""
+"""The counts of operators' actions, and their metric families.  Dashboards mark the times of these actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metric families of the cache plan in effect.  Without a plan there are none."""
+"""The metric families of the cache plan in effect.  Without a plan, there are no such families."""
 
 from __future__ import annotations
 

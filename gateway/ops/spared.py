@@ -1,4 +1,5 @@
-"""The load that the origin is spared: the shares of clients' reads, and of their bytes, that need nothing from it.
+"""The load that the origin is spared: the share of clients' reads that cause no request to the origin, and the share of
+answered bytes that the origin did not send.
 
     requests spared = 1 - requests sent to origins for reads / reads that clients began
     bytes spared    = 1 - body bytes that origins sent / body bytes of answers before compression
@@ -6,13 +7,14 @@
 Both sides of a share are counted over the same window.  Reads are catch-up, long-poll, SSE and HEAD.  Writes are left
 out, because each costs the origin one request in any case.
 
-A request to an origin counts when it is sent, so a read counts when it begins.  The sum has the ended reads and the
-open live reads.  Otherwise a thousand new SSE readers would count as no reads, while the origin requests that they
-cause would count.  A live read that does not wait, or is relayed, counts when it ends.  Bytes are not split by mode,
-because answers to writes have next to none.
+A request to an origin counts when it is sent, so a read counts when it begins.  The number of reads therefore includes
+the ended reads and the open live reads.  Without the open reads, a thousand new SSE readers would count as no reads,
+but the requests to the origin that they cause would count.  A live read that does not wait, or is relayed, counts when
+it ends.  Bytes are not split by mode, because answers to writes have almost no bytes.
 
-Without reads in the window there is no requests share, and without bytes no bytes share.  A share is below 0 if more
-went to the origin than came to the gateway.  `grafana.spared` has the same definition in PromQL.
+The share of requests is undefined if the window has no reads.  The share of bytes is undefined if the window has no
+bytes.  A share is below 0 if the origin got more requests, or sent more bytes, than the clients.  `grafana.spared` has
+the same definition in PromQL.
 """
 
 from __future__ import annotations
@@ -66,10 +68,12 @@ class Tally:
 
     @property
     def requests_spared(self) -> float | None:
-        """None without a read.  Below 0 if the origin got more requests than the gateway got reads."""
+        """The share of requests spared.  None without a read.  Below 0 if the origin got more requests than the gateway
+        got reads.
+        """
         return 1 - self.origin_requests / self.reads if self.reads else None
 
     @property
     def bytes_spared(self) -> float | None:
-        """None without a byte.  Below 0 if the origin sent more than the clients got."""
+        """The share of bytes spared.  None without a byte.  Below 0 if the origin sent more bytes than the clients got."""
         return 1 - self.origin_bytes / self.answer_bytes if self.answer_bytes else None

@@ -40,11 +40,11 @@ class State:
     flights: dict[str, int] = field(default_factory=dict)
     """Shared fetches under way, by route."""
     waiters: dict[str, int] = field(default_factory=dict)
-    """Requests that wait for those fetches, or read while they run, by route."""
+    """Requests that wait for these shared fetches, or read from them while they run, by route."""
     followed: int = 0
     """Followed streams."""
     cache_bytes: int = 0
-    """The bytes in use of the cache's budget: the tapes, and all that is made of them."""
+    """The bytes in use of the cache's budget: the tapes, and everything that is made from them."""
     holdings: dict[str, RouteUsage] = field(default_factory=dict)
     """The contents of the tapes, by route."""
     upstream: dict[str, Connections] = field(default_factory=dict)

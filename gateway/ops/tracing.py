@@ -1,19 +1,19 @@
 """Tracing with OpenTelemetry: spans of requests, flights and exchanges, exported to a collector by OTLP over HTTP.
 
 A flight is a shared fetch, and an exchange is one request to an origin.  The module needs the extra `opentelemetry`,
-and is imported only if tracing is on.  Each gateway has its own tracer provider, which ends with it; there is no global
-state.
+and is imported only if tracing is on.  Each gateway has its own tracer provider, which ends with the gateway.  There is
+no global state.
 
-A request span has a link to the client's `traceparent` (W3C Trace Context).  With `follow_clients = true` it continues
-the client's trace instead, including the sampling decision, so any client may have its requests recorded.  Every
-request to an origin carries the `traceparent` of its span, sampled or not.  Spans contain the paths of streams but no
-query, header or body, because the query of a signed URL contains its signature.
+A request span has a link to the client's `traceparent` (W3C Trace Context).  With `follow_clients = true`, the span
+continues the client's trace instead, including the client's sampling decision.  Any client can then have its requests
+recorded.  Every request to an origin carries the `traceparent` of its span, sampled or not.  Spans contain the paths of
+streams but no query, header or body, because the query of a signed URL contains its signature.
 
-A remembered answer makes no further request, so it needs a span only if it is sampled.  There may be a hundred thousand
-such answers a second, so the sampling decision comes first.
+A remembered answer sends no request to an origin, so it needs a span only if it is sampled.  There may be a hundred
+thousand such answers a second, so the sampling decision comes first.
 
-Span times are the gateway clock's.  Spans wait in a bounded queue for the exporting thread, and spans that do not fit
-are dropped.  Only the shutdown waits for the export, for a bounded time.
+The times of spans come from the gateway's clock.  Spans wait in a bounded queue for the exporting thread, and spans
+that do not fit are dropped.  Only the shutdown waits for the export, for a bounded time.
 """
 
 from __future__ import annotations
@@ -265,8 +265,9 @@ class _RequestSpan:
         self._timed.end_span()
 
     def share(self, flight: Span, leader: Span | None) -> bool:
-        """Add links to a flight and its leader's span.  Returns False if this request leads the flight, or has the
-        links already."""
+        """Add links to a flight and to the span of the request that started it (the leader).  Returns False if this
+        request is the leader, or has the links already.
+        """
         if self._joined is flight or leader is self.span:
             return False
         self._joined = flight
@@ -325,7 +326,7 @@ class _ExchangeSpan:
     def failed(self, error: BaseException) -> None:
         span = self._timed.span
         span.set_attribute("error.type", type(error).__name__)
-        # A cancelled exchange has lost its readers, which is no error of the origin's.
+        # An exchange is cancelled when its readers have left, which is no error of the origin.
         if not isinstance(error, asyncio.CancelledError):
             span.set_status(Status(StatusCode.ERROR))
 

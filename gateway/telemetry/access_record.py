@@ -1,4 +1,4 @@
-"""Access records: the facts of each request, independent of the log that writes them.
+"""Access records: the recorded data of each request, independent of the log that writes them.
 
 A `Record` is filled in while a request is answered, and goes to an `AccessLog` when the request has ended.  A long live
 read reports several times, and only its last record is final.  All calls of an `AccessLog` are synchronous and cheap.
@@ -8,11 +8,11 @@ Exactly one record accounts for each request to the origin, and for each byte of
 own traffic.  A shared fetch keeps its figures until a record claims them in `finalize`.  Traffic without a record goes
 to `AccessLog.unclaimed`.  Examples are a stream's live request, and a fetch that all its waiters have left.
 
-Several layers contribute facts.  While a request is answered, the context variable `record_now` has its record, and the
+Several layers contribute data.  While a request is answered, the context variable `record_now` has its record, and the
 `note_*` functions of this module write to it.  They do nothing without an access log, and in a task that serves no
 single request.
 
-A connection can repeat a hit faster than records can be filled in.  A `Repeated` has the common facts of such answers.
+A connection can repeat a hit faster than records can be filled in.  A `Repeated` has the common data of such answers.
 Each answer adds its times, its client and the bytes of its request.
 """
 
@@ -102,7 +102,7 @@ class RecordedFetch(Protocol):
 
 @dataclass(slots=True)
 class Record:
-    """The known facts of one client request.  None and 0 mean that there is nothing to report.
+    """The known data of one client request.  None and 0 mean that there is nothing to report.
 
     `gateway.ops.access_log.fields` documents the written form of each field.  The code that answers the request owns
     the record until it goes to an access log, which only reads it.
@@ -118,8 +118,10 @@ class Record:
     is_s2: bool = False
     """Whether the client uses S2 instead of Durable Streams."""
     partition: Partition | None = None
-    """`StreamKey.partition` if it depends on credentials or on gateways before this one.  None for the route's public
-    partition.  An access log must not write it unchanged, because it is derived from credentials."""
+    """`StreamKey.partition`, if the partition depends on credentials or on gateways before this gateway.  None for the
+    route's public partition.  An access log must not write the partition unchanged, because it is derived from
+    credentials.
+    """
     status: int = 0
     """0 if no status was sent."""
     ended_at: float = 0.0
@@ -135,9 +137,13 @@ class Record:
     """Bytes that content coding saved: the size before coding minus the size sent."""
     fetched_bytes: int = 0
     """Body bytes received from the origin for this request.  The leader of a shared flight claims the flight's bytes.
-    Bytes that arrive after the leader has left go to the next request that ends."""
+    The leader is the request that started the flight.  Bytes that arrive after the leader has left count for the next
+    request that ends.
+    """
     origin_requests: int = 0
-    """Requests sent to the origin for this request.  Those of a shared flight are claimed like its bytes."""
+    """Requests sent to the origin for this request.  The requests of a shared flight are claimed in the same way as its
+    bytes.
+    """
     collapsed: int = 0
     """The number of requests that shared the flight for this request, including itself; 0 without a flight."""
     subscribers: int | None = None
@@ -172,7 +178,7 @@ class Record:
             self.fetches += ((fetch, leads),)
 
     def common(self) -> Record:
-        """The facts that records of equal requests of other clients share with this one."""
+        """Return the data that this record has in common with the records of other clients' equal requests."""
         return Record(
             mode=self.mode,
             method=self.method,
@@ -218,7 +224,9 @@ def note_principal(caller: Caller) -> None:
 
 
 def note_span(start: str, next_offset: str) -> None:
-    """Record the start and the end of the current answer, if neither request nor headers give them."""
+    """Record the offsets at which the current answer starts and ends, if neither the request nor the headers state
+    them.
+    """
     if (record := record_now.get()) is not None:
         record.start, record.next_offset = record.start or start, next_offset
 
@@ -239,7 +247,7 @@ _MOST_LINES: Final = 16
 
 
 class Repeated:
-    """The facts that all repetitions of a remembered answer share.  `line` belongs to the access log."""
+    """The data that all repetitions of a remembered answer have in common.  `line` belongs to the access log."""
 
     __slots__ = ("line", "record")
 
@@ -250,7 +258,7 @@ class Repeated:
 
 
 class CommonFacts:
-    """The facts that the records of equal live reads share."""
+    """The data that the records of equal live reads have in common."""
 
     __slots__ = ("_lines", "record")
 
@@ -344,7 +352,7 @@ class AccessLog(Protocol):
 
     @property
     def is_kept(self) -> bool:
-        """Whether records are kept.  If not, callers need not fill any in."""
+        """Whether records are kept.  If they are not kept, callers need not fill in records."""
 
     def record(self, record: Record) -> None:
         """Take the record of a request that has ended, or that continues if the record is not final.  The access log
@@ -362,10 +370,10 @@ class AccessLog(Protocol):
         """Record that an SSE read of this client began, which shares these `facts` with others."""
 
     def watch(self, began: float, write: Callable[[int], bool]) -> LiveNote | None:
-        """Have `write` called when the next interim lines of live reads that began together are due, until `discard`.
+        """Call `write` whenever interim lines are due for live reads that began together, until `discard`.
 
-        `write` gets the most lines to write, and returns False if it has to be called again.  Returns None if live
-        reads have no interim lines.
+        The argument of `write` is the most lines to write.  `write` returns False if it has to be called again.
+        Returns None if live reads have no interim lines.
         """
 
     def repeat_live(self, hit: Repeated, ended: float, clients: Sequence[PolledBy]) -> None:
@@ -375,7 +383,7 @@ class AccessLog(Protocol):
         """Record a live read of this client, which began at `began`.  The record states whether the read has ended."""
 
     def unclaimed(self, stream: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
-        """Count traffic with the origin that belongs to no record.  `mode` is that of the request to the origin."""
+        """Count traffic with the origin that belongs to no record.  `mode` is the mode of the request to the origin."""
 
 
 class NoAccessLog:

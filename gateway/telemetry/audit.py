@@ -1,8 +1,9 @@
 """Audit lines: changes and refusals, each one line of a separate logger.
 
-Lines are written at any level of the other loggers.  They never contain a token, a signature, or a stream's query,
-which may contain either.  Lines about refusals are bounded, because an unauthorised client can cause any number: at
-most `REFUSALS_PER_WINDOW` in each `WINDOW_S` seconds.  The first line after a window states the number left out.
+Audit lines are written whatever the level of the other loggers.  They never contain a token, a signature, or a stream's
+query, which may contain either.  Lines about refusals are bounded, because an unauthorised client can cause any number:
+at most `REFUSALS_PER_WINDOW` in each `WINDOW_S` seconds.  The first line after a window states the number of lines that
+were left out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 WINDOW_S: Final = 10.0
 REFUSALS_PER_WINDOW: Final = 20
 _SHOWN_CHARS: Final = 200
-"""The most characters of a path, prefix or key in a line.  An unauthorised client may send 32 KiB."""
+"""The most characters of a path, prefix or key in a line.  An unauthorised client may send up to 32 KiB."""
 
 
 def audit_log(name: str) -> logging.Logger:
@@ -42,7 +43,7 @@ class RefusalLines:
         return f"<RefusalLines {self._written} written, {self._left_out} left out>"
 
     def has_room(self) -> bool:
-        """Return whether another line may be written now.  If not, count it as left out."""
+        """Return whether another line may be written now.  Counts a line that may not be written as left out."""
         now = self._now()
         if now >= self._window_ends_at:
             if self._left_out:

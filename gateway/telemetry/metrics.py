@@ -58,7 +58,9 @@ class MetricsRecorder(Protocol):
     def hits(
         self, mode: Mode, outcome: Outcome, n: int, body_bytes: int, route: str = NO_ROUTE, *, saved_bytes: int = 0
     ) -> None:
-        """Count `n` remembered answers with `body_bytes` in all.  They are reported together, a little later."""
+        """Count `n` remembered answers with `body_bytes` in all.  Remembered answers are reported in batches, shortly
+        after they were sent.
+        """
 
     def upstream_request(self, mode: Mode, route: str = NO_ROUTE) -> None:
         """Count an attempt to send a request to the origin."""
@@ -79,7 +81,9 @@ class MetricsRecorder(Protocol):
         """Count live clients that arrived (positive) or left (negative)."""
 
     def delivered(self, readers: int, delay_s: float, route: str = NO_ROUTE) -> None:
-        """Count bytes of a follower that `readers` live readers were given, `delay_s` after the bytes arrived."""
+        """Count the delivery of new bytes of a followed stream to `readers` live readers, `delay_s` after the bytes
+        arrived from the origin.
+        """
 
     def eviction(self, n: int = 1, route: str = NO_ROUTE) -> None:
         """Count tapes dropped to stay within the byte budget."""
@@ -88,14 +92,18 @@ class MetricsRecorder(Protocol):
         """Count a body of `plain_bytes` that was compressed to `coded_bytes`, once for all its readers."""
 
     def slow_consumer(self, *, is_closed: bool = True) -> None:
-        """Count a client that did not keep up.  It was closed, or reads from the tape at its own pace again."""
+        """Count a client that did not keep up.  The client was disconnected, or reads from the tape (the stream in
+        memory) at its own pace again.
+        """
 
     def client_limited(self, limit: str) -> None:
         """Count a request refused, or a client dropped, by a limit per client.  `limit` is the key in the section
         `limits`."""
 
     def unshared(self, reason: str, route: str = NO_ROUTE) -> None:
-        """Count a read relayed because answers of the origin may not be shared.  `reason` is one of a fixed set."""
+        """Count a read that was relayed because the origin's answers may not be shared.  `reason` comes from a fixed
+        set.
+        """
 
     def rate_limited(self, limit: str, route: str = NO_ROUTE) -> None:
         """Count a request refused by the configured rate limit of this name."""

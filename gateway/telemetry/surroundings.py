@@ -1,6 +1,6 @@
 """The surroundings of the engine's parts: time, randomness, tasks, and the recorders of metrics, log and traces.
 
-They are passed as one value, because each part needs most of them.  Tests pass their own.
+All surroundings are passed as one value, because each part needs most of them.  Tests pass surroundings of their own.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A request span lasts from reading a client's request to the end of its answer.  A flight span lasts as long as a shared
 fetch, and is a child of the request that launched it.  An exchange span covers one request to an origin.  A request
-that joins a flight is linked to the flight and to its leader, the request that started it.  A link is used because a
-span has one parent, while a flight may have a thousand followers.
+that joins a flight is linked to the flight and to its leader, the request that started it.  Spans are linked because a
+span has only one parent, but a flight may have a thousand requests that joined it.
 
 The current spans are in the context of the running task (`contextvars`), not in arguments.  A task inherits the spans
 of the request that starts it, so a flight becomes a child of the right request.  A task that outlives its request first
@@ -58,8 +58,9 @@ class FlightSpan(Protocol):
         """Link the current request, which shares this flight, to the flight and to its leader."""
 
     def end_span(self, result: str, status: int | None, size: int) -> None:
-        """End the span: with the result in one word, the status for the flight's readers, if any, and the body
-        bytes."""
+        """End the span.  Records the result in one word, the status for the flight's readers (None without a status),
+        and the body bytes.
+        """
 
 
 class ExchangeSpan(Protocol):
@@ -85,7 +86,9 @@ class Tracer(Protocol):
         """Start the span of a client's request.  `headers` may contain the client's trace (W3C Trace Context)."""
 
     def chooses(self, request: bytes) -> bool:
-        """Return whether to trace the request with these header bytes.  If so, the caller calls `request`."""
+        """Return whether to trace the request with these header bytes.  For a request to trace, the caller then calls
+        `request`.
+        """
 
     def hit(self, request: bytes, mode: Mode, outcome: Outcome) -> None:
         """Record a request that a remembered answer has answered, if it is sampled.  `request` has its bytes."""

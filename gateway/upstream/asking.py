@@ -24,7 +24,7 @@ class Requester(Protocol):
 
     @property
     def sent(self) -> Callable[[], object]:
-        """A callback for each attempt to send the request."""
+        """Return a callback for each attempt to send the request."""
 
     def informed(self, interim: Interim) -> None:
         """Handle an interim (1xx) reply."""
@@ -35,8 +35,9 @@ class Requester(Protocol):
     def failed(self, error: GatewayError) -> None:
         """Handle a failure before the head.
 
-        `error` is UpstreamUnreachable, UpstreamTimeout, UpstreamBroken, CircuitOpen if no origin may be used,
-        UpstreamCongested if no connection was free in time, or the error that the request body raised.
+        `error` is one of UpstreamUnreachable, UpstreamTimeout and UpstreamBroken.  It is CircuitOpen if no origin may
+        be used, and UpstreamCongested if no connection was free in time.  It may also be the error that the request
+        body raised.
         """
 
 
@@ -101,6 +102,6 @@ class Upstream(Protocol):
     async def send(self, call: OriginCall, on_sent: Callable[[], object] = no_op) -> Reply:
         """Send one request and wait for the head of its reply; `on_sent` is called for each attempt.
 
-        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken; CircuitOpen, at once, if no origin may be used;
-        UpstreamCongested if no connection is free in time.
+        Raises UpstreamUnreachable, UpstreamTimeout or UpstreamBroken.  Raises CircuitOpen at once if no origin may be
+        used, and UpstreamCongested if no connection is free in time.
         """

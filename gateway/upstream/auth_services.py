@@ -4,10 +4,12 @@ There are two kinds.  The gateway fetches the key sets of token issuers (`gatewa
 operators' authorisation services to allow or refuse a client's request (`gateway.auth.forward`).
 
 A client's request that depends on such an answer waits here.  All client requests with the same question share one
-request to the service.  When that request has ended, successfully or not, they are authorised again.
+request to the service.  When the request to the service has ended, successfully or not, the client requests are
+authorised again.
 
-Bounded are: the waiting client requests, in total and per client network; the time of a request to a service; the bytes
-of its reply; and the connections to services, which are separate from those to origins.
+There are bounds on the waiting client requests, in total and per client network.  There are also bounds on the time of
+a request to a service, and on the bytes of its reply.  The connections to services are bounded too, separately from the
+connections to origins.
 """
 
 from __future__ import annotations
@@ -76,9 +78,9 @@ class Service:
     def __init__(self, rule: ForwardRule) -> None:
         self.rule = rule
         self.results: Counter[str] = Counter(dict.fromkeys(RESULTS, 0))
-        """The number of its answers, by result."""
+        """The number of the service's answers, by result."""
         self.problem = ""
-        """The problem with its latest answer; empty if the answer was allowed or refused."""
+        """The problem with the service's latest answer; empty if the answer allowed or refused the request."""
         self.answered_at = -math.inf
         """When the service last allowed or refused a request (monotonic seconds)."""
         self.is_reported = False
@@ -140,7 +142,7 @@ class AuthServices:
         self.key_sets = verdicts.key_sets
         self.clock = clock
         self._rng = rng
-        # Reads get three quarters of the slots, so that `most_requests` of them fit.
+        # Reads get three quarters of the slots, so this number of slots leaves room for `most_requests` reads.
         slots = -(-4 * most_requests // 3)
         self._exchanges = Exchanges(SlotLimits(slots, slots, MOST_WAITING, _MOST_S))
         self._tasks = Tasks()
@@ -160,7 +162,7 @@ class AuthServices:
         return f"<AuthServices {len(self._asking)} questions, {self._waiting_total} waiting>"
 
     def configure(self, every: Iterable[Rules]) -> None:
-        """Fetch the key sets that these rules name, now and periodically.  Stop fetching others."""
+        """Fetch the key sets that these rules name, now and periodically.  Stop fetching all other key sets."""
         every = tuple(every)
         self.key_sets.keep_sources(key_sources(every))
         rules = (one for rules in every for one in rules if isinstance(one, ForwardRule))
@@ -197,9 +199,9 @@ class AuthServices:
     ) -> WaitingRequest:
         """Ask the question unless it is being asked, and call `ready` when the answer has arrived or failed.
 
-        `net` is the network of the client whose request waits.  If this request causes the question and the service
-        refuses it, `refused` is called, even if the client request has left.  Raises Undecided if too many requests
-        wait or the question may not be asked now.
+        `net` is the network of the client whose request waits.  If this client request is the first with the question
+        and the service refuses it, `refused` is called, even if the client has left.  Raises Undecided if too many
+        requests wait or the question may not be asked now.
         """
         count = self._waiting[net]
         if self._waiting_total >= MOST_WAITING or count >= MOST_WAITING // 4:
@@ -219,7 +221,7 @@ class AuthServices:
             del self._waiting[net]
 
     def _begin(self, question: Question, net: str, refused: Callable[[], None]) -> _Asking:
-        """Ask the question.  Raises Undecided if it may not be asked now."""
+        """Ask the question.  Raises Undecided if the question may not be asked now."""
         if isinstance(question, Inquiry):
             asking = self._asking[question] = _Asking()
             self._tasks.start(self._inquire_in_time(question, net, refused), f"ask {question.rule.shown_url}")
@@ -335,7 +337,8 @@ class AuthServices:
                 _log.warning("keys of %s: fetched again from %s", source.issuer, source.shown_url)
         self._schedule(keys)
         if self._asking.get(source) is asking:
-            # Otherwise the source was removed and added again by reloads, and another fetch of it is in progress.
+            # The check matters if reloads have removed the source and added it again: another fetch of the source is
+            # then in progress.
             del self._asking[source]
         asking.end_question()
 

@@ -13,9 +13,9 @@ A lost connection counts as half a failure.  On a network that resets one connec
 frequent, but a series of ten is very rare.
 
 Both clients' requests and the gateway's own probes (`gateway.upstream.health`) probe the origin.  While own probes are
-sent (`watched`), most clients' requests are refused, because on a silent origin they would wait until they time out.
-The number of clients' requests does not limit own probes, so an unanswered client's request does not delay the
-recovery.  A failed own probe does not lengthen the open time.
+sent (`watched`), most clients' requests are refused, because with a silent origin these requests would wait until they
+time out.  The number of clients' requests does not limit own probes, so an unanswered client's request does not delay
+the recovery.  A failed own probe does not lengthen the open time.
 
 Own probes request one path, and a proxy in front of the origin may answer them.  Only a client's request shows whether
 the origin serves streams.  Therefore the latest own probe decides which clients' requests pass:
@@ -53,9 +53,11 @@ _MOST_DOUBLINGS: Final = 30
 _LOSS: Final = 0.5
 """The weight of a lost connection, compared with another failure."""
 CLIENTS_TURN_S: Final = 2.0
-"""The seconds until a client's request without a result no longer counts as a probe in progress."""
+"""A client's request without a result counts as a probe in progress for this number of seconds."""
 QUIET_S: Final = 10.0
-"""After a client's request has contradicted own probes, the seconds without clients until own probes count again."""
+"""If a client's request has failed after a successful own probe, own probes count again after this number of seconds
+without a client's request.
+"""
 
 
 class BreakerState(StrEnum):
@@ -97,17 +99,17 @@ class Policy:
     """When a breaker opens, and how it recovers."""
 
     failures: int = 5
-    """The consecutive failures that open it.  0 means that it never opens."""
+    """The consecutive failures that open the breaker. 0 means that the breaker never opens."""
     ratio: float = 0.5
-    """The share of failures within the window that opens it."""
+    """The share of failures within the window that opens the breaker."""
     window_s: float = 10.0
     least_requests: int = 20
-    """The requests within the window from which on `ratio` applies."""
+    """`ratio` applies only if the window has at least this number of requests."""
     open_s: float = 1.0
-    """The first open time.  Each further one doubles."""
+    """The first open time.  Each further open time is twice as long."""
     longest_open_s: float = 2.0
     probes: int = 1
-    """The concurrent clients' requests that pass while it is half-open."""
+    """The number of concurrent clients' requests that pass while the breaker is half-open."""
 
 
 class Permit(NamedTuple):
@@ -214,7 +216,7 @@ class Breaker:
         self._alone_from = -inf
         """When own probes may close the breaker without a client's request."""
         self._is_proved = True
-        """False if own probes have closed the breaker, and no client's request has succeeded since."""
+        """False after own probes have closed the breaker, until a client's request succeeds."""
         self._consecutive = 0.0
         self._window = _Window(policy.window_s)
 
@@ -284,7 +286,9 @@ class Breaker:
             self._clients_from = min(self._clients_from, now)
 
     def retry_in_s(self, now: float) -> float | None:
-        """Return the seconds until the next probe is due; None while closed, 0 if one is due or in progress."""
+        """Return the seconds until the next probe is due.  None while the breaker is closed, 0 if a probe is due or in
+        progress.
+        """
         return None if self.state is BreakerState.CLOSED else max(0.0, self._until - now)
 
     def succeeded(self, permit: Permit, now: float) -> None:
@@ -348,7 +352,9 @@ class Breaker:
             self._move(Event.TRIPPED, now)
 
     def abandoned(self, permit: Permit) -> None:
-        """Record that the request has no result, for a reason other than the origin: its client left, for example."""
+        """Record that the request has no result, for a reason other than the origin: for example, because the client
+        left.
+        """
         if permit.is_probe and not permit.is_own and permit.term == self._term:
             self._probes = max(0, self._probes - 1)
 

@@ -5,9 +5,9 @@ reading the reply.
 
 An `OriginCall` is one request.  A `Source` has the URL and the headers of shared fetches of one stream.
 
-A shared fetch sends only headers that are part of the key of the stream in memory.  Suppose that an origin depends on a
-header that the route does not list as a credential.  The fetch is then sent without the header, and the origin refuses
-it until the operator lists the header.  One reader's bytes never go to another reader.
+A shared fetch sends only headers that are part of the key of the stream in memory.  If an origin needs a header that
+the route does not list as a credential, the fetch lacks this header.  The origin then refuses the fetch until the
+operator lists the header.  One reader's bytes therefore never go to another reader.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ class OriginCall(NamedTuple):
     is_live: bool = False
     """Whether the request may last for minutes."""
     client: str | Askers = ""
-    """The network of the client that the request is for, or the networks of several.  Empty for the gateway's own."""
+    """The network of the client that the request is for, or the networks of several clients.  Empty for the gateway's
+    own requests.
+    """
     repeated: RepeatedUrl | None = None
     """The shared state for `url`, if the call is likely to be repeated."""
 
@@ -133,11 +135,11 @@ class Source(NamedTuple):
     bounds: Bounds
     live_bounds: Bounds
     client: str = ""
-    """The network of the client that fetches are for; empty for the gateway's own."""
+    """The network of the client that fetches are for; empty for the gateway's own fetches."""
 
     @property
     def asker(self) -> int:
-        """A hash of the headers, to compare requests by the headers that they send."""
+        """A hash of the headers, by which requests with equal headers are found."""
         return hash(tuple(self.headers.items()))
 
     def url(self, offset: str | None, live: str | None = None, cursor: str | None = None) -> str:

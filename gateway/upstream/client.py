@@ -3,10 +3,10 @@
 A request names a route, and the client chooses an origin of the route.  If no connection to this origin can be made,
 the request goes to the next origin.  This is safe for writes too, because no byte was sent.
 
-The client also follows a redirect to the leader of a stream, another origin of the route: a redirect shows that the
-first origin did not process the request.  To be able to follow a redirect, the client buffers a streamed body of up to
-64 KiB.  With a larger body, the redirect is passed on to the gateway's client.  Later requests go to the leader at
-once.
+The client also follows a redirect to the leader of a stream, which is another origin of the route.  This is safe,
+because a redirect shows that the first origin did not process the request.  To be able to follow a redirect, the client
+buffers a streamed body of up to 64 KiB.  With a larger body, the redirect is passed on to the gateway's client.  Later
+requests go to the leader at once.
 
 Other modules retry requests that were sent: `gateway.upstream.exchange` after a dead connection, and
 `gateway.engine.fetch` after the failure of a shared fetch.
@@ -75,8 +75,8 @@ class OriginClient:
     async def send(self, call: OriginCall, on_sent: Callable[[], object] = no_op) -> Reply:
         """Send one request and wait for the head of its reply; `on_sent` is called for each attempt.
 
-        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken; CircuitOpen, at once, if no origin may be used;
-        UpstreamCongested if no connection is free in time.
+        Raises UpstreamUnreachable, UpstreamTimeout or UpstreamBroken.  Raises CircuitOpen at once if no origin may be
+        used, and UpstreamCongested if no connection is free in time.
         """
         return await answer_to(self.ask, call, on_sent)
 
@@ -193,7 +193,8 @@ class _RoutedExchange(Exchange):
 
     def _failed(self, error: GatewayError) -> None:
         if isinstance(error, UpstreamCongested):
-            # Do not try the next origin: in a rush of requests, all streams would move between the origins.
+            # Do not try the next origin.  Otherwise, all streams would move between the origins whenever many requests
+            # arrive together.
             self._requester.failed(error)
             return
         assert self._sent is not None
@@ -207,7 +208,7 @@ class _RoutedExchange(Exchange):
 
 
 async def _buffered(body: AsyncIterator[bytes], within_s: float | None) -> Body:
-    """Return the body as bytes if it is small enough to be buffered, otherwise as an iterator over all of it.
+    """Return the body as bytes if it is small enough to be buffered, otherwise as an iterator over the whole body.
 
     Raises RequestTimeout if the client does not send the body in time, and UpstreamBroken if reading it fails.
     """

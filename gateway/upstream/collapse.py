@@ -3,7 +3,7 @@
 One rule keeps reads linearisable.  A reader may rely on the tail that a fetch reports only if the reader's request
 arrived before the fetch was sent.  The origin had then seen every write acknowledged before the request.  A later
 reader may use the bytes of the fetch, which are immutable, but needs another fetch for the tail.  Each key therefore
-has at most one fetch in progress and one that has not been sent yet.  All later readers share the latter.
+has at most one fetch in progress and one fetch that has not been sent yet.  All later readers share the unsent fetch.
 
 A fetch does not depend on the reader that started it.  If this reader leaves, the fetch continues for the others.
 """
@@ -43,9 +43,10 @@ class SharedFetch:
         self.askers = Askers(client)
         """The networks of the clients that wait for the fetch."""
         self.is_sent = False
-        """Whether the request may have been sent.  A reader that arrives later must not rely on its tail."""
+        """Whether the request may have been sent.  If so, a reader that arrives now must not rely on the fetch's tail.
+        """
         self.end: FetchEnd | None = None
-        """How the fetch has ended; None before that."""
+        """How the fetch has ended; None until it has ended."""
         self.error: GatewayError | None = None
         """Why the fetch failed or was given up."""
         self.changed = Signal()
@@ -105,12 +106,14 @@ class Collapse(Generic[K, F]):
         return iter(self._fetches.items())
 
     def pending(self, key: K) -> F | None:
-        """Return the latest fetch of this key, sent or not; None if it is over or there is none."""
+        """Return the latest fetch of this key, sent or unsent.  Return None if the latest fetch is over, or none has
+        begun.
+        """
         fetch = self._fetches.get(key)
         return fetch if fetch is not None and not fetch.is_over else None
 
     def join_fetch(self, key: K, client: str, begin: Callable[[], F]) -> Lead[F] | Follow[F]:
-        """Join the unsent fetch of this key, or start a new one by `begin` if there is none.
+        """Join the unsent fetch of this key, or start a new fetch by `begin` if no unsent fetch exists.
 
         `client` is the network of the reader.  For a new fetch the caller must call `work_ended` at its end.
         """
@@ -120,7 +123,9 @@ class Collapse(Generic[K, F]):
         return Lead(fetch)
 
     def unsent(self, key: K, client: str) -> F | None:
-        """Join the unsent fetch of this key, for a reader of the network `client`; return None if there is none."""
+        """Join the unsent fetch of this key, for a reader of the network `client`.  Return None if no unsent fetch
+        exists.
+        """
         fetch = self._fetches.get(key)
         if fetch is None or fetch.is_sent or fetch.is_over:
             return None
@@ -132,7 +137,7 @@ class Collapse(Generic[K, F]):
         self._fetches[key] = fetch
 
     def work_ended(self, key: K, fetch: F) -> None:
-        """Remove a fetch whose task has ended; give it up if it is not over."""
+        """Remove a fetch whose task has ended.  A fetch without an outcome is given up."""
         if not fetch.is_over:
             fetch.give_up()
         if self._fetches.get(key) is fetch:

@@ -1,9 +1,9 @@
 """An HTTP/1.1 connection to an origin, which carries one exchange after the other.
 
 A connection is busy from the first byte of a request to the last byte of its reply, and idle at other times.  After an
-exchange it calls its owner's `freed`.  It is closed instead if the start of the next reply would be uncertain: after a
-truncated reply, after bytes that no request asked for, or if a request body was not sent completely.  After each reply
-the connection rests for a moment before it is used again (`gateway.upstream.keep_alive`).
+exchange it calls its owner's `freed`.  The connection is closed instead if the start of the next reply would be
+uncertain: after a truncated reply, after bytes that no request asked for, or if a request body was not sent completely.
+After each reply the connection rests for a moment before it is used again (`gateway.upstream.keep_alive`).
 
 An `IncomingReply` collects the reply.  Above its high-water mark the connection stops reading until the reader has
 taken the data.
@@ -41,7 +41,7 @@ _READS: Final = (b"GET ", b"HEAD ")
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 """The value of SO_LINGER with which the kernel resets the connection when its socket is closed."""
 LEFT_S: Final = 0.25
-"""The seconds within which an abandoned reply must end for the connection to be kept."""
+"""If an abandoned reply ends within this number of seconds, the connection is kept."""
 MOST_LEFT_BYTES: Final = 1 << 16
 """The most bytes of an abandoned reply that are read and dropped."""
 _JOINED_BYTES: Final = 1 << 14
@@ -136,13 +136,15 @@ class Connection(asyncio.Protocol):
     def may_carry(self, now: float, named: frozenset[str] | None) -> bool:
         """Whether the idle connection can carry another exchange.
 
-        It can if it is open, is not too old at `now`, and its address is one of `named`, if these are known.  Its
-        socket must also have no input, which would be the origin's close or bytes that no request asked for.
+        The connection must be open and not too old at `now`.  If `named` has the host's current addresses, the
+        connection's address must be among them.  The socket must also have no input, because input would be the
+        origin's close or bytes that no request asked for.
         """
         transport = self._transport
         if self._is_lost or transport is None or transport.is_closing():
             return False
-        # Any connection may carry one exchange.  Otherwise, with a very small age, requests would only dial.
+        # Any connection may carry one exchange, however small the age bound is.  Otherwise requests could dial for
+        # ever.
         if (now >= self.outdated_at and self.is_reused) or (named is not None and self.address not in named):
             return False
         return self._poll is None or not self._poll(0)
@@ -230,7 +232,7 @@ class Connection(asyncio.Protocol):
             if (hint := headers.get(_KEEP_ALIVE)) is not None:
                 kept_s = keep_alive.kept_s(hint)
         if kept_s <= keep_alive.rest_s:
-            # The idle time would end before the rest.
+            # The idle time would end before the connection's rest.
             self.drop()
             return
         self.is_reused = True
@@ -303,8 +305,8 @@ class Connection(asyncio.Protocol):
     # -- from the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Both refer to the connection.  If they were created earlier, a failed attempt to connect would leave the
-        # reference cycle behind, because it does not call `connection_lost`.
+        # Create both objects only now, because they refer to the connection.  A failed attempt to connect does not call
+        # `connection_lost`, and would leave the reference cycle behind.
         self.deadline = Deadline(self._loop, self._timed_out)
         self._parser = ReplyParser()
         self._transport = cast("asyncio.Transport", transport)

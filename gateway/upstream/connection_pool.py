@@ -5,11 +5,11 @@ when.  An exchange is carried by an HTTP/1.1 connection or by one stream of an H
 alike, so there are never more busy connections than slots.
 
 An HTTP/2 connection takes requests up to the origin's MAX_CONCURRENT_STREAMS and the session's own bound, and only
-while its send window is open.  If no connection takes a request, another one is opened.
+while its send window is open.  If no connection takes a request, another connection is opened.
 
 A connection takes no more requests when it has reached its age, or when the origin's name no longer resolves to its
-address.  Idle connections need no slots.  But busy and idle connections together do not exceed the number of slots: if
-they would, the connection that has been idle the longest is closed.
+address.  Idle connections need no slots.  Busy and idle connections together do not exceed the number of slots.  If a
+new connection would exceed this number, the connection that has been idle the longest is closed.
 
 Only `acquire` waits, for at most `SlotLimits.wait_s`.
 """
@@ -50,7 +50,7 @@ class Connections(NamedTuple):
 _log = logging.getLogger("gateway.upstream")
 
 _RECLAIM_S: Final = 0.25
-"""The interval at which unread replies are asked to release their slots, while requests wait for slots."""
+"""While requests wait for slots, unread replies are asked at this interval to release their slots."""
 _SILENCE_S: Final = 60.0
 """The least seconds between two log lines about delayed clients."""
 
@@ -80,8 +80,9 @@ class ConnectionPool:
         self._made_after = -inf
         """Connections made before this time take no more requests (the loop's clock)."""
         self.renewals = 0
-        """The number of calls of `renew`.  A caller compares it to find out whether `renew` was called during an
-        attempt to connect.  Times of the loop's clock are too coarse for this."""
+        """The number of calls of `renew`.  From this number, a caller learns whether `renew` was called during an
+        attempt to connect.  The loop's clock is too coarse for this comparison.
+        """
         self.stalls = Stalls()
         """Replies that hold slots while their readers do not read."""
         self._reclaiming: asyncio.TimerHandle | None = None
@@ -114,7 +115,9 @@ class ConnectionPool:
     # -- slots
 
     def take_idle(self, lane: Lane, client: str, now: float, *, is_head: bool) -> Carrier | None:
-        """Take a slot and an open connection for a request at once; return None if either is not available."""
+        """Take a slot and an open connection for a request at once.  Return None if no slot is free or no connection is
+        open.
+        """
         if not self._slots.take_slot(lane, client):
             return None
         connection = self._usable(lane.endpoint, now, is_head=is_head)
@@ -165,7 +168,7 @@ class ConnectionPool:
     def _report_delay(self, lane: Lane, client: str, now: float) -> None:
         """Log that requests are delayed by the bound of their client.
 
-        The operator should know, because behind a proxy that is not trusted, all clients count as one.
+        The cause may be a proxy that is not trusted: all clients behind it count as one client.
         """
         if now >= self._silent_until:
             self._silent_until = now + _SILENCE_S
@@ -221,7 +224,7 @@ class ConnectionPool:
         self._http2.setdefault(connection.endpoint, {})[connection] = None
 
     def _drop_excess(self) -> None:
-        """If there are too many connections, close the one that has been idle the longest."""
+        """If there are too many connections, close the connection that has been idle the longest."""
         idle_http2 = self._idle_http2()
         if not self._idle and not idle_http2:
             return
@@ -249,7 +252,8 @@ class ConnectionPool:
         if found is not None:
             return found
         if self._slots.exceeded_by(len(self) + len(self._idle)):
-            # A new connection would replace an idle one.  An early reuse of a resting connection costs less.
+            # A new connection would replace an idle connection, which costs more than the early reuse of a resting
+            # connection.
             found = self._idle.take_resting(endpoint, now, named, is_head=is_head)
         return found or (self._stream(endpoint, now, named) if self._http2 else None)
 
@@ -273,8 +277,9 @@ class ConnectionPool:
             connection.drop()
 
     def retired(self, connection: Connection) -> None:
-        """Close all idle connections to the host of this one, whose server is about to shut down.  They may lead to the
-        same server."""
+        """Close all idle connections to the host of this connection, whose server is about to shut down.  The idle
+        connections may lead to the same server.
+        """
         for other in tuple(self._idle):
             if other.endpoint == connection.endpoint:
                 other.drop()
@@ -302,7 +307,9 @@ class ConnectionPool:
             self._idle.remove(connection)
 
     def renew(self, now: float) -> None:
-        """Close idle connections now and busy ones after their exchanges, so that new requests open new connections."""
+        """Close idle connections now, and close busy connections after their exchanges, so that new requests open new
+        connections.
+        """
         self._made_after = now
         self._addresses.clear()
         self.renewals += 1

@@ -161,7 +161,7 @@ class Http2Dials:
             task.add_done_callback(lambda _: self._dials.pop(key, None))
         failed = await asyncio.shield(task)
         if failed is not None:
-            # A new exception for each waiter, because each adds its own traceback.
+            # Make a new exception for each waiter, because each waiter adds its own traceback.
             raise type(failed)(*failed.args) from failed.__cause__
 
     async def _dial(self, pool: ConnectionPool, endpoint: Endpoint, within_s: float) -> NotConnected | None:
@@ -172,7 +172,8 @@ class Http2Dials:
         except NotConnected as error:
             return bare(error)
         if not connection.has_room:
-            # The connection has ended, or takes no requests.  Without an error, the waiters would dial for ever.
+            # The connection has ended, or takes no requests.  Fail the waiters, because they would otherwise dial for
+            # ever.
             connection.drop()
             return NoHttp2()
         if pool.renewals == renewals:

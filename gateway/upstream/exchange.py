@@ -7,8 +7,8 @@ All waits are bounded: for a slot, for the connection, for the first byte, for e
 bound on the first byte begins after the wait for a slot, which is not the origin's fault.
 
 Bodies are passed on as they are.  Nothing is decompressed, no redirect is followed, no cookie is kept, and a `101` is
-refused.  A truncated body raises, so a caller without an exception has the complete body.  Exceptions of other
-libraries are translated into those of `errors.py` here.
+refused.  Reading a truncated body raises an exception, so a body that was read without an exception is complete.  This
+module translates exceptions of other libraries into the exceptions of `errors.py`.
 
 A request may be sent once more if a kept connection proves to be dead.  `gateway.upstream.repeatable` has the rule.
 
@@ -132,7 +132,7 @@ class Exchange:
         """Send the request for `target` (in origin form) to `authority`, as in `http://host:port`.
 
         The slot is taken from the share of `route`, and charged to the call's client.  If the call has several clients,
-        the slot is charged to the first whose turn it is.
+        the slot is charged to the client whose turn comes first.
         """
         method, _, headers, bounds, body, is_live, client, repeated = self._call
         hosts, pool = self._hosts, self._pool
@@ -227,7 +227,7 @@ class Exchange:
         return None
 
     async def _bounded(self, dial: Coroutine[None, None, T]) -> T:
-        """Await `dial` within the bound of the exchange, too.  The origin's state can end the wait."""
+        """Await `dial`, also within the time bound of the exchange.  The origin's state can end the wait."""
         bound = asyncio.timeout_at(self._by if self._by < inf else None)
         try:
             async with bound:
@@ -264,7 +264,9 @@ class Exchange:
                 incoming.time_out()
 
     def _informed(self, interim: Interim) -> None:
-        """Begin the wait for the head again: an interim reply is a sign of life (RFC 9110 section 15.2)."""
+        """Begin the wait for the head again, because an interim reply shows that the origin is at work (RFC 9110
+        section 15.2).
+        """
         if self.is_over or self._connection is None:
             return
         if self._upload is None or self._upload.has_ended:

@@ -71,7 +71,7 @@ class Exchanges:
             self._renew()
 
     def configure_http2(self, origins: Iterable[str]) -> None:
-        """Use HTTP/2 for these origins, given as `scheme://host:port`, and HTTP/1.1 for all others."""
+        """Use HTTP/2 for these origins, given as `scheme://host:port`, and use HTTP/1.1 for all other origins."""
         hosts = frozenset(map(endpoint_of, origins))
         if hosts != self._http2_hosts:
             self._http2_hosts = hosts
@@ -92,7 +92,9 @@ class Exchanges:
         return len(self.shared) + len(self.live)
 
     def connections(self) -> dict[str, Connections]:
-        """Return the figures of both pools: `live` for followers and relayed live reads, `shared` for the rest."""
+        """Return the figures of both pools.  The pool `live` has the live requests (of followers and relayed live
+        reads), and the pool `shared` has all other requests.
+        """
         now = asyncio.get_running_loop().time()
         return {"shared": self.shared.snapshot(now), "live": self.live.snapshot(now)}
 

@@ -30,7 +30,7 @@ class Delay(StrEnum):
     """Why a request waits for a connection slot."""
 
     CONNECTIONS = "connections"
-    """All `upstream_connections`, or all of a share of them, are in use."""
+    """All `upstream_connections`, or all connections of a share, are in use."""
     CLIENT = "client"
     """The client has `client_upstream_requests` in progress, or uses half of `upstream_connections`."""
 
@@ -93,18 +93,19 @@ def is_local_fault(error: BaseException) -> bool:
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether the connection was lost.  If only a request on it was reset, the result is False."""
+    """Whether the connection was lost.  False if only a request on the connection was reset."""
     return isinstance(error, ConnectionLost) and not isinstance(error, RequestReset)
 
 
 def is_no_sign(error: BaseException, *, is_patient: bool, is_reused: bool) -> bool:
     """Whether a failure before the head of the reply does not count against the origin's health.
 
-    `is_patient`: the origin may be silent for long, as on a live read, so a timeout does not count.
+    `is_patient`: the origin may be silent for long, as on a live read, so a timeout does not count as a failure.
     `is_reused`: the connection had carried other requests, and was lost before any byte of the reply.  This does not
     count, because an origin may close idle connections at any time.  The next request will use a new connection.
 
-    Nor does a refusal of too many interim replies count, or a loss that another request has reported.
+    Two further failures do not count: the refusal of too many interim replies, and a loss that another request has
+    reported.
     """
     if isinstance(error, ConnectionLost | ReplyBroken) and error.is_reported:
         return True

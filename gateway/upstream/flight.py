@@ -7,10 +7,10 @@ pace, and detach.  When the last reader detaches, the fetch is cancelled.
 Two bounds apply to the body.  First, the fetch pauses while all readers are more than `WINDOW_BYTES` behind the end of
 the received data.  The origin's reply is therefore read as fast as the fastest client reads.
 
-Second, a body larger than `keep_bytes` is not kept.  Chunks that all readers have read are dropped, no more readers may
-attach, and a reader that is more than `keep_bytes` behind is dropped.  Otherwise one slow client would keep the whole
-body in memory.  With a small `keep_bytes` the limit for a reader is two windows, because even the fastest reader may be
-that far behind.
+Second, a body larger than `keep_bytes` is not kept.  Its chunks are dropped after all readers have read them, so no
+more readers may attach.  A reader that is more than `keep_bytes` behind is dropped.  Otherwise one slow client would
+keep the whole body in memory.  With a small `keep_bytes` the limit for a reader is two windows, because even the
+fastest reader may be that far behind.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ from gateway.upstream.collapse import FetchEnd, SharedFetch
 WINDOW_BYTES: Final = 1 << 20
 _UNBOUNDED: Final = Inflow()
 SMALL_BYTES: Final = 1 << 16
-"""A body up to this size is awaited, so that it is sent whole and with its length."""
+"""The answer waits for a body up to this size, so that the body is sent whole and with its length."""
 CONFIRMATION: Final = "?confirmation"
-"""The `key` of a flight that compares the origin's bytes after `start` with those held.  It is no valid offset."""
+"""The `key` of a flight that compares the origin's bytes after `start` with the bytes in memory.  It is no valid
+offset.
+"""
 METADATA: Final = "?metadata"
 """The `start` of a flight that fetches a stream's metadata without bytes.  It is no valid offset."""
 
@@ -56,7 +58,8 @@ class OriginError:
     headers: CIMultiDict[str]
     body: bytes
     request_headers: CIMultiDict[str] | None = None
-    """The headers of the fetch, if the refusal may depend on them.  It is then invalid for readers with other headers.
+    """The headers of the fetch, if the refusal may depend on them.  The refusal is then invalid for readers with other
+    headers.
     """
     varies_by_origin: bool = False
     """Whether the refusal is invalid for readers with an Origin header."""
@@ -152,7 +155,7 @@ class FirstReader(Protocol):
     """The reader that a flight was launched for, and that waits for it without a task."""
 
     def look(self) -> None:
-        """Go on if the flight has come far enough."""
+        """Answer the reader's request if enough of the reply has arrived."""
 
 
 class Flight(SharedFetch):
@@ -202,7 +205,7 @@ class Flight(SharedFetch):
         """The key by which readers find the flight."""
         self.keep_bytes = keep_bytes
         self.lag_bytes = max(keep_bytes, 2 * WINDOW_BYTES)
-        """The bytes that a reader may be behind before it is dropped."""
+        """A reader that is behind by more than this number of bytes is dropped."""
         self.sent_at = 0.0
         self.version = FIRST
         """The stream's version when the request was sent."""
@@ -220,9 +223,11 @@ class Flight(SharedFetch):
         self.must_go = False
         """Whether to give the flight up, because other requests wait for its connection."""
         self.inflow = _UNBOUNDED
-        """Bounds the rate at which the flight's arrival and its readers add bytes to memory."""
+        """Bounds the rate at which the flight's reply and its readers add bytes to memory."""
         self.shared: SharedBytes | None = None
-        """Counts the body's bytes once for all holders, the readers and later the tape; None until one asks for it."""
+        """Counts the body's bytes once for all holders: the readers, and later the tape (the stream in memory).  None
+        until a holder asks for it.
+        """
         self.is_kept = True
         """Whether the body is kept from its beginning."""
         self.is_detached = False
@@ -241,8 +246,9 @@ class Flight(SharedFetch):
         self.fetched = 0
         """The body bytes received from the origin, including brackets, refusals and failed attempts."""
         self.sharers = 0
-        """The number of requests that have started or joined the flight, if there is an access log.  The log also owns
-        `accounted`, `accounted_requests`, `holders` and `is_led`."""
+        """The number of requests that have started or joined the flight; counted only with an access log.  The log also
+        owns `accounted`, `accounted_requests`, `holders` and `is_led`.
+        """
         self.accounted = 0
         self.requests = 0
         """The number of requests sent to the origin, including retries."""
@@ -250,7 +256,9 @@ class Flight(SharedFetch):
         self.holders = 0
         self.is_led = False
         self.first: FirstReader | None = None
-        """The first reader, until the fetch has got its reply or has ended; then it looks."""
+        """The reader that started the flight.  Its `look` is called when the reply has arrived or the fetch has ended,
+        and the attribute is then None.
+        """
         self._readers: set[FlightReader] = set()
         self._watchers = 0
 
@@ -313,7 +321,9 @@ class Flight(SharedFetch):
         self.changed.fire()
 
     def land_whole(self, body: list[bytes], size: int) -> None:
-        """The body has arrived at once: `size` bytes, in pieces that are not empty."""
+        """Set the whole body, which has arrived at once, and end the flight.  It has `size` bytes in pieces that are
+        not empty.
+        """
         self.kept, self.size, self.length = body, size, size
         if size > self.keep_bytes:
             self.is_kept = False
@@ -366,14 +376,14 @@ class Flight(SharedFetch):
         return reader
 
     def add_reader(self, reader: FlightReader) -> None:
-        """The same for a reader that has been made for this flight."""
+        """Add a reader of the body that has been made for this flight."""
         assert self.base == 0, "a flight that lets go of its chunks takes no more readers"
         self._readers.add(reader)
         if self._room is not None:
             self._room.fire()
 
     def detach(self, reader: FlightReader) -> None:
-        """Remove a reader.  Removing the last one cancels the fetch."""
+        """Remove a reader.  Removing the last reader cancels the fetch."""
         if reader in self._readers:
             self._readers.discard(reader)
             if not (self.is_kept and self.is_over):

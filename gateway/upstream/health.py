@@ -1,13 +1,14 @@
 """Active health checks of origins, and probes of origins that have failed.
 
-Active checks run for routes with several origins, and for routes that configure checks.  Each origin is requested one
-path at a jittered interval.  A configured number of consecutive failures ejects the origin, and a number of consecutive
-successes readmits it.  Checks bypass the circuit breaker and are counted separately.
+Active checks run for routes with several origins, and for routes that configure checks.  The gateway requests one path
+of each origin at a jittered interval.  A configured number of consecutive failures ejects the origin, and a number of
+consecutive successes readmits it.  Checks bypass the circuit breaker and are counted separately.
 
-While the circuit breaker of an origin is open, the gateway probes the origin once or twice a second.  The origin is
-then used again soon after its recovery, and no client has to wait for a silent origin.  A probe is a HEAD for the path
-of the route's health check, by default `/`.  Any answer except 502, 503 and 504 is a success.  A client's request may
-then try the origin.  If no client comes, a second successful probe closes the breaker.
+While the circuit breaker of an origin is open, the gateway probes the origin once or twice a second.  With these
+probes, the origin is used again soon after its recovery, and no client has to wait for a silent origin.  A probe is a
+HEAD for the path of the route's health check, by default `/`.  Any answer except 502, 503 and 504 is a success.  After
+a success, a client's request may try the origin.  If no client's request arrives, a second successful probe closes the
+breaker.
 
 Checks and probes use the connections for live requests.  Otherwise a queue of ordinary requests would delay them, and
 the origin would seem to be down.

@@ -1,16 +1,16 @@
 """An HTTP/2 connection to an origin, which carries many exchanges at a time, each on one stream.
 
 Requests are sent only after the origin's SETTINGS have arrived, which show that the origin speaks HTTP/2 and how many
-requests it accepts at once.  An earlier failure counts as a failure to connect, so the requests may go to another
+requests it accepts at once.  A failure before that counts as a failure to connect, so the requests may go to another
 origin.  Over TLS the origin must agree to `h2` by ALPN.  Without TLS, the configuration states that the origin speaks
 HTTP/2 (RFC 9113 section 3.3).
 
 The connection is used until the origin sends GOAWAY, violates the protocol, or stops answering.  A timeout of one
-exchange does not end the connection, because other exchanges may be fine.  Instead the connection sends a PING, and
-starts no exchange until the PING is answered.
+exchange does not end the connection, because the other exchanges may still succeed.  Instead the connection sends a
+PING, and starts no exchange until the PING is answered.
 
-Nor does it start an exchange while its send window is exhausted.  If the origin does not read an upload, the window may
-stay exhausted for long, and the body of a new request would wait behind the upload.
+The connection also starts no exchange while its send window is exhausted.  If the origin does not read an upload, the
+window may stay exhausted for long, and the body of a new request would wait behind the upload.
 
 The connection has one deadline, which moves: for the answer to a PING, or for the end of the idle time.
 """
@@ -109,7 +109,8 @@ class Http2Connection(asyncio.Protocol):
 
     def is_outdated(self, now: float, named: frozenset[str] | None) -> bool:
         """Whether the connection is too old for another exchange at `now`, or its address is not one of `named`."""
-        # Any connection may carry one exchange.  Otherwise, with a very small age, requests would only dial.
+        # Any connection may carry one exchange, however small the age bound is.  Otherwise requests could dial for
+        # ever.
         return (now >= self.outdated_at and self.is_reused) or (named is not None and self.address not in named)
 
     @property

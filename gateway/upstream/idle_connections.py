@@ -17,7 +17,9 @@ from gateway.upstream.connection import Connection
 
 _SHELVES: Final = (False,)
 _SHELVES_FOR_HEAD: Final = (True, False)
-"""The shelves to search, by whether they are for HEADs.  A HEAD may use any connection."""
+"""The kinds of shelves to search for a HEAD, which may use any connection.  True stands for the shelf of connections
+that are kept for HEADs.
+"""
 
 
 class _Shelf:
@@ -36,8 +38,9 @@ class IdleConnections:
 
     def __init__(self) -> None:
         self._shelves: dict[tuple[Endpoint, bool], _Shelf] = {}
-        """The shelves.  Empty ones are removed only when a new one is created, because the shelf of a busy endpoint is
-        often empty for a moment."""
+        """The shelves.  Empty shelves are removed only when a new shelf is created, because the shelf of a busy
+        endpoint is often empty for a moment.
+        """
         self._count = 0
 
     def __len__(self) -> int:
@@ -62,7 +65,8 @@ class IdleConnections:
     def take_connection(
         self, endpoint: Endpoint, now: float, named: frozenset[str] | None, *, is_head: bool
     ) -> Connection | None:
-        """Remove and return the most recently used connection that has rested; None if there is none.
+        """Remove and return the most recently used connection that has rested.  Return None if no usable connection has
+        rested.
 
         Connections that cannot be used any more are closed.  `named` has the endpoint's addresses, if known.
         """
@@ -85,7 +89,7 @@ class IdleConnections:
     def take_resting(
         self, endpoint: Endpoint, now: float, named: frozenset[str] | None, *, is_head: bool
     ) -> Connection | None:
-        """Remove and return the resting connection that has rested the longest; None if there is none."""
+        """Remove and return the connection that has rested the longest but still rests; None if no connection rests."""
         for is_for_heads in _SHELVES_FOR_HEAD if is_head else _SHELVES:
             while (shelf := self._shelves.get((endpoint, is_for_heads))) is not None and shelf.resting:
                 connection, _ = shelf.resting.popitem(last=False)

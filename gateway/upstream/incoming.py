@@ -20,7 +20,9 @@ from gateway.upstream.failures import ConnectionLost
 
 HIGH_WATER_BYTES: Final = 1 << 18
 _MOST_PIECES: Final = 1_024
-"""The most pieces of an unread body that are kept apart.  Each takes about sixty bytes in addition to its data."""
+"""If an unread body has more pieces than this, they are joined.  Each piece takes about sixty bytes in addition to its
+data.
+"""
 
 
 class Line(Protocol):
@@ -71,7 +73,9 @@ class Carrier(Protocol):
         """Read again, because the reader has taken the received data."""
 
     def may_repeat(self) -> bool:
-        """Return whether a request without any byte of a reply may be sent again.  Each complete reply allows one."""
+        """Return whether a request without any byte of a reply may be sent again.  Each complete reply allows one
+        repetition.
+        """
 
     def abandon(self) -> None:
         """Discard the reply to a read, because it is no longer needed."""
@@ -113,7 +117,7 @@ class IncomingReply:
         self.is_left = False
         """Whether the reader has abandoned the reply."""
         self.error: BaseException | None = None
-        """Why the reply has failed: TimeoutError, ConnectionLost, ReplyBroken or UploadFailed."""
+        """The error with which the reply has failed: TimeoutError, ConnectionLost, ReplyBroken or UploadFailed."""
         self.on_change: Callable[[], object] = no_op
         """Called when data has arrived, at the end, and on failure.  The connection's state is updated before."""
         self.on_interim: Callable[[Interim], object] = ignore

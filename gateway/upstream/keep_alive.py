@@ -1,8 +1,9 @@
 """How long connections to origins are kept.
 
-An HTTP/1.1 connection rests for a moment after each reply, and other connections carry the next requests.  A faulty
+An HTTP/1.1 connection rests for a moment after each reply, while other connections carry the next requests.  A faulty
 origin may answer a request twice, or send a body that does not belong there.  Usually these bytes arrive during the
-rest, and the connection is closed.  If another request had been sent, they would be read as its reply.
+rest, and the connection is closed.  Without the rest, the next request would already be sent, and these bytes would be
+read as its reply.
 
 An idle connection is closed earlier than the origin announces in Keep-Alive.  Otherwise the origin might close the
 connection just when a request is sent, and a write cannot be sent again.  The age of a connection is bounded too,
@@ -18,12 +19,14 @@ from typing import Final
 
 _MARGIN_S: Final = 1.0
 _MARGIN_SHARE: Final = 0.5
-"""The margin to the announced timeout is `_MARGIN_S`, but at most this share of the timeout."""
+"""The gateway closes the connection `_MARGIN_S` before the announced timeout.  The margin is at most this share of the
+timeout.
+"""
 _YOUNGEST: Final = 0.8
 _GOLDEN: Final = 0.618_033_988_75
 _TIMEOUT: Final = re.compile(r"(?:^|,)[ \t]*timeout[ \t]*=[ \t]*\"?([0-9]{1,9})\"?[ \t]*(?:,|$)", re.IGNORECASE)
 _LONGEST_HINT: Final = 256
-"""A longer Keep-Alive field is ignored."""
+"""The most characters of a Keep-Alive field that is read.  A longer field is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,9 @@ class KeepAlive:
         return self.age_s * (_YOUNGEST + (1 - _YOUNGEST) * (number * _GOLDEN % 1))
 
     def kept_s(self, hint: str | None) -> float:
-        """Return how long to keep an idle connection after a reply with this Keep-Alive field, or without it (None)."""
+        """Return how long to keep an idle connection after a reply with this Keep-Alive field.  None stands for a reply
+        without the field.
+        """
         if hint is None:
             return self.idle_s
         origin_s = _hinted_s(hint)

@@ -5,14 +5,14 @@ The pool chooses the first origin that is not ejected by health checks and whose
 a preferred origin recovers, the stream returns to it.
 
 While a live request of a stream is open, all requests of the stream go to the same origin, so that live and catch-up
-reads come from one server.  If this origin fails, its live requests are ended and restarted at another one.
+reads come from one server.  If this origin fails, its live requests are ended and restarted at another origin.
 
-Ejected origins come last in the order.  They are used if no other origin is usable.  An open circuit breaker is never
-bypassed.
+Ejected origins come last in the order, and are used only if no other origin is usable.  An open circuit breaker is
+never bypassed.
 
 An origin may redirect a request to the leader of a stream: by 307 or 308, to the same path and query at another
-configured host.  The pool remembers the leader for a while, separately for reads and writes.  Redirects to other hosts
-are not followed, so such hosts never receive credentials.
+configured host.  The pool remembers the leader for a while.  A stream may have different leaders for reads and for
+writes.  Redirects to other hosts are not followed, so such hosts never receive credentials.
 
 In rendezvous hashing, a hash of stream and origin gives each origin a score, and the highest score wins.  The scores do
 not depend on other origins, so a change of one origin moves only its own streams (Thaler and Ravishankar, 1998).  The
@@ -106,8 +106,8 @@ class OriginPool:
     ) -> None:
         """Replace the configuration.
 
-        `hosts` has all hosts to which requests may be sent.  `members` are the names and weights of those over which
-        streams are distributed.
+        `hosts` has all hosts to which requests may be sent.  `members` are the names and weights of the origins over
+        which streams are distributed.
         """
         self._hosts = dict(hosts)
         self._members = tuple(members)
@@ -138,9 +138,9 @@ class OriginPool:
         is_live: bool,
         is_upload: bool = False,
     ) -> OriginRequest:
-        """Choose an origin that is not in `tried` for a request, and count the request there.
+        """Choose an origin that is not in `tried` for a request, and count the request in the origin's state.
 
-        `path` is percent-encoded.  `leader`: the origin that a redirect has named; no other is then chosen.
+        `path` is percent-encoded.  `leader`: the origin that a redirect has named.  No other origin is then chosen.
         `is_upload`: the request's body is streamed.  Raises CircuitOpen if no origin may be used.
         """
         now = self._clock.now()
@@ -228,7 +228,7 @@ class OriginPool:
         return origin
 
     def forget_leader(self, method: str, path: str) -> None:
-        """Forget the leader for a path, because it could not be used."""
+        """Forget the leader for a path, because the leader could not be used."""
         self._leaders.pop((path, method in _READS), None)
 
 

@@ -5,10 +5,12 @@ breaker, and may be ejected by health checks.  An `OriginRequest` is one request
 `took_head` or `gave_up` once, and `close` at the end.
 
 These count as failures of an origin: no connection, no head in time, a reply that is not HTTP, a truncated body, and
-the statuses 502, 503 and 504.  A 500 does not count, because it may concern only one stream.  Nor do a 4xx, a client
-that leaves, or a shortage of local resources.  `gateway.upstream.failures.is_no_sign` has further exceptions.
+the statuses 502, 503 and 504.  A 500 does not count, because it may concern only one stream.  A 4xx, a client that
+leaves, and a shortage of local resources do not count either.  `gateway.upstream.failures.is_no_sign` has further
+exceptions.
 
-The operator gets one log line when an origin becomes unreachable, and one when it is back.  This module does no I/O.
+The operator gets one log line when an origin becomes unreachable, and another line when the origin is back.  This
+module does no I/O.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ Say = Callable[[str], None]
 
 
 class OriginEvents(Protocol):
-    """Is notified of changes of origins."""
+    """Receives the changes of origins."""
 
     def say(self, line: str) -> None:
         """Log one line for the operator."""
@@ -141,7 +143,7 @@ class Origin:
         self._reason: str | None = None
         """The reason of the latest failure."""
         self.recovered = Signal()
-        """Wakes all waiters when the breaker closes, and one when a client's request may probe the origin."""
+        """Wakes all waiters when the breaker closes.  Wakes one waiter when a client's request may probe the origin."""
 
     def __repr__(self) -> str:
         ejected = ", ejected" if self.is_ejected else ""
@@ -192,15 +194,15 @@ class Origin:
         return not self._ejected and self.breaker.would_admit(now)
 
     def probe(self, now: float) -> OriginRequest | None:
-        """Return a new own probe of the gateway; None if no probe is due."""
+        """Return a permit for a new probe by the gateway itself; None if no probe is due."""
         permit = self.breaker.admit(now, is_own=True)
         return None if permit is None else OriginRequest(self, permit, is_live=True)
 
     def admit(self, now: float, *, is_live: bool, is_upload: bool = False) -> OriginRequest | None:
         """Return a new request to this origin; None if the breaker is open.
 
-        Raises CircuitOpen if too many requests wait for a reply.  Uploads may take only three quarters of these places,
-        because they may wait for long.
+        Raises CircuitOpen if too many requests wait for a reply.  Uploads may take only three quarters of the places
+        for waiting requests, because uploads may wait for long.
         """
         if not is_live and self.waiting >= (three_quarters(self._most_waiting) if is_upload else self._most_waiting):
             self.overflows += 1
@@ -243,7 +245,8 @@ class Origin:
             self._events.say(f"origin {self.authority} answers again after {_duration(now - since)}")
             self.recovered.fire()
         elif permit.is_own and self.breaker.would_admit(now):
-            # Without clients' requests, one follower's request must show whether the origin serves streams.
+            # Wake one follower.  If no client sends a request, the follower's request shows whether the origin serves
+            # streams.
             self.recovered.fire_one()
 
     # -- health checks
@@ -322,7 +325,7 @@ class OriginRequest:
     # -- events
 
     def end_by(self, end: Callable[[], None]) -> None:
-        """Set the function that ends the request.  Call it at once if the request has been ended already."""
+        """Set the function that ends the request.  If the request has been ended already, call the function at once."""
         self.on_end = end
         if self.has_ended:
             end()

@@ -2,12 +2,12 @@
 
 A reply is read as fast as its reader takes the data.  A slow reader of a large body therefore holds a connection slot.
 This does no harm while other slots are free.  When requests wait for slots, the replies with the slowest readers must
-release theirs (`Stalls`).  A shared fetch then reads its reply into memory, if the cache has room.  If not, the fetch
-fails.  A relayed reply always fails.
+release their slots (`Stalls`).  To release its slot, a shared fetch reads the rest of its reply into memory.  If the
+cache has no room, the fetch fails.  A relayed reply that must release its slot always fails.
 
-All waits are bounded, and exceptions of other modules are translated into those of `errors.py`.  A truncated body
-raises, so a caller without an exception has the complete body.  The body comes from a `BodySource`: a connection, or
-memory in tests.
+All waits are bounded.  This module translates exceptions of other modules into the exceptions of `errors.py`.  Reading
+a truncated body raises an exception, so a body that was read without an exception is complete.  The body comes from a
+`BodySource`: a connection, or memory in tests.
 """
 
 from __future__ import annotations
@@ -191,7 +191,9 @@ class Reply:
         return self._incoming.has_ended
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """Iterate over the body as it arrives.  Raises UpstreamBroken if cut off, UpstreamTimeout if it stalls."""
+        """Iterate over the body as it arrives.  Raises UpstreamBroken if the body is cut off, and UpstreamTimeout if
+        the body stalls.
+        """
         # Not a generator: asyncio tracks each generator in a weak set, which costs as much as parsing a small reply.
         return self
 
@@ -208,7 +210,7 @@ class Reply:
     async def each(self, take: Callable[[bytes], bool]) -> None:
         """Call `take` with each part of the body as it arrives, until `take` returns True or the body ends.
 
-        Raises the errors of `chunks`, and those of `take`.
+        Raises the errors of `chunks` and the exceptions of `take`.
         """
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Keep errors out of the future to avoid a reference cycle: the frames of their tracebacks refer to it.
@@ -238,7 +240,7 @@ class Reply:
     def take(self) -> bytes | None:
         """Return the received part of the body; empty at its end, None if nothing has arrived (see `notify`).
 
-        Raises UpstreamBroken if the body is truncated, UpstreamTimeout if it stalls.
+        Raises UpstreamBroken if the body is truncated, and UpstreamTimeout if the body stalls.
         """
         incoming, now = self._incoming, 0.0
         try:
@@ -298,7 +300,7 @@ class Reply:
             raise UpstreamTimeout from error
 
     async def read(self, limit: int) -> bytes:
-        """Read the whole body.  Raises UpstreamBroken if it is longer than `limit` bytes."""
+        """Read the whole body.  Raises UpstreamBroken if the body is longer than `limit` bytes."""
         body = bytearray()
         async for chunk in self.chunks():
             body += chunk
@@ -307,7 +309,9 @@ class Reply:
         return bytes(body)
 
     def close(self) -> None:
-        """End the reply.  If it is not complete, close its connection; otherwise the connection is free already."""
+        """End the reply.  If the reply is not complete, close its connection.  The connection of a complete reply is
+        free already.
+        """
         if self._has_stalled and self._stalls is not None:
             self._stalls.discard(self)
         self.on_reclaim = no_op

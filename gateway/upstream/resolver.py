@@ -1,15 +1,15 @@
 """Name resolution for origins, with a cache.
 
 Each lookup has its own thread.  If the name servers do not answer, `getaddrinfo` takes a minute or more and cannot be
-interrupted.  The event loop's own lookups share a few threads, so a few such names would block all others, and the
-process could not exit in the meantime.
+interrupted.  The event loop's own lookups share a few threads.  A few names without an answer would block all other
+lookups, and the process could not exit in the meantime.
 
 Concurrent requests for a name share one lookup.  Connections rotate over the addresses.  After a failure an address is
 tried last, until the name is resolved again.
 
-A name in use is resolved again when its time is over, even if all requests use kept connections (`refresh`), because
-the origin may have moved.  While lookups fail, the last addresses stay in use for a bounded time, like stale data in
-RFC 8767.
+A name in use is resolved again when its time in the cache is over, because the origin may have moved.  This happens
+even if all requests use kept connections (`refresh`).  While lookups fail, the last addresses stay in use for a bounded
+time, like stale data in RFC 8767.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gateway.limits.memory import evict_oldest
 async def look_up(host: str, port: int) -> list[str]:
     """Return the addresses of a name.  Raises OSError if there are none.
 
-    Cancelling the caller does not stop the lookup.  Neither the end of the loop nor that of the process waits for it.
+    Cancelling the caller does not stop the lookup.  The loop and the process can end without waiting for the lookup.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[list[str]] = loop.create_future()
@@ -148,10 +148,10 @@ class Resolver:
         self._entries.clear()
 
     async def _look_up_once(self, host: str, port: int) -> _Entry:
-        """Return the looked-up addresses, or expired ones if the lookup fails.  Raises OSError if there are none."""
+        """Return the looked-up addresses, or expired addresses if the lookup fails.  Raises OSError if there are none."""
         found = await asyncio.shield(self._start(host, port))
         if isinstance(found, OSError):
-            # A new exception for each waiter, because each adds its own traceback.
+            # Make a new exception for each waiter, because each waiter adds its own traceback.
             raise type(found)(*found.args) from found
         return found
 

@@ -1,7 +1,7 @@
-"""The gateway's own requests to an S2 origin for one stream, and the outcomes.
+"""The gateway's own requests to an S2 origin for one stream, and the outcomes of these requests.
 
 Reads are in protobuf, even if the client asked for JSON.  Both the engine's reads of S2 streams and the bridge use this
-client.  They decide how an outcome affects the records in memory.
+client.  The engine and the bridge decide how an outcome affects the records in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from gateway.upstream.reply import Reply
 T = TypeVar("T")
 
 MOST_BODY_BYTES: Final = 4 * 1024 * 1024
-"""The largest reply to a read that is accepted.  Its metered bytes are at most 1 MiB."""
+"""The largest accepted reply to a read, in bytes.  S2 limits the metered bytes (S2's measure of the records' size) to 1
+MiB.
+"""
 
 MOST_ERROR_BYTES: Final = 64 * 1024
 
@@ -51,12 +53,12 @@ _WRITTEN: Final = range(200, 300)
 class FoundRecords:
     """The origin's records from the start of the read, within its limits.
 
-    There are none if the first record exceeds the limits, or if no record is left between the start and the tail.
+    The list is empty if the first record exceeds the limits, or if no record is left between the start and the tail.
     """
 
     records: tuple[Record, ...]
     tail: StreamPosition | None = None
-    """The tail, if the reply reaches it and states it."""
+    """The tail, if the reply reaches the tail and states it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class S2Refused:
     """Content-Type and Retry-After."""
     body: bytes
     asked_with: CIMultiDict[str] | None = None
-    """The request headers; None if the error is the gateway's own, or ended a session."""
+    """The request headers; None if the gateway itself made the error, or if the error ended a session."""
 
     @property
     def is_draining(self) -> bool:
@@ -99,7 +101,7 @@ S2Outcome = FoundRecords | AtTail | S2Refused
 
 
 def ended_with(status: int, body: bytes) -> S2Refused:
-    """Return an error in S2's JSON: the gateway's own, or one that ended a session."""
+    """Return an error in S2's JSON, for an error of the gateway itself or an error that ended a session."""
     return S2Refused(status, CIMultiDict({"Content-Type": CONTENT_TYPE}), body)
 
 

@@ -15,13 +15,13 @@ to other writes.
 
 Requests without a slot wait in a queue.  Lanes take turns, and so do clients within a lane (`FairQueue`).  One client
 may have at most half of all slots, and `client_requests` slots at one host.  If there are several hosts, a client may
-have at most three quarters of its half at one host.  When a client is at its bound, its requests wait, and those of
-other clients overtake them.  Requests without a client address count as one client without these bounds: they come from
-the gateway itself, or from many clients, such as all clients on a Unix socket.
+have at most three quarters of its half at one host.  When a client is at its bound, its requests wait, and the requests
+of other clients overtake them.  All requests without a client address count as one client, to which these bounds do not
+apply.  Such requests come from the gateway itself, or from many clients, such as all clients on a Unix socket.
 
-The queue is bounded.  A client may queue another request while its waiting requests number less than a third of the
-free places.  One client alone therefore gets a quarter of the queue, and there is always room for a client without
-waiting requests.
+The queue is bounded.  A client may queue another request while it has fewer waiting requests than a third of the free
+places.  One client alone therefore gets a quarter of the queue, and there is always room for a client without waiting
+requests.
 
 This module has no I/O and no clock.
 """
@@ -233,7 +233,9 @@ class Slots:
         return connections > self._slots
 
     def share_among(self, hosts: int, routes: int) -> None:
-        """Set the numbers of hosts and routes.  If there are several, each gets at most three quarters of the slots."""
+        """Set the numbers of hosts and routes.  With several hosts, each host gets at most three quarters of the slots.
+        The same holds for routes.
+        """
         self._host_limit, of_client = self._slots, self._client_limit
         if hosts > 1:
             self._host_limit, of_client = three_quarters(self._slots), three_quarters(self._client_limit)
@@ -285,7 +287,7 @@ class Slots:
         """Take a slot for the client; return False if it must wait.
 
         It must wait if a share has no room, if the client is at its bound, or if earlier requests wait.  `has_turn`:
-        the request comes from the queue, so waiting requests do not matter.
+        the request comes from the queue, so it need not wait for earlier requests.
         """
         of_all, of_host = self._all.taken_by, lane.taken_by
         all_taken, host_taken = of_all.get(client, 0), of_host.get(client, 0)
@@ -373,7 +375,9 @@ class Slots:
         return waiting
 
     def add_client(self, waiting: Waiting, client: str) -> None:
-        """Let a waiting request use the turns of one more client, unless that client has too many waiting requests."""
+        """Let a waiting request use the turns of one more client.  Does nothing if that client has too many waiting
+        requests.
+        """
         if waiting.paid_by is None and client not in waiting.clients:
             self._add(waiting, client)
             self._grant()
@@ -386,7 +390,7 @@ class Slots:
             self.release_slot(waiting.lane, waiting.paid_by)
 
     def refusal(self, reason: Refusal) -> NoSlot:
-        """Count a request that gets no slot; return the error."""
+        """Count a request that gets no slot, and return the error to raise."""
         self._refused[reason] += 1
         return NoSlot(reason)
 

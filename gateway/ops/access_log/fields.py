@@ -4,7 +4,8 @@ Readers of the log, such as the pipeline, dashboards and people with jq, may rel
 
 - A line is one JSON object in UTF-8 without newlines inside, ended by a newline.  In a durable stream, each object is
   one message.
-- `v` is the version of the schema.  It is raised when a field is removed or changes its meaning, not when one is added.
+- `v` is the version of the schema.  The version is raised when a field is removed or changes its meaning, but not when
+  a field is added.
 - A field without a value is left out, unless it is marked as always present.
 - Seconds are decimal numbers.  Bytes count bodies only, without heads and chunk sizes.
 - A sink may write a line twice if it cannot tell whether the line arrived.  Both copies have the same `id`.  All other

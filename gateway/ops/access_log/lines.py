@@ -1,8 +1,9 @@
 """Writes the lines of the access log: one JSON object for each finished request, with the fields of `fields`.
 
-Repeated hits share most of their line, and so do SSE reads that join others.  The common piece is made once.  The time,
-the id, and remembered pieces for duration, client and user agent are added to it. orjson makes every other line.  A
-test checks that both ways give the same fields.
+Repeated hits have most of their line in common.  SSE reads that join other reads also have most of their line in
+common.  The common piece of such lines is made once.  Each line adds the time, the id, and remembered pieces for
+duration, client and user agent.  The library orjson makes all other lines.  A test checks that both ways give the same
+fields.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ _PROCESS_BYTES: Final = 6
 
 
 Hit = tuple[Repeated, float, float, Client, bytes]
-"""A repetition of a remembered answer: the part shared with others, when its request was read and answered (monotonic
-seconds), the client, and the end of its line (from `Lines.ending`).  A plain tuple, because the hottest path makes
-it."""
+"""A repetition of a remembered answer.  Its members are the part shared with other repetitions, the times when the
+request was read and answered (monotonic seconds), the client, and the end of the line (from `Lines.ending`).  The type
+is a plain tuple, because the hottest path makes it.
+"""
 
 Joined = tuple[Repeated, float, float, Client, bytes, float, int]
 """An SSE read that shares most of its line with others: the parts of a `Hit`, the seconds until its first byte, and the
@@ -50,7 +52,7 @@ Item = Record | Hit | Joined
 
 
 def cut(record: Record) -> None:
-    """Shorten the client's texts in a record to the sizes of a line, so that a queued record stays small."""
+    """Shorten the client's texts in a record to the sizes that a line allows, so that a queued record stays small."""
     if len(record.stream) > STREAM_CHARS:
         record.stream = record.stream[:STREAM_CHARS]
     if len(record.method) > METHOD_CHARS:
@@ -83,7 +85,9 @@ class Lines:
         """User agents and trace ids of live reads, by header section."""
 
     def written(self, items: Sequence[Item], wall_lead_s: float) -> bytes:
-        """The lines of `items`, in order.  `wall_lead_s` is the wall clock's time minus the monotonic clock's."""
+        """Return the lines of `items`, in order.  `wall_lead_s` is the wall clock's time minus the monotonic clock's
+        time.
+        """
         pieces: list[bytes] = []
         add, clients, durations = pieces.extend, self._clients, self._durations
         self._forget()
@@ -119,7 +123,8 @@ class Lines:
         return max(len(self._clients), len(self._masked), len(self._durations), len(self.endings), len(self._facts))
 
     def _forget(self) -> None:
-        # Plain dictionaries that are cleared when full.  LRU order would cost more than making the pieces again.
+        # The memories are plain dictionaries that are cleared when full.  LRU order would cost more than making the
+        # pieces again.
         for remembered in (self._clients, self._masked, self._facts):
             if len(remembered) > _REMEMBERED:
                 remembered.clear()
@@ -221,7 +226,8 @@ class Lines:
         # The answer goes to the connection in one piece, so both times are equal.
         piece = b',"duration_s":%b,"first_byte_s":%b' % (seconds, seconds)
         if micros < _REMEMBERED:
-            # Remember only durations of hits, which take a few microseconds.  No two long-polls wait equally long.
+            # Remember only durations of hits, which take a few microseconds and repeat.  The durations of long-polls
+            # almost never repeat.
             self._durations[micros] = piece
         return piece
 
@@ -246,7 +252,7 @@ class Lines:
             )
             if not traces:
                 if len(self._facts) > _REMEMBERED:
-                    # Readers may come for a long time while no line is written.
+                    # Keep the memory bounded here too, because many readers may come before a line is written.
                     self._facts.clear()
                 self._facts[section] = facts
         return facts

@@ -1,4 +1,4 @@
-"""Open live reads: each gets a line every `interval_s` seconds and one at its end.
+"""The interim lines of open live reads.  Each read gets a line every `interval_s` seconds, and a last line at its end.
 
 The reads are kept in the order of their next lines, so one timer serves all of them.  If many reads began together,
 their lines are spread over several turns of the loop.
@@ -54,7 +54,7 @@ class _Open:
         self.due_at = 0.0
 
     trace_id = None
-    """The access log has no trace id for exemplars."""
+    """None, because the access log has no trace id for exemplars."""
 
     @abstractmethod
     def write(self, most: int) -> bool:
@@ -97,7 +97,7 @@ class LiveRead(_Open):
         if self._look is None:
             return
         own = self._record
-        # The record that replaces this one does not include its fetches.
+        # Claim the fetches now, because the record that replaces this record does not include them.
         own.finalize()
         requests = own.origin_requests - self._origin_requests
         fetched_bytes = own.fetched_bytes - self._fetched_bytes
@@ -138,7 +138,7 @@ class JoinedRead(_Open):
     __slots__ = ("_address", "_began", "_facts", "_notes", "_read", "_section", "_sent_bytes")
 
     def __init__(self, notes: Notes, facts: CommonFacts, began: float, read: CountedRead, client: LiveClient) -> None:
-        # Equal to `super().__init__`, but without the call, because many readers come and go.
+        # The same as `super().__init__`, but without the call, because many readers come and go.
         self.reads = None
         self.due_at = 0.0
         self._notes = notes
@@ -156,7 +156,7 @@ class JoinedRead(_Open):
         if read is not None:
             self._write(read, outcome, reason)
             self._read = None
-            # Equal to `_detach`, but without the call.
+            # The same as `_detach`, but without the call.
             if (reads := self.reads) is not None:
                 self.reads = None
                 reads.ended(self)

@@ -1,9 +1,10 @@
 """Upstream requests and bytes that belong to no single client request, until a line of the access log includes them.
 
 Sums are kept by place (route, stream, partition).  A stream's one live request serves all of its readers, so the next
-line of any of these readers claims the sum.  A sum that is not claimed in time gets a line of its own.  This happens if
-the stream has no live readers: for example, after the last reader has left, during a write whose client has left, or
-after warming.  The module owns the sums.  It uses no clock and writes no lines.
+line of any of these readers claims the sum.  A sum that is not claimed in time gets a line of its own.  A sum stays
+unclaimed if the stream has no live readers.  Examples are a stream whose last reader has left, a write whose client has
+left, and a stream that was warmed (fetched ahead of its first read).  The module owns the sums.  It uses no clock and
+writes no lines.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from gateway.telemetry.access_record import RecordedStream
 
 LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 MOST_PLACES: Final = 4_096
-"""The most sums, in addition to those of followed streams.  With more, the oldest sum gets its line early."""
+"""The most sums, in addition to the sums of followed streams.  Beyond this number, the oldest sum gets its line before
+its time.
+"""
 
 
 @dataclass(slots=True)
@@ -54,7 +57,9 @@ class Ledger:
         return first.since if first is not None else None
 
     def add(self, place: RecordedStream, mode: Mode, requests: int, fetched_bytes: int, now: float) -> Unclaimed | None:
-        """Add to the sum of a place.  Returns the oldest sum if there are too many, which then needs its line."""
+        """Add to the sum of a place.  If there are too many sums, returns the oldest sum, for which the caller has to
+        write a line.
+        """
         found = self.sums.get(place)
         if found is None:
             found = self.sums[place] = Unclaimed(place, mode, now)

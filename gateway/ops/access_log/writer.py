@@ -2,16 +2,16 @@
 
 A request costs one append to the queue, and never waits.  The queue is bounded in records and in bytes of memory.  If
 it is full because the sink is too slow, the new record is dropped and counted.  Texts from clients are cut to the sizes
-of a line before they are queued.
+that a line allows before they are queued.
 
-The task takes the queued records after `batch_s` seconds, or earlier once they amount to a batch.  It makes a few
-hundred lines at a time, with turns of the loop between, and gives the sink batches of at most `batch_bytes`.  Lines are
-made on the loop.  A thread would hold the interpreter lock for milliseconds and block the loop as well.  Work that may
-block is done in the sink.
+The task takes the queued records after `batch_s` seconds, or as soon as they fill a batch.  It makes a few hundred
+lines at a time, with turns of the loop between, and gives the sink batches of at most `batch_bytes`.  Lines are made on
+the loop.  A thread would hold the interpreter lock for milliseconds and block the loop as well.  Work that may block is
+done in the sink.
 
 Open live reads get a line every `live_interval_s` seconds (`live_reads`).  Upstream work that belongs to no request
-waits for the next line of a live reader of its stream.  It waits for `live_interval_s`, or five minutes if that is 0,
-and then gets a line of its own.
+waits for the next line of a live reader of its stream.  If no such line comes within `live_interval_s` (within five
+minutes if that is 0), the work gets a line of its own.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class LogWriter:
         self._tasks = Tasks()
         self._writing: asyncio.Task[None] | None = None
         self._live = LiveReads(clock, live_interval_s)
-        # Leave room for every followed stream.  A sum that was pushed out again and again would cost a line each time.
+        # Leave room for every followed stream.  If a stream's sum were pushed out again and again, each time would cost
+        # a line.
         self._ledger = Ledger(MOST_PLACES + most_followed)
         self._unclaimed = self._ledger.sums
         self._unclaimed_s = live_interval_s or _LONGEST_UNCLAIMED_S
@@ -172,7 +173,7 @@ class LogWriter:
 
     def unclaimed(self, place: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
         if len(place.stream) > STREAM_CHARS:
-            # Cut the stream like the records that claim the sum.
+            # Cut the stream's name in the same way as in the records that claim the sum.
             place = place._replace(stream=place.stream[:STREAM_CHARS])
         pushed_out = self._ledger.add(place, mode, requests, fetched_bytes, self._clock.now())
         if pushed_out is not None:
@@ -187,7 +188,7 @@ class LogWriter:
             self._counter.log_drops(1)
             return False
         if waiting >= self._early or waiting_bytes >= self._early_bytes:
-            # Wake the task even if the queue is full, because otherwise only the timer would empty it.
+            # Wake the task even if the queue is full, because otherwise only the timer would empty the queue.
             self._wake()
         elif self._timer is None:
             self._wait()
@@ -197,7 +198,7 @@ class LogWriter:
         return True
 
     def _wait(self) -> None:
-        """Let the task run after `batch_s`, or once the queue has about a batch."""
+        """Wait for `batch_s` seconds, or until the queue has about a batch."""
         self._timer = self._clock.call_later(self._batch_s, self._wake)
         self._check_from, self._check_from_bytes = self._early, self._early_bytes
 
@@ -352,7 +353,7 @@ class LogWriter:
                 record.first_byte_s = ended - began
                 self.record_of(record, began, client, section)
                 clients = clients[1:]
-        # Equal to `repeat`, but without a call for each client.
+        # The same as `repeat`, but without a call for each client.
         queue, endings = self._queue, self._lines.endings
         for began, client, section in clients:
             if (len(queue) < self._check_from and self._queued_bytes < self._check_from_bytes) or self._admits():

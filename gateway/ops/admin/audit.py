@@ -26,7 +26,7 @@ class Audit:
         return f"<Audit {self._refusals!r}>"
 
     def done(self, method: str, path: str, remote: str | None, status: int, change: str) -> None:
-        """Log a change that was made or begun.  `change` is empty if the path says everything about it."""
+        """Log a change that was made or begun.  `change` is empty if the path alone describes the change."""
         _log.info("%s %s by %s: %d%s", method, path, remote, status, f": {change}" if change else "")
 
     def refused(self, method: str, path: str, remote: str | None, refused: Refused) -> None:

@@ -1,11 +1,12 @@
 """The connections of the admin port, bounded in number, in the size of request heads, and in time.
 
-The admin port shares the process's open files with clients and origins, and its HTTP server has no such bounds.  Each
-accepted connection is a protocol of this module, which passes its input on to the server's own protocol.
+The admin port shares the process's open files with clients and origins, and its HTTP server does not bound its
+connections.  Each accepted connection is a protocol of this module, which passes its input on to the server's own
+protocol.
 
 A connection is busy from the moment when its request reaches the application until the answer is written.  If there are
-too many connections, a new one replaces the one that has been idle longest.  Connections that have never sent a whole
-request are replaced first.  Idle connections can therefore never lock an operator out.
+too many connections, a new connection replaces the connection that has been idle longest.  Connections that have never
+sent a whole request are replaced first.  Idle connections can therefore never lock an operator out.
 """
 
 from __future__ import annotations
@@ -66,12 +67,13 @@ class AdminConnections:
         return AdminConnection(self, self._serve())
 
     def figures(self) -> tuple[int, dict[str, int]]:
-        """The number of open connections, and of closed ones by reason."""
+        """The number of open connections, and the number of closed connections by reason."""
         return len(self), {reason.value: self.closed[reason] for reason in Closed}
 
     def admit(self, connection: AdminConnection, handler: object) -> bool:
-        """Register a new connection.  If there are too many, it replaces an idle one.  Returns False if all are
-        busy."""
+        """Register a new connection.  If there are too many connections, the new connection replaces an idle one.
+        Returns False if all connections are busy.
+        """
         if len(self._open) >= self._most:
             self.closed[Closed.LIMIT] += 1
             idle = [one for one in self._open if not one.is_busy]
@@ -94,8 +96,9 @@ class AdminConnections:
         self._by_handler.pop(handler, None)
 
     def watch(self, application: web.Application) -> None:
-        """Have the application report the beginning and the end of each request.  Call before the application is
-        served."""
+        """Make the application report the beginning and the end of each request.  Call this before the application is
+        served.
+        """
 
         @web.middleware
         async def watched(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -223,7 +226,7 @@ class AdminConnection(asyncio.Protocol):
 
     def _on_deadline(self) -> None:
         if self.has_asked and self._head_bytes == 0 and not self._is_head_whole:
-            # Between two requests, this is the usual end of a kept connection.
+            # If the deadline passes between two requests, this is the usual end of a kept connection.
             self.abort()
         else:
             self._late(Closed.HEAD)

@@ -1,16 +1,16 @@
 """Counts between a stream's offsets: the number of messages and bytes, and their checksum.
 
-Offsets are opaque.  A client that wants to divide a stream among several readers would otherwise have to read all of it
-first.  The gateway counts the bytes that it holds, once and in a thread.  A count is valid while the stream has the
-same bytes, and is remembered by the offsets at both ends.
+Offsets are opaque.  Without counts, a client that wants to divide a stream among several readers would have to read the
+whole stream first.  The gateway counts the bytes that it holds, once and in a thread.  A count is valid while the
+stream has the same bytes, and is remembered under the offsets at both ends.
 
 One path may stand for several streams, of different origins or partitions, or before and after a re-creation.  An
 offset may mean a different position in each.  A request therefore names the ETag of a reply that its client has
-received.  It gets counts of the tape that the reply came from, or none.
+received.  The answer has counts of the tape (the stream's bytes in memory) that the reply came from, or no counts.
 
-In a JSON stream, messages are counted, measured and summed as lines: each message's text, with spaces for its line
-breaks, and a line feed.  A reader that splits messages in the same way gets the same checksum.  The bytes of other
-streams are measured and summed unchanged.
+In a JSON stream, messages are counted, measured and summed as lines.  A line is the message's text, with spaces in
+place of line breaks, and a line feed at the end.  A reader that splits messages in the same way gets the same checksum.
+The bytes of other streams are measured and summed unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from gateway.protocol.etag import names
 from gateway.protocol.stream_version import Edition
 
 MOST_BYTES: Final = 16 << 20
-"""The longest run.  An answer ends with the first run that reaches this total, so it covers less than twice as much."""
+"""The longest run, in bytes.  An answer ends with the first run at which the total reaches this size, so the answer
+covers less than twice this size.
+"""
 MOST_RUNS: Final = 1_000
 _SLICE_BYTES: Final = 1 << 17
 """Bytes counted in one call.  Listing the messages of a slice holds the interpreter lock.  With many small numbers,
@@ -99,7 +101,7 @@ class _Span(NamedTuple):
 def counts_endpoints(directory: Directory) -> list[Endpoint]:
     """`GET /api/counts`."""
     counted: MutableMapping[_Span, _Sum | None] = LRUCache(_REMEMBERED)
-    # One run at a time, because faster counting would take the processor from clients.
+    # Count one run at a time, because faster counting would take the processor from clients.
     counting = asyncio.Lock()
 
     async def counts(request: ApiRequest[CountsQuery, Nothing]) -> Counts:
@@ -130,7 +132,8 @@ def counts_endpoints(directory: Directory) -> list[Endpoint]:
                 break
             runs.append(CountedRun(at, reading.end, *found))
             at, size = reading.end, size + reading.size
-        # If the stream was re-created or revoked meanwhile, the counts are of the old stream.
+        # If the stream was re-created or revoked meanwhile, the counts belong to the old stream.  Return no counts
+        # then.
         return Counts(runs if stream.ended is None and seen.same_bytes_as(stream.version) else [])
 
     return [
@@ -152,10 +155,11 @@ def _measured(pieces: tuple[bytes, ...]) -> _Sum:
 
 
 def _counted(pieces: tuple[bytes, ...]) -> _Sum | None:
-    """Count the messages of a JSON array's content.  Returns None if the pieces are no such content, or contain too
-    long a message."""
+    """Count the messages of a JSON array's content.  Returns None if the pieces are no such content, or if a message is
+    too long.
+    """
     try:
-        # Needs numpy, which an extra installs.
+        # Import it here, because it needs numpy, which only an extra installs.
         from pyspark_durable_streams.errors import BadReply
         from pyspark_durable_streams.framing import Checksum, Elements
     except ImportError as error:

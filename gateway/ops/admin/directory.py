@@ -1,6 +1,6 @@
 """Names, ids and look-up of streams for the admin port.
 
-An `id` encodes a stream's name and stays the same when the stream is re-created, so a page may keep it.  The id
+An `id` encodes a stream's name and stays the same when the stream is re-created, so a page may keep the id.  The id
 contains the same partition id as the access log.  The readers' credentials can be neither read from it nor guessed.
 
 A tape store may hold a hundred thousand streams, while the loop serves clients.  A walk over all streams is therefore
@@ -81,7 +81,7 @@ class Directory:
         return Name(key.group.path, key.query, key.group.origin, self._partitions.of(key.partition))
 
     async def slices(self) -> AsyncIterator[Sequence[Stream]]:
-        """Yield slices of all streams that were held at the beginning and still are."""
+        """Yield slices of all streams that were in memory when the walk began and are still in memory."""
         found: list[Stream] = []
         for group in self._engine.store.groups():
             for stream in list(group.values()):
@@ -133,7 +133,9 @@ async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 def name_of_cursor(cursor: str) -> Name:
-    """The name that a cursor stands for.  Any text is a cursor, so a path may be used to begin after it."""
+    """Return the name that a cursor stands for.  Any text is a valid cursor.  A path, for example, stands for the
+    position just after this path.
+    """
     parts = [*cursor.split(" ", 3), "", "", ""]
     return Name(*parts[:4])
 
@@ -155,7 +157,9 @@ def name_of_id(id_: str) -> Name | None:
 
 
 def read_prefix(text: str) -> str:
-    """The prefix in the canonical spelling of paths.  Raises Refused (422) with the reason if it has none."""
+    """Return the prefix in the canonical spelling of paths.  Raises Refused (422) with the reason if the prefix has no
+    such spelling.
+    """
     if not text:
         return ""
     try:

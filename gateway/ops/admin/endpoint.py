@@ -31,7 +31,9 @@ _JSON: Final = "application/json"
 _SHOWN_CHARS: Final = 60
 _NOT_ALLOWED: Final = "should be a path, from the slash on, percent-encoded where it has to be"
 _MOST_ERRORS: Final = 1_000
-"""With more errors than this no error is chosen, because writing out all texts would take a second."""
+"""With more validation errors than this, the answer names no single error, because writing out all texts would take a
+second.
+"""
 _KEY_PROBLEMS: Final = frozenset({"missing", "unexpected_keyword_argument", "extra_forbidden"})
 
 AUDITED: Final = web.RequestKey("audited", str)
@@ -112,7 +114,7 @@ class Endpoint:
             given = await _read(request, self.most_bytes) if self.changes else b"{}"
             asked: ApiRequest[Any, Any] = ApiRequest(
                 _validated(partial(query.validate_strings, _parameters(request)), "query"),
-                # A parameter is text that may be converted to a number.  A body must have the right JSON types.
+                # The text of a parameter may be converted to a number, but a body must have the right JSON types.
                 _validated(partial(body.validate_json, given, strict=True), "body", self.expects),
                 request.match_info,
             )
@@ -171,7 +173,7 @@ def _validated(read: Callable[[], Any], where: str, expects: str = "") -> Any:
                 422, f"{where}: should be {expects or 'as documented'}, and is wrong in many places"
             ) from None
         found = error.errors(include_url=False, include_context=False, include_input=False)
-        # Prefer the form of the body that fails for another reason than its set of keys.
+        # Prefer errors of the form whose keys match the body.
         first = next((one for one in found if one["type"] not in _KEY_PROBLEMS), found[0])
         if first["type"] == "json_invalid":
             raise Refused(400, "the body is not JSON") from None

@@ -1,11 +1,12 @@
 """Authorisation for the admin port.
 
-If other machines can reach the port, every request needs a token.  If only this machine can, a token is needed only if
-one is configured.  The console's own files contain no data and need no token; neither do the two probes.
+If other machines can reach the port, every request needs a token.  If only this machine can reach the port, requests
+need a token only if a token is configured.  Two kinds of requests never need a token: the two probes, and the console's
+own files, which contain no data.
 
 Without a token, the danger is a page of another site in a browser on this machine.  The Host check refuses foreign
 names that resolve to this address (DNS rebinding).  A change has to be JSON, which a page of another origin cannot send
-without a preflight.  It is also refused if the browser's Origin header has another origin.
+without a preflight.  A change is also refused if the browser's Origin header names another origin.
 """
 
 from __future__ import annotations

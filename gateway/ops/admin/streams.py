@@ -1,4 +1,4 @@
-"""The streams held: all of them in pages, the busiest, and one with its tape."""
+"""The streams in memory: all streams in pages, the busiest streams, and the details of one stream."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ class _Rows:
 
     def _tail(self, stream: Stream) -> str | None:
         topic = self._s2.topic_of(stream)
-        # A stream may be followed from its tail without a held record.
+        # A followed stream may have no record in memory, because it may be followed from its tail.
         return stream.furthest if topic is None or stream.furthest is not None else str(topic.position)
 
     def row(self, stream: Stream) -> StreamRow:
@@ -326,7 +326,7 @@ def _legible(text: str) -> str:
 
 
 def _reader(reader: LiveReader, now: float) -> Reader:
-    # The attributes of a live reader depend on its kind.  Some kinds do not have their offset.
+    # The attributes of a live reader depend on its kind.  Some kinds have no offset.
     began: float | None = getattr(reader, "began", None)
     return Reader(
         Mode.SSE.value if isinstance(reader, Subscriber) else Mode.LONGPOLL.value,

@@ -1,8 +1,9 @@
 """Bulk tails: the tails of many streams in one answer.
 
-A tail is the furthest offset that the origin has sent.  It is current for followed streams, and dates from the last
-contact for others.  A path may have several copies, of other origins or partitions.  The answer has the tail of the
-copy with the latest contact, among copies with a tail.
+A tail is the furthest offset that the origin has sent.  The tail of a followed stream (with a live request to the
+origin) is current.  The tail of any other stream dates from the last contact with the origin.  A path may have several
+copies, from different origins or for different partitions (readers with equal credentials).  The answer has the tail of
+the copy with the latest contact, among copies with a tail.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from gateway.tape.stream import Stream
 
 MOST_TAILS: Final = 10_000
 _KEPT: Final = 2
-"""Pages of names that are collected before all but the first page are dropped.  Sorting after each slice would take
-seconds."""
+"""When this number of pages of names is collected, all pages but the first are dropped.  Sorting after each slice would
+take seconds.
+"""
 
 
 @with_config(API_TYPE)
@@ -93,7 +95,8 @@ def tails_endpoints(directory: Directory) -> list[Endpoint]:
 
 
 def _latest(streams: Iterable[Stream]) -> Stream:
-    """The copy with the latest contact with its origin.  Of several, the one with the greatest tail.
+    """Return the copy with the latest contact with its origin.  Among several such copies, return the copy with the
+    greatest tail.
 
     A copy without a tail comes last, because its readers may not even be allowed to read.
     """

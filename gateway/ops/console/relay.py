@@ -1,9 +1,10 @@
 """Reads and writes streams for the console through the gateway's public port, like any other client.
 
-The page cannot use the public port itself, because that is another origin and CORS is a choice of each route.  The
-admin port relays instead.  Strangers may have written the content, and the page's origin allows purges and drains.
-Answers are therefore always sent as `application/octet-stream` and sandboxed, with the stream's own type in a header.
-The page's credentials are not forwarded, so the page gets the same answers as the public.
+The page cannot use the public port itself, because the port is another web origin, and each route decides whether it
+allows CORS.  The admin port relays instead.  Strangers may have written the content of streams, and scripts at the
+page's origin could purge and drain.  Answers are therefore always sent as `application/octet-stream` and sandboxed,
+with the stream's own type in a header.  The page's credentials are not forwarded, so the page gets the same answers as
+the public.
 
 A tail in the page is a live read with a connection of its own.  The number of reads is bounded, and a read beyond the
 bound is refused at once.  Redirects are refused too.  Their Location is for clients of the public port, and the page's
@@ -39,7 +40,9 @@ _TARGET: Final = r"/[!\"$-~]{0,8000}"
 _BASIN: Final = r"[a-z0-9\-]{1,48}"
 _HOST: Final = r"[A-Za-z0-9.\-]{1,253}(:[0-9]{1,5})?"
 _READ_TIMEOUT: Final = ClientTimeout(total=None, sock_connect=5.0, sock_read=330.0)
-"""Longer than the longest heartbeat interval, 300 s, so the public port sends at least one heartbeat in this time."""
+"""The most seconds without bytes of a read.  They are more than the longest heartbeat interval, 300 s, so the public
+port sends at least one heartbeat in this time.
+"""
 _WRITE_TIMEOUT: Final = ClientTimeout(total=120.0, sock_connect=5.0)
 _MOST_READS: Final = 128
 """The most concurrent reads.  People watch far fewer tails, and the public port allows many more connections."""
@@ -97,8 +100,8 @@ _Request = tuple[str, str, dict[str, str], bytes]
 class Relay:
     """Reads and writes for the page.  It owns an HTTP session and the count of open reads.
 
-    `gateway_url` returns the gateway's URL for clients, and `inside_url` the URL for this process.  Each is empty while
-    there is no such URL.
+    `gateway_url` returns the gateway's URL for clients, and `inside_url` returns the URL for this process.  Each result
+    is empty while there is no such URL.
     """
 
     def __init__(
@@ -160,7 +163,7 @@ class Relay:
         )
 
     async def read(self, request: web.Request) -> web.StreamResponse:
-        """`?target=/path?query&host=&basin=&accept=`: pass on the public port's answer while it lasts."""
+        """Answer `?target=/path?query&host=&basin=&accept=`: pass on the public port's answer while it lasts."""
         if request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
             return _refused(403, "Reads are for the console's own page")
         target, host, basin, accept = (request.query.get(name, "") for name in ("target", "host", "basin", "accept"))

@@ -20,7 +20,7 @@ def add_console(
     """Add the console's routes to the admin port's application.  Call before the application is set up.
 
     `config` returns the configuration in effect.  `gateway_url` returns the public port's URL for clients, and
-    `inside_url` the URL for this process.  Each is empty while the port does not listen there.
+    `inside_url` returns the URL for this process.  Each result is empty while the port is closed.
     """
     relay = Relay(config, gateway_url, inside_url)
     application.cleanup_ctx.append(relay.running)

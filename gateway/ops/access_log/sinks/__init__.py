@@ -33,7 +33,7 @@ def _check_writable(path: Path) -> None:
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
     except FileNotFoundError:
-        # The file would be created, at the end of the link if the path is one.
+        # The file would be created.  If the path is a link, the file would be created at the end of the link.
         path, is_folder = Path(os.path.realpath(path)).parent, False
         if not stat.S_ISDIR(path.stat().st_mode):
             raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR)) from None

@@ -1,13 +1,14 @@
 """A sink that writes to a file and rotates it by size and time.
 
-Rotation renames the file, for example `access.log` to `access.log.20261121T193505Z`, and keeps the newest `keep_files`
-of these.  Periods end at multiples of `rotate_s` since 1970, so 86,400 s means midnight UTC.  A file that exists at the
-start belongs to the period of its last change, so that restarts neither delay nor repeat a rotation.
+Rotation renames the file, for example `access.log` to `access.log.20261121T193505Z`.  The newest `keep_files` renamed
+files are kept.  Periods end at multiples of `rotate_s` since 1970, so 86,400 s means midnight UTC.  A file that exists
+at the start belongs to the period of its last change, so that restarts neither delay nor repeat a rotation.
 
 Rotation takes place when a batch is written, so a gateway without requests makes no empty files.  A batch is never
 split over two files.  If another program moves or removes the file, the sink opens a new one.  `logrotate` therefore
-needs no signal.  It may also truncate the file.  A partial write is truncated away, and a line that a crash has cut off
-is ended, so every other line is whole.  If a file cannot be rotated, the sink logs this and keeps writing to it.
+needs no signal, and may also truncate the file.  The sink truncates a partial write away.  If a crash has cut off a
+line, the sink ends this line, so every other line is whole.  If a file cannot be rotated, the sink logs this and keeps
+writing to it.
 
 A file has one writer, which holds a lock on it (flock(2)).  Two writers would destroy each other's lines when they
 truncate partial writes.
@@ -32,7 +33,7 @@ from gateway.ops.access_log.sinks.thread import WorkThread
 _MODE = 0o640
 _LOCK_TRIES = 20
 _LOCK_PAUSE_S = 0.05
-"""The tries take one second in total, for a process that is about to close the file."""
+"""The tries take one second in total, in case another process is about to close the file."""
 _TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 _ROTATED = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(?:-[0-9]{4})?")
 
@@ -86,8 +87,9 @@ class FileSink:
         self._period = period
 
     def _rotate(self, wall: float) -> None:
-        """Begin a new file.  If the old one cannot be renamed, keep writing to it, because a large file is better than
-        a lost one."""
+        """Begin a new file.  If the old file cannot be renamed, keep writing to it, because a large file is better than
+        lost lines.
+        """
         try:
             self._rename_file(wall)
         except OSError as error:
@@ -169,8 +171,9 @@ class FileSink:
 
 
 def _lock(descriptor: int) -> None:
-    """Become the file's only writer.  Raises OSError if another process is.  Does nothing on a file system without
-    locks."""
+    """Become the file's only writer.  Raises OSError if another process is the writer.  Does nothing on a file system
+    without locks.
+    """
     for left in range(_LOCK_TRIES - 1, -1, -1):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,9 +1,9 @@
 """An idempotent producer for one stream (Durable Streams, section 5.2.1): numbers batches and interprets replies.
 
-It does no I/O.  One batch is in flight at a time, so a reply always belongs to that batch.  If a reply is lost, the
-batch is sent again with the same number, and the origin appends it once.  The producer id is random for each process,
-so two gateways with the same name do not fence each other off.  No state has to survive a restart, because the batches
-that a process has not delivered are lost with it.
+The producer does no I/O.  One batch is in flight at a time, so a reply always belongs to that batch.  If a reply is
+lost, the batch is sent again with the same number, and the origin appends it once.  The producer id is random for each
+process, so two gateways with the same name do not fence each other off.  No state has to survive a restart, because a
+process loses its undelivered batches when it ends.
 
 A new epoch begins if the origin's state is behind: the origin has lost its state, or the stream was re-created.  A new
 epoch also begins after a batch is given up.  The origin may have appended that batch after all, and must not mistake
@@ -67,7 +67,7 @@ class Producer:
         }
 
     def judge(self, status: int, headers: Mapping[str, str]) -> Verdict:
-        """Interpret the reply to the batch.  Goes on to the next number or a new epoch, if one is due."""
+        """Interpret the reply to the batch.  Goes on to the next number, or to a new epoch if a new epoch has to begin."""
         match status:
             case 200 | 201 | 204:
                 self.seq += 1

@@ -22,7 +22,9 @@ class Sink(Protocol):
 
 
 class Trouble:
-    """Logs a sink's failures: one line when it begins to fail and one when it recovers, not one for each batch."""
+    """Logs a sink's failures.  It writes one line when the sink begins to fail, and one line when the sink recovers,
+    but no line for each batch.
+    """
 
     def __init__(self, where: str) -> None:
         self._where = where

@@ -1,11 +1,13 @@
-"""A sink that appends to a durable stream at an origin.  Each batch is one append of JSON messages, made exactly once.
+"""A sink that appends to a durable stream at an origin.  Each batch is one append of JSON messages, which takes effect
+exactly once.
 
 The stream is created if it does not exist.  While the origin cannot append a batch, the batch is sent again after
 growing, random pauses.  The log's queue bounds the records that wait meanwhile.  `producer` interprets the replies, and
 this module sends and waits.  A batch is duplicated only if the origin keeps the stream but loses its record of the
 producer after the append and before the reply.
 
-The URL must be the origin's.  Through the gateway, every batch would be another request to log.
+The URL must lead to the origin directly.  If batches went through the gateway, every batch would be another request to
+log.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _SHORTEST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _SPREAD = (0.5, 1.0)
 _PROMPT_TRIES = 3
-"""How often a batch is sent again without a pause, with a new number or after the stream was created."""
+"""The most times that a batch is sent again without a pause: with a new number, or after the stream was created."""
 
 
 class StreamSink:
