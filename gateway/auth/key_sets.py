@@ -84,7 +84,7 @@ class KeySet:
         return self._begin(self._earliest)
 
     def begin_due_fetch(self) -> bool:
-        """Record the start of a scheduled fetch.  Return False if a fetch is in progress, or the fetch is not due yet."""
+        """Record the start of a scheduled fetch.  Return False if a fetch is in progress or not yet due."""
         return self._begin(self.due_at)
 
     def _begin(self, earliest: float) -> bool:

@@ -32,7 +32,7 @@ class Usage:
         return f"<Usage {self.requests} requests, {self.sent_bytes} bytes, {self.live_s:g} s>"
 
     def add(self, sent_bytes: int, live_s: float = 0.0, *, is_answered: bool = True) -> None:
-        """Count a request that has ended.  A failed request does not count, but the bytes sent before the failure do."""
+        """Count a request that has ended.  A failed request does not count, but its sent bytes do."""
         self.requests += is_answered
         self.sent_bytes += sent_bytes
         self.live_s += live_s

@@ -75,5 +75,5 @@ class Tally:
 
     @property
     def bytes_spared(self) -> float | None:
-        """The share of bytes spared.  None without a byte.  Below 0 if the origin sent more bytes than the clients got."""
+        """The share of bytes spared.  None without a byte.  Below 0 if the origin sent more than the clients got."""
         return 1 - self.origin_bytes / self.answer_bytes if self.answer_bytes else None

@@ -148,7 +148,7 @@ class Resolver:
         self._entries.clear()
 
     async def _look_up_once(self, host: str, port: int) -> _Entry:
-        """Return the looked-up addresses, or expired addresses if the lookup fails.  Raises OSError if there are none."""
+        """Return the looked-up addresses, or expired ones if the lookup fails.  Raises OSError if there are none."""
         found = await asyncio.shield(self._start(host, port))
         if isinstance(found, OSError):
             # Make a new exception for each waiter, because each waiter adds its own traceback.

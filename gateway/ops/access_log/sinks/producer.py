@@ -67,7 +67,7 @@ class Producer:
         }
 
     def judge(self, status: int, headers: Mapping[str, str]) -> Verdict:
-        """Interpret the reply to the batch.  Goes on to the next number, or to a new epoch if a new epoch has to begin."""
+        """Interpret the reply to the batch.  Goes on to the next number, or begins a new epoch if needed."""
         match status:
             case 200 | 201 | 204:
                 self.seq += 1
