@@ -45,9 +45,9 @@ class Concealment:
     def delay_s(self, kind: Hashable) -> float:
         """Return the seconds by which to delay a refusal of a request of this kind.
 
-        The delay is chosen at random from the recorded times of 404s for this kind of request.  If none is recorded, it
-        is chosen from the times of 404s for another kind, and if those are missing too, from the times of other
-        answers.
+        The delay is chosen at random from the recorded times of 404s for this kind of request.  If no such time is
+        recorded, the delay comes from the times of 404s for another kind of request.  Without these times too, it comes
+        from the times of other answers.
         """
         times = self._absent.get(kind) or next(iter(self._absent.values()), None) or self._others
         return self._rng.choice(times) if times else 0.0

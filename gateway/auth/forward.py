@@ -59,8 +59,9 @@ class ForwardRule(NamedTuple):
     parameter: str
     """The query parameter that is sent to the service as a bearer token; empty for none."""
     sends_target: bool
-    """Whether the target of the request is sent to the service.  If not, a verdict applies to all streams that its
-    permissions name."""
+    """Whether the target of the request is sent to the service.  Without the target, a verdict applies to all streams
+    that its permissions name.
+    """
     sends_client: bool
     """Whether the client's address is sent to the service."""
     anonymous: bool
@@ -105,7 +106,7 @@ class Inquiry(NamedTuple):
 
 
 def inquire(rule: ForwardRule, asked: Asked) -> Inquiry | None:
-    """Make the inquiry about a request; return None if the request has no credential for the service.
+    """Make the inquiry about a request.  Return None if the request has no credential for the service.
 
     Raises BadCredential if the token in the query is malformed.
     """
@@ -145,7 +146,7 @@ def inquire(rule: ForwardRule, asked: Asked) -> Inquiry | None:
 
 
 def is_by_cookie(rule: ForwardRule, asked: Asked) -> bool:
-    """Whether a page of another site may have made the user's browser send the request, with the user's cookies.
+    """Return whether a page of another site may have made the user's browser send the request, with the user's cookies.
 
     A header field that a page may send only with the site's consent (CORS) rules this out.  A token in the query does
     not rule it out, because the page may have invented the token.

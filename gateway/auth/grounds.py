@@ -28,7 +28,7 @@ class Grounds(NamedTuple):
 
     @property
     def key_source(self) -> KeySource | None:
-        """The source of the deciding rule's keys, if their issuer publishes them; otherwise None."""
+        """The source of the deciding rule's keys; None if the issuer does not publish its keys."""
         last = self.rules[-1]
         keys = last.tokens.keys if isinstance(last, JwtRule) and not self.is_public else None
         return keys if isinstance(keys, KeySource) else None
@@ -67,7 +67,7 @@ def _patterns(rules: Rules) -> frozenset[Pattern]:
 
 
 def _accepts(before: Rule, after: Rule, key_id: str) -> bool:
-    """Whether the rule `after` accepts all credentials, signed with this key, that the rule `before` accepted."""
+    """Return whether the rule `after` accepts all credentials with this key that the rule `before` accepted."""
     match before, after:
         case JwtRule(), JwtRule():
             same = before._replace(tokens=before.tokens._replace(keys=after.tokens.keys)) == after

@@ -128,7 +128,7 @@ class Guard:
             self.replace(successor.rules if successor is not None and successor._reads_like(self) else ())
 
     def _reads_like(self, earlier: Guard) -> bool:
-        """Whether requests that were parsed for `earlier` are parsed as for this guard."""
+        """Return whether requests that were parsed for `earlier` are parsed as for this guard."""
         return (
             (self._parameters, self._has_signatures) == (earlier._parameters, earlier._has_signatures)
             and set(self.vary) <= set(earlier.vary)
@@ -142,7 +142,7 @@ class Guard:
         self._public_grounds = Grounds(self.realm, rules, is_public=True)
 
     def is_public(self, path: str) -> bool:
-        """Whether all clients may read the stream with this canonical path."""
+        """Return whether all clients may read the stream with this canonical path."""
         return any(isinstance(rule, PublicRule) and rule.matches(path) for rule in self._rules)
 
     def credential_parameters(self, query: str) -> frozenset[str]:
@@ -160,7 +160,7 @@ class Guard:
         failed: Callable[[], None] = lambda: None,
         heard: Heard | None = None,
     ) -> Allowed:
-        """Authorise the request; return the verdict that allows it.
+        """Authorise the request, and return the verdict that allows it.
 
         Raises an AuthRefused if the request is refused, and Undecided if a service or key set must be asked first.
         `may_verify` is called before a token is verified or a service is asked.  It may raise a GatewayError, if the
@@ -295,7 +295,7 @@ class Guard:
         may_verify: Callable[[], None] = lambda: None,
         heard: Heard | None = None,
     ) -> Principal:
-        """Verify a credential; return its principal.
+        """Verify a credential, and return its principal.
 
         Raises BadCredential, Undecided, or an AuthRefused for a service's refusal.
         """
@@ -362,7 +362,7 @@ class Guard:
         return found, found.version
 
     def _keep(self, digest: bytes, rule: TokenRule, principal: Principal, version: int) -> None:
-        """Remember a verified token, and evict the least recently used ones."""
+        """Remember a verified token, and evict the least recently used tokens."""
         # All tokens of a rule share the rule's permissions, which come first.  Count only the token's own permissions.
         own = principal.permissions[len(rule.permissions) :]
         patterns = sum(1 + len(one.pattern.text) // 64 for one in own)

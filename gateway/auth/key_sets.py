@@ -74,7 +74,7 @@ class KeySet:
 
     @property
     def _earliest(self) -> float:
-        """When a token may cause the next fetch."""
+        """Return the time from which a token may cause the next fetch."""
         return self.due_at if self.failed_in_a_row or self.ring is None else self.fetched_at + LEAST_S
 
     def begin_fetch(self) -> bool:

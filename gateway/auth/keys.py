@@ -81,7 +81,8 @@ def parse_keys(text: bytes) -> KeyRing:
 def parse_published_keys(text: bytes) -> KeyRing:
     """Read the keys of a JWK Set that an issuer publishes.  Raises BadKeys if it has no usable key.
 
-    Unusable keys are skipped (RFC 7517 section 5), and so are symmetric keys, because a published secret is not secret.
+    Unusable keys are skipped (RFC 7517 section 5).  Symmetric keys are skipped too, because a published secret is not
+    secret.
     """
     try:
         tree = json.loads(text)

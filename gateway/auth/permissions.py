@@ -85,7 +85,7 @@ class Pattern:
         return frozenset(_PLACE.findall(self.text))
 
     def matches(self, path: str, claims: Mapping[str, object] | None = None) -> bool:
-        """Whether the pattern, with these claims, matches a canonical path."""
+        """Return whether the pattern, with these claims, matches a canonical path."""
         if self.text == _EVERY:
             return True
         if _AMBIGUOUS.search(path) is not None:
@@ -148,7 +148,7 @@ class Permission(NamedTuple):
     pattern: Pattern
 
     def allows(self, action: Action, path: str, claims: Mapping[str, object]) -> bool:
-        """Whether the permission allows the action on the stream with this canonical path."""
+        """Return whether the permission allows the action on the stream with this canonical path."""
         return action in self.actions and self.pattern.matches(path, claims)
 
     def __str__(self) -> str:

@@ -45,7 +45,7 @@ class PublicRule(NamedTuple):
     patterns: tuple[Pattern, ...]
 
     def matches(self, path: str) -> bool:
-        """Whether the stream with this canonical path is public."""
+        """Return whether the stream with this canonical path is public."""
         return any(one.matches(path) for one in self.patterns)
 
 

@@ -13,8 +13,8 @@ A signed URL has these query parameters:
 If the other parameters were not signed, a client could vary them, and each variant might be another stream.  A signed
 cookie has the same parameters as its value, in the form of a query, but `streams` is required.
 
-The signed text has one line each for a version, the actions, the pattern, the expiry, the network, the key's id, and
-the other parameters in canonical form.
+The signed text has seven lines: a version, the actions, the pattern, the expiry, the network, the key's id, and the
+other parameters in canonical form.
 """
 
 from __future__ import annotations

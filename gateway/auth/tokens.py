@@ -47,7 +47,7 @@ class TokenRule(NamedTuple):
     any_type: bool
     leeway_s: float
     permissions: tuple[Permission, ...]
-    """The permissions of all valid tokens, in addition to those in a token."""
+    """Permissions that all valid tokens have, in addition to the permissions in the token itself."""
     permissions_claim: str
     tenant_claim: str
 
@@ -170,7 +170,7 @@ def _check_signature(text: str, key: Any, rule: TokenRule) -> None:
 
 
 def _check_times(claims: dict[str, Any], leeway_s: float, wall: float) -> float:
-    """Check the time claims; return when the token expires, including the leeway (Unix seconds)."""
+    """Check the time claims.  Return the time when the token expires, including the leeway (Unix seconds)."""
     expires_at = _time(claims.get("exp"))
     if expires_at is None:
         raise BadCredential("The token has no expiry")

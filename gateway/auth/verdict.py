@@ -29,7 +29,7 @@ class Principal(NamedTuple):
     Principals and tenants with equal names but different issuers are different."""
 
     def allows(self, action: Action, path: str) -> bool:
-        """Whether the principal may perform the action on the stream with this canonical path."""
+        """Return whether the principal may perform the action on the stream with this canonical path."""
         return any(one.allows(action, path, self.claims) for one in self.permissions)
 
 

@@ -57,7 +57,7 @@ class Allowed:
         """When the verdict expires (Unix seconds)."""
         self.edition = edition
         self.renewal = renewal
-        """For a service's verdict, the data for its renewal; otherwise None."""
+        """The data for the renewal of a service's verdict; None for any other verdict."""
         self.grounds = grounds
         """The rules that have led to the verdict; None if there are no rules."""
         self.scheme: str | None = None
@@ -129,7 +129,7 @@ class Verdicts:
         return f"<Verdicts {len(self._revoked)} revocations, {len(self.live)} live reads>"
 
     def holds(self, allowed: Allowed | None) -> bool:
-        """Whether a remembered verdict is still valid."""
+        """Return whether a remembered verdict is still valid."""
         return allowed is not None and allowed.edition == self.edition and self.wall() < allowed.until
 
     def allow(self, principal: Principal, renewal: Renewal | None = None, grounds: Grounds | None = None) -> Allowed:
@@ -142,7 +142,9 @@ class Verdicts:
         self.edition += 1
 
     def revoke(self, revocation: Revocation, for_s: float) -> int:
-        """Revoke a principal, token or key for `for_s` seconds, and end its live reads; return their number."""
+        """Revoke a principal, token or key for `for_s` seconds, and end its live reads.  Return the number of these
+        reads.
+        """
         self._revoked.pop(revocation, None)
         self._revoked[revocation] = self.wall() + for_s
         evict_oldest(self._revoked, MOST_REVOCATIONS)
@@ -167,7 +169,7 @@ class Verdicts:
                 one.end_soon()
 
     def is_revoked(self, principal: Principal) -> bool:
-        """Whether the principal, its token or the token's key is revoked now."""
+        """Return whether the principal, its token or the token's key is revoked now."""
         revoked = self._revoked
         if not revoked:
             return False

@@ -43,7 +43,7 @@ class Step(StrEnum):
     LAST_DONE = "last done"
     """A complete message has been read, and it is the connection's last."""
     BROKEN = "broken"
-    """The bytes are not a message, or the peer has closed within one."""
+    """The bytes are not a message, or the peer has closed within a message."""
 
 
 TRANSITIONS: Final[Mapping[tuple[State, Step], State]] = {

@@ -64,7 +64,7 @@ class RenderedHeaders(CIMultiDict[str]):
         return rendered
 
     def varied_by(self, varied: Iterable[tuple[str, str]]) -> RenderedHeaders:
-        """These headers with others added, whose values are numbers."""
+        """Return these headers with further headers added, whose values are numbers."""
         changed = RenderedHeaders(self)
         changed.lines = self.lines
         for name, value in varied:
@@ -76,7 +76,7 @@ class RenderedHeaders(CIMultiDict[str]):
         return changed
 
     def copy(self) -> RenderedHeaders:
-        """A mutable copy without rendered lines."""
+        """Make a mutable copy without rendered lines."""
         copied = RenderedHeaders(self)
         copied.lines = None
         return copied
@@ -95,7 +95,7 @@ def request_head(
     *,
     is_chunked: bool = False,
 ) -> bytes:
-    """The head of a request for a target in origin form.  The body has `length` bytes or is chunked.  Without both
+    """Make the head of a request for a target in origin form.  The body has `length` bytes or is chunked.  Without both
     arguments, the request has no body.
 
     `host` becomes the Host field unless the headers have one.  Raises InvalidRequest if a part is not a valid token or
@@ -163,10 +163,10 @@ class PassedFields:
         self.lines: bytes | None = lines
         """The field lines, each with its line end.  None if they have to be rendered and checked."""
         self.kinds: Kinds = kinds
-        """The kinds of the lines after the shared ones.  Valid while `lines` is not None."""
+        """The kinds of the lines after the shared lines.  Valid while `lines` is not None."""
 
     def table(self) -> CIMultiDict[str]:
-        """All fields as a table, which is made at the first call."""
+        """Return all fields as a table, which is made at the first call."""
         if self._fields is None:
             fields = self._fields = self._shared.copy()
             for line in self._own:
@@ -177,7 +177,7 @@ class PassedFields:
         return self.get(name) is not None
 
     def get(self, name: str, default: str | None = None) -> str | None:
-        """The first value of a field, or `default`."""
+        """Return the first value of a field, or `default`."""
         if self._fields is not None:
             return self._fields.get(name, default)
         found = self._shared.get(name)
@@ -208,7 +208,7 @@ class PassedFields:
 
 @lru_cache(256)
 def _line(name: str, value: str) -> bytes | None:
-    """A field line; None if the name or the value contains a line break."""
+    """Return a field line; None if the name or the value contains a line break."""
     line = f"{name}: {value}"
     return None if "\n" in line or "\r" in line else f"{line}\r\n".encode("utf-8", "surrogateescape")
 
@@ -226,7 +226,7 @@ JOINED_BYTES: Final = 1 << 14
 
 @lru_cache(maxsize=128)
 def status_line(status: int, reason: str | None = None) -> bytes:
-    """The status line.  `reason` defaults to the standard phrase, or to an empty phrase for an unknown status."""
+    """Make the status line.  `reason` defaults to the standard phrase, or to an empty phrase for an unknown status."""
     if reason is None:
         try:
             reason = HTTPStatus(status).phrase
@@ -240,7 +240,7 @@ Fields: TypeAlias = CIMultiDict[str] | PassedFields
 
 
 def field_lines(headers: Fields) -> bytes:
-    """The field lines of a head, each with its line end, without the empty line.
+    """Return the field lines of a head, each with its line end, without the empty line.
 
     Raises UpstreamBroken for a value with a line break.  Only an origin can have sent such a value, which must not be
     passed on.
@@ -259,7 +259,7 @@ def field_lines(headers: Fields) -> bytes:
 
 
 def states_length(headers: Fields) -> bool:
-    """Whether the fields include a Content-Length."""
+    """Return whether the fields include a Content-Length."""
     if type(headers) is PassedFields and headers.lines is not None:
         return bool(headers.kinds & HAS_LENGTH)
     return _CONTENT_LENGTH in headers
@@ -276,17 +276,17 @@ def state_length(headers: Fields, size: int) -> None:
 
 @lru_cache(maxsize=4)
 def date_line(second: int) -> bytes:
-    """The Date field of a response made in this Unix second (RFC 9110 §6.6.1)."""
+    """Make the Date field of a response made in this Unix second (RFC 9110 §6.6.1)."""
     return b"Date: %b\r\n" % formatdate(second, usegmt=True).encode()
 
 
 def interim_head(status: int, headers: CIMultiDict[str]) -> bytes:
-    """The whole head of an interim reply.  Raises UpstreamBroken for a header that must not be sent."""
+    """Make the whole head of an interim reply.  Raises UpstreamBroken for a header that must not be sent."""
     return status_line(status) + field_lines(headers) + b"\r\n"
 
 
 def response_head(status: int, headers: Fields, wall: float, *, keeps: bool, reason: str | None = None) -> bytes:
-    """The whole head of a response.  Raises UpstreamBroken for a header that must not be sent.
+    """Make the whole head of a response.  Raises UpstreamBroken for a header that must not be sent.
 
     `wall` is the Unix time for a Date field if `headers` has none.  `keeps` means that the connection stays open.
     """

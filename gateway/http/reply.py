@@ -327,7 +327,7 @@ class ReplyParser:
             events.append(Head(status, reason, headers, length, framing is not _CLOSE, shape, own))
 
     def _longest_line(self) -> int:
-        """The bytes of the head's longest line, without separators."""
+        """Return the bytes of the head's longest line, without separators."""
         return max(len(self._reason), max((len(name) + len(value) for name, value in self._head_fields), default=0))
 
     def _transfer_framing(self, codings: list[str]) -> Framing:

@@ -84,7 +84,7 @@ _OWN_NAMES: Final = frozenset({"content-length", "date", "etag", "producer-seq",
 
 @lru_cache(64)
 def status_line_of(line: bytes) -> tuple[int, str] | None:
-    """The status and the reason in a final reply's first line.  None for an unusual line."""
+    """Return the status and the reason in a final reply's first line.  None for an unusual line."""
     found = _STATUS_LINE.fullmatch(line)
     return None if found is None else (int(found[1]), found[2].decode("utf-8", "surrogateescape"))
 
@@ -182,7 +182,7 @@ class Head:
         self.reason = reason
         self._headers = headers
         self.content_length = content_length
-        """The Content-Length, which may be that of an omitted body (HEAD, 304).  None without the field."""
+        """The Content-Length, which may state the length of an omitted body (HEAD, 304).  None without the field."""
         self.is_delimited = is_delimited
         """Whether the end of the body differs from a lost connection (RFC 9112 section 6.3, all cases except the last).
         """
@@ -280,6 +280,6 @@ def _remember(raw: bytes, line: FieldLine) -> None:
 
 
 def keeps_alive(version: str, headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> bool:
-    """Whether the connection stays open after a reply (RFC 9112 section 9.3)."""
+    """Return whether the connection stays open after a reply (RFC 9112 section 9.3)."""
     options = {word.strip().lower() for line in headers.getall("Connection", ()) for word in line.split(",")}
     return "close" not in options and (version == "1.1" or "keep-alive" in options)

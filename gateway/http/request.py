@@ -56,12 +56,12 @@ class Fields:
         self.facts: dict[Hashable, Any] = {}
         """Values that other components have derived from `common`.  The key is the component."""
         self.common = headers
-        """The headers without those in `varied`."""
+        """The headers without the headers in `varied`."""
         self.varied: Sequence[tuple[str, str]] = ()
         """The headers whose numbers differ between sections with the same `facts`."""
 
     def varied_by(self, varied: Sequence[tuple[str, str]], length: int) -> Fields:
-        """This section with further headers, for a request whose body has `length` bytes."""
+        """Make this section with further headers, for a request whose body has `length` bytes."""
         headers = self.headers.copy()
         headers.extend(varied)
         fields = Fields(headers, self.keeps_alive, length, is_plain=False)

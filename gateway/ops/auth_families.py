@@ -12,7 +12,7 @@ from gateway.upstream.auth_services import AuthServices
 
 
 def auth_families(services: AuthServices | None, routes: Iterable[str]) -> Iterator[Metric]:
-    """The families with their current values.  `routes` are the routes with rules of authorisation."""
+    """Return the families with their current values.  `routes` are the routes with rules of authorisation."""
     every = services.key_sets.look() if services is not None else ()
     undecided = services.undecided if services is not None else Counter[str]()
     yield counter(

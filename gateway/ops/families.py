@@ -48,7 +48,7 @@ _UNPARSED: Final = (Mode.OTHER, Outcome.REFUSED)
 
 
 def counter(name: str, text: str, labels: tuple[str, ...], children: _Children) -> Metric:
-    """A family of counters.  `name` has no `_total`."""
+    """Make a family of counters.  `name` has no `_total`."""
     family = CounterMetricFamily(name, text, labels=labels)
     for values, value in children:
         family.add_metric(values, value)
@@ -56,7 +56,7 @@ def counter(name: str, text: str, labels: tuple[str, ...], children: _Children) 
 
 
 def gauge(name: str, text: str, labels: tuple[str, ...], children: _Children) -> Metric:
-    """A family of gauges."""
+    """Make a family of gauges."""
     family = GaugeMetricFamily(name, text, labels=labels)
     for values, value in children:
         family.add_metric(values, value)
@@ -66,7 +66,7 @@ def gauge(name: str, text: str, labels: tuple[str, ...], children: _Children) ->
 def histogram(
     name: str, text: str, labels: tuple[str, ...], children: Iterable[tuple[tuple[str, ...], Histogram]]
 ) -> Metric:
-    """A family of histograms, with the exemplars of their buckets."""
+    """Make a family of histograms, with the exemplars of their buckets."""
     family = HistogramMetricFamily(name, text, labels=labels)
     for values, spread in children:
         buckets: list[tuple[str, float] | tuple[str, float, SampleExemplar]] = []
@@ -82,7 +82,7 @@ def histogram(
 
 
 def by_route(routes: Routes, value: Callable[[RouteFigures], int]) -> _Children:
-    """The children of a counter whose only label is the route."""
+    """Return the children of a counter whose only label is the route."""
     found = ((route, value(figures)) for route, figures in routes.items())
     return [((route,), count) for route, count in found if count or route != NO_ROUTE]
 
@@ -90,7 +90,7 @@ def by_route(routes: Routes, value: Callable[[RouteFigures], int]) -> _Children:
 def _by_mode(
     routes: Routes, spreads: Callable[[RouteFigures], Mapping[Mode, Histogram]], from_start: Container[Mode]
 ) -> Iterator[tuple[tuple[str, ...], Histogram]]:
-    """The children of a histogram by mode.  Modes in `from_start` have a child before the first observation."""
+    """Return the children of a histogram by mode.  Modes in `from_start` have a child before the first observation."""
     for route, figures in routes.items():
         for mode, spread in spreads(figures).items():
             if spread or (route != NO_ROUTE and mode in from_start):
@@ -182,7 +182,7 @@ def client_families(routes: Routes) -> Iterator[Metric]:
 
 
 def upstream_families(routes: Routes) -> Iterator[Metric]:
-    """Requests to origins, and the origins' answers."""
+    """Make the families of requests to origins and of the origins' answers."""
     yield counter(
         "durable_gateway_upstream_requests",
         "Requests sent to origins, by mode. Includes retries, tail probes, the gateway's own HEADs, and each origin "
@@ -364,7 +364,7 @@ def _gauges_by_route(
 
 
 def route_family(routes: Routes, protocols: Mapping[str, str]) -> Metric:
-    """The routes with their protocols, for selection in dashboards."""
+    """Return the routes with their protocols, for selection in dashboards."""
     children = [((route, protocols[route]), 1) for route in routes if route in protocols]
     return gauge(
         "durable_gateway_route_info",
@@ -375,7 +375,7 @@ def route_family(routes: Routes, protocols: Mapping[str, str]) -> Metric:
 
 
 def build_family(version: str) -> Metric:
-    """The versions of the gateway, Python and aiohttp."""
+    """Return the versions of the gateway, Python and aiohttp."""
     versions = (version, platform.python_version(), aiohttp.__version__)
     return gauge(
         "durable_gateway_build_info",

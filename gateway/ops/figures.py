@@ -43,7 +43,7 @@ FIRST_BYTE_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0
 """Upper bounds for the time to the first byte, up to the longest wait of a long-poll."""
 
 DELAY_BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Upper bounds for delays of the event loop, from an idle loop to a stalled one."""
+"""Upper bounds for delays of the event loop, from an idle loop to a stalled loop."""
 
 READS: Final = (Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE)
 LIVE: Final = (Mode.LONGPOLL, Mode.SSE)
@@ -120,7 +120,7 @@ class Histogram:
         return any(self.counts)
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """The upper bounds as Prometheus writes them, each with the number of observations up to it."""
+        """Return the upper bounds as Prometheus writes them, each with the number of observations up to it."""
         bounds = [*(str(bound) for bound in self.bounds), "+Inf"]
         return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
 
@@ -185,7 +185,7 @@ class RouteFigures:
         """Reads relayed because their answers may not be shared, by the reason.  There are few reasons."""
 
     def ended(self, mode: Mode, outcome: Outcome) -> EndFigures:
-        """The figures of requests with this mode and outcome."""
+        """Return the figures of requests with this mode and outcome."""
         end = self.ends.get((mode, outcome))
         if end is None:
             end = self.ends[mode, outcome] = EndFigures(self.durations[mode], self.first_bytes[mode])

@@ -112,7 +112,7 @@ class History:
         return Recent(until.now - first.now, until.tally.since(first.tally))
 
     def samples(self) -> list[tuple[Sample, Recent]]:
-        """Every sample with the counts of the `WINDOW_S` seconds before it, oldest first."""
+        """Return every sample with the counts of the `WINDOW_S` seconds before it, oldest first."""
         return [(sample, self.recent(sample)) for sample in self._samples]
 
 

@@ -1,7 +1,7 @@
 """The metric families of HTTP/2 connections, with clients and with origins.
 
-Error codes are those of RFC 9113 section 7, in lower case.  The series for codes and kinds of ordinary operation exist
-from the start.  All other series begin with their first event.
+Error codes have the names of RFC 9113 section 7, in lower case.  The series for codes and kinds of ordinary operation
+exist from the start.  All other series begin with their first event.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class LimitFigures:
         self.rate_limited = Counter({key: self.rate_limited[key] for key in wanted})
 
     def families(self) -> Iterator[Metric]:
-        """The families with their current values."""
+        """Return the families with their current values."""
         yield counter(
             "durable_gateway_client_limited",
             "Requests refused, clients cut off, and client networks banned, because a client network used more than "

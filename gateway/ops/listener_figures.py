@@ -46,7 +46,7 @@ class ListenerFigures:
         self.kept[listener] += n
 
     def families(self) -> Iterator[Metric]:
-        """The families with their current values."""
+        """Return the families with their current values."""
         yield counter(
             "durable_gateway_connections_refused",
             "Client connections closed unanswered: limit beyond max_connections, client beyond client_connections, "

@@ -28,7 +28,7 @@ class MemoryFigures:
         self.look: Callable[[], MemoryState] = MemoryState
 
     def families(self) -> Iterator[Metric]:
-        """The families with their current values."""
+        """Return the families with their current values."""
         state = self.look()
         yield gauge(
             "durable_gateway_client_bytes",

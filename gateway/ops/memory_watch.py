@@ -124,7 +124,7 @@ class MemoryWatch:
         return int(self._cache_budget() * self._guard.cache_share)
 
     def figures(self) -> MemoryState:
-        """The state for the metrics."""
+        """Return the state for the metrics."""
         limits = self.limits
         return MemoryState(
             self.client_bytes,
@@ -191,7 +191,7 @@ class MemoryWatch:
         """Set the cache's budget to the guard's value.
 
         A reduction is made in steps with turns of the loop between them, because it may evict thousands of small tapes.
-        If memory rises meanwhile, the next look comes first.
+        If memory rises between two steps, the next look comes first.
         """
         store = self._store
         while store.budget_bytes > (wanted := self.cache_budget_bytes):

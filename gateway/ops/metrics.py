@@ -156,11 +156,11 @@ class Metrics(Collector):
     # -- sums over routes
 
     def requests(self, mode: Mode, outcome: Outcome) -> Total:
-        """Requests of all routes with this mode and outcome."""
+        """Return the number of requests with this mode and outcome, over all routes."""
         return Total(lambda: sum(figures.ended(mode, outcome).requests for figures in self.routes.values()))
 
     def upstream_requests(self, mode: Mode) -> Total:
-        """Requests sent to origins, over all routes."""
+        """Return the number of requests sent to origins, over all routes."""
         return Total(lambda: sum(figures.upstream_requests[mode].value for figures in self.routes.values()))
 
     # -- the recorder
@@ -263,7 +263,7 @@ class Metrics(Collector):
     # -- the collector
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """The series in the format that the Accept header prefers, and the content type."""
+        """Return the series in the format that the Accept header prefers, and the content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
@@ -289,14 +289,14 @@ class Metrics(Collector):
         return bytes(text), content_type
 
     def describe(self) -> Iterable[Metric]:
-        """The names of all families, by which a registry detects a second gateway."""
+        """Return the names of all families, by which a registry detects a second gateway."""
         # The description is made once, because collecting all series takes longer than the rest of a start.
         if not _DESCRIBED:
             _DESCRIBED.extend(Metric(one.name, one.documentation, one.type, one.unit) for one in self.collect())
         return _DESCRIBED
 
     def collect(self) -> Iterator[Metric]:
-        """The series with their current values."""
+        """Return the series with their current values."""
         self.before_collect()
         state = self.look()
         yield from client_families(self.routes)
@@ -331,7 +331,7 @@ class Metrics(Collector):
                 del self.routes[route]
 
     def _routeless_families(self, state: State) -> Iterator[Metric]:
-        """The families without a route label."""
+        """Return the families without a route label."""
         yield counter(
             "durable_gateway_downstream_bytes",
             "Body bytes handed to clients' connections, whether or not the clients read them. Excludes headers.",

@@ -25,7 +25,7 @@ class OperationFigures:
         self._purges[is_soft] += 1
 
     def families(self) -> Iterator[Metric]:
-        """The families with their current values."""
+        """Return the families with their current values."""
         yield counter(
             "durable_gateway_reloads",
             "Reloads of the configuration, by whether it was taken or refused. Excludes the start, and certificates "

@@ -27,7 +27,7 @@ class PartitionIds:
         self._ids: dict[Partition, str] = {}
 
     def of(self, partition: Partition) -> str:
-        """The id of a partition."""
+        """Return the id of a partition."""
         found = self._ids.get(partition)
         if found is None:
             if len(self._ids) >= _REMEMBERED:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def plan_families(state: PlanState) -> Iterator[Metric]:
-    """The plan's expectations and its results."""
+    """Return the plan's expectations and its results."""
     memory = state.plan.memory
     yield gauge(
         "durable_gateway_plan_taken_timestamp_seconds",

@@ -41,7 +41,7 @@ class PlanFigures:
         self._baseline = self._counted()
 
     def look(self) -> PlanState | None:
-        """The plan's current state, or None without a plan.  Call `Metrics.before_collect` first."""
+        """Return the plan's current state, or None without a plan.  Call `Metrics.before_collect` first."""
         applier, store = self._applier, self._engine.store
         if applier.plan is None:
             return None

@@ -18,7 +18,7 @@ _NO_LIMIT_BYTES: Final = 1 << 60
 
 
 def resident_bytes() -> int:
-    """The resident bytes now.  Without `/proc`, the highest value so far."""
+    """Return the resident bytes now.  Without `/proc`, the highest value so far."""
     try:
         # Near the limit this is called hundreds of times a second, and a file object would cost three times as much.
         statm = os.open(_STATM, os.O_RDONLY)
@@ -32,7 +32,7 @@ def resident_bytes() -> int:
 
 
 def container_limit_bytes(root: Path = _CGROUP, own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """The lowest memory limit of the process's control groups; None without a limit."""
+    """Return the lowest memory limit of the process's control groups; None without a limit."""
     found = []
     for file in _limit_files(root, own):
         try:

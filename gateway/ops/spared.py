@@ -5,7 +5,7 @@ answered bytes that the origin did not send.
     bytes spared    = 1 - body bytes that origins sent / body bytes of answers before compression
 
 Both sides of a share are counted over the same window.  Reads are catch-up, long-poll, SSE and HEAD.  Writes are left
-out, because each costs the origin one request in any case.
+out, because the gateway cannot spare the origin a write.
 
 A request to an origin counts when it is sent, so a read counts when it begins.  The number of reads therefore includes
 the ended reads and the open live reads.  Without the open reads, a thousand new SSE readers would count as no reads,
@@ -44,7 +44,7 @@ class Tally:
 
     @classmethod
     def of(cls, routes: Iterable[RouteFigures], downstream_bytes: int) -> Self:
-        """The sums over routes since the start.  `downstream_bytes` are the body bytes sent to clients."""
+        """Return the sums over routes since the start.  `downstream_bytes` are the body bytes sent to clients."""
         reads = origin_requests = saved_bytes = origin_bytes = 0
         for figures in routes:
             for (mode, _), end in figures.ends.items():
@@ -58,7 +58,9 @@ class Tally:
         return cls(reads, origin_requests, downstream_bytes + saved_bytes, origin_bytes)
 
     def since(self, before: Tally) -> Tally:
-        """The counts since `before`.  A removed route takes its counts with it, so negative differences become 0."""
+        """Return the counts since `before`.  A removed route takes its counts with it, so negative differences become
+        0.
+        """
         return Tally(
             max(0, self.reads - before.reads),
             max(0, self.origin_requests - before.origin_requests),

@@ -13,7 +13,7 @@ _LABELS = ("tenant", "issuer")
 
 
 def tenant_families(usages: Iterable[tuple[tuple[str, str], Usage]]) -> Iterator[Metric]:
-    """The requests, bytes and live-read time of each tenant."""
+    """Return the requests, bytes and live-read time of each tenant."""
     known = [(("others", "") if key == OTHERS else (key[1], key[0]), usage) for key, usage in usages]
     yield counter(
         "durable_gateway_tenant_requests",

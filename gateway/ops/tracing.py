@@ -194,7 +194,7 @@ class OpenTelemetryTracer:
             with suppress(RuntimeError):  # the loop has closed already
                 loop.call_soon_threadsafe(done.set)
 
-        # Do not use the loop's executor, because the loop waits for it when it closes.
+        # Do not use the loop's executor, because a closing loop waits for its executor.
         threading.Thread(target=shut_down, name="tracing-shutdown", daemon=True).start()
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
@@ -335,7 +335,7 @@ class _ExchangeSpan:
 
 
 def _context(parent: Span | None) -> Context:
-    """A context with `parent` as the current span, and nothing else."""
+    """Make a context with `parent` as the current span, and nothing else."""
     return Context() if parent is None else trace.set_span_in_context(parent, Context())
 
 

@@ -84,7 +84,7 @@ _CHANGES: Final = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 
 
 def without_credentials(raw_query: str, parameters: Mapping[str, str]) -> str:
-    """The query as sent, without these parameters."""
+    """Return the query as sent, without these parameters."""
     pairs = raw_query.split("&")
     return "&".join(pair for pair in pairs if unquote_plus(pair.partition("=")[0]) not in parameters)
 
@@ -184,7 +184,7 @@ class Authoriser:
             self._sections.allow(split[1], stream or split[0], allowed)
 
     def allowed_for(self, section: Section, join: Join, channel: Channel) -> Allowed | None:
-        """The verdict on a live read whose section was recognised without parsing.
+        """Return the verdict on a live read whose section was recognised without parsing.
 
         Returns None if the handler has to decide.
 
@@ -201,8 +201,9 @@ class Authoriser:
         return allowed if left_s > (join.most_s + _MOST_EARLY_S if allowed.renewal is None else 0) else None
 
     def ends_in_s(self, allowed: Allowed, most_s: float) -> float | None:
-        """Seconds until a live read has to end because its credential expires.  None if the read ends earlier in any
-        case, after `most_s`."""
+        """Return the seconds until a live read has to end because its credential expires.  None if the read ends
+        earlier, after `most_s`.
+        """
         if allowed.renewal is not None:
             return None
         left_s = allowed.until - self.verdicts.wall()
@@ -292,7 +293,9 @@ class Authoriser:
 
 
 def _named_stream(parsed: ParsedRequest) -> NamedStream | None:
-    """The stream of a GET whose verdict depends only on the stream and the header section.  None for other requests."""
+    """Return the stream of a GET whose verdict depends only on the stream and the header section.  None for other
+    requests.
+    """
     target = parsed.target
     if parsed.read is None or parsed.mode is Mode.HEAD or parsed.parameters or target.authority is not None:
         return None
@@ -300,7 +303,7 @@ def _named_stream(parsed: ParsedRequest) -> NamedStream | None:
 
 
 def _depends_on_client(allowed: Allowed) -> bool:
-    """Whether the verdict depends on the client's address."""
+    """Return whether the verdict depends on the client's address."""
     renewal = allowed.renewal
     return bool(allowed.principal.network) or (renewal is not None and renewal.inquiry.rule.sends_client)
 
@@ -308,7 +311,7 @@ def _depends_on_client(allowed: Allowed) -> bool:
 def headers_for_origin(
     headers: CIMultiDict[str], config: RouteConfig, guard: Guard, allowed: Allowed | None
 ) -> CIMultiDict[str]:
-    """A relayed request's headers without the checked credentials, and with the principal's names.
+    """Return a relayed request's headers without the checked credentials, and with the principal's names.
 
     `allowed` is None for a request that only the origin authorises, which keeps its credentials.
     """
@@ -340,8 +343,8 @@ def _remove(headers: CIMultiDict[str], names: Collection[str]) -> None:
 
 
 def is_preflight(request: Request, guard: Guard) -> bool:
-    """Whether the request is a CORS preflight that the origin answers, because the gateway does not answer for CORS on
-    the route.
+    """Return whether the request is a CORS preflight that the origin answers, because the gateway does not answer for
+    CORS on the route.
 
     A route that conceals streams passes no preflight on, because the answer might show whether the stream exists.
     """
@@ -352,15 +355,16 @@ def is_preflight(request: Request, guard: Guard) -> bool:
 
 
 def is_of_the_origin(method: str, path: str) -> bool:
-    """Whether only the origin authorises the request.  Such a request carries a token of the origin, or fetches the
-    origin's public keys."""
+    """Return whether only the origin authorises the request.  Such a request carries a token of the origin, or fetches
+    the origin's public keys.
+    """
     calls = _OF_THE_ORIGIN.get(method)
     before, _, below = path.partition(_RESERVED)
     return calls is not None and calls.fullmatch(below) is not None and "%" not in before
 
 
 def action_of(mode: Mode, path: str) -> Action:
-    """The main action of a request with this mode and canonical path."""
+    """Return the main action of a request with this mode and canonical path."""
     return _ACTIONS.get(mode) or (Action.SUBSCRIBE if _RESERVED in path else Action.OTHER)
 
 
@@ -382,8 +386,9 @@ def _actions(request: Request, parsed: ParsedRequest, *, is_fork: bool) -> tuple
 
 
 def _forked(lines: list[str], route: Route) -> str:
-    """The canonical path of the stream to fork, as clients name it.  Raises Forbidden if the origin might take the path
-    for another stream."""
+    """Return the canonical path of the stream to fork, as clients name it.  Raises Forbidden if the origin might take
+    the path for another stream.
+    """
     try:
         target = parse_target(lines[0].strip()) if len(lines) == 1 and lines[0].lstrip().startswith("/") else None
     except BadTarget:
@@ -394,7 +399,7 @@ def _forked(lines: list[str], route: Route) -> str:
 
 
 def _is_from_site(request: Request, config: RouteConfig) -> bool:
-    """Whether the request comes from a web origin that the route allows."""
+    """Return whether the request comes from a web origin that the route allows."""
     allowed = config.cors.allow_origins if config.cors is not None else ()
     origins = request.headers.getall("Origin", ())
     return len(origins) == 1 and origins[0].lower() in allowed and "*" not in allowed
@@ -442,7 +447,7 @@ class GuardedUse:
             usage.add(sent_bytes, self._authoriser.now() - self._began)
 
     def revoke(self) -> None:
-        """End the read at once.  An SSE answer ends properly; for any other read, the connection is dropped."""
+        """End the read at once.  An SSE answer ends properly.  For any other read, the connection is dropped."""
         self._channel.end_early()
 
     def end_soon(self) -> None:

@@ -61,13 +61,13 @@ class LoadedCertificates:
     by_name: Mapping[str, ssl.SSLContext] = field(default_factory=dict)
     """Context by server name."""
     default: ssl.SSLContext | None = None
-    """The context for clients that send no server name or an unknown one; None for the first certificate's context."""
+    """The context for clients that send no server name or an unknown name; None for the first certificate's context."""
     _sessions: dict[str | None, ssl.SSLContext] = field(default_factory=dict, compare=False, repr=False)
     """First contexts of handshakes with a name in the certificates, or without a name."""
     _wildcard_sessions: OrderedDict[str, ssl.SSLContext] = field(default_factory=OrderedDict, compare=False, repr=False)
-    """First contexts of handshakes with a name that matches a wildcard; the most recently used one is last."""
+    """First contexts of handshakes with a name that matches a wildcard.  The most recently used context is last."""
     _unknown_sessions: OrderedDict[str, ssl.SSLContext] = field(default_factory=OrderedDict, compare=False, repr=False)
-    """First contexts of handshakes with a name in no certificate; the most recently used one is last."""
+    """First contexts of handshakes with a name in no certificate.  The most recently used context is last."""
 
     def context(self, server_name: str | None) -> ssl.SSLContext:
         """Return the context for a server name, which is given in lower case without a trailing dot.  None stands for
@@ -79,8 +79,9 @@ class LoadedCertificates:
         return self.by_name.get(server_name) or self.by_name.get(_wildcard_of(server_name)) or default
 
     def session_context(self, server_name: str | None) -> ssl.SSLContext:
-        """The first context of a handshake with this server name.  A session of one name cannot be resumed under
-        another."""
+        """Return the first context of a handshake with this server name.  A session that began under one name cannot be
+        resumed under another name.
+        """
         if server_name is None or server_name in self.by_name:
             found = self._sessions.get(server_name)
             if found is None:
@@ -102,7 +103,7 @@ MOST_UNKNOWN_NAMES: Final = 64
 
 
 def _wildcard_of(server_name: str) -> str:
-    """The wildcard that matches a name.  It stands for one label (RFC 9525 section 6.3)."""
+    """Return the wildcard that matches a name.  It stands for one label (RFC 9525 section 6.3)."""
     return f"*.{server_name.partition('.')[2]}"
 
 
@@ -149,7 +150,7 @@ def _with_choices(loaded: LoadedCertificates, where: str) -> LoadedCertificates:
 
 
 def _why(loaded: LoadedCertificates, index: int, chosen: Mapping[str, tuple[int, ...]]) -> str:
-    """The reason why no handshake uses a certificate."""
+    """Return the reason why no handshake uses a certificate."""
     one = loaded.served[index].certificate
     if not one.names:
         return "it has no DNS name"
@@ -160,7 +161,7 @@ def _why(loaded: LoadedCertificates, index: int, chosen: Mapping[str, tuple[int,
 
 
 def _context_of(loaded: LoadedCertificates, choice: tuple[int, ...], where: str) -> ssl.SSLContext:
-    """A context that presents these certificates.  Raises ConfigError."""
+    """Make a context that presents these certificates.  Raises ConfigError."""
     served = [loaded.served[index] for index in choice]
     if len(served) == 1:
         return served[0].context
@@ -228,7 +229,7 @@ def _with_current_authorities(
 
 
 def _is_same_but_certificates(old: ListenerTlsConfig, new: ListenerTlsConfig) -> bool:
-    """Whether two configurations are equal apart from their certificates."""
+    """Return whether two configurations are equal apart from their certificates."""
     return old.model_copy(update={"certificates": new.certificates}) == new
 
 
@@ -240,7 +241,7 @@ def _context(config: ListenerTlsConfig, where: str, alpn: Sequence[str]) -> ssl.
 
 
 def _bare_context(config: ListenerTlsConfig, alpn: Sequence[str]) -> ssl.SSLContext:
-    """A context without certificates and authorities."""
+    """Make a context without certificates and authorities."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[config.minimum_version]
     context.set_ciphers(_CIPHERS)

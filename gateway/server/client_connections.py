@@ -165,8 +165,9 @@ class Clients:
         joins: Joins | None = None,
         accounts: Accounts | None = None,
     ) -> None:
-        """`remembered` is None without the fast path.  `accounts` counts connections by network; with None, these
-        clients have accounts of their own."""
+        """`remembered` is None without the fast path.  `accounts` counts connections by network.  With None, the
+        registry makes its own accounts.
+        """
         nets = client_nets(limits.client_v4_bits, limits.client_v6_bits)
         self.accounts = Accounts(nets, clock.now) if accounts is None else accounts
         self.handler = handler
@@ -254,7 +255,7 @@ class Clients:
 
     def use_limits(self, limits: LimitsConfig) -> None:
         self.limits = limits
-        # Copy the fields, because those of a pydantic model are slow to reach.
+        # Copy the fields, because fields of a pydantic model are slow to reach.
         self.high_water = limits.send_buffer_bytes // 2
         """Half of the bound on unsent bytes.  The kernel's send buffer has the other half."""
         self.header_timeout_s = limits.client_header_timeout_s
@@ -262,8 +263,9 @@ class Clients:
         self._most_connections_of_one = limits.most_client_connections
 
     def admit_connection(self, client: ClientConnection) -> bool:
-        """Register a new connection.  Returns False if it must close, because there are too many connections or the
-        gateway refuses new ones."""
+        """Register a new connection.  Returns False if the connection must close, because there are too many
+        connections or the gateway refuses new ones.
+        """
         self.unadmitted -= 1
         address, proxies = client.client, client.proxies
         # A trusted proxy's connection belongs to no network, because its requests come from many clients.
@@ -286,8 +288,9 @@ class Clients:
         return True
 
     def _refusal(self, account: Account | None) -> ConnectionRefusal | None:
-        """The reason to refuse a new connection of this network; None to accept it.  May displace another connection to
-        make room."""
+        """Return the reason to refuse a new connection of this network; None to accept it.  May displace another
+        connection to make room.
+        """
         if self._is_closing:
             return ConnectionRefusal.LEAVING
         if self.is_short_of_memory:
@@ -393,7 +396,9 @@ class Clients:
             parser.close()
 
     def unsent(self) -> tuple[int, int]:
-        """Bytes that clients have not read: the sum over all connections, and the largest of one."""
+        """Return the bytes that clients have not read: the sum over all connections, and the largest number of one
+        connection.
+        """
         sizes = [client.unsent_bytes for client in self._open]
         return sum(sizes), max(sizes, default=0)
 
@@ -430,7 +435,7 @@ class Clients:
         self.is_draining = False
 
     def close_idle(self) -> None:
-        """Admit no more connections, and close the idle ones.  The others close after their answers."""
+        """Admit no more connections, and close the idle connections.  Busy connections close after their answers."""
         self._is_closing = True
         for client in list(self._open):
             client.begin_leaving()
@@ -454,6 +459,6 @@ def refuse_join(channel: Channel, join: Join, section: Section) -> bool:
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str | None:
-    """The peer's address without its port; None at a Unix socket."""
+    """Return the peer's address without its port; None at a Unix socket."""
     peer = transport.get_extra_info("peername")
     return peer[0] if isinstance(peer, tuple) else None

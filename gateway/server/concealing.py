@@ -1,8 +1,8 @@
 """Concealing routes (`route.conceal`): a refusal looks exactly like the 404 for an absent stream.
 
 A client without permission must not learn whether a stream exists.  A client with permission must not learn whether
-others are refused.  A refusal therefore takes the same steps as a request for an absent stream.  These are the rate
-limits, the bound on reads of unknown streams, the body of a write, and the origin's usual delay
+other clients are refused.  A refusal therefore takes the same steps as a request for an absent stream.  These are the
+rate limits, the bound on reads of unknown streams, the body of a write, and the origin's usual delay
 (`gateway.auth.concealment`).
 """
 
@@ -32,8 +32,9 @@ begin with a HEAD.
 
 
 def concealment_of(context: RequestContext) -> Concealment | None:
-    """The concealment of the request's route.  None if the route conceals nothing, the stream is public, or only the
-    origin authorises the request."""
+    """Return the concealment of the request's route.  None if the route conceals nothing, the stream is public, or only
+    the origin authorises the request.
+    """
     route = context.route
     if route is None or route.guard is None or context.allowed is None or context.is_public:
         return None

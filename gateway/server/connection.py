@@ -84,11 +84,11 @@ class Connection(RecognisingConnection):
 
     @property
     def has_pending(self) -> bool:
-        """Whether a parsed request waits for an earlier one."""
+        """Whether a parsed request waits for an earlier request."""
         return bool(self._pending)
 
     def holdings(self) -> Iterator[Holding]:
-        """The buffers that the connection shares with other connections or with the cache."""
+        """Return the buffers that the connection shares with other connections or with the cache."""
         if self.transport is None or self.cut_reason is not None:
             return
         if self._shared is not None:
@@ -151,8 +151,9 @@ class Connection(RecognisingConnection):
             self._end_input()
 
     def _begin_late(self) -> None:
-        """Take the input of a request that waited for its turn.  Look for a remembered answer again, because another
-        client may have had an equal request answered meanwhile."""
+        """Take the input of a request that waited for its turn.  Look for a remembered answer again, because an equal
+        request of another client may have been answered while this request waited.
+        """
         data, self._unparsed = self._unparsed, b""
         # Clear the flag before answering, because the end of the answer may take more input.
         self._is_busy = False
@@ -163,7 +164,7 @@ class Connection(RecognisingConnection):
             self._end_pause()
 
     def _begin(self) -> None:
-        """Take input whose first request does not wait for an earlier one."""
+        """Take input whose first request does not wait for an earlier request."""
         data = self._unparsed
         if (events := self._clients.header_cache.lookup(data)) is None:
             self._read(is_first=True)
@@ -439,8 +440,9 @@ class SecureConnection(Connection):
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of memory that this client alone costs.  Encrypted bytes count in full: each client has its own,
-        even if others get the same answer."""
+        """The bytes of memory that this client alone costs.  Encrypted bytes count in full: each client has its own
+        encrypted bytes, even if other clients get the same answer.
+        """
         if self.cut_reason is not None:
             return 0
         held = super().held_bytes

@@ -73,7 +73,7 @@ class RequestContext:
     is_replay: bool = False
     """Whether a live read is relayed only until its reader has caught up with the tail."""
     why_alone: str | None = None
-    """The reason why a read is relayed although its route shares answers; None if it is shared."""
+    """The reason why a read is relayed although its route shares answers; None if the read is shared."""
     client: str = UNKNOWN
     """The client's network, for rate limits."""
     fields: tuple[str, str] | None = None
@@ -218,7 +218,7 @@ class ResponseRecorder:
 
 
 def s2_error_body(error: GatewayError) -> bytes:
-    """The body of an error of the gateway's own in S2's format."""
+    """Return the body of an error of the gateway's own in S2's format."""
     if error.status == S2ErrorCode.RATE_LIMITED.status:
         code = S2ErrorCode.RATE_LIMITED
     else:

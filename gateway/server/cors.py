@@ -93,7 +93,7 @@ _ANY_ORIGIN: Final = ANY_ORIGIN.encode()
 
 
 def with_origin(head: bytes, web_origin: bytes) -> bytes:
-    """The head with this allowed web origin in place of `ANY_ORIGIN`."""
+    """Return the head with this allowed web origin in place of `ANY_ORIGIN`."""
     return head.replace(_ANY_ORIGIN, web_origin, 1)
 
 
@@ -112,7 +112,7 @@ def _joined(own: tuple[str, ...], extra: tuple[str, ...]) -> str:
 
 
 def is_preflight(method: str, origin: str | None, request_method: str | None) -> bool:
-    """Whether a request is a CORS preflight: OPTIONS with Origin and Access-Control-Request-Method."""
+    """Return whether a request is a CORS preflight: OPTIONS with Origin and Access-Control-Request-Method."""
     return method == "OPTIONS" and origin is not None and request_method is not None
 
 
@@ -124,7 +124,7 @@ def preflight_headers(
     *,
     is_s2: bool = False,
 ) -> dict[str, str] | None:
-    """The headers of a preflight's 204.  None if the web origin is not allowed, or the request is no preflight.
+    """Return the headers of a preflight's 204.  None if the web origin is not allowed, or the request is no preflight.
 
     The lists do not depend on `request_method` and `request_headers`, so that the browser can cache the answer.  The
     browser compares the lists with its request.
@@ -148,8 +148,9 @@ def preflight_headers(
 
 
 def apply(cors: CorsConfig, origin: str | None, headers: CIMultiDict[str]) -> None:
-    """Replace a reply's Access-Control headers by those of this route, in place.  `origin` is the request's Origin
-    header."""
+    """Replace a reply's Access-Control headers by this route's headers, in place.  `origin` is the request's Origin
+    header.
+    """
     for name in {name for name in headers if name.lower().startswith("access-control-")}:
         del headers[name]
     if "*" not in cors.allow_origins:
@@ -172,7 +173,7 @@ def named_origin(cors: CorsConfig | None, origin: str | None) -> bytes | None:
 
 
 def _allowed(cors: CorsConfig, origin: str | None) -> str | None:
-    """The value of Access-Control-Allow-Origin; None if the request's Origin is not allowed."""
+    """Return the value of Access-Control-Allow-Origin; None if the request's Origin is not allowed."""
     if "*" in cors.allow_origins:
         return "*"
     if origin is ANY_ORIGIN:

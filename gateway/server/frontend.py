@@ -51,7 +51,7 @@ _TARGET: Final = re.compile(r"/[!-~]*")
 
 
 def redirect(port: int) -> Handler:
-    """A handler that redirects every request to the same URL with https, at `port`.
+    """Make a handler that redirects every request to the same URL with https, at `port`.
 
     The status 308 keeps the method (RFC 9110 section 15.4.9).  A host or a target that cannot be part of a URL gets a
     400.
@@ -81,14 +81,15 @@ _log = logging.getLogger("gateway.listeners")
 
 
 def _proxies(config: GatewayConfig) -> Proxies | None:
-    """The trusted proxies; None if none are configured."""
+    """Return the trusted proxies; None if none are configured."""
     trusted = config.server.trusted_proxies
     return Proxies(trusted, config.server.forwarded_by) if trusted else None
 
 
 def _shown_address(form: Literal["full", "masked", "none"]) -> Callable[[str | None], str]:
-    """A function that writes an address in the form of `log.client_address`.  The result is empty without an
-    address."""
+    """Make a function that writes an address in the form of `log.client_address`.  The result is empty without an
+    address.
+    """
     match form:
         case "full":
             return lambda address: address or ""
@@ -141,7 +142,8 @@ class Frontend:
         self.clients.speaks_s2 = self._speaks_s2()
         self.clients.refusals = engine.negative_cache.groups
         self.every_clients = [self.clients]
-        """The main connections first, then those of listeners that only redirect."""
+        """The registry of the main connections, followed by the registry for listeners that only redirect.
+        """
         if self._observers.is_on:
             self.clients.on_hit = self._note_hit
         self._choose_shortcuts()
@@ -154,7 +156,7 @@ class Frontend:
         return f"<Frontend {self.connections()} connections, {len(self.listeners)} listeners>"
 
     def connections(self) -> int:
-        """Open client connections at all listeners."""
+        """Return the number of open client connections at all listeners."""
         return self.clients.accounts.open_connections
 
     def refused(self) -> dict[str, int]:
@@ -162,11 +164,13 @@ class Frontend:
         return {why.value: sum(clients.refused[why] for clients in self.every_clients) for why in ConnectionRefusal}
 
     def waited(self) -> int:
-        """Requests that have waited for their turn, since the start."""
+        """Return the number of requests that have waited for their turn since the start."""
         return sum(clients.turns.waited for clients in self.every_clients)
 
     def unsent(self) -> tuple[int, int]:
-        """Bytes that clients have not read: the sum over all connections, and the largest of one."""
+        """Return the bytes that clients have not read: the sum over all connections, and the largest number of one
+        connection.
+        """
         sums, most = zip(*(clients.unsent() for clients in self.every_clients), strict=True)
         return sum(sums), max(most)
 
@@ -180,7 +184,7 @@ class Frontend:
         return Http2Connection(self.clients, client, is_secure=is_secure, is_local=is_local)
 
     def _redirect_factory(self, port: int) -> Connect:
-        """A factory of connections that redirect every request to https at `port`."""
+        """Make a factory of connections that redirect every request to https at `port`."""
         limits, clock = self.clients.limits, self._engine.clock
         clients = Clients(redirect(port), limits, None, clock, self._metrics, accounts=self.clients.accounts)
         clients.on_bad_request = self._note_bad_request
@@ -229,8 +233,10 @@ class Frontend:
         self._choose_shortcuts()
 
     async def close_connections(self, accepts_until: float, idle_at: float, gone_at: float) -> None:
-        """Wait until every connection has ended.  Accept no connection after `accepts_until`, close idle ones at
-        `idle_at`, and cut the rest at `gone_at`.  All times are in seconds of the event loop's clock."""
+        """Wait until every connection has ended.  No connection is accepted after `accepts_until`.  Idle connections
+        are closed at `idle_at`, and all others are cut at `gone_at`.  All times are in seconds of the event loop's
+        clock.
+        """
         now = asyncio.get_running_loop().time
         for clients in self.every_clients:
             await clients.emptied(accepts_until - now())

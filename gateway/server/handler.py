@@ -65,7 +65,7 @@ _ABORTED, _FAILED, _HIT, _REFUSED = Outcome.ABORTED, Outcome.FAILED, Outcome.HIT
 
 
 class RequestHandler:
-    """Answers requests.  The engine owns the state of streams; the handler has none."""
+    """Answers requests.  The engine owns the state of streams, and the handler has no state."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class RequestHandler:
         observers, now = self._observers, self._engine.clock.now
         began, observed = now(), observers.request_arrived(request) if observers.is_on else None
         if self._is_guarded and observed is not None and (record := observed.record) is not None:
-            # Drop the query until it is parsed, because it may hold a signature or a token.
+            # Drop the query until the request is parsed, because the query may hold a signature or a token.
             record.stream = (record.stream or "").partition("?")[0]
         context = RequestContext(request, Delivery(request, self._metrics, now), began, observed)
         return self._recorded(context) if observed is None else self._observed(context, observed)
@@ -296,7 +296,7 @@ class RequestHandler:
 
     @staticmethod
     def _why_alone(read: Read) -> str | None:
-        """The reason why a live read is relayed after it has waited for a shared answer."""
+        """Return the reason why a live read is relayed after it has waited for a shared answer."""
         return read.route.unshared.reason(read.key, read.shape) or (
             Ground.ORIGIN if read.web_origin is not None else None
         )

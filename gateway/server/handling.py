@@ -67,19 +67,22 @@ class Handling(PhasedChannel, ABC):
 
     @abstractmethod
     def _begin_handling(self, request: Request) -> None:
-        """Answer the request as far as possible without waiting, and the rest in a task."""
+        """Answer the request as far as possible without waiting.  A task does the work that has to wait."""
 
     @abstractmethod
     def _repeated(self, data: bytes | None) -> Request | None:
-        """The request with these bytes, or the latest request if `data` is None.  Returns None if the client has
-        left."""
+        """Return the request with these bytes, or the latest request if `data` is None.  Returns None if the client has
+        left.
+        """
 
     @abstractmethod
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Called when the request's task has ended, or was cancelled before it began."""
 
     def _handle(self, request: Request, handler: Handler) -> asyncio.Task[None] | None:
-        """Run the handler as far as possible without waiting.  Returns the task that does the rest, if any."""
+        """Run the handler as far as possible without waiting.  Returns the task for the work that has to wait; None
+        without such work.
+        """
         try:
             work = handler(request)
         except Exception:
@@ -131,7 +134,9 @@ class Handling(PhasedChannel, ABC):
                 self.response_written(request)
 
     def end_early(self) -> None:
-        """End the live answer in progress.  An SSE answer ends properly; for any other, the connection is dropped."""
+        """End the live answer in progress.  An SSE answer ends properly.  For any other answer, the connection is
+        dropped.
+        """
         if isinstance(self._live, Subscriber):
             self._live.drain_within(0.0, 0.0)
         else:
@@ -219,7 +224,7 @@ class _Again:
 
 
 def _from_tail(target: str, at: str) -> str:
-    """The target of a read, with the offset `at` in place of `now`, in any spelling of the parameter."""
+    """Return the target of a read, with the offset `at` in place of `now`, in any spelling of the parameter."""
     path, mark, query = target.partition("?")
     parts = query.split("&")
     for number, part in enumerate(parts):
@@ -230,7 +235,7 @@ def _from_tail(target: str, at: str) -> str:
 
 
 def refusal(status: int, text: bytes, *, is_s2: bool) -> tuple[CIMultiDict[str], bytes]:
-    """The headers and the body of an answer to bytes that are not an acceptable request.
+    """Return the headers and the body of an answer to bytes that are not an acceptable request.
 
     The body is one line of text, or S2's JSON.  Such bytes name no route.  `is_s2` means that all routes are S2 routes,
     so that the body is S2's JSON.
@@ -247,5 +252,5 @@ _S2_CODES: Final = {400: S2ErrorCode.BAD_HEADER, 414: S2ErrorCode.BAD_PATH, 431:
 
 
 def plain_text() -> CIMultiDict[str]:
-    """The headers of a short plain-text answer of the gateway's own."""
+    """Make the headers of a short plain-text answer of the gateway's own."""
     return CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})

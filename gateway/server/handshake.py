@@ -72,7 +72,7 @@ _REASONS: Final[Mapping[str, HandshakeFailure]] = {
 
 
 def failure_of(error: ssl.SSLError) -> HandshakeFailure:
-    """The failure for OpenSSL's reason."""
+    """Return the failure for OpenSSL's reason."""
     reason = error.reason or ""
     if "_ALERT_" in reason:
         return HandshakeFailure.REFUSED
@@ -260,7 +260,7 @@ class Handshake(asyncio.Protocol):
     # -- the PROXY protocol
 
     def _read_proxy(self, data: bytes) -> bytes | None:
-        """Read the header.  Returns the bytes after it, or None if it is incomplete or malformed."""
+        """Read the header.  Returns the bytes after the header, or None if the header is incomplete or malformed."""
         assert self._transport is not None
         self._data += data
         try:

@@ -67,7 +67,7 @@ class ListenerRecorder(Protocol):
 
 
 def certificate_files(listeners: Sequence[ListenerConfig]) -> tuple[str, ...]:
-    """The files of the listeners' certificates, keys and client CAs."""
+    """Return the files of the listeners' certificates, keys and client CAs."""
     tables = [listener.tls for listener in listeners if listener.tls is not None]
     named = [
         file
@@ -363,7 +363,7 @@ class CertificateReloader:
         await self._watch.run(known)
 
     def _load(self) -> Certificates:
-        """The certificates of the current listeners.  Runs in the reader's thread."""
+        """Return the certificates of the current listeners.  Runs in the reader's thread."""
         return load_certificates(self._configured(), self._listeners.alpn, self._listeners.certificates)
 
     async def _reload(self) -> None:

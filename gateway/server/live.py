@@ -61,7 +61,8 @@ class LiveRequest(NamedTuple):
     """Whether the answer may be chunked.  HTTP/1.0 has no chunks."""
     ends_in_s: float | None = None
     """Seconds after which the answer ends, because the client's credential expires or a reload has put the route under
-    rules.  None if the answer ends earlier in any case."""
+    rules.  None if the answer certainly ends earlier.
+    """
 
 
 class LiveAnswers:
@@ -128,7 +129,7 @@ class LiveAnswers:
     def _sse_note(
         self, subscriber: Subscriber, join: Join, began: float, observed: Observed | None, client: Client | None
     ) -> Note | None:
-        """The record of an SSE answer; None without an access log."""
+        """Return the record of an SSE answer; None without an access log."""
         if observed is not None:
             return self.note(observed, Mode.SSE, join.read.route.name, began, partial(_fill, subscriber))
         if client is None or join.facts is None:
@@ -178,7 +179,7 @@ class LiveAnswers:
     def note(
         self, observed: Observed | None, mode: Mode, route: str, began: float, fill: Callable[[Record], None]
     ) -> Note | None:
-        """The record of the answer, for the access log and the trace.  None if there is neither."""
+        """Return the answer's record for the access log and the trace.  None without both."""
         if observed is None:
             return None
         record, span = observed.record, observed.span
@@ -278,7 +279,7 @@ def _fill(subscriber: Subscriber, into: Record) -> None:
 
 
 def _own(head: bytes, join: Join, client: Client | None) -> bytes:
-    """The head with this client's own web origin."""
+    """Return the head with this client's own web origin."""
     if join.origin is None:
         return head
     return with_origin(head, (client[1].origin if client is not None else None) or join.origin)

@@ -101,14 +101,14 @@ class HeaderFacts:
         self.if_none_match = readable(joined(headers, "If-None-Match"))
 
     def for_route(self, route: Route) -> SharingFacts:
-        """The facts of the section that depend on the route."""
+        """Return the facts of the section that depend on the route."""
         sharing = self._by_route.get(route)
         if sharing is None:
             sharing = self._by_route[route] = route.sharing_of(self._headers, self.nodes)
         return sharing
 
     def forwarded(self, request: Request, *, is_plain: bool) -> RenderedHeaders:
-        """The headers for the origin.  `is_plain` asks the origin for an answer without content coding."""
+        """Return the headers for the origin.  `is_plain` asks the origin for an answer without content coding."""
         channel = request.channel
         host = self.host if request.target.startswith("/") else request.host
         if channel.proxies is None:
@@ -153,7 +153,7 @@ class ParsedRequest:
     client: str
     """The client's network; empty if it is unknown."""
     s2: S2Request | None = None
-    """The read of an S2 stream; None if the request is no such read or has to be relayed."""
+    """The read of an S2 stream; None if the request is no read of an S2 stream, or has to be relayed."""
     named: RecordedStream | None = None
     """The stream's name in records, if it differs from the target's."""
     basin: str | None = None
@@ -327,7 +327,7 @@ class RequestParser:
         return parsed
 
     def _facts(self, request: Request) -> HeaderFacts:
-        """The facts of the request's header section, computed at most once for each section."""
+        """Return the facts of the request's header section, computed at most once for each section."""
         if request.head.fields.varied and self._has_decisive_numbers:
             return HeaderFacts(request.headers, self._node)
         known = request.head.fields.facts
@@ -360,7 +360,7 @@ def take_credentials(target: Target, guard: Guard) -> tuple[Target, Mapping[str,
 
 
 def mode_of(method: str, target: Target) -> Mode:
-    """The mode of a request for a Durable Stream."""
+    """Return the mode of a request for a Durable Stream."""
     path = target.path
     if f"{_RESERVED}/" in path or path.endswith(_RESERVED):
         return _OTHER

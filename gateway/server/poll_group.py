@@ -196,7 +196,7 @@ class PollGroup:
         else:
             client = self._channels[channel]
             reason = channel.cut_reason or CloseReason.LEFT
-            # Record the client before removing it, because it counts as one of the live readers.
+            # Record the client before its removal, because the record counts this client among the live readers.
             if channel is self._noted:
                 note, self._note, self._noted = self._note, None, None
                 if note is not None:
@@ -380,7 +380,7 @@ class PollGroup:
 
 
 def _reason(answer: Answer, *, is_draining: bool) -> CloseReason:
-    """The reason for the end of a long-poll with this answer, for the log."""
+    """Return the reason for the end of a long-poll with this answer, for the log."""
     if answer.status in (200, 304):
         return CloseReason.ANSWERED
     if answer.status == 204:

@@ -61,7 +61,7 @@ class ReadingConnection(WritingConnection):
     def __init__(self, clients: Clients) -> None:
         super().__init__(clients)
         self._parser: RequestParser | None = None
-        """The parser, while a message is incomplete or after the connection's last message; else None."""
+        """The parser, while a message is incomplete or after the connection's last message; None at other times."""
         self._pending: deque[Event] = NO_EVENTS
         """Parsed events that have not been taken."""
         self._unparsed = b""
@@ -157,7 +157,7 @@ class ReadingConnection(WritingConnection):
             self._close()
 
     def _is_fine(self, data: bytes) -> bool:
-        """Whether the input may consist of many small chunks or requests."""
+        """Return whether the input may consist of many small chunks or requests."""
         if self._body is not None:
             return self._body.is_chunked
         return data.count(b"\r\n\r\n", 0, _SLICE_BYTES) > _MANY_HEADS
@@ -240,7 +240,7 @@ class ReadingConnection(WritingConnection):
 
 
 def _is_one_plain_get(events: Sequence[Event], data: bytes) -> bool:
-    """Whether `data` is exactly one HTTP/1.1 GET without a body that keeps its connection open."""
+    """Return whether `data` is exactly one HTTP/1.1 GET without a body that keeps its connection open."""
     if len(events) != 2 or len(data) > MAX_REQUEST_BYTES:
         return False
     head, end = events

@@ -47,8 +47,8 @@ class RecognisingConnection(ReadingConnection):
             self._receive(data)
 
     def _answers_known(self, data: bytes) -> bool:
-        """Answer a request without parsing it, if an equal one was answered before.  Otherwise return False.  Call this
-        only if all earlier requests are answered.
+        """Answer a request without parsing it, if an equal request was answered before.  Return False for any other
+        request.  Call this only if all earlier requests are answered.
         """
         # A hit on an idle connection is the hottest path of the gateway, where every attribute look-up counts.
         clients, transport = self._clients, self.transport

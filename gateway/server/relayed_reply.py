@@ -63,7 +63,7 @@ def relayed_fields(recorder: ResponseRecorder, context: RequestContext, reply: R
 
 
 def _passed(recorder: ResponseRecorder, context: RequestContext, status: int, headers: Headers) -> CIMultiDict[str]:
-    """The origin's headers as passed on to a client, with this gateway's Cache-Status."""
+    """Return the origin's headers as passed on to a client, with this gateway's Cache-Status."""
     passed = response_headers_for_client(headers, node=recorder.node, http_version="1.1")
     by_method = context.request.method != "GET"
     said = cache_status(recorder.node, Outcome.PASS, fwd_status=status, detail=context.why_alone, by_method=by_method)
@@ -74,7 +74,7 @@ def _passed(recorder: ResponseRecorder, context: RequestContext, status: int, he
 
 
 _KEPT_BYTES: Final = 1 << 13
-"""The bytes kept from the end of the body.  Longer than any control event; data events may have any size."""
+"""The bytes kept from the end of the body.  This is longer than any control event.  Data events may have any size."""
 
 
 class CatchUpEnd:

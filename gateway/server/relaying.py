@@ -122,7 +122,7 @@ class Relays:
         self._relay(context, parsed, whole if whole is not None else body.chunks(self.limits))
 
     def _keeps_bodies(self, route: Route) -> bool:
-        """Whether the body must have arrived before the origin gets the request."""
+        """Return whether the body must have arrived before the origin gets the request."""
         if route.guard is not None and route.guard.concealment is not None:
             # A refusal that hides a stream must look the same whether or not the origin asks for the body.
             return True
@@ -156,7 +156,7 @@ class Relays:
 
     @staticmethod
     def _passed(context: RequestContext, parsed: ParsedRequest, *, is_expecting: bool) -> RelayedRequest:
-        """The request as it is sent to the origin."""
+        """Return the request as it is sent to the origin."""
         request, target, key, mode = context.request, parsed.target, parsed.key, context.mode
         # Origins use the same strong ETag for every content coding.  Without a coding, the ETags of relayed answers are
         # unambiguous.
@@ -378,7 +378,7 @@ class Relaying(RelayedCall):
     # -- called by either side
 
     def holdings(self) -> tuple[Holding, ...]:
-        """The buffer of bytes that have not been written to the client."""
+        """Return the buffer of bytes that have not been written to the client."""
         size = len(self._unwritten)
         return (Holding(SharedBytes(size), size),) if size else NOTHING
 

@@ -54,9 +54,9 @@ class Repeatable(NamedTuple):
     saved_bytes: int = 0
     """The bytes that content coding saved."""
     copied: int = 0
-    """Bytes of the body that only this answer holds; the others are in `shared`."""
+    """Bytes of the body that only this answer holds.  The other bytes are in `shared`."""
     shared: SharedBytes | None = None
-    """The account of the body's bytes; None if the answer has to open one."""
+    """The account of the body's bytes; None if the answer has to open an account."""
 
 
 class RememberedAnswer(Known):
@@ -139,7 +139,9 @@ class RememberedAnswer(Known):
         """Bytes of the body that the tape does not hold."""
         self._is_own = shared is None
         self.shared = SharedBytes(self.body_bytes, in_cache=True) if shared is None else shared
-        """The account that counts the body's bytes while clients have not read them.  Only large bodies need one."""
+        """The account that counts the body's bytes while clients have not read them.  Only large bodies need an
+        account.
+        """
         self.joined: bytes | None = None
         """The whole response, if it is small."""
         self.pieces: tuple[bytes, ...] = ()
@@ -165,7 +167,7 @@ class RememberedAnswer(Known):
         return self.body_bytes <= JOINED_BYTES
 
     def cost_under(self, line: bytes, meaning: Meaning, request: bytes) -> int:
-        """The bytes that the answer costs if it is remembered for this request."""
+        """Return the bytes that the answer costs if it is remembered for this request."""
         return ANSWER_COST + 2 * len(self._head) + self.copied + len(line) + len(meaning.text) + 3 * len(request)
 
     def dropped(self) -> None:
@@ -180,7 +182,7 @@ class RememberedAnswer(Known):
         return self._body if self.body_bytes else ()
 
     def block(self) -> bytes:
-        """The rendered head as an HTTP/2 field block (RFC 7541)."""
+        """Return the rendered head as an HTTP/2 field block (RFC 7541)."""
         if self._block is None:
             joined = self.joined
             self._block = block_of(joined[: len(joined) - self.body_bytes] if joined is not None else self.pieces[0])

@@ -38,7 +38,7 @@ class Holder(Protocol):
     """The source of the body of an answer in progress."""
 
     def holdings(self) -> Iterable[Holding]:
-        """The buffers that the source keeps in memory, except for those already written."""
+        """Return the buffers that the source keeps in memory, except for buffers that are already written."""
 
 
 class LiveAnswer(Holder, Protocol):
@@ -94,7 +94,7 @@ class Channel(Protocol):
     cut_reason: CloseReason | None
     """The reason why the gateway cuts the connection; None while the connection is not cut."""
     live_use: LiveUse | None
-    """The count of the live read in progress.  The channel ends it once it is free again, for any reason."""
+    """The count of the live read in progress.  When the channel is free again, for any reason, it ends the count."""
 
     @property
     def use(self) -> Account | None:
@@ -183,7 +183,9 @@ class Channel(Protocol):
         """Stop counting the live read, if there is one."""
 
     def end_early(self) -> None:
-        """End the live answer in progress.  An SSE answer ends properly; for any other, the connection is dropped."""
+        """End the live answer in progress.  An SSE answer ends properly.  For any other answer, the connection is
+        dropped.
+        """
 
     def follow(
         self, live: LiveAnswer, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
@@ -208,8 +210,9 @@ class Channel(Protocol):
         """End the live answer.  `in_order` means that its body is complete."""
 
     def write_response(self, head: bytes, body: tuple[bytes, ...], body_bytes: int, shared: SharedBytes) -> None:
-        """Write a whole live answer; the caller then calls `release`.  `head` includes a small body.  A large body is
-        given as `body`, whose bytes belong to `shared`."""
+        """Write a whole live answer.  The caller then calls `release`.  `head` includes a small body.  A large body is
+        given as `body`, and `shared` is the account of its bytes.
+        """
 
 
 class GivenUp(Protocol):
@@ -299,7 +302,7 @@ class Request:
         return self.headers.get("Host", "") if authority is None else authority
 
     def joined(self, name: str) -> str | None:
-        """All lines of a header, joined into one (RFC 9110 section 5.3); None without any."""
+        """Return all lines of a header, joined into one (RFC 9110 section 5.3); None without any."""
         lines = self.headers.getall(name, None)
         return ", ".join(lines) if lines is not None else None
 
@@ -309,7 +312,7 @@ CONTINUE_S: Final = 1.0
 
 
 def is_expecting(request: Request) -> bool:
-    """Whether the client waits for 100 Continue."""
+    """Return whether the client waits for 100 Continue."""
     return request.headers.get("Expect", "").lower() == "100-continue" and request.version != "1.0"
 
 

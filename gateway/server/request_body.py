@@ -72,7 +72,7 @@ class RequestBody:
         self._pieces: deque[bytes | bytearray] = deque()
         self._size = 0
         self._received = 0
-        """Bytes that have arrived, including those already read."""
+        """Bytes that have arrived, including bytes that are already read."""
         self._waited_s = 0.0
         """Seconds for which the reader has waited for the client, in all."""
         self.exceeded: str | None = None
@@ -84,7 +84,7 @@ class RequestBody:
 
     @classmethod
     def arrived(cls, flow: Flow, content: bytes) -> Self:
-        """A body that has arrived together with its head."""
+        """Make a body that has arrived together with its head."""
         body = cls(flow, len(content))
         body._pieces.append(content)
         body._size = body._received = len(content)

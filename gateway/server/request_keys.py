@@ -130,8 +130,9 @@ def lines_named(names: Sequence[str]) -> re.Pattern[bytes]:
 
 
 def _either_case(character: str) -> str:
-    """A pattern for a character in both cases.  A character that is not a letter is escaped: some, such as `^`, have a
-    meaning in patterns."""
+    """Make a pattern for a character in both cases.  A character that is not a letter is escaped: some, such as `^`,
+    have a meaning in patterns.
+    """
     return f"[{character.upper()}{character}]" if character.isalpha() else re.escape(character)
 
 
@@ -141,7 +142,9 @@ _ALLOWED: Final = b"allowed origin"
 
 
 def _web_origin(text: bytes) -> tuple[bytes, bytes] | None:
-    """The line and the value of the section's Origin header.  None unless there is exactly one, in a usual spelling."""
+    """Return the line and the value of the section's Origin header.  None unless there is exactly one, in a usual
+    spelling.
+    """
     found = _ORIGIN.search(text)
     if found is None or text.lower().count(b"\r\norigin") != 1:
         return None
@@ -149,7 +152,7 @@ def _web_origin(text: bytes) -> tuple[bytes, bytes] | None:
 
 
 def _is_section(text: bytes) -> bool:
-    """Whether the text is exactly one header section, within the bounds on size and lines."""
+    """Return whether the text is exactly one header section, within the bounds on size and lines."""
     size = len(text)
     return (
         size <= MAX_REQUEST_BYTES
@@ -225,7 +228,7 @@ class Section:
         return self._origin
 
     def client_address(self, proxies: Proxies, peer: str | None) -> str | None:
-        """The client's address without a port for a request from `peer`.  None if the address is unknown."""
+        """Return the client's address without a port for a request from `peer`.  None if the address is unknown."""
         if peer != self._peer:
             self._client, self._peer = proxies.client_of(peer, self.text), peer
         return self._client
@@ -322,18 +325,21 @@ class Sections:
         kept[key] = allowed
 
     def for_hits(self, section: Section, rules: HeaderRules) -> Meaning:
-        """The section's meaning for whole answers on routes with these rules.  Raises KeyError for unknown rules."""
+        """Return the section's meaning for whole answers on routes with these rules.  Raises KeyError for unknown
+        rules.
+        """
         kind = self._kinds[self._numbers[rules]]
         return kind.meaning(self._keys(section, kind)[0])
 
     def for_lives(self, section: Section, rules: HeaderRules) -> Meaning:
-        """The section's meaning for live answers, which repeat the client's Origin header.  Raises KeyError for unknown
-        rules."""
+        """Return the section's meaning for live answers, which repeat the client's Origin header.  Raises KeyError for
+        unknown rules.
+        """
         kind = self._kinds[self._numbers[rules]]
         return kind.meaning(self._keys(section, kind)[-1])
 
     def _keys(self, section: Section, kind: _Kind) -> tuple[Key, ...]:
-        """The keys of the section's meanings for whole and for live answers on this kind of route."""
+        """Return the keys of the section's meanings for whole and for live answers on this kind of route."""
         if kind in section.kinds:
             return tuple(key for key in section.keys if key[0] is kind.meanings)
         return self._read(section, kind)
@@ -389,8 +395,9 @@ class Sections:
         return (request[:end], section) if section is not None else None
 
     def section_of(self, text: bytes) -> Section | None:
-        """The section with this text, which begins with the line break after the request line.  Returns None if it
-        exceeds the bounds."""
+        """Return the section with this text, which begins with the line break after the request line.  Returns None if
+        it exceeds the bounds.
+        """
         return self._sections.get(text) or self._new(text)
 
     def _new(self, text: bytes) -> Section | None:

@@ -26,12 +26,12 @@ _FRESH_S: Final = 300
 
 
 def metadata_url(request: Request, path: str) -> str:
-    """The URL of the metadata for the stream with this canonical path."""
+    """Return the URL of the metadata for the stream with this canonical path."""
     return f"{request.scheme}://{request.host}{WELL_KNOWN}{path if path != '/' else ''}"
 
 
 def metadata(routes: Sequence[Route], request: Request) -> tuple[CIMultiDict[str], bytes] | None:
-    """The headers and the body of the requested metadata.  None for any other request.
+    """Return the headers and the body of the requested metadata.  None for any other request.
 
     `routes` are in descending order of precedence.
     """
@@ -71,5 +71,5 @@ def _of_guard(guard: Guard) -> dict[str, Any] | None:
 
 
 def names_metadata(guard: Guard) -> bool:
-    """Whether challenges of the route name its metadata."""
+    """Return whether challenges of the route name its metadata."""
     return any(isinstance(rule, JwtRule) for rule in guard.rules)

@@ -103,5 +103,5 @@ class Shedding:
 
 
 def _most(one: ClientConnection) -> int:
-    """The most bytes that a connection can hold now."""
+    """Return the most bytes that a connection can hold now."""
     return one.held_bytes + sum(holding.size for holding in one.holdings())

@@ -102,7 +102,7 @@ async def listen_at(
     """Accept connections at an address, or, if the address has no host, at all interfaces over IPv4 and IPv6.  Raises
     OSError.
 
-    `options` are those of `create_server`.  With port 0, both use the same free port.
+    `options` are options of `create_server`.  With port 0, both use the same free port.
     """
     loop, port = asyncio.get_running_loop(), address.port
     servers: list[asyncio.Server] = []
@@ -171,8 +171,9 @@ def _remove_stale(path: Path) -> None:
 
 
 def passed_sockets(environ: Mapping[str, str], pid: int) -> list[tuple[str, int]]:
-    """The names and descriptors of the sockets that systemd has passed to this process (sd_listen_fds).  Empty if they
-    are for another process.  Raises ValueError for malformed environment variables."""
+    """Return the names and descriptors of the sockets that systemd has passed to this process (sd_listen_fds).  Empty
+    if they are for another process.  Raises ValueError for malformed environment variables.
+    """
     if environ.get("LISTEN_PID") != str(pid):
         return []
     count = environ.get("LISTEN_FDS", "0")
@@ -227,7 +228,7 @@ _UNACKED: Final = 24
 
 
 def waiting(listening: socket.socket) -> int:
-    """The number of connections that wait to be accepted; 0 where the system does not report it."""
+    """Return the number of connections that wait to be accepted; 0 where the system does not report it."""
     if sys.platform != "linux" or listening.family == socket.AF_UNIX:
         return 0
     info = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACKED + 4)
@@ -260,7 +261,7 @@ class AcceptQueue:
 
     @property
     def servers(self) -> list[asyncio.Server]:
-        """The server, and those of the further descriptors."""
+        """The server, and the servers of the further descriptors."""
         return [self._first, *self._further]
 
     async def look(self, most: int = MOST_FURTHER) -> None:

@@ -26,7 +26,7 @@ from gateway.telemetry.access_record import CloseReason
 
 
 class WheelTimer:
-    """Calls `callback` once the delay has passed, unless the timer is cleared or set again before."""
+    """Calls `callback` when the delay has passed, unless the timer is cleared or set again earlier."""
 
     __slots__ = ("_callback", "_tick", "_wheel")
 
@@ -122,7 +122,7 @@ class TimedConnection(Handling, asyncio.Protocol):
         self.use: Account | None = None
         """The account of the client's network; None if the connection belongs to no network."""
         self.has_partial_head = False
-        """Whether a part of the next head has arrived.  The deadline is then for the rest of the head."""
+        """Whether a part of the next head has arrived.  The deadline is then for the rest of this head."""
         self.is_full = False
         """Whether the client has so many unread bytes that no more may be written."""
         self._is_active = False

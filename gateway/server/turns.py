@@ -121,7 +121,7 @@ class Turns:
             self._call_soon(self._next)
 
     def _is_late(self, late_s: float) -> bool:
-        """Whether this turn has spent `late_s` on beginning requests and reading parts."""
+        """Return whether this turn has spent `late_s` on beginning requests and reading parts."""
         if self.has_begun:
             return self._now() - self._began > late_s
         self.count_begun()

@@ -67,7 +67,7 @@ class VerdictRenewal:
         return self._ends_at - self._services.clock.wall()
 
     def _call_in(self, delay_s: float) -> None:
-        """Have `due` called after this delay, in place of an earlier call."""
+        """Schedule a call of `due` after this delay.  The call replaces any call that was scheduled earlier."""
         wheel = self._services.wheel
         wheel.unlink(self, self._tick)
         self._tick = wheel.add(self, max(0.0, delay_s))

@@ -248,8 +248,9 @@ class WritingConnection(TimedConnection):
         self.release()
 
     def write_response(self, head: bytes, body: tuple[bytes, ...], body_bytes: int, shared: SharedBytes) -> None:
-        """Write a whole live answer; the caller then calls `release`.  `head` includes a small body.  A large body is
-        given as `body`, whose bytes belong to `shared`."""
+        """Write a whole live answer.  The caller then calls `release`.  `head` includes a small body.  A large body is
+        given as `body`, and `shared` is the account of its bytes.
+        """
         if self.transport is not None:
             if body:
                 self._shared_bytes, self._shared = body_bytes, shared
@@ -261,5 +262,5 @@ class WritingConnection(TimedConnection):
 
 
 def _unframed(chunk: bytes) -> bytes:
-    """The data of a framed chunk (RFC 9112 section 7.1)."""
+    """Return the data of a framed chunk (RFC 9112 section 7.1)."""
     return chunk[chunk.index(b"\r\n") + 2 : -2] if chunk else chunk

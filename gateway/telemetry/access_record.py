@@ -66,12 +66,14 @@ class RecordedStream(NamedTuple):
 
     @classmethod
     def of(cls, route: str, target: Target, partition: Partition) -> RecordedStream:
-        """The name of `target` on `route`.  The partition is None if it is the route's public one."""
+        """Return the name of `target` on `route`.  The partition is None if it is the route's public one."""
         return cls.named(route, target.path, target.query, partition)
 
     @classmethod
     def named(cls, route: str, path: str, query: str, partition: Partition, *, is_s2: bool = False) -> RecordedStream:
-        """The name of the stream with this path and query.  The partition is None if it is the route's public one."""
+        """Return the name of the stream with this path and query.  The partition is None if it is the route's public
+        one.
+        """
         # The public partition is the default.
         known = partition if partition != (route, 0, "") else None
         return cls(route, f"{path}?{query}" if query else path, known, is_s2)
@@ -232,7 +234,7 @@ def note_span(start: str, next_offset: str) -> None:
 
 
 def note_fetch(fetch: RecordedFetch, *, leads: bool) -> None:
-    """Record that the current request starts a shared fetch (`leads`), or waits for one."""
+    """Record that the current request starts a shared fetch (`leads`), or waits for a shared fetch."""
     if (record := record_now.get()) is not None:
         record.share(fetch, leads=leads)
 
@@ -268,7 +270,7 @@ class CommonFacts:
         self._lines: dict[tuple[Outcome, CloseReason | None, str | None, int], Repeated] = {}
 
     def line(self, outcome: Outcome, reason: CloseReason | None, next_offset: str | None, sent_bytes: int) -> Repeated:
-        """The common facts of lines with these values.  `reason` is None for reads that continue."""
+        """Return the common facts of lines with these values.  `reason` is None for reads that continue."""
         key = outcome, reason, next_offset, sent_bytes
         if (line := self._lines.get(key)) is None:
             record = self.record.common()
@@ -288,7 +290,7 @@ the stream's live readers."""
 def note_repeated(
     outcome: Outcome, status: int, next_offset: str | None, coding: Coding | None, sent_bytes: int, saved_bytes: int
 ) -> Repeated | None:
-    """The facts that repetitions of the current answer share; None without an access log."""
+    """Return the facts that repetitions of the current answer share; None without an access log."""
     record = record_now.get()
     if record is None:
         return None
@@ -315,7 +317,7 @@ class CountedRead(Protocol):
     """An SSE read with its figures."""
 
     def live_counts(self) -> LiveCounts:
-        """The figures of the read so far.  The access log calls this before it writes a line."""
+        """Return the figures of the read so far.  The access log calls this before it writes a line."""
 
 
 class HeaderSection(Protocol):
@@ -367,7 +369,7 @@ class AccessLog(Protocol):
         `update`, which fills in the current offsets, the bytes since the start and the subscribers."""
 
     def join(self, facts: CommonFacts, began: float, read: CountedRead, client: LiveClient) -> LiveNote:
-        """Record that an SSE read of this client began, which shares these `facts` with others."""
+        """Record that an SSE read of this client began.  The read has these `facts` in common with other reads."""
 
     def watch(self, began: float, write: Callable[[int], bool]) -> LiveNote | None:
         """Call `write` whenever interim lines are due for live reads that began together, until `discard`.

@@ -19,7 +19,7 @@ _SHOWN_CHARS: Final = 200
 
 
 def audit_log(name: str) -> logging.Logger:
-    """The logger with this name, which writes its lines at any log level of its parent."""
+    """Return the logger with this name, which writes its lines at any log level of its parent."""
     log = logging.getLogger(name)
     log.setLevel(logging.INFO)
     return log
@@ -63,6 +63,6 @@ class RefusalLines:
 
 
 def shortened(text: str) -> str:
-    """The beginning of a client's text, on one line."""
+    """Return the beginning of a client's text, on one line."""
     printable = text if text.isprintable() else ascii(text)
     return printable if len(printable) <= _SHOWN_CHARS else f"{printable[:_SHOWN_CHARS]}…"

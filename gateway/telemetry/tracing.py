@@ -160,7 +160,7 @@ flight_now: ContextVar[FlightSpan] = ContextVar("flight_now", default=NO_FLIGHT)
 
 
 def current() -> RequestSpan:
-    """The current request's span; `NO_REQUEST` without tracing."""
+    """Return the current request's span; `NO_REQUEST` without tracing."""
     return request_now.get()
 
 

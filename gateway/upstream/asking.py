@@ -1,7 +1,8 @@
 """The interface to the origins: `Upstream` sends a request, and a `Requester` receives its outcome.
 
-A requester is notified by plain calls, without a task.  Relays are requesters, because each client request that is
-relayed has one.  Most other callers await a reply: `answer_to` adapts the calls to an awaitable.
+The `Upstream` notifies a requester by plain calls, without a task.  Relays are requesters themselves, because they are
+many: each relayed client request has a relay.  Most other callers await a reply: `answer_to` adapts the calls to an
+awaitable.
 """
 
 from __future__ import annotations

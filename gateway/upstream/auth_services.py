@@ -187,7 +187,7 @@ class AuthServices:
         await self._exchanges.close()
 
     def find_verdict(self, inquiry: Inquiry) -> ForwardVerdict | None:
-        """Return a service's remembered verdict; None if there is no valid one."""
+        """Return a service's remembered verdict; None without a valid verdict."""
         return self.verdicts.forwarded.find_verdict(inquiry, self.clock.wall())
 
     def look(self) -> tuple[Service, ...]:

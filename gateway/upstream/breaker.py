@@ -1,6 +1,6 @@
 """The circuit breaker and the retry budget of an origin.
 
-The breaker is a pure state machine: it sends nothing and reads no clock.  Each origin has one
+The breaker is a pure state machine: it sends nothing and reads no clock.  Each origin has a breaker of its own
 (`gateway.upstream.origin_state`).  Its states are:
 
     closed     All requests pass.  Consecutive failures, or a share of failures within a window, open the breaker.
@@ -260,7 +260,7 @@ class Breaker:
         return Permit(self._term, is_probe=True, is_own=is_own)
 
     def would_admit(self, now: float) -> bool:
-        """Whether `admit` would return a permit for a client's request.  Changes nothing."""
+        """Return whether `admit` would return a permit for a client's request.  Changes nothing."""
         if self.state is BreakerState.CLOSED:
             return True
         if now < self._clients_from:

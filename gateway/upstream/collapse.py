@@ -5,7 +5,8 @@ arrived before the fetch was sent.  The origin had then seen every write acknowl
 reader may use the bytes of the fetch, which are immutable, but needs another fetch for the tail.  Each key therefore
 has at most one fetch in progress and one fetch that has not been sent yet.  All later readers share the unsent fetch.
 
-A fetch does not depend on the reader that started it.  If this reader leaves, the fetch continues for the others.
+A fetch does not depend on the reader that started it.  If this reader leaves, the fetch continues for the other
+readers.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
         return not self._is_lost and self._transport is not None and not self._transport.is_closing()
 
     def may_carry(self, now: float, named: frozenset[str] | None) -> bool:
-        """Whether the idle connection can carry another exchange.
+        """Return whether the idle connection can carry another exchange.
 
         The connection must be open and not too old at `now`.  If `named` has the host's current addresses, the
         connection's address must be among them.  The socket must also have no input, because input would be the
@@ -243,7 +243,7 @@ class Connection(asyncio.Protocol):
     # -- the end
 
     def may_repeat(self) -> bool:
-        """Whether a request without any byte of a reply may be sent again on another connection."""
+        """Return whether a request without any byte of a reply may be sent again on another connection."""
         return self.is_reused
 
     def abandon(self) -> None:

@@ -1,8 +1,8 @@
-"""The connection pool: busy connections, and idle ones kept for reuse.
+"""The connection pool: busy connections, and idle connections that are kept for reuse.
 
 Each request needs a slot, the right to one exchange.  `gateway.upstream.slots` decides which request gets a slot and
-when.  An exchange is carried by an HTTP/1.1 connection or by one stream of an HTTP/2 connection.  Slots count both
-alike, so there are never more busy connections than slots.
+when.  An exchange is carried by an HTTP/1.1 connection or by one stream of an HTTP/2 connection.  Each exchange takes
+one slot in either case, so there are never more busy connections than slots.
 
 An HTTP/2 connection takes requests up to the origin's MAX_CONCURRENT_STREAMS and the session's own bound, and only
 while its send window is open.  If no connection takes a request, another connection is opened.

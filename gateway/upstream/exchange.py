@@ -79,7 +79,7 @@ class Hosts(Protocol):
     live: ConnectionPool
 
     def uses_http2(self, endpoint: Endpoint) -> bool:
-        """Whether requests to the host are sent over HTTP/2."""
+        """Return whether requests to the host are sent over HTTP/2."""
 
 
 class Exchange:
@@ -184,7 +184,7 @@ class Exchange:
             self._send(connection)
 
     async def _connected(self, endpoint: Endpoint, is_repeat: bool) -> Carrier:
-        """Wait for a slot; return an idle connection or a new one.  A repeated request needs a new one."""
+        """Wait for a slot, and return an idle or a new connection.  A repeated request needs a new connection."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         pool = self._pool

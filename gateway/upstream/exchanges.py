@@ -83,7 +83,7 @@ class Exchanges:
         self.live.renew(now)
 
     def uses_http2(self, endpoint: Endpoint) -> bool:
-        """Whether requests to the host are sent over HTTP/2."""
+        """Return whether requests to the host are sent over HTTP/2."""
         return endpoint in self._http2_hosts
 
     @property

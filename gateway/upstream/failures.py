@@ -67,7 +67,7 @@ class UploadFailed(Exception):
 
 
 class NoSlot(Exception):
-    """No connection slot was free in time, or too many requests wait for one."""
+    """No connection slot was free in time, or too many requests wait for a slot."""
 
     def __init__(self, reason: Refusal) -> None:
         super().__init__(reason.value)
@@ -86,19 +86,21 @@ _LOCAL_SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, 
 
 
 def is_local_fault(error: BaseException) -> bool:
-    """Whether the origin did not cause the failure: the request was invalid, or local resources or slots ran out."""
+    """Return whether the origin did not cause the failure: the request was invalid, or local resources or slots ran
+    out.
+    """
     if isinstance(error, NotConnected):
         return isinstance(error.__cause__, OSError) and error.__cause__.errno in _LOCAL_SHORTAGES
     return isinstance(error, InvalidRequest | NoSlot)
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether the connection was lost.  False if only a request on the connection was reset."""
+    """Return whether the connection was lost.  False if only a request on the connection was reset."""
     return isinstance(error, ConnectionLost) and not isinstance(error, RequestReset)
 
 
 def is_no_sign(error: BaseException, *, is_patient: bool, is_reused: bool) -> bool:
-    """Whether a failure before the head of the reply does not count against the origin's health.
+    """Return whether a failure before the head of the reply does not count against the origin's health.
 
     `is_patient`: the origin may be silent for long, as on a live read, so a timeout does not count as a failure.
     `is_reused`: the connection had carried other requests, and was lost before any byte of the reply.  This does not

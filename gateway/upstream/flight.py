@@ -434,7 +434,7 @@ class Flight(SharedFetch):
 
 
 def is_awaited(flight: Flight) -> bool:
-    """Whether an answer that begins with the flight's bytes has to wait for more of the reply."""
+    """Return whether an answer that begins with the flight's bytes has to wait for more of the reply."""
     if flight.end is not None:
         return False
     head, expected = flight.head, flight.expected

@@ -99,7 +99,7 @@ class Health:
             self._running[check] = self._tasks.start(self._check(check), f"check {check.authority}")
 
     def probe_all(self) -> None:
-        """Probe each origin once in the background, and report those that do not answer.  Called at start."""
+        """Probe each origin once in the background, and report the origins that do not answer.  Called at start."""
         for origin in self._origins:
             self._tasks.start(self._probe_at_start(origin), f"probe {origin.authority}")
 

@@ -108,7 +108,9 @@ class Http2Connection(asyncio.Protocol):
         return not self._is_lost and self._transport is not None and not self._transport.is_closing()
 
     def is_outdated(self, now: float, named: frozenset[str] | None) -> bool:
-        """Whether the connection is too old for another exchange at `now`, or its address is not one of `named`."""
+        """Return whether the connection is too old for another exchange at `now`, or its address is not one of
+        `named`.
+        """
         # Any connection may carry one exchange, however small the age bound is.  Otherwise requests could dial for
         # ever.
         return (now >= self.outdated_at and self.is_reused) or (named is not None and self.address not in named)

@@ -238,7 +238,7 @@ class Http2Stream:
     # -- the end
 
     def may_repeat(self) -> bool:
-        """Whether the request, which has got no byte of a reply, may be sent again."""
+        """Return whether the request, which has got no byte of a reply, may be sent again."""
         return self.connection.take_repetition()
 
     def abandon(self) -> None:

@@ -119,7 +119,8 @@ class IncomingReply:
         self.error: BaseException | None = None
         """The error with which the reply has failed: TimeoutError, ConnectionLost, ReplyBroken or UploadFailed."""
         self.on_change: Callable[[], object] = no_op
-        """Called when data has arrived, at the end, and on failure.  The connection's state is updated before."""
+        """Called when data has arrived, at the end, and on failure.  The connection's state is updated before the call.
+        """
         self.on_interim: Callable[[Interim], object] = ignore
         """Called with each interim reply."""
         self._pieces: list[bytes] = []

@@ -163,7 +163,7 @@ class OriginPool:
         raise CircuitOpen(min(origin.breaker.retry_in_s(now) or 0.0 for origin in wanted), wanted[0].recovered)
 
     def has_untried(self, tried: Sequence[Origin]) -> bool:
-        """Whether an origin outside `tried` would admit a request."""
+        """Return whether an origin outside `tried` would admit a request."""
         now = self._clock.now()
         return any(origin not in tried and origin.breaker.would_admit(now) for origin in self.members())
 
@@ -199,11 +199,11 @@ class OriginPool:
         sent.pin = self
 
     def leads_to(self, origin: Origin) -> bool:
-        """Whether the route still sends requests to this origin."""
+        """Return whether the route still sends requests to this origin."""
         return self._hosts.get(origin.authority) is origin
 
     def has_other(self, origin: Origin) -> bool:
-        """Whether another origin could take over this origin's live requests now."""
+        """Return whether another origin could take over this origin's live requests now."""
         now = self._clock.now()
         return any(other is not origin and other.is_available(now) for other in self.members())
 

@@ -106,10 +106,10 @@ class LivePin(Protocol):
     """The view of an `OriginPool` that a live request needs."""
 
     def leads_to(self, origin: Origin) -> bool:
-        """Whether the route still sends requests to this origin."""
+        """Return whether the route still sends requests to this origin."""
 
     def has_other(self, origin: Origin) -> bool:
-        """Whether another origin could take over this origin's live requests now."""
+        """Return whether another origin could take over this origin's live requests now."""
 
 
 class Origin:
@@ -190,7 +190,7 @@ class Origin:
         return bool(self._ejected)
 
     def is_available(self, now: float) -> bool:
-        """Whether the origin is not ejected and its breaker would admit a request."""
+        """Return whether the origin is not ejected and its breaker would admit a request."""
         return not self._ejected and self.breaker.would_admit(now)
 
     def probe(self, now: float) -> OriginRequest | None:

@@ -20,7 +20,7 @@ _REPEATED_METHODS: Final = frozenset({"GET", "HEAD"})
 
 
 def is_repeatable(error: BaseException, method: str, *, has_body: bool, is_streamed: bool) -> bool:
-    """Whether a request may be repeated after `error`, which occurred before any byte of the reply.
+    """Return whether a request may be repeated after `error`, which occurred before any byte of the reply.
 
     `is_streamed`: the request's body was sent while it was being received from the client.
     """

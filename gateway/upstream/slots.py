@@ -13,11 +13,12 @@ A host that hangs therefore leaves a quarter of the slots to other hosts.  The s
 An upload is a write whose body is still being sent.  Its client may be slow, so uploads leave a quarter of the writes
 to other writes.
 
-Requests without a slot wait in a queue.  Lanes take turns, and so do clients within a lane (`FairQueue`).  One client
-may have at most half of all slots, and `client_requests` slots at one host.  If there are several hosts, a client may
-have at most three quarters of its half at one host.  When a client is at its bound, its requests wait, and the requests
-of other clients overtake them.  All requests without a client address count as one client, to which these bounds do not
-apply.  Such requests come from the gateway itself, or from many clients, such as all clients on a Unix socket.
+Requests without a slot wait in a queue.  Lanes take turns, and clients take turns within a lane (`FairQueue`).  One
+client may have at most half of all slots, and `client_requests` slots at one host.  If there are several hosts, a
+client may have at most three quarters of its half at one host.  When a client is at its bound, its requests wait, and
+the requests of other clients overtake them.  All requests without a client address count as one client, to which these
+bounds do not apply.  Such requests come from the gateway itself, or from many clients, such as all clients on a Unix
+socket.
 
 The queue is bounded.  A client may queue another request while it has fewer waiting requests than a third of the free
 places.  One client alone therefore gets a quarter of the queue, and there is always room for a client without waiting
@@ -229,7 +230,7 @@ class Slots:
         return [lane for lane in self._crowded if lane.queue.has_next and not lane.has_room]
 
     def exceeded_by(self, connections: int) -> bool:
-        """Whether this many connections exceed the bound."""
+        """Return whether this many connections exceed the bound."""
         return connections > self._slots
 
     def share_among(self, hosts: int, routes: int) -> None:
@@ -284,10 +285,10 @@ class Slots:
     # -- slots
 
     def take_slot(self, lane: Lane, client: str, *, has_turn: bool = False) -> bool:
-        """Take a slot for the client; return False if it must wait.
+        """Take a slot for the client.  Return False if the request must wait.
 
-        It must wait if a share has no room, if the client is at its bound, or if earlier requests wait.  `has_turn`:
-        the request comes from the queue, so it need not wait for earlier requests.
+        The request must wait if a share has no room, if the client is at its bound, or if earlier requests wait.
+        `has_turn`: the request comes from the queue, so it need not wait for earlier requests.
         """
         of_all, of_host = self._all.taken_by, lane.taken_by
         all_taken, host_taken = of_all.get(client, 0), of_host.get(client, 0)
@@ -326,7 +327,9 @@ class Slots:
             self._grant()
 
     def upload_done(self, lane: Lane) -> Lane:
-        """Move a slot to the lane of ordinary writes, because its upload's body has been sent; return this lane."""
+        """Move a slot to the lane of ordinary writes, because the body of its upload has been sent.  Return this
+        lane.
+        """
         if lane.after_upload is None:
             return lane
         for share in lane.uploads:
@@ -336,7 +339,7 @@ class Slots:
         return lane.after_upload
 
     def _is_at_bound(self, lane: Lane, client: str) -> bool:
-        """Whether the client has as many slots as it may have, at the lane's host or in all."""
+        """Return whether the client has as many slots as it may have, at the lane's host or in all."""
         return (
             lane.taken_by.get(client, 0) >= self._client_host_limit
             or self._all.taken_by.get(client, 0) >= self._client_limit
@@ -414,7 +417,7 @@ class Slots:
             del self._crowded[lane]
 
     def _grant(self) -> None:
-        """Grant free slots to waiting requests.  Lanes take turns, and so do clients within a lane."""
+        """Grant free slots to waiting requests.  Lanes take turns, and clients take turns within a lane."""
         total = self._all.total
         while total.taken < total.limit:
             lane = next((lane for lane in self._crowded if lane.queue.has_next and lane.has_room), None)

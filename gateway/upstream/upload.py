@@ -36,7 +36,7 @@ class Upload:
         return self._length
 
     def is_at_fault(self, error: BaseException) -> bool:
-        """Whether the request failed because its client did not send the whole body in time."""
+        """Return whether the request failed because its client did not send the whole body in time."""
         is_late = isinstance(error, TimeoutError) and self._has_begun and not self.has_ended
         return is_late or isinstance(error, UploadFailed)
 

@@ -74,7 +74,7 @@ class BlockReader(Generic[T]):
         """The decoded bytes of all remembered blocks."""
 
     def read(self, block: bytes) -> T:
-        """The value for a head's block.  Raises Undecodable."""
+        """Return the value for a head's block.  Raises Undecodable."""
         known = self._known.get(block)
         if known is not None:
             return known
@@ -98,7 +98,7 @@ class BlockReader(Generic[T]):
         self._decoded_bytes = 0
 
     def decode(self, block: bytes) -> FieldList:
-        """The fields of any block, including trailers.  Raises Undecodable."""
+        """Return the fields of any block, including trailers.  Raises Undecodable."""
         version = self._table.version
         try:
             return [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]

@@ -57,7 +57,7 @@ class Http2Reply:
 
 
 def _status_of(fields: FieldList) -> int | None:
-    """The status of a reply.  None if its fields are invalid, too large or too many."""
+    """Return the status of a reply.  None if its fields are invalid, too large or too many."""
     if not fields or fields[0][0] != b":status" or not _is_status(fields[0][1]) or len(fields) > MOST_FIELDS + 1:
         return None
     size = 0
@@ -69,7 +69,7 @@ def _status_of(fields: FieldList) -> int | None:
 
 
 def _head_of(status: int, fields: FieldList) -> Head | None:
-    """The head of a final reply.  None if its Content-Length is repeated or is not a number."""
+    """Return the head of a final reply.  None if its Content-Length is repeated or is not a number."""
     if (found := read_lines([b"%b: %b" % field for field in fields[1:]])) is not None:
         shape, own, length = found
         return Head(status, responses.get(status, ""), None, length, True, shape, own)

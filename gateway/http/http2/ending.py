@@ -31,7 +31,7 @@ class SessionError(Exception):
 
 
 def unpadded(payload: bytes, flags: int) -> bytes:
-    """The payload of a frame without its padding.  Raises SessionError."""
+    """Return the payload of a frame without its padding.  Raises SessionError."""
     if not flags & frames.PADDED:
         return payload
     if not payload:
@@ -62,7 +62,7 @@ class Ending(Receiving):
         self._reset_ids: deque[int] = deque()
         """The latest reset streams, oldest first."""
         self._forgotten_id = 0
-        """The highest id of the streams that were reset before those in `_reset_ids`."""
+        """The highest id of the reset streams that were removed from `_reset_ids`."""
 
     @property
     @abstractmethod
@@ -91,7 +91,7 @@ class Ending(Receiving):
             self._forgotten_id = max(self._forgotten_id, self._reset_ids.popleft())
 
     def _may_be_late(self, stream_id: int) -> bool:
-        """Whether the peer may have sent a frame for this ended stream before it read a reset.
+        """Return whether the peer may have sent a frame for this ended stream before it read a reset.
 
         Also true for every old stream, because the session does not record whether old streams were reset.
         """

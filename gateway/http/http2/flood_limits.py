@@ -31,7 +31,7 @@ class Kind(Enum):
     """DATA, HEADERS and CONTINUATION frames without content."""
     CONTINUATION = "continuation"
     WINDOW = "window"
-    """Window updates beyond those that sent data justifies (CVE-2019-9511)."""
+    """More window updates than the sent data justifies (CVE-2019-9511)."""
     IDLE = "idle"
     """Priorities, frames of unknown types, and frames for ended streams, including resets."""
 

@@ -301,7 +301,7 @@ class Receiving(Sending):
         return True
 
     def _is_shut(self, stream: Stream) -> bool:
-        """Whether the stream's window stays closed because of unread bytes."""
+        """Return whether the stream's window stays closed because of unread bytes."""
         unread = stream.unread_bytes
         return unread > STREAM_UNREAD_BYTES or (unread > 0 and self._unread_bytes > MOST_UNREAD_BYTES)
 

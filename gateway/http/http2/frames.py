@@ -68,7 +68,7 @@ class ErrorCode(IntEnum):
 
 
 def error_code(payload: bytes) -> ErrorCode:
-    """The error code in 4 bytes.  An unknown code counts as INTERNAL_ERROR (RFC 9113 section 7)."""
+    """Return the error code in 4 bytes.  An unknown code counts as INTERNAL_ERROR (RFC 9113 section 7)."""
     code = int.from_bytes(payload, "big")
     return ErrorCode(code) if code <= ErrorCode.HTTP_1_1_REQUIRED else ErrorCode.INTERNAL_ERROR
 
@@ -86,12 +86,12 @@ class Setting(IntEnum):
 
 
 def frame_head(size: int, kind: int, flags: int, stream_id: int) -> bytes:
-    """The header of a frame whose payload has `size` bytes."""
+    """Make the header of a frame whose payload has `size` bytes."""
     return _HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream_id)
 
 
 def settings(values: dict[Setting, int]) -> bytes:
-    """A SETTINGS frame."""
+    """Make a SETTINGS frame."""
     payload = b"".join(_U16.pack(name, value) for name, value in values.items())
     return frame_head(len(payload), SETTINGS, 0, 0) + payload
 
@@ -100,27 +100,27 @@ SETTINGS_ACK: Final = frame_head(0, SETTINGS, ACK, 0)
 
 
 def ping(payload: bytes, *, is_ack: bool) -> bytes:
-    """A PING frame with 8 bytes of payload, or the answer to a PING."""
+    """Make a PING frame with 8 bytes of payload, or the answer to a PING."""
     return frame_head(8, PING, ACK if is_ack else 0, 0) + payload
 
 
 def window_update(stream_id: int, increment: int) -> bytes:
-    """A WINDOW_UPDATE frame for `increment` more bytes.  Stream 0 is the connection."""
+    """Make a WINDOW_UPDATE frame for `increment` more bytes.  Stream 0 is the connection."""
     return frame_head(4, WINDOW_UPDATE, 0, stream_id) + _U32.pack(increment)
 
 
 def rst_stream(stream_id: int, code: ErrorCode) -> bytes:
-    """A RST_STREAM frame."""
+    """Make a RST_STREAM frame."""
     return frame_head(4, RST_STREAM, 0, stream_id) + _U32.pack(code)
 
 
 def goaway(last_stream_id: int, code: ErrorCode) -> bytes:
-    """A GOAWAY frame.  No stream after `last_stream_id` is processed."""
+    """Make a GOAWAY frame.  No stream after `last_stream_id` is processed."""
     return frame_head(8, GOAWAY, 0, 0) + _TWO_U32.pack(last_stream_id, code)
 
 
 def header_frames(stream_id: int, block: bytes, largest: int, *, ends: bool) -> bytes:
-    """A HEADERS frame, followed by CONTINUATION frames if the block is longer than `largest` bytes."""
+    """Make a HEADERS frame, followed by CONTINUATION frames if the block is longer than `largest` bytes."""
     flags = END_STREAM if ends else 0
     if len(block) <= largest:
         return frame_head(len(block), HEADERS, flags | END_HEADERS, stream_id) + block

@@ -55,7 +55,7 @@ class Http2Request:
         self._without_body: Fields | None = None
         self.method = self.target = ""
         self.length: int | None = None
-        """The Content-Length in bytes; None without one."""
+        """The Content-Length in bytes; None without the field."""
         self.alias: bytes | None = None
         """The bytes of the same request in HTTP/1.1, if the request is a plain GET."""
         try:
@@ -71,7 +71,7 @@ class Http2Request:
         return self._headers is not None
 
     def head(self, *, has_body: bool) -> RequestHead:
-        """The request's head."""
+        """Return the request's head."""
         assert self._headers is not None
         if has_body:
             fields = self._with_body = self._with_body or Fields(self._headers, True, self.length)

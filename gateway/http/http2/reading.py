@@ -139,7 +139,7 @@ class Reading(Ending, Generic[Head]):
         return events
 
     def _read_preface(self, data: bytes) -> int:
-        """The position of the first frame in these bytes; -1 if more bytes are needed."""
+        """Return the position of the first frame in these bytes; -1 if more bytes are needed."""
         return 0
 
     def _read(self, data: bytes, at: int, most_heads: int, most_frames: int) -> None:

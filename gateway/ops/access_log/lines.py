@@ -45,8 +45,9 @@ is a plain tuple, because the hottest path makes it.
 """
 
 Joined = tuple[Repeated, float, float, Client, bytes, float, int]
-"""An SSE read that shares most of its line with others: the parts of a `Hit`, the seconds until its first byte, and the
-number of the stream's live readers."""
+"""An SSE read that has most of its line in common with other reads: the parts of a `Hit`, the seconds until its first
+byte, and the number of the stream's live readers.
+"""
 
 Item = Record | Hit | Joined
 
@@ -108,8 +109,8 @@ class Lines:
             else:
                 repeated, began, ended, client, ending, first_byte_s, subscribers = item
                 times = _joined_piece(int((ended - began) * 1e6 + 0.5), int(first_byte_s * 1e6 + 0.5), subscribers)
-            # Format the time once for each millisecond, because formatting a number costs as much as the rest of the
-            # line.
+            # Format the time once for each millisecond, because formatting the number costs as much as making the rest
+            # of the line.
             micros = int((ended + wall_lead_s) * 1e6 + 0.5)
             if (millis := micros // 1_000) != stamped:
                 stamped, stamp = millis, b'{"time":%d.%03d' % divmod(millis, 1_000)
@@ -130,7 +131,7 @@ class Lines:
                 remembered.clear()
 
     def line(self, record: Record) -> bytes:
-        """The line of one record."""
+        """Return the line of one record."""
         return self._line(record, self._batch() + "0")
 
     def _batch(self) -> str:
@@ -148,7 +149,7 @@ class Lines:
         return _dumped(fields)
 
     def _add_facts(self, record: Record, fields: dict[str, Any]) -> None:
-        """Add all fields except the id, the times, and those that identify the client."""
+        """Add all fields except the id, the times, and the fields that identify the client."""
         fields["v"] = VERSION
         fields["node"] = self._node
         if record.route is not None:
@@ -194,7 +195,7 @@ class Lines:
             fields["trace_id"] = record.trace_id
 
     def _loggable_target(self, stream: str) -> str:
-        """The target in the form of `log.query`, because values in a query may be credentials."""
+        """Return the target in the form of `log.query`, because values in a query may be credentials."""
         if self._query == "full" or "?" not in stream:
             return stream
         path, _, query = stream.partition("?")
@@ -203,7 +204,7 @@ class Lines:
         return f"{path}?{'&'.join(part.partition('=')[0] for part in query.split('&'))}"
 
     def _loggable_client(self, client: str | None) -> str | None:
-        """The address in the form of `log.client_address`."""
+        """Return the address in the form of `log.client_address`."""
         if client is None or self._masking == "none":
             return None
         if self._masking == "full":
@@ -241,7 +242,7 @@ class Lines:
         return piece
 
     def facts_of(self, section: bytes) -> tuple[str | None, str | None]:
-        """The user agent and the trace id in a header section."""
+        """Return the user agent and the trace id in a header section."""
         facts = self._facts.get(section)
         if facts is None:
             agent, traces = _AGENT_LINE.search(section), _TRACE_LINES.findall(section)
@@ -258,7 +259,7 @@ class Lines:
         return facts
 
     def ending(self, request: bytes) -> bytes:
-        """The end of a line: the user agent and the trace id in the request's bytes, and the closing brace."""
+        """Return the end of a line: the user agent and the trace id in the request's bytes, and the closing brace."""
         if len(self.endings) > _REMEMBERED:
             self.endings.clear()
         lower = request.lower()
@@ -283,7 +284,7 @@ def _joined_piece(took_us: int, first_us: int, subscribers: int) -> bytes:
 
 
 def _network_of(client: str) -> str:
-    """The network part of an address.  Empty if the text is not an address."""
+    """Return the network part of an address.  Empty if the text is not an address."""
     try:
         # A link-local address may end with the name of an interface.
         address = ipaddress.ip_address(client.partition("%")[0])

@@ -117,7 +117,7 @@ class LiveRead(_Open):
         return True
 
     def _write(self, look: Callable[[Record], None], outcome: Outcome, reason: CloseReason | None) -> None:
-        """Write a line with the counts since the line before."""
+        """Write a line with the counts since the previous line."""
         own, is_final = self._record, reason is not None
         own.finalize(goes_on=not is_final)
         line = replace(own, fetches=())
@@ -173,7 +173,7 @@ class JoinedRead(_Open):
         return True
 
     def _write(self, read: CountedRead, outcome: Outcome, reason: CloseReason | None) -> None:
-        """Write a line with the bytes since the line before."""
+        """Write a line with the bytes since the previous line."""
         first_byte_s, next_offset, sent_bytes, subscribers = read.live_counts()
         line = self._facts.line(outcome, reason, next_offset, sent_bytes - self._sent_bytes)
         self._sent_bytes = sent_bytes
@@ -225,7 +225,7 @@ class LiveReads:
                 self._arm()
 
     def watch(self, began: float, write: Callable[[int], bool]) -> _Watched | None:
-        """Have `write` called when the next lines of reads that began at `began` are due."""
+        """Call `write` when the next lines of reads that began at `began` are due."""
         if not self._interval_s:
             return None
         watched = _Watched(write)

@@ -15,7 +15,9 @@ from gateway.ops.partition_ids import PartitionIds
 def open_access_log(
     config: GatewayConfig, clock: Clock, counter: DropCounter, rng: random.Random, partitions: PartitionIds
 ) -> LogWriter | None:
-    """A writer that has yet to be started; None if the log is off.  Raises ConfigError if the sink cannot be opened."""
+    """Make a writer that has yet to be started; None if the log is off.  Raises ConfigError if the sink cannot be
+    opened.
+    """
     log, node = config.log, config.server.node_name
     sink = open_sink(log, node, clock, rng)
     if sink is None:

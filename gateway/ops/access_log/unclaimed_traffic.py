@@ -30,7 +30,7 @@ class Unclaimed:
 
     place: RecordedStream
     mode: Mode
-    """The mode of the upstream requests; a live mode if any of them was live."""
+    """The mode of the upstream requests; a live mode if any of these requests was live."""
     since: float
     requests: int = 0
     fetched_bytes: int = 0

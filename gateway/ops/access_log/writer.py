@@ -256,7 +256,7 @@ class LogWriter:
         return b"".join(made), count
 
     async def close(self, timeout_s: float) -> None:
-        """Write the queued records for at most `timeout_s` seconds.  Drop and count the rest."""
+        """Write the queued records for at most `timeout_s` seconds.  Drop and count the records that are left."""
         for unclaimed in self._ledger.due(self._clock.now()):
             self._note_unclaimed(unclaimed)
         if self._ledger_timer is not None:
@@ -364,7 +364,7 @@ class LogWriter:
 
 
 def _weight(item: Item) -> int:
-    """The approximate memory of an item in the queue, in bytes."""
+    """Return the approximate memory of an item in the queue, in bytes."""
     if isinstance(item, Record):
         size = _RECORD_BYTES + len(item.stream) + len(item.principal) + len(item.tenant)
         if item.user_agent is not None:

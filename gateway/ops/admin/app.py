@@ -44,7 +44,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) -> web.Application:
-    """The application with `/healthz`, `/readyz`, `/metrics`, `/openapi.json` and everything below `/api/`."""
+    """Make the application with `/healthz`, `/readyz`, `/metrics`, `/openapi.json` and everything below `/api/`."""
     directory = Directory(subject.engine, partitions)
     audit = Audit(subject.engine.clock)
     endpoints: list[Endpoint] = [

@@ -67,7 +67,7 @@ class AdminConnections:
         return AdminConnection(self, self._serve())
 
     def figures(self) -> tuple[int, dict[str, int]]:
-        """The number of open connections, and the number of closed connections by reason."""
+        """Return the number of open connections, and the number of closed connections by reason."""
         return len(self), {reason.value: self.closed[reason] for reason in Closed}
 
     def admit(self, connection: AdminConnection, handler: object) -> bool:

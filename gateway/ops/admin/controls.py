@@ -60,14 +60,14 @@ class Reloaded:
 
     changed: list[str]
     needs_restart: list[str]
-    """Settings that differ from those in effect, which stay in effect until a restart."""
+    """Changed settings that take effect only after a restart."""
     has_file: bool
     """Whether there is a configuration file.  Without one, only the files named by flags and the environment are
     read."""
 
 
 def controls_endpoints(subject: Subject) -> list[Endpoint]:
-    """`/api/config`, `/api/drain`, `/api/log-level` and `/api/reload`."""
+    """Make the endpoints `/api/config`, `/api/drain`, `/api/log-level` and `/api/reload`."""
 
     async def config(_: ApiRequest[Nothing, Nothing]) -> dict[str, Any]:
         # Secrets have pydantic's type SecretStr, which is dumped as asterisks.

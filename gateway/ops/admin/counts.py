@@ -99,7 +99,7 @@ class _Span(NamedTuple):
 
 
 def counts_endpoints(directory: Directory) -> list[Endpoint]:
-    """`GET /api/counts`."""
+    """Make the endpoint `GET /api/counts`."""
     counted: MutableMapping[_Span, _Sum | None] = LRUCache(_REMEMBERED)
     # Count one run at a time, because faster counting would take the processor from clients.
     counting = asyncio.Lock()

@@ -1,7 +1,7 @@
 """Names, ids and look-up of streams for the admin port.
 
 An `id` encodes a stream's name and stays the same when the stream is re-created, so a page may keep the id.  The id
-contains the same partition id as the access log.  The readers' credentials can be neither read from it nor guessed.
+contains the same partition id as the access log.  The readers' credentials can be neither read nor guessed from the id.
 
 A tape store may hold a hundred thousand streams, while the loop serves clients.  A walk over all streams is therefore
 made in slices, with turns of the loop between them.
@@ -76,7 +76,7 @@ class Directory:
         self._partitions = partitions
 
     def name(self, stream: Stream) -> Name:
-        """The stream's name."""
+        """Return the stream's name."""
         key = stream.key
         return Name(key.group.path, key.query, key.group.origin, self._partitions.of(key.partition))
 
@@ -103,7 +103,7 @@ class Directory:
         raise Refused(404, "no such stream is held")
 
     def by_target(self, target: str, origin: str | None = None) -> list[Stream]:
-        """All streams with this path and query, of every partition, and of one origin or all.
+        """Return all streams with this path and query, of every partition, and of one origin or all.
 
         Raises Refused (422) if `target` is not a path and query.
         """
@@ -111,7 +111,7 @@ class Directory:
         return [stream for stream in self.by_path(path, origin) if stream.key.query == query]
 
     def by_path(self, path: str, origin: str | None = None) -> list[Stream]:
-        """All streams with this path, of every query and partition, and of one origin or all.
+        """Return all streams with this path, of every query and partition, and of one origin or all.
 
         S2 streams are stored under one spelling of their names.
         """
@@ -141,12 +141,12 @@ def name_of_cursor(cursor: str) -> Name:
 
 
 def id_of(name: Name) -> str:
-    """The id of a name, which needs no escaping in a path."""
+    """Return the id of a name, which needs no escaping in a path."""
     return base64.urlsafe_b64encode(orjson.dumps(list(name))).rstrip(b"=").decode()
 
 
 def name_of_id(id_: str) -> Name | None:
-    """The name that an id stands for.  None if the text is no id."""
+    """Return the name that an id stands for.  None if the text is no id."""
     try:
         parts = orjson.loads(base64.b64decode(id_ + "=" * (-len(id_) % 4), b"-_", validate=True))
     except (NotBase64, ValueError):
@@ -170,7 +170,7 @@ def read_prefix(text: str) -> str:
 
 
 def read_target(text: str) -> tuple[str, str]:
-    """The path and the query of a stream in their canonical spelling.  Raises Refused (422) with the reason."""
+    """Return the path and the query of a stream in their canonical spelling.  Raises Refused (422) with the reason."""
     try:
         target = parse_target(text)
     except BadTarget as error:

@@ -99,7 +99,7 @@ class Endpoint:
     audited: Callable[[Any, Any], str] | None = None
     """Describes a change for the audit log, from the body and the answer."""
     refusals: Mapping[int, str] = field(default_factory=dict)
-    """Error statuses in addition to those of every endpoint, with their meaning."""
+    """Error statuses that only this endpoint has, with their meaning."""
 
     @property
     def changes(self) -> bool:
@@ -107,7 +107,7 @@ class Endpoint:
         return self.method != "GET"
 
     def route(self) -> web.RouteDef:
-        """The endpoint as an aiohttp route."""
+        """Return the endpoint as an aiohttp route."""
         query, body = _adapter(self.query), _adapter(self.body)
 
         async def handle(request: web.Request) -> web.Response:
@@ -128,18 +128,20 @@ class Endpoint:
 
 @cache
 def _adapter(shape: Any) -> TypeAdapter[Any]:
-    """The adapter of a type.  Made once, because pydantic parses source files for docstrings, 3 ms for each type."""
+    """Return the adapter of a type.  Made once, because pydantic parses source files for docstrings, 3 ms for each
+    type.
+    """
     return TypeAdapter(shape)
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """A JSON answer that must not be cached."""
+    """Make a JSON answer that must not be cached."""
     body = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
     return web.Response(status=status, body=body, headers={**HEADERS, **(headers or {}), hdrs.CONTENT_TYPE: _JSON})
 
 
 def refusal_response(error: Refused) -> web.Response:
-    """The answer to a refused request."""
+    """Make the answer to a refused request."""
     return json_response(Error(str(error)), error.status, error.headers)
 
 

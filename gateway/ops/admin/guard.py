@@ -32,7 +32,7 @@ _BEARER: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +(.*)")
 
 
 def admin_token(environ: Mapping[str, str], address: Address) -> str | None:
-    """The token that the admin port requires; None if it requires none.
+    """Return the token that the admin port requires; None if it requires none.
 
     Raises ConfigError if the address is not loopback and there is no token, or if the token cannot be sent in a header.
     """
@@ -48,7 +48,7 @@ def admin_token(environ: Mapping[str, str], address: Address) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host name or address.  IPv6 addresses may have brackets."""
+    """Return whether only this machine can reach a host name or address.  IPv6 addresses may have brackets."""
     if host == "localhost":
         return True
     try:

@@ -50,7 +50,7 @@ class HistoryShown:
 
 
 def history_endpoints(subject: Subject) -> list[Endpoint]:
-    """`GET /api/history`."""
+    """Make the endpoint `GET /api/history`."""
 
     async def history(_: ApiRequest[Nothing, Nothing]) -> HistoryShown:
         return HistoryShown(

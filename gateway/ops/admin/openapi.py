@@ -40,7 +40,7 @@ _TEXT: Final = {"text/plain": {"schema": {"type": "string"}}}
 
 
 def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """The document for these endpoints, the probes, the metrics and the document itself."""
+    """Make the document for these endpoints, the probes, the metrics and the document itself."""
     schemas, definitions = _schemas(endpoints)
     paths: dict[str, dict[str, Any]] = {}
     for number, endpoint in enumerate(endpoints):
@@ -68,7 +68,7 @@ def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
 
 
 def _schemas(endpoints: Sequence[Endpoint]) -> tuple[dict[tuple[object, str], Any], dict[str, Any]]:
-    """Schemas by an endpoint's number and part, and the definitions that they refer to."""
+    """Return schemas by an endpoint's number and part, and the definitions that they refer to."""
     wanted: list[tuple[Any, Any, TypeAdapter[Any]]] = [("error", "serialization", TypeAdapter(Error))]
     for number, endpoint in enumerate(endpoints):
         wanted.append(((number, "answer"), "serialization", TypeAdapter(endpoint.answer)))

@@ -28,25 +28,27 @@ class ShownOrigin:
     weight: int
     """The origin's share of a route's streams, relative to the other weights.  0 if only redirects lead to it."""
     state: Literal["closed", "open", "half_open"]
-    """The state of its circuit breaker.  Closed passes all requests, open none, and half open only probes."""
+    """The state of the origin's circuit breaker.  A closed breaker passes all requests, an open breaker passes none,
+    and a half-open breaker passes only probes.
+    """
     is_ejected: bool
-    """Whether health checks have ejected it."""
+    """Whether health checks have ejected the origin."""
     reason: str | None
-    """The reason why it is not healthy; null while it is."""
+    """The reason why the origin is not healthy; null while it is healthy."""
     since_s: float
     """Seconds in this state."""
     retry_in_s: float | None
-    """Seconds until the next probe; null while its breaker is closed."""
+    """Seconds until the next probe; null while the breaker is closed."""
     requests: int
-    """Requests sent to it since the start."""
+    """Requests sent to the origin since the start."""
     failures: int
     """Requests that have failed."""
     refused: int
-    """Requests that were not sent because its breaker was open."""
+    """Requests that were not sent because the origin's breaker was open."""
     in_flight: int
-    """Unfinished requests, including live ones."""
+    """Unfinished requests, including live requests."""
     last_heard_s: float | None
-    """Seconds since bytes last arrived from it; null before the first."""
+    """Seconds since bytes last arrived from the origin; null before the first bytes."""
 
 
 @with_config(API_TYPE)
@@ -58,7 +60,7 @@ class ShownOrigins:
 
 
 def origins_endpoints(subject: Subject) -> list[Endpoint]:
-    """`GET /api/origins`."""
+    """Make the endpoint `GET /api/origins`."""
 
     async def origins(_: ApiRequest[Nothing, Nothing]) -> ShownOrigins:
         return ShownOrigins([_shown(origin) for origin in subject.engine.origins.snapshot()])
@@ -85,12 +87,12 @@ def _shown(origin: OriginState) -> ShownOrigin:
 
 
 def readiness_lines(origins: Iterable[OriginState]) -> str:
-    """A line for each origin, for `/readyz?verbose`.  `[+]` means that it is up."""
+    """Return a line for each origin, for `/readyz?verbose`.  `[+]` means that it is up."""
     return "".join(f"{_line(origin)}\n" for origin in origins)
 
 
 def auth_lines(services: AuthServices) -> str:
-    """A line for each key set with a URL and each authorisation service.  `[+]` means that it can be used."""
+    """Return a line for each key set with a URL and each authorisation service.  `[+]` means that it can be used."""
     lines = [_key_line(one) for one in services.key_sets.look()]
     lines += [_service_line(one, services.clock.now()) for one in services.look()]
     return "".join(f"{line}\n" for line in lines)

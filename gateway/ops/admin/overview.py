@@ -44,14 +44,15 @@ class Spared:
     origin_bytes: int
     """Body bytes that origins sent."""
     requests_spared: float | None
-    """1 - origin_requests / reads.  Null without a read, below 0 if the origin got more requests than the gateway got
-    reads."""
+    """1 - origin_requests / reads.  Null without a read.  Below 0 if the origin got more requests than the gateway got
+    reads.
+    """
     bytes_spared: float | None
     """1 - origin_bytes / answer_bytes.  Null without a byte."""
 
 
 def spared(recent: Recent) -> Spared:
-    """The counts of a window as the API shows them."""
+    """Return the counts of a window as the API shows them."""
     tally = recent.tally
     return Spared(
         window_s=recent.window_s,
@@ -123,7 +124,7 @@ class _Samples:
 
 
 def overview_endpoints(subject: Subject) -> list[Endpoint]:
-    """`GET /api/overview`."""
+    """Make the endpoint `GET /api/overview`."""
 
     async def overview(_: ApiRequest[Nothing, Nothing]) -> Overview:
         engine, samples, sample = subject.engine, _Samples(subject), subject.sample()

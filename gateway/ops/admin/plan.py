@@ -22,7 +22,7 @@ class Expected:
     """The share of catch-up reads that need nothing from the origin."""
     byte_hit_ratio: float
     error: float
-    """How far the actual ratios may differ, up or down."""
+    """How far the actual ratios may differ from the expected ratios, up or down."""
 
 
 @with_config(API_TYPE)
@@ -59,7 +59,7 @@ class PlanMemory:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Pinned streams, which are kept when others are evicted."""
+    """Pinned streams, which are kept when other streams are evicted."""
 
     wished: int
     kept: int
@@ -104,7 +104,7 @@ class PlanInEffect:
     span_s: float
     """Seconds of traffic that the plan was made from."""
     is_short: bool
-    """Whether this is too little traffic to set the memory by."""
+    """Whether the plan was made from too little traffic to set the memory by."""
     target_hit_ratio: float
     expected: Expected
     actual: Actual
@@ -132,7 +132,7 @@ class PlanShown:
 
 
 def plan_endpoints(subject: Subject) -> list[Endpoint]:
-    """`/api/plan`."""
+    """Make the endpoint `/api/plan`."""
 
     async def plan(_: ApiRequest[Nothing, Nothing]) -> PlanShown:
         subject.metrics.before_collect()

@@ -95,7 +95,7 @@ class Purged:
 
 
 def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
-    """`POST /api/purge`."""
+    """Make the endpoint `POST /api/purge`."""
     engine = subject.engine
 
     async def purge(request: ApiRequest[Nothing, PurgeBody]) -> Purged:
@@ -149,7 +149,7 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
 
 
 def _audited(body: PurgeBody, done: Purged) -> str:
-    """The selection and the number of streams, for the audit log."""
+    """Return the selection and the number of streams, for the audit log."""
     return f"{'marked stale' if body.soft else 'purged'} {shortened(_selection(body))}: {done.purged}"
 
 

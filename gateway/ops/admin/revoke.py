@@ -27,7 +27,9 @@ class RevokeBody:
     issuer: Annotated[str, Field(max_length=1_024)] | None = None
     """The `iss` that belongs to the name; empty for keys that sign URLs.  Null means every issuer."""
     for_s: Annotated[float, Field(ge=1, le=31_536_000)] = _DAY_S
-    """Seconds for which it is refused.  Use the lifetime of the longest-lived credential to be safe."""
+    """Seconds for which the principal, token or key is refused.  Use the lifetime of the longest-lived credential to be
+    safe.
+    """
 
 
 @with_config(API_TYPE)
@@ -39,7 +41,7 @@ class Revoked:
 
 
 def revoke_endpoints(gateway: Gateway) -> list[Endpoint]:
-    """`POST /api/revoke`."""
+    """Make the endpoint `POST /api/revoke`."""
 
     async def revoke(request: ApiRequest[Nothing, RevokeBody]) -> Revoked:
         body = request.body

@@ -43,8 +43,9 @@ class StreamRow:
     """The id of the readers that share the stream, as in the access log.  Their credentials cannot be recovered from
     it."""
     is_private: bool
-    """Whether only some of the route's readers share the stream: those with equal credentials, or those behind the same
-    gateways."""
+    """Whether only some of the route's readers share the stream: readers with equal credentials, or readers behind the
+    same gateways.
+    """
     route: str
     protocol: Literal["durable-streams", "s2"]
     content_type: str | None
@@ -59,7 +60,7 @@ class StreamRow:
     """Held S2 records; null for a Durable Stream."""
     blocks: int
     readers: int
-    """Live readers now, including those that are about to join."""
+    """Live readers now, including readers that are about to join."""
     reads: int
     hits: int
     hit_ratio: float | None
@@ -183,7 +184,7 @@ class TopQuery:
 
 
 def streams_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
-    """`GET /api/streams`, `/api/streams/{id}` and `/api/top`."""
+    """Make the endpoints `GET /api/streams`, `/api/streams/{id}` and `/api/top`."""
     rows_of = _Rows(subject, directory)
 
     async def page(request: ApiRequest[StreamsQuery, Nothing]) -> StreamPage:
@@ -321,7 +322,7 @@ def _session(topic: S2Topic | None, now: float) -> OriginSession | None:
 
 
 def _legible(text: str) -> str:
-    """A header's text.  Bytes that are not UTF-8 become backslash escapes, which JSON can represent."""
+    """Return a header's text.  Bytes that are not UTF-8 become backslash escapes, which JSON can represent."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 

@@ -43,7 +43,7 @@ class Subject(Protocol):
         """The number of open client connections."""
 
     def sample(self) -> Sample:
-        """The counters at this moment."""
+        """Return the counters at this moment."""
 
     def drain(self, within_s: float | None = None) -> None:
         """Begin a drain: the gateway is no longer ready, and disconnects live readers in order within `within_s`
@@ -55,6 +55,6 @@ class Subject(Protocol):
     async def reload(self) -> Change:
         """Read the configuration again, and apply every setting that can change at run time.
 
-        Raises ConfigError if it is invalid, and NothingToRead if there is no file to read.  Nothing changes in both
-        cases.
+        Raises ConfigError if the configuration is invalid, and NothingToRead if there is no file to read.  In both
+        cases, nothing changes.
         """

@@ -56,7 +56,7 @@ class TailsBody:
 
 
 def tails_endpoints(directory: Directory) -> list[Endpoint]:
-    """`GET` and `POST /api/tails`."""
+    """Make the endpoints `GET` and `POST /api/tails`."""
 
     async def page(request: ApiRequest[TailsQuery, Nothing]) -> Tails:
         query, prefix = request.query, read_prefix(request.query.prefix)

@@ -117,7 +117,7 @@ class Relay:
         return f"<Relay {self._reads} reads>"
 
     def routes(self) -> list[web.RouteDef]:
-        """`GET /api/console`, `GET /api/console/read`, `POST /api/console/write`."""
+        """Make the routes `GET /api/console`, `GET /api/console/read`, `POST /api/console/write`."""
         return [
             web.get("/api/console", self.about),
             web.get("/api/console/read", self.read, allow_head=False),
@@ -137,7 +137,9 @@ class Relay:
         self._session = None
 
     async def about(self, _: web.Request) -> web.Response:
-        """The facts that the page needs at the start: how streams are reached, and whether writes are allowed."""
+        """Return the facts that the page needs at the start: how streams are reached, and whether writes are
+        allowed.
+        """
         config = self._config()
         origins = origin_names(config.routes)
         routes = [
@@ -226,7 +228,7 @@ class Relay:
 
 
 def _redirect_text(reply: ClientResponse) -> str:
-    """The status and the Location of a redirect, as printable text."""
+    """Return the status and the Location of a redirect, as printable text."""
     location = reply.headers.get(hdrs.LOCATION, "")[:_MOST_LOCATION_CHARS]
     words = "".join(char if char.isprintable() else "\ufffd" for char in location)
     return f"{reply.status} {words}".strip()
@@ -242,7 +244,7 @@ def _headers(host: str, basin: str = "") -> dict[str, str]:
 
 
 def _request(command: Write) -> _Request:
-    """A write to a Durable Stream."""
+    """Make a write to a Durable Stream."""
     headers = _headers(command.host)
     if command.content_type and command.do in ("create", "append"):
         headers[hdrs.CONTENT_TYPE] = command.content_type
@@ -255,7 +257,7 @@ def _request(command: Write) -> _Request:
 
 
 def _s2_request(command: Write) -> _Request:
-    """A write to an S2 stream.  `ttl_s` is the retention of its records."""
+    """Make a write to an S2 stream.  `ttl_s` is the retention of its records."""
     headers = _headers(command.host, command.basin)
     if command.do == "delete":
         return "DELETE", command.target, headers, b""

@@ -61,13 +61,13 @@ class StaticFile:
 
 
 def is_open(path: str) -> bool:
-    """Whether the path is a file of the page, which needs no token."""
+    """Return whether the path is a file of the page, which needs no token."""
     return path == "/" or path.startswith(PREFIX)
 
 
 @cache
 def static_files() -> dict[str, StaticFile]:
-    """All files of the page by their paths on the admin port.  `/` is the page itself."""
+    """Return all files of the page by their paths on the admin port.  `/` is the page itself."""
     found = {PREFIX + name: _read(entry) for name, entry in _walk(files(__package__) / "static", "")}
     return {"/": found[f"{PREFIX}index.html"], **found}
 
@@ -91,7 +91,7 @@ def _read(entry: Traversable) -> StaticFile:
 
 
 def site_routes() -> list[web.RouteDef]:
-    """`GET /` and `GET /console/…`."""
+    """Make the routes `GET /` and `GET /console/…`."""
     found = static_files()
 
     async def serve(request: web.Request) -> web.Response:

@@ -42,14 +42,14 @@ _BODILESS: Final = frozenset({204, 304})
 
 @lru_cache(maxsize=2)
 def _chunk_data(chunk: bytes) -> bytes:
-    """The data of a chunk.  Cached, because all readers of a stream get the same chunk."""
+    """Return the data of a chunk.  Cached, because all readers of a stream get the same chunk."""
     return chunk[chunk.index(b"\r\n") + 2 : -2]
 
 
 @lru_cache(maxsize=32)
 def _split_response(response: bytes, body_bytes: int) -> tuple[bytes, tuple[bytes, ...]]:
-    """The field block and the body of a response.  Cached, because all clients of a group get the same response, or the
-    same response for each web origin.
+    """Return the field block and the body of a response.  Cached, because all clients of a group get the same response,
+    or the same response for each web origin.
     """
     size = len(response) - body_bytes
     return block_of(response[:size]), (response[size:],) if body_bytes else ()
@@ -172,7 +172,7 @@ class StreamChannel(Handling):
         return self._http2_request.alias if self._generation == self._clients.joins.generation else None
 
     def holdings(self) -> Iterator[Holding]:
-        """The buffers that the channel shares with other clients or with the cache."""
+        """Return the buffers that the channel shares with other clients or with the cache."""
         if self.shared is not None:
             yield Holding(self.shared, min(self.shared_bytes, self.stream.queued_bytes))
         if self._live is not None:
@@ -433,8 +433,9 @@ class StreamChannel(Handling):
         self.release()
 
     def write_response(self, head: bytes, body: tuple[bytes, ...], body_bytes: int, shared: SharedBytes) -> None:
-        """Write a whole live answer; the caller then calls `release`.  `head` includes a small body.  A large body is
-        given as `body`, whose bytes belong to `shared`."""
+        """Write a whole live answer.  The caller then calls `release`.  `head` includes a small body.  A large body is
+        given as `body`, and `shared` is the account of its bytes.
+        """
         if self.stream.reset_code is None:
             if body:
                 self.shared, self.shared_bytes = shared, body_bytes

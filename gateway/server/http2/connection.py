@@ -127,7 +127,7 @@ class Http2Connection(TimedHttp2Connection):
         return self.transport.get_write_buffer_size() + self.session.out_bytes + self.session.input_bytes + queued
 
     def holdings(self) -> Iterator[Holding]:
-        """The buffers that the streams share with other clients or with the cache."""
+        """Return the buffers that the streams share with other clients or with the cache."""
         if self.transport is not None and not self._is_shed:
             for channel in self._channels.values():
                 yield from channel.holdings()
@@ -292,7 +292,8 @@ class Http2Connection(TimedHttp2Connection):
                     channel.drain()
                     self.check(channel)
             case ConnectionEvent.PING_ACK:
-                # Requests in unread input after the PING are still answered; the timer then sends the GOAWAY.
+                # Requests in unread input after the PING are still answered.  In that case, the timer sends the GOAWAY
+                # later.
                 if self._leave_timer.is_set and not self.session.has_more:
                     self._leave_timer.clear()
                     self._send_last_goaway()
@@ -300,8 +301,9 @@ class Http2Connection(TimedHttp2Connection):
     # -- requests
 
     def _is_remembered(self, stream: Stream, request: Http2Request) -> bool:
-        """Send a remembered answer, or begin a live answer by a remembered join.  Returns False if neither is
-        possible."""
+        """Send a remembered answer, or begin a live answer by a remembered join.  Returns False if there is neither a
+        remembered answer nor a join.
+        """
         clients, alias = self.clients, request.alias
         assert alias is not None
         if (find := clients.find) is None:

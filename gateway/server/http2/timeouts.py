@@ -1,8 +1,8 @@
 """The deadlines of a client's HTTP/2 connection, and its end.
 
 The preface and each head must be complete in time.  A quiet connection is closed after the keep-alive timeout.  A
-client must keep reading its answers.  A drain sends two GOAWAY frames, and a failed session sends one.  The connection
-closes once the requests in progress are answered and the client has read the last bytes.
+client must keep reading its answers.  A drain sends two GOAWAY frames.  A failed session sends one GOAWAY frame.  The
+connection closes once the requests in progress are answered and the client has read the last bytes.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class TimedHttp2Connection(asyncio.Protocol):
 
     @abstractmethod
     def holdings(self) -> Iterable[Holding]:
-        """The buffers that the streams share with other clients or with the cache."""
+        """Return the buffers that the streams share with other clients or with the cache."""
 
     @abstractmethod
     def flush(self) -> None:
@@ -247,7 +247,7 @@ class TimedHttp2Connection(asyncio.Protocol):
     def _close_if_over(self) -> None:
         """Close the connection if either side is ending it and no request is open."""
         session = self.session
-        # Unread input may hold requests.  Even those after the client's GOAWAY are answered.
+        # Unread input may hold requests.  Even requests after the client's GOAWAY are answered.
         is_ending = (
             session.last_answered_id is not None or self._has_ended or (session.has_goaway and not session.has_more)
         )

@@ -51,7 +51,7 @@ def _unwritable(config: LogConfig, error: OSError | ValueError) -> ConfigError:
 
 
 def open_sink(config: LogConfig, node: str, clock: Clock, rng: random.Random) -> Sink | None:
-    """The configured sink; None for `none`.  Raises ConfigError if the file cannot be written."""
+    """Make the configured sink; None for `none`.  Raises ConfigError if the file cannot be written."""
     match config.sink:
         case "none":
             return None

@@ -28,7 +28,7 @@ class DescriptorSink:
         self._thread.stop()
 
     def _write(self, lines: bytes) -> bool:
-        # End the partial line, so that the next one begins on a line of its own.
+        # End the partial line, so that the next record begins on a new line.
         rest = memoryview(b"\n" + lines if self._is_torn else lines)
         self._is_torn = False
         try:

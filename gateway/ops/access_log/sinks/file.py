@@ -5,7 +5,7 @@ files are kept.  Periods end at multiples of `rotate_s` since 1970, so 86,400 s 
 at the start belongs to the period of its last change, so that restarts neither delay nor repeat a rotation.
 
 Rotation takes place when a batch is written, so a gateway without requests makes no empty files.  A batch is never
-split over two files.  If another program moves or removes the file, the sink opens a new one.  `logrotate` therefore
+split over two files.  If another program moves or removes the file, the sink opens a new file.  `logrotate` therefore
 needs no signal, and may also truncate the file.  The sink truncates a partial write away.  If a crash has cut off a
 line, the sink ends this line, so every other line is whole.  If a file cannot be rotated, the sink logs this and keeps
 writing to it.
@@ -188,7 +188,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether the file ends within a line."""
+    """Return whether the file ends within a line."""
     with suppress(OSError), path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) != b"\n"

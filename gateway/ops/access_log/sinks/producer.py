@@ -59,7 +59,7 @@ class Producer:
         return f"<Producer epoch {self.epoch}, seq {self.seq}>"
 
     def headers(self) -> dict[str, str]:
-        """The producer headers of the next batch."""
+        """Return the producer headers of the next batch."""
         return {
             names.PRODUCER_ID: self._id,
             names.PRODUCER_EPOCH: str(self.epoch),

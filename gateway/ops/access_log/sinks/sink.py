@@ -31,13 +31,13 @@ class Trouble:
         self._said: str | None = None
 
     def failed(self, what: str) -> None:
-        """Note that the sink fails for this reason."""
+        """Record that the sink fails for this reason."""
         if what != self._said:
             _log.warning("access log: %s: %s", self._where, what)
         self._said = what
 
     def recovered(self) -> None:
-        """Note that the sink works."""
+        """Record that the sink works."""
         if self._said is not None:
             _log.warning("access log: %s: works again", self._where)
         self._said = None

@@ -51,7 +51,9 @@ class WorkThread:
         return await done
 
     def stop(self, last: Callable[[], None] = lambda: None) -> None:
-        """Accept no more work.  The thread finishes its jobs, calls `last` and ends; this call does not wait."""
+        """Accept no more work.  The thread finishes its jobs, calls `last` and ends.  This call does not wait for the
+        thread.
+        """
         self._jobs.put(last)
         self._jobs.put(None)
 
