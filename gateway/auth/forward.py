@@ -54,8 +54,9 @@ class ForwardRule(NamedTuple):
     url: str
     method: str
     headers: tuple[str, ...]
-    """The request headers that are sent to the service, in lower case.  A request without any of them has no credential
-    for the service."""
+    """The request headers that are sent to the service, in lower case.  A request without any of these headers has no
+    credential for the service.
+    """
     parameter: str
     """The query parameter that is sent to the service as a bearer token; empty for none."""
     sends_target: bool
@@ -260,7 +261,7 @@ class ForwardVerdicts:
         return found if found is not None and wall < found.until else None
 
     def keep_verdict(self, inquiry: Inquiry, verdict: ForwardVerdict, wall: float) -> None:
-        """Keep the verdict in place of an earlier one, unless it has expired already."""
+        """Keep the verdict in place of an earlier verdict.  Does nothing if the new verdict has already expired."""
         if self._kept.pop(inquiry, None) is not None:
             self._bytes -= inquiry.size + _COST
         if wall >= verdict.until:

@@ -306,7 +306,7 @@ class Guard:
             return self._decided(self._verdict(value, wall, may_verify, heard))
         if isinstance(rule, SignedRule):
             assert isinstance(value, Presented)
-            # Do not call `may_verify`: it would cost as much as the HMAC itself.
+            # Do not call `may_verify`: the call would cost as much as the HMAC itself.
             return verify_signature(value, rule.keys, asked.client, wall)
         assert isinstance(value, Unverified)
         digest = hashlib.blake2b(value.text.encode(), digest_size=32).digest()
@@ -377,7 +377,7 @@ class Guard:
 def _cookie(lines: Sequence[str], name: str) -> str | None:
     """Return the value of a cookie; None if there is none.
 
-    Raises BadCredential if two cookies have the name, because another site may have set one of them.
+    Raises BadCredential if two cookies have the name, because another site may have set one of the two.
     """
     found = [
         value.strip(' "')

@@ -1,4 +1,4 @@
-"""The key sets that issuers publish by URL (RFC 7517 section 5), and the decision when to fetch them.  No I/O.
+"""The key sets that issuers publish by URL (RFC 7517 section 5), and the decision when to fetch a key set.  No I/O.
 
 A key set is fetched at start, and again before its lifetime ends.  It is also fetched if a token names a key that the
 set does not have.  Clients can invent such tokens, so they cause at most one fetch in `LEAST_S` seconds.  A failed

@@ -1,4 +1,4 @@
-"""The authorisation rules of a route, made from the configuration and the key files that it names."""
+"""The authorisation rules of a route, made from the configuration and its key files."""
 
 from __future__ import annotations
 

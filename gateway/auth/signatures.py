@@ -40,7 +40,7 @@ METHODS: Final = "methods"
 STREAMS: Final = "streams"
 NETWORK: Final = "network"
 PARAMETERS: Final = (EXPIRES, SIGNATURE, KEY, METHODS, STREAMS, NETWORK)
-"""The parameters of a signature.  The gateway removes them from the URLs of signed requests."""
+"""The parameters of a signature.  The gateway removes these parameters from the URLs of signed requests."""
 EXPIRED_CODE: Final = "SIGNATURE_EXPIRED"
 INVALID_CODE: Final = "SIGNATURE_INVALID"
 _VERSION: Final = "durable-gateway-1"

@@ -2,7 +2,7 @@
 
 The issuer in a token selects the rule, and only the rule determines the valid keys and algorithms.  Header fields that
 contain or name a key (`jwk`, `jku`, `x5c`, `x5u`) are ignored.  Tokens with critical extensions are refused.  JSON with
-a duplicate name is refused, because parsers differ in the value that they use.
+a duplicate name is refused, because parsers differ in which of the values they use.
 """
 
 from __future__ import annotations

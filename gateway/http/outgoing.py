@@ -52,7 +52,8 @@ class RenderedHeaders(CIMultiDict[str]):
     __slots__ = ("lines",)
 
     lines: str | None
-    """The field lines without framing fields.  None if they have to be checked together with the rest of the head."""
+    """The field lines without framing fields.  None if the lines have to be checked together with the rest of the head.
+    """
 
     @classmethod
     def of(cls, headers: CIMultiDict[str]) -> RenderedHeaders:
@@ -161,7 +162,7 @@ class PassedFields:
         self._own = own
         self._fields: CIMultiDict[str] | None = None
         self.lines: bytes | None = lines
-        """The field lines, each with its line end.  None if they have to be rendered and checked."""
+        """The field lines, each with its line end.  None if the lines have to be rendered and checked."""
         self.kinds: Kinds = kinds
         """The kinds of the lines after the shared lines.  Valid while `lines` is not None."""
 

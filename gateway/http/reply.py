@@ -50,7 +50,7 @@ _DONE, _LAST_DONE = TRANSITIONS[_HEAD_DONE, Step.DONE], TRANSITIONS[_HEAD_DONE, 
 _FIRST: Final = ord("H")
 _HEAD_END: Final = b"\r\n\r\n"
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-"""Bytes that a reason phrase must not contain (RFC 9112 section 4). llhttp checks only fields for them."""
+"""Bytes that a reason phrase must not contain (RFC 9112 section 4). llhttp looks for these bytes only in fields."""
 _VERSIONS: Final = frozenset({"1.1", "1.0"})
 _NO_BODY: Final = frozenset({204, 304})
 _CHUNKED: Final = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -131,7 +131,7 @@ class ReplyParser:
         """Bytes of chunk framing since the last byte of content."""
         self._now = 0.0
         self.interim: list[Interim] = []
-        """Interim replies that have arrived.  The owner removes them."""
+        """Interim replies that have arrived.  The parser's owner removes these replies."""
         self._interim: InterimRate | None = None
         """The rate of interim replies to the current request; None before the first interim reply."""
         self._pieces: list[bytes] = []

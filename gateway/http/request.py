@@ -281,7 +281,7 @@ class RequestParser:
         if version == "0.9" or method == "CONNECT":
             raise _Rejected
         if length != 0 and parser.should_upgrade():
-            # llhttp treats the body as data of the upgraded protocol, so a second parser has to read it.
+            # llhttp treats the body as data of the upgraded protocol, so a second parser has to read the body.
             self._framing = _BODY_OF_UNKNOWN_SIZE if length is None else _BODY_OF_SIZE % length
         self._keeps_alive = version == "1.1" and parser.should_keep_alive()
         self._fields = []

@@ -2,7 +2,7 @@
 
 Every request changes these numbers, so they are plain Python numbers, owned by the event loop's thread.  Counting needs
 one look-up in a small dictionary, some arithmetic, and no lock.  All modes and outcomes that can occur exist from the
-start at 0.  `families` decides which of them are exported before they occur.
+start at 0.  `families` decides which modes and outcomes are exported before they occur.
 """
 
 from __future__ import annotations

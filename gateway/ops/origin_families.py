@@ -1,4 +1,4 @@
-"""The metric families of origins: whether each is up, and the requests sent and not sent to it.
+"""The metric families of origins: whether each origin is up, and the requests sent and not sent to each origin.
 
 The label `origin` has the scheme, host and port of an origin of a route, so its values are few.
 """

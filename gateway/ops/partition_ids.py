@@ -3,7 +3,7 @@
 A partition (a set of readers with equal credentials) is named by a plain digest of the credentials.  With this digest,
 an attacker could test guesses of the credentials.  The public id is a digest of the partition under a secret key
 (BLAKE2b, RFC 7693 section 2.9).  By default the key is drawn at the start, and ids differ after a restart and at other
-gateways.  With a configured key they stay the same.
+gateways.  With a configured key, ids stay the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PartitionIds:
     """Maps partitions to ids of 16 hexadecimal digits, under one key."""
 
     def __init__(self, key: str = "") -> None:
-        """`key` is any text.  If it is empty, a random key is drawn."""
+        """`key` is any text.  If `key` is empty, a random key is drawn."""
         self._key = hashlib.sha256(key.encode()).digest() if key else secrets.token_bytes(_KEY_BYTES)
         self._ids: dict[Partition, str] = {}
 

@@ -97,7 +97,8 @@ class Admission:
         self, account: Account | None, route: str, sent_bytes: int, parties: Parties = NO_PARTIES
     ) -> bool:
         """Count a request for a remembered answer with `sent_bytes` body bytes.  Returns False, and counts nothing, if
-        the handler has to refuse it."""
+        the handler has to refuse the request.
+        """
         return self.rates.take_if_admitted(account, route, self.now(), sent_bytes, parties)
 
     def begin_join(self, channel: Channel, account: Account | None, route: str, parties: Parties = NO_PARTIES) -> bool:

@@ -1,7 +1,7 @@
 """Authorisation of each request on a route with rules (`[[route.auth]]`).
 
-The request parser takes the credentials out of the query, so that tape keys, the log and the origin do not see them.
-The request handler then has the route's guard decide.  The decision is called a verdict.
+The request parser takes the credentials out of the query, so that they reach neither the cache's keys, nor the log, nor
+the origin.  The request handler then has the route's guard decide.  The decision is called a verdict.
 
 The credential is usually in the header section, so verdicts on reads are kept with the section: a verdict for each
 stream.  Later reads of the stream with the same section need only a look-up.  If the request line holds a credential or
@@ -133,7 +133,7 @@ class Authoriser:
             return True
         if is_preflight(request, guard):
             # Browsers send a preflight without credentials (Fetch standard, section 4.8).  On this route the origin
-            # answers it.
+            # answers preflights.
             context.allowed = self.verdicts.allow(PUBLIC)
             return True
         asked = self._asked(request, parsed, with_headers=guard.asks_services)
@@ -175,8 +175,9 @@ class Authoriser:
         waiting.context.request.channel.hand_over(waiting)
 
     def _remember(self, alias: bytes, stream: NamedStream | None, allowed: Allowed) -> None:
-        """Remember the verdict for reads of the stream with this header section.  Without a stream, remember it for the
-        same request line."""
+        """Remember the verdict for reads of the stream with this header section.  Without a stream, remember the
+        verdict for the same request line.
+        """
         if self._remembered is not None and (exact := self._remembered.exact.get(alias)) is not None:
             # An answer remembered for these bytes keeps a reference to its section, which `Sections` may have evicted.
             self._sections.allow(exact[1], stream or alias[: alias.find(b"\r\n")], allowed)
@@ -330,7 +331,7 @@ def headers_for_origin(
         if name:
             _remove(headers, {name.lower().replace("_", "-")})
             if value:
-                # Names in tokens may have any characters, but header values only ASCII.
+                # Names in tokens may have any characters, but a header value must be ASCII.
                 headers[name] = quote(value, safe=_FIELD_SAFE)
     return headers
 
@@ -406,7 +407,7 @@ def _is_from_site(request: Request, config: RouteConfig) -> bool:
 
 
 class GuardedUse:
-    """A live read with a verdict.  It is counted like any other live read, and registered until it ends."""
+    """A live read with a verdict.  The read is counted like any other live read, and registered until it ends."""
 
     __slots__ = ("_authoriser", "_began", "_channel", "_is_ending", "_tick", "_use", "allowed", "has_begun", "renewing")
 

@@ -7,9 +7,9 @@ unknown name, get the first certificate.  If a better certificate has all names 
 certificate.  A context in use never changes.  A reload makes new contexts for later handshakes, and open connections
 keep theirs.
 
-A TLS session can be resumed only under the server name that it began with (RFC 6066 section 3).  Session keys belong to
-the context that the handshake begins with.  Each name therefore has a first context of its own, without certificates,
-and the handshake then switches to the context with the certificates.  Clients can invent names, so the number of first
+A TLS session can be resumed only under its original server name (RFC 6066 section 3).  Session keys belong to the
+context that the handshake begins with.  Each name therefore has a first context of its own, without certificates, and
+the handshake then switches to the context with the certificates.  Clients can invent names, so the number of first
 contexts is bounded.  First contexts of names in the certificates are never evicted.  Names that match a wildcard evict
 only other such names.  Names in no certificate also evict only other such names.
 

@@ -153,7 +153,7 @@ class Peer(Protocol):
 
 
 class Clients:
-    """The registry of open connections, and the state that they share."""
+    """The registry of open connections, and the state that the connections share."""
 
     def __init__(
         self,
@@ -403,8 +403,9 @@ class Clients:
         return sum(sizes), max(sizes, default=0)
 
     def keeps_up(self, taken_bytes: int) -> bool:
-        """Return whether a client that has read `taken_bytes` within the write timeout is fast enough.  Counts the
-        client as slow otherwise, and the caller drops it."""
+        """Return whether a client that has read `taken_bytes` within the write timeout is fast enough.  Counts any
+        other client as slow, and the caller then drops the client.
+        """
         limits = self.limits
         if keeps_up(taken_bytes, limits.client_write_timeout_s, limits.client_min_rate):
             return True

@@ -46,7 +46,7 @@ def conceal_absence(
 ) -> Answered:
     """Answer a request for an absent stream with the same answer as a refusal."""
     if is_from_origin and context.mode not in LIVE:
-        # The time of a live read is no measure, because it may have waited long before its stream was deleted.
+        # The time of a live read is no measure, because the read may have waited long before its stream was deleted.
         concealment.note(context.mode, recorder.now() - context.began - context.undecided_s, is_absent=True)
     outcome = context.outcome
     answered = recorder.refuse(context, Concealed())

@@ -309,7 +309,7 @@ class Connection(RecognisingConnection):
             body = self._body = None
         else:
             body = self._body = RequestBody(self, head.length)
-            # Feed all that has arrived, so that a small body is whole before the handler waits for it.
+            # Feed all input that has arrived, so that a small body is whole before the handler waits for the body.
             self._take_body(body, pending)
         self._answer(head, body)
 
@@ -332,8 +332,9 @@ class Connection(RecognisingConnection):
             self._drop_request()
 
     def _drop_request(self) -> None:
-        """Drop the parts of the request that a live answer does not need.  An idle reader would otherwise hold them
-        until it leaves."""
+        """Drop the parts of the request that a live answer does not need.  Without this, an idle reader would hold
+        these parts until the reader leaves.
+        """
         self._candidate = None
         if self.sse_route is not None:
             self._request = None

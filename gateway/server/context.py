@@ -130,9 +130,9 @@ class ResponseRecorder:
     def record_end(self, context: RequestContext, answered: Answered | None) -> None:
         """Record the end of a request in the metrics, the log and the trace, and free its channel.
 
-        Does nothing for a request whose end was recorded before, or that has a live answer.  `answered` is the answer's
-        head; None if the answer was not sent in full.  In that case the channel is freed only if a relay broke the
-        answer off.
+        Does nothing if the request's end was recorded before.  Does nothing if the request has a live answer, which
+        records its own end.  `answered` is the answer's head; None if the answer was not sent in full.  In that case
+        the channel is freed only if a relay broke the answer off.
         """
         stage, observed = context.stage, context.observed
         if stage is _ENDED or stage is _LIVE:

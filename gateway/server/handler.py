@@ -159,7 +159,7 @@ class RequestHandler:
     def _begin(self, context: RequestContext, undecided: UndecidedRequest | None = None) -> Answered | Work | None:
         """Return the answer if it has been sent, the work that is left, or None if the answer needs no task.
 
-        `undecided` is the request's earlier state if it had to wait for its authorisation.
+        `undecided` is the request's earlier state if the request had to wait for its authorisation.
         """
         try:
             request = context.request

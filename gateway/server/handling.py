@@ -114,7 +114,7 @@ class Handling(PhasedChannel, ABC):
             self._clients.loop.call_soon(self._end_task)
 
     def _end_task(self) -> None:
-        """Cancel the task, or end the live answer that it has begun since the client left."""
+        """Cancel the task.  If the task has begun a live answer since the client left, end this answer."""
         if not self._leave_live() and self._task is not None and not self._is_detached:
             self._task.cancel()
 

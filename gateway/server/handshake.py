@@ -1,8 +1,7 @@
 """A connection before HTTP: the PROXY protocol header, the TLS handshake, and the choice of HTTP/1.1 or HTTP/2.
 
-Only listeners with TLS or the PROXY protocol make a `Handshake`.  A `Handshake` bounds the bytes that the client sends
-and the time that it takes, and counts as a client connection.  At its end, it hands the connection over to the HTTP
-protocol.
+Only listeners with TLS or the PROXY protocol make a `Handshake`.  A `Handshake` bounds the client's bytes and the time
+of the handshake.  It counts as a client connection.  At its end, it hands the connection over to the HTTP protocol.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ class Handshake(asyncio.Protocol):
         self._data = b""
         """An incomplete PROXY header, or an incomplete ClientHello."""
         self._hello_bytes = 1
-        """The least size of the ClientHello, as far as known; 0 once it has been read."""
+        """The least size of the ClientHello, as far as known; 0 after the ClientHello has been read."""
         self._ssl: ssl.SSLObject | None = None
         self._received_bytes = 0
         self._tick = NEVER

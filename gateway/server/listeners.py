@@ -297,8 +297,8 @@ class Listeners:
     async def stop_accepting(self, *, only_shared: bool = False) -> None:
         """Stop accepting at all listeners, or only at ports that other processes may share.
 
-        The kernel resets queued connections when it closes their socket, so they are accepted first.  Sockets of
-        systemd stay open, and their queue waits for the next process.
+        When the kernel closes a socket, it resets the queued connections.  Queued connections are therefore accepted
+        first.  Sockets of systemd stay open, and their queue waits for the next process.
         """
         loop = asyncio.get_running_loop()
         for index, listening in enumerate(self._open):
@@ -359,7 +359,7 @@ class CertificateReloader:
         self._watch = Watch(lambda: certificate_files(configured()), self._reload, clock)
 
     async def run(self, known: Stamp) -> None:
-        """Watch until cancelled.  `known` is the stamp of the files, taken before they were read."""
+        """Watch until cancelled.  `known` is the stamp of the files, which was taken before the files were read."""
         await self._watch.run(known)
 
     def _load(self) -> Certificates:

@@ -163,7 +163,7 @@ class ParsedRequest:
     why_alone: str | None = None
     """The reason why a read is relayed although its route shares answers; None otherwise."""
     relayed: RelayedRequest | None = None
-    """The request as relayed to the origin, once it has been relayed."""
+    """The request in the form that is relayed to the origin; None before the first relay."""
     parameters: Mapping[str, str] | None = None
     """The credentials taken out of the query, by name; None without any."""
 
@@ -317,7 +317,7 @@ class RequestParser:
                     sharing.accepted,
                     is_live,
                     sharing.web_origin,
-                    # Browsers send `no-cache` with every SSE request, so it is ignored for live reads.
+                    # Browsers send `no-cache` with every SSE request, so `no-cache` is ignored for live reads.
                     None if is_live else sharing.max_age_s,
                 ),
             )

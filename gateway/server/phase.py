@@ -101,7 +101,7 @@ class PhasedChannel:
         |           | RELAYED   | The handler hands the answer over to a `LiveAnswer`.                            |
         |           | LIVE      | The handler begins a live answer.                                               |
         | RELAYED   | IDLE      | The answer is written.                                                          |
-        |           | ANSWERING | The handler resumes: the reply that it waited for is there, or it is its turn.  |
+        |           | ANSWERING | The handler resumes: its reply has arrived, or its turn has come.               |
         |           | LEFT      | The client has left.                                                            |
         | LIVE      | IDLE      | The live answer has ended.                                                      |
         |           | LIVE      | Long-polls that shared one answer get answers of their own.                     |

@@ -112,7 +112,7 @@ class ReadingConnection(WritingConnection):
         return not self._is_waiting and super().is_idle
 
     def close_if_idle(self) -> None:
-        # A request that waits for its turn arrived before the deadline, so it is answered.
+        # A request that waits for its turn arrived before the deadline, so the request is answered.
         if not self._is_waiting:
             super().close_if_idle()
 

@@ -1,8 +1,9 @@
 """The headers of a relayed reply for its client, and the end of a relayed SSE replay.
 
-If no tape can hold a stream's bytes, the origin replays them to each reader separately.  Once such a reader is up to
-date, the gateway ends the reader's answer properly.  The reader then reconnects at the tail, and shares the stream's
-one live request.  Otherwise the origin would hold a live connection for each of these readers.
+If no tape (a stream's bytes in memory) can hold a stream's bytes, the origin replays the bytes to each reader
+separately.  Once such a reader is up to date, the gateway ends the reader's answer properly.  The reader then
+reconnects at the tail, and shares the stream's one live request.  Otherwise the origin would hold a live connection for
+each of these readers.
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ the HTTP parser has accepted.
 A rendered answer is valid up to the time `until`.  This is the end of the second that its Date and Age state, or
 earlier if the stream expires or the origin has to be asked again.  Two signals end an answer earlier:
 
-- `forget_stream`, when the stream ends or loses bytes or records.  An answer whose bytes were read before that call is
-  not remembered after it.
+- `forget_stream`, when the stream ends or loses bytes or records.  If an answer's bytes were read before that call, the
+  answer is not remembered after the call.
 - A change of the stream's `Version`: the stream needs revalidation, or the tail that the answer names has moved.
 
 Answers take memory in addition to the tape: keys, heads, joined bodies, and body bytes that the tape does not hold.
-Every such byte counts towards the cache's memory budget, which lends it to the answer.
+The answer borrows the memory for these bytes from the cache's budget.
 """
 
 from __future__ import annotations
@@ -171,8 +171,9 @@ class RememberedAnswer(Known):
         return ANSWER_COST + 2 * len(self._head) + self.copied + len(line) + len(meaning.text) + 3 * len(request)
 
     def dropped(self) -> None:
-        """Called when the answer is no longer remembered.  The clients that have not read its bytes yet are charged for
-        them from now on."""
+        """Called when the answer is no longer remembered.  From now on, the answer's bytes are charged to the clients
+        that have not read them yet.
+        """
         if self._is_own:
             self.shared.in_cache = False
 

@@ -3,7 +3,7 @@
 Only time spent waiting for the client counts towards the rate and the total time.  While the origin reads nothing, the
 client may be unable to send.
 
-A small body is collected before a connection to the origin is taken for it, so that a slow client holds no such
+A small body is collected before the request takes a connection to the origin, so that a slow client holds no such
 connection.  A body with a Content-Length is collected for as long as the client's limits allow.  The client of a
 chunked body may pause between its parts, and expect each part to be passed on at once.  A chunked body is therefore
 collected for a short time only.
@@ -43,8 +43,9 @@ class Flow(Protocol):
         """Called with the number of unread bytes, so that the connection can pause or resume reading."""
 
     async def late(self) -> None:
-        """Called when the body is late: wait until it may fail.  Many bodies may be late at the same time, and their
-        failures are spread."""
+        """Called when the body is late: wait until the body may fail.  Many bodies may be late at the same time, and
+        their failures are spread.
+        """
 
 
 class RequestBody:

@@ -79,8 +79,8 @@ class NamedStream(NamedTuple):
     """A stream as GETs name it, without the parameters of one read.
 
     A verdict of authorisation on one read of a stream holds for all reads with the same header section, because
-    `offset`, `live` and `cursor` have no influence on it.  The path belongs to the key: an origin may serve one stream
-    under several paths, and rules can tell these apart.
+    `offset`, `live` and `cursor` have no influence on the verdict.  The path belongs to the key: an origin may serve
+    one stream under several paths, and rules can tell these apart.
     """
 
     route: Route
@@ -271,7 +271,7 @@ class _Kind:
 
 
 Key = tuple[dict[bytes, Meaning], bytes]
-"""The meanings of one kind of route, and the text that selects one of them."""
+"""The meanings of one kind of route, and the text that selects a meaning."""
 
 
 class Sections:
@@ -345,7 +345,7 @@ class Sections:
         return self._read(section, kind)
 
     def _read(self, section: Section, kind: _Kind) -> tuple[Key, ...]:
-        """Read the section for a kind of route that it has not been read for."""
+        """Read the section for a further kind of route."""
         found = kind.read(section.text)
         if not section.kinds:
             section.kinds, section.keys = (kind,), found
@@ -396,7 +396,7 @@ class Sections:
 
     def section_of(self, text: bytes) -> Section | None:
         """Return the section with this text, which begins with the line break after the request line.  Returns None if
-        it exceeds the bounds.
+        the section exceeds the bounds.
         """
         return self._sections.get(text) or self._new(text)
 

@@ -46,7 +46,7 @@ class Shedding:
         return f"<Shedding {self.held_bytes} bytes held, {self.shed.total()} shed>"
 
     async def look(self) -> int:
-        """Sample all connections.  Returns the bytes that they hold together."""
+        """Sample all connections.  Returns the bytes that all connections hold together."""
         held: list[tuple[int, list[Holding], ClientConnection]] = []
         charges, sample, total = Charges(), list[tuple[int, ClientConnection]](), 0
         for clients in list(self._every_clients):

@@ -172,7 +172,7 @@ def _remove_stale(path: Path) -> None:
 
 def passed_sockets(environ: Mapping[str, str], pid: int) -> list[tuple[str, int]]:
     """Return the names and descriptors of the sockets that systemd has passed to this process (sd_listen_fds).  Empty
-    if they are for another process.  Raises ValueError for malformed environment variables.
+    if systemd has passed the sockets for another process.  Raises ValueError for malformed environment variables.
     """
     if environ.get("LISTEN_PID") != str(pid):
         return []
@@ -194,7 +194,9 @@ def choose_fds(fds: Iterable[tuple[str, int]], name: str, others: Iterable[str])
 
 
 def adopt(fd: int) -> socket.socket:
-    """Make a listening socket of a passed descriptor.  Raises OSError unless it is a listening stream socket."""
+    """Make a listening socket of a passed descriptor.  Raises OSError unless the descriptor is a listening stream
+    socket.
+    """
     sock = socket.socket(fileno=os.dup(fd))
     is_listening = sock.type == socket.SOCK_STREAM and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     if not is_listening:

@@ -134,7 +134,8 @@ class TimedConnection(Handling, asyncio.Protocol):
         self._quiet_checks = NEVER
         """Checks without activity in a row.  Negative until the client has sent its first bytes."""
         self._window: ReadingWindow | None = None
-        """Measures the rate at which the client reads while bytes wait for it.  None until bytes have waited."""
+        """Measures the rate at which the client reads while bytes wait for the client.  None until bytes have waited.
+        """
         self.cut_reason: CloseReason | None = None
         """The reason why the gateway cuts the connection; None while the connection is not cut."""
         self._shared_bytes = 0

@@ -122,7 +122,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._held: memoryview | None = None
         """Input that OpenSSL has not been given."""
         self._silent_bytes = 0
-        """Bytes given to OpenSSL since it last yielded plain text."""
+        """Bytes given to OpenSSL since OpenSSL last yielded plain text."""
         self._answer_bytes = 0
         """Bytes of TLS's own messages that were sent, such as answers to key updates."""
         self._is_full = False

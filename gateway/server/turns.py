@@ -1,9 +1,10 @@
 """Bounds the time that one turn of the event loop spends on beginning requests, and shares that time among clients.
 
 While a turn works for one client, all others wait.  A turn that has lasted for `REQUESTS_S` therefore begins no further
-request.  Later requests wait in a queue.  Each later turn begins as many of them as fit into `REQUESTS_S`, shared
-fairly among clients by their cost (`gateway.limits.queues`).  A flood then delays mostly the requests of its own
-client.  It delays the requests of other clients by a millisecond or two.  The loop is never idle while a request waits.
+request.  Later requests wait in a queue.  Each later turn begins waiting requests for up to `REQUESTS_S`.  This time is
+shared fairly among clients, by the cost of their requests (`gateway.limits.queues`).  A flood then delays mostly the
+requests of its own client.  It delays the requests of other clients by a millisecond or two.  The loop is never idle
+while a request waits.
 
 Beginning a request means all work before its first wait, some 50 to 150 us.  A read from memory is finished in that
 time, and a miss has reached its fetch.  A turn begins about a dozen requests.  With fewer requests a turn, each request

@@ -166,13 +166,14 @@ class Record:
     """False for an interim record of a live read that continues."""
 
     fetches: tuple[tuple[RecordedFetch, bool], ...] = ()
-    """The shared fetches that the request waited for, each with whether it started the fetch.  `finalize` claims their
-    figures."""
+    """The shared fetches that the request waited for.  Each value states whether the request started the fetch.
+    `finalize` claims their figures.
+    """
     is_accounted: bool = False
     """Whether the record is complete.  Later work for the request belongs to no record."""
 
     def share(self, fetch: RecordedFetch, *, leads: bool) -> None:
-        """Add a shared fetch that the request waits for.  `leads` means that it has started the fetch."""
+        """Add a shared fetch that the request waits for.  `leads` means that the request has started the fetch."""
         if not self.is_accounted and all(known is not fetch for known, _ in self.fetches):
             fetch.sharers += 1
             fetch.holders += 1

@@ -58,7 +58,7 @@ _LEAST_REPORT_S: Final = 10.0
 """The least seconds between two log lines about one service."""
 RESULTS: Final = ("allowed", "refused", "undecided")
 MOST_WAITING: Final = 4_096
-"""The most client requests that wait for authorisation.  One client network may have a quarter of them."""
+"""The most client requests that wait for authorisation.  One client network may have a quarter of this number."""
 
 _log = logging.getLogger("gateway.auth")
 

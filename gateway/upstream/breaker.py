@@ -23,16 +23,16 @@ the origin serves streams.  Therefore the latest own probe decides which clients
     answered, or connection lost    The next clients' requests pass, up to the configured number of probes.
     no result                       One client's request passes every `CLIENTS_TURN_S`.
 
-A successful client's request closes the breaker.  Two successful own probes in a row also close it, if no client's
-request was admitted in between.  If a client's request was admitted or failed after a successful own probe, own probes
-close the breaker only after `QUIET_S` without a client's request.  Followers' live requests count as clients' requests.
-An origin may hold a live request without an answer, so such a request does not prevent own probes from closing the
-breaker.
+A successful client's request closes the breaker.  Two successful own probes in a row also close the breaker, if no
+client's request was admitted in between.  If a client's request was admitted or failed after a successful own probe,
+own probes close the breaker only after `QUIET_S` without a client's request.  Followers' live requests count as
+clients' requests.  An origin may hold a live request without an answer, so such a request does not prevent own probes
+from closing the breaker.
 
-An admitted request holds a `Permit` and returns it with its result.  The permit has the number of the breaker's current
-state, its term.  The result of a request from an earlier term is ignored, because the origin may have changed since.
-The open time is reset only after the breaker has been closed for the longest open time.  An origin that answers probes
-but fails under load therefore gets no extra traffic.
+An admitted request holds a `Permit`, and returns the permit with the request's result.  The permit has the number of
+the breaker's current state, its term.  The result of a request from an earlier term is ignored, because the origin may
+have changed since.  The open time is reset only after the breaker has been closed for the longest open time.  An origin
+that answers probes but fails under load therefore gets no extra traffic.
 """
 
 from __future__ import annotations
@@ -243,7 +243,8 @@ class Breaker:
         return self._clients_from > -inf
 
     def admit(self, now: float, *, is_own: bool = False, is_live: bool = False) -> Permit | None:
-        """Return a permit for one request, or None if it must not be sent.  Each permit must be returned with a result.
+        """Return a permit for one request, or None if the request must not be sent.  Each permit must be returned with
+        a result.
 
         `is_own`: an own probe of the gateway.  `is_live`: a request that the origin may leave unanswered for long.
         """
@@ -330,7 +331,7 @@ class Breaker:
         if permit.is_own:
             self._is_vouched = False
             if is_answer or is_loss:
-                # The origin is reachable.  Only a client's request can show whether it serves streams.
+                # The origin is reachable.  Only a client's request can show whether the origin serves streams.
                 self._let_clients_in(now)
                 return
             if self._probes:

@@ -27,7 +27,7 @@ from gateway.protocol.target import Target, upstream_query
 
 
 class Endpoint(NamedTuple):
-    """A server.  The connection pool groups connections by it."""
+    """A server.  The connection pool groups connections by `Endpoint`."""
 
     scheme: str
     host: str

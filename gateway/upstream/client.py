@@ -210,7 +210,7 @@ class _RoutedExchange(Exchange):
 async def _buffered(body: AsyncIterator[bytes], within_s: float | None) -> Body:
     """Return the body as bytes if it is small enough to be buffered, otherwise as an iterator over the whole body.
 
-    Raises RequestTimeout if the client does not send the body in time, and UpstreamBroken if reading it fails.
+    Raises RequestTimeout if the client does not send the body in time, and UpstreamBroken if reading the body fails.
     """
     buffered = bytearray()
     try:

@@ -214,7 +214,7 @@ class ConnectionPool:
         self._drop_excess()
 
     def made_http2(self, connection: Http2Connection) -> None:
-        """Add a new HTTP/2 connection.  `idle` then returns its streams."""
+        """Add a new HTTP/2 connection.  From then on, `idle` returns streams of the connection."""
         if self._is_closed:
             connection.drop()
             return

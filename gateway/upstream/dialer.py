@@ -40,7 +40,9 @@ class Dialer:
         """`on_resolved` is called with host, port and addresses after each lookup."""
         self._resolver = Resolver(tasks, lambda: asyncio.get_running_loop().time(), look_up, on_resolved)
         self.look_again: Final = self._resolver.refresh
-        """Called with host and port for each request, so that a name in use is resolved again when it is due."""
+        """Called with host and port for each request, so that a name in use is resolved again when the resolution is
+        due.
+        """
         self._contexts: dict[bool, ssl.SSLContext] = {}
         """The default contexts for HTTP/1.1 (False) and HTTP/2 (True)."""
         self.tls: Mapping[str, OriginTls] = {}
@@ -53,7 +55,7 @@ class Dialer:
     async def dial(self, endpoint: Endpoint, owner: ConnectionOwner, within_s: float) -> Connection:
         """Make a connection within `within_s` seconds, including name resolution and TLS.  Raises NotConnected.
 
-        Each address gets an equal share of the remaining time, so that a dead address does not use up all of it.
+        Each address gets an equal share of the remaining time, so that a dead address does not use up all of the time.
         """
         loop = asyncio.get_running_loop()
 
@@ -165,7 +167,7 @@ class Http2Dials:
             raise type(failed)(*failed.args) from failed.__cause__
 
     async def _dial(self, pool: ConnectionPool, endpoint: Endpoint, within_s: float) -> NotConnected | None:
-        """Make a connection and add it to the pool.  Return a failure as a value, for all waiters to raise."""
+        """Make a connection and add it to the pool.  Return a failure as a value, which all waiters raise."""
         renewals = pool.renewals
         try:
             connection = await self._dialer.dial_http2(endpoint, pool, self._counts, within_s)
@@ -211,7 +213,7 @@ class TlsReloader:
         return self._watch.polls
 
     def start(self, known: Stamp) -> None:
-        """Start watching.  `known` is the stamp of the files from before they were read."""
+        """Start watching.  `known` is the stamp of the files, which was taken before the files were read."""
         self._tasks.start(self._watch.run(known), "watch the files of route.origin_tls")
 
     async def close(self) -> None:

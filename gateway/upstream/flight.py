@@ -7,10 +7,10 @@ pace, and detach.  When the last reader detaches, the fetch is cancelled.
 Two bounds apply to the body.  First, the fetch pauses while all readers are more than `WINDOW_BYTES` behind the end of
 the received data.  The origin's reply is therefore read as fast as the fastest client reads.
 
-Second, a body larger than `keep_bytes` is not kept.  Its chunks are dropped after all readers have read them, so no
-more readers may attach.  A reader that is more than `keep_bytes` behind is dropped.  Otherwise one slow client would
-keep the whole body in memory.  With a small `keep_bytes` the limit for a reader is two windows, because even the
-fastest reader may be that far behind.
+Second, a body larger than `keep_bytes` is not kept.  Chunks of such a body are dropped after all readers have read
+them, so no more readers may attach.  A reader that is more than `keep_bytes` behind is dropped.  Otherwise one slow
+client would keep the whole body in memory.  With a small `keep_bytes` the limit for a reader is two windows, because
+even the fastest reader may be that far behind.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class OriginError:
     headers: CIMultiDict[str]
     body: bytes
     request_headers: CIMultiDict[str] | None = None
-    """The headers of the fetch, if the refusal may depend on them.  The refusal is then invalid for readers with other
-    headers.
+    """The headers of the fetch, if the refusal may depend on these headers.  The refusal is then invalid for readers
+    with other headers.
     """
     varies_by_origin: bool = False
     """Whether the refusal is invalid for readers with an Origin header."""
@@ -152,7 +152,7 @@ class FlightReader:
 
 
 class FirstReader(Protocol):
-    """The reader that a flight was launched for, and that waits for it without a task."""
+    """The reader for which the flight was launched.  It waits for the flight without a task."""
 
     def look(self) -> None:
         """Answer the reader's request if enough of the reply has arrived."""

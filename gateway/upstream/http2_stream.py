@@ -106,7 +106,7 @@ class Http2Stream:
 
     @property
     def is_open(self) -> bool:
-        """Whether the exchange is not over and its connection is open, as far as is known."""
+        """Whether the exchange is in progress and its connection is open, as far as is known."""
         return not self._is_over and self.connection.is_open
 
     @property

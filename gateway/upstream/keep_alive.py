@@ -59,6 +59,8 @@ class KeepAlive:
 
 @lru_cache(256)
 def _hinted_s(field: str) -> float | None:
-    """Return the `timeout` of a Keep-Alive field in seconds (RFC 2068 section 19.7.1.1); None if it has none."""
+    """Return the `timeout` of a Keep-Alive field in seconds (RFC 2068 section 19.7.1.1); None if the field has no
+    timeout.
+    """
     found = _TIMEOUT.search(field) if len(field) <= _LONGEST_HINT else None
     return None if found is None else float(found[1])

@@ -31,7 +31,7 @@ from gateway.upstream.origin_state import OriginRequest
 from gateway.upstream.slots import Lane
 
 PATIENCE_S: Final = 1.0
-"""The least seconds from the head of a reply until it may be asked to release its slot."""
+"""The least seconds from the head of a reply until the reply may be asked to release its slot."""
 MOST_AT_ONCE: Final = 32
 """The most replies that are asked in one call to release their slots."""
 
@@ -187,7 +187,7 @@ class Reply:
 
     @property
     def has_arrived(self) -> bool:
-        """Whether the complete body has arrived.  The reader may not have taken it yet."""
+        """Whether the complete body has arrived.  The reader may not have taken the whole body yet."""
         return self._incoming.has_ended
 
     def chunks(self) -> AsyncIterator[bytes]:
@@ -213,7 +213,8 @@ class Reply:
         Raises the errors of `chunks` and the exceptions of `take`.
         """
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # Keep errors out of the future to avoid a reference cycle: the frames of their tracebacks refer to it.
+        # Keep errors out of the future to avoid a reference cycle: the frames of the errors' tracebacks refer to the
+        # future.
         failures: list[Exception] = []
 
         def arrived() -> None:

@@ -35,7 +35,9 @@ SILENCE_S: Final = 20.0
 """A session without a frame for this long is lost.  S2 sends a frame at least every 15 s, and its SDKs wait 20 s."""
 
 MOST_OVERLAP_BYTES: Final = 1 << 16
-"""The metered bytes of the largest record that a read repeats, to check that the following records continue it."""
+"""A read repeats the last known record, to check that the following records continue the stream.  A record with more
+metered bytes than this is not repeated.
+"""
 
 _MOST_DRAINS: Final = 3
 """The most times that a request is sent again because the server is about to shut down."""

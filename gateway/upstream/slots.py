@@ -339,7 +339,7 @@ class Slots:
         return lane.after_upload
 
     def _is_at_bound(self, lane: Lane, client: str) -> bool:
-        """Return whether the client has as many slots as it may have, at the lane's host or in all."""
+        """Return whether the client has reached its bound on slots, at the lane's host or in all."""
         return (
             lane.taken_by.get(client, 0) >= self._client_host_limit
             or self._all.taken_by.get(client, 0) >= self._client_limit
@@ -359,7 +359,8 @@ class Slots:
     # -- waiting
 
     def wait(self, lane: Lane, clients: Iterable[str], on_slot: Callable[[], None]) -> Waiting:
-        """Queue a request of these clients.  `on_slot` is called when it gets a slot.  Raises NoSlot if too many wait.
+        """Queue a request of these clients.  `on_slot` is called when the request gets a slot.  Raises NoSlot if too
+        many wait.
 
         A caller that gives up must call `cancel_wait`, even if the request has got a slot.
         """
@@ -386,7 +387,7 @@ class Slots:
             self._grant()
 
     def cancel_wait(self, waiting: Waiting) -> None:
-        """Remove the request from the queue, or return the slot that it has got."""
+        """Remove the request from the queue.  If the request already has a slot, return the slot."""
         if waiting.paid_by is None:
             self._remove(waiting)
         else:

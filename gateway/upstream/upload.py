@@ -13,7 +13,7 @@ from gateway.upstream.incoming import Carrier, IncomingReply
 
 
 class Upload:
-    """A streamed request body.  It may fail because its client does not send it."""
+    """A streamed request body.  The upload may fail because the client does not send the body."""
 
     __slots__ = ("_body", "_deadline", "_first_byte_s", "_has_begun", "_length", "has_ended")
 
@@ -27,7 +27,9 @@ class Upload:
         """Whether the whole body has been sent."""
 
     def measure(self, headers: CIMultiDict[str]) -> int | None:
-        """Return the Content-Length, or None for a chunked body.  Raises InvalidRequest if it is invalid."""
+        """Return the Content-Length, or None for a chunked body.  Raises InvalidRequest if the Content-Length is
+        invalid.
+        """
         said = headers.getall("Content-Length", None)
         if said is not None:
             if len(said) > 1 or not (said[0].isascii() and said[0].isdecimal()):

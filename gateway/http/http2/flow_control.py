@@ -94,7 +94,7 @@ class Sending(ABC):
             self._close_if_ended(stream)
 
     def send_data(self, stream: Stream, data: bytes | memoryview, *, ends: bool = False) -> None:
-        """Send a part of the body, now or when the windows allow.  `ends` means that the body ends with it."""
+        """Send a part of the body, now or when the windows allow.  `ends` means that this part ends the body."""
         size = len(data)
         if stream.reset_code is not None or self.failed is not None or not (size or ends):
             return
@@ -128,7 +128,7 @@ class Sending(ABC):
             self._turns[stream] = None
             if len(self._turns) == 1:
                 # While other streams are queued, this stream waits for its turn, and a later `send_queued` reports when
-                # it is drained.
+                # this stream is drained.
                 self.send_queued()
 
     def send_answer(self, stream: Stream, block: bytes, body: Collection[bytes]) -> None:

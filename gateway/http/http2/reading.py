@@ -159,7 +159,7 @@ class Reading(Ending, Generic[Head]):
                 break
             at = begin + size
             if (most_heads if kind == frames.HEADERS else most_frames) <= 0:
-                # Keep the rest without a copy, because it may be long and is read a few frames at a time.
+                # Keep the rest without a copy, because the rest may be long and is read a few frames at a time.
                 self.has_more, self._unparsed, self._consumed = True, data, begin - frames.HEAD_BYTES
                 return
             if kind == frames.HEADERS:

@@ -1,8 +1,8 @@
 """One HTTP/2 connection on the server's side (RFC 9113): requests in, answers out.
 
 `reading` parses and checks the client's frames.  `Sending` appends the output to `out`.  The owner of the transport
-writes it, and sets `is_blocked` while the transport has no room.  `Receiving` bounds the unread bytes of request
-bodies.
+writes the output, and sets `is_blocked` while the transport has no room.  `Receiving` bounds the unread bytes of
+request bodies.
 
 An orderly end takes two GOAWAY frames.  The first asks the client to begin no more requests, and the second names the
 last request that is answered.

@@ -80,7 +80,7 @@ class Stream:
 
 
 class RequestReceived(NamedTuple):
-    """A request has arrived.  `is_whole` means that it has no body."""
+    """A request has arrived.  `is_whole` means that the request has no body."""
 
     stream: Stream
     request: Http2Request
@@ -88,7 +88,7 @@ class RequestReceived(NamedTuple):
 
 
 class ReplyReceived(NamedTuple):
-    """The head of a final reply has arrived.  `is_whole` means that it has no body."""
+    """The head of a final reply has arrived.  `is_whole` means that the reply has no body."""
 
     stream: Stream
     head: Head

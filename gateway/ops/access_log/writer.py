@@ -1,8 +1,8 @@
 """The access log's writer: a bounded queue, and one task that empties it into a sink.
 
 A request costs one append to the queue, and never waits.  The queue is bounded in records and in bytes of memory.  If
-it is full because the sink is too slow, the new record is dropped and counted.  Texts from clients are cut to the sizes
-that a line allows before they are queued.
+the queue is full because the sink is too slow, the new record is dropped and counted.  Texts from clients are cut to
+the sizes that a line allows before they are queued.
 
 The task takes the queued records after `batch_s` seconds, or as soon as they fill a batch.  It makes a few hundred
 lines at a time, with turns of the loop between, and gives the sink batches of at most `batch_bytes`.  Lines are made on

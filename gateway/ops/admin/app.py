@@ -30,7 +30,9 @@ from gateway.ops.console.site import is_open
 from gateway.ops.partition_ids import PartitionIds
 
 MOST_LINE_BYTES: Final = 32_768
-"""The longest request line.  A stream's id is its path and query in base64, which makes them a third longer."""
+"""The longest request line.  A stream's id is its path and query in base64, which is a third longer than path and
+query.
+"""
 
 _QUESTIONS: Final = frozenset({"/api/tails"})
 """Endpoints that take a body but change nothing."""
@@ -66,8 +68,8 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
         return web.Response(text="ok\n")
 
     async def readyz(request: web.Request) -> web.Response:
-        # The gateway is ready whatever the state of the origins.  If the origins are down, it still answers from
-        # memory, and other requests fail at once.
+        # The gateway is ready whatever the state of the origins.  If the origins are down, the gateway still answers
+        # from memory, and other requests fail at once.
         status, text = (200, "ready\n") if subject.is_ready else (503, "not ready\n")
         if _VERBOSE in request.query:
             text += readiness_lines(subject.engine.origins.snapshot())

@@ -32,7 +32,7 @@ _BEARER: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +(.*)")
 
 
 def admin_token(environ: Mapping[str, str], address: Address) -> str | None:
-    """Return the token that the admin port requires; None if it requires none.
+    """Return the token that the admin port requires; None if the port requires no token.
 
     Raises ConfigError if the address is not loopback and there is no token, or if the token cannot be sent in a header.
     """

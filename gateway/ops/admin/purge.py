@@ -1,5 +1,5 @@
-"""Purges streams by path, prefix, surrogate key or id, or all of them.  A soft purge keeps the bytes but revalidates
-them.
+"""Purges streams by path, prefix, surrogate key or id, or all of them.  A soft purge keeps the bytes, but they are
+revalidated before the next hit.
 
 An empty selector is refused, because it usually comes from a variable that was never set.  This module selects the
 streams, and `gateway.engine.path_events` purges them.

@@ -7,8 +7,8 @@ with the stream's own type in a header.  The page's credentials are not forwarde
 the public.
 
 A tail in the page is a live read with a connection of its own.  The number of reads is bounded, and a read beyond the
-bound is refused at once.  Redirects are refused too.  Their Location is for clients of the public port, and the page's
-browser would follow it.
+bound is refused at once.  Redirects are refused too.  A redirect's Location is meant for clients of the public port,
+and the page's browser would follow it.
 
 A stream with a basin is an S2 stream: its requests have the header `s2-basin`, and its writes follow the S2 API.
 

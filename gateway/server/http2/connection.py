@@ -238,7 +238,7 @@ class Http2Connection(TimedHttp2Connection):
         if self.transport is None:
             self._unanswered.clear()
         elif self.session.has_more:
-            # Read all input first, because it may reset requests that wait.
+            # Read all input first, because the input may reset requests that wait.
             self._read(b"", self._heads)
         else:
             self._read(b"", 0, is_turn=True)

@@ -33,7 +33,7 @@ def _check_writable(path: Path) -> None:
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
     except FileNotFoundError:
-        # The file would be created.  If the path is a link, the file would be created at the end of the link.
+        # Opening would create the file.  If the path is a link, opening would create the file to which the link leads.
         path, is_folder = Path(os.path.realpath(path)).parent, False
         if not stat.S_ISDIR(path.stat().st_mode):
             raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR)) from None
@@ -45,7 +45,7 @@ def _check_writable(path: Path) -> None:
 
 def _unwritable(config: LogConfig, error: OSError | ValueError) -> ConfigError:
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    # A NUL raises ValueError, and must not be printed as it is.
+    # Opening a path with a NUL raises ValueError, and the NUL must not be printed unescaped.
     path = config.path if config.path.isprintable() else repr(config.path)
     return ConfigError(f"log.path: {path} cannot be written: {why}")
 

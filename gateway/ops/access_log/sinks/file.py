@@ -7,8 +7,8 @@ at the start belongs to the period of its last change, so that restarts neither 
 Rotation takes place when a batch is written, so a gateway without requests makes no empty files.  A batch is never
 split over two files.  If another program moves or removes the file, the sink opens a new file.  `logrotate` therefore
 needs no signal, and may also truncate the file.  The sink truncates a partial write away.  If a crash has cut off a
-line, the sink ends this line, so every other line is whole.  If a file cannot be rotated, the sink logs this and keeps
-writing to it.
+line, the sink ends this line, so every other line is whole.  If a file cannot be rotated, the sink logs the failure and
+keeps writing to the file.
 
 A file has one writer, which holds a lock on it (flock(2)).  Two writers would destroy each other's lines when they
 truncate partial writes.

@@ -6,8 +6,8 @@ process, so two gateways with the same name do not fence each other off.  No sta
 process loses its undelivered batches when it ends.
 
 A new epoch begins if the origin's state is behind: the origin has lost its state, or the stream was re-created.  A new
-epoch also begins after a batch is given up.  The origin may have appended that batch after all, and must not mistake
-the next batch for it.
+epoch also begins after a batch is given up.  The origin may have appended the batch after all, and must not mistake the
+next batch for a repetition.
 """
 
 from __future__ import annotations

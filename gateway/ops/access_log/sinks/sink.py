@@ -12,7 +12,7 @@ class Sink(Protocol):
     """Takes batches of lines.  A single writer awaits each batch before it writes the next."""
 
     async def write(self, lines: bytes) -> bool:
-        """Keep these lines, each ended by a newline.  Returns False if they are lost.
+        """Keep these lines, each ended by a newline.  Returns False if the lines are lost.
 
         Raises only CancelledError, after which it is unknown whether the lines were kept.
         """
