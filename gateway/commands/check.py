@@ -242,7 +242,11 @@ async def _probe(config: GatewayConfig, tls: Mapping[str, OriginTls], found: lis
     try:
         found += await asyncio.gather(
             *(_probe_one(exchanges, "origin", one, f"{one}/", of) for one, of in routes.items()),
-            *(_probe_one(services, "keys" if is_keys else "service", url, url) for url, is_keys in urls.items()),
+            *(
+                # The query may hold a secret.
+                _probe_one(services, "keys" if is_keys else "service", url.partition("?")[0], url)
+                for url, is_keys in urls.items()
+            ),
         )
     finally:
         await exchanges.close()

@@ -176,7 +176,8 @@ def _lines(route: Route, found: Explanation, asked: Asked, clock: Clock) -> Iter
 
 
 def _named(rule: AuthRuleConfig) -> str:
-    return f"{rule.by} {rule.issuer or rule.url}".rstrip()
+    # The query of a service's URL may hold a secret.
+    return f"{rule.by} {rule.issuer or rule.url.partition('?')[0]}".rstrip()
 
 
 def _of_principal(principal: Principal, clock: Clock) -> Iterable[str]:

@@ -83,7 +83,13 @@ def _formatted(key: str, value: object) -> str:
         case BaseModel():
             # A rule of `[[route.auth]]` has thirty fields, most of them for another kind of rule.
             names = (name for name in type(value).model_fields if name in value.model_fields_set)
-            parts = (f"{name} = {_formatted(name, getattr(value, name))}" for name in names)
+            # In JSON mode, URLs of services are without their queries, which may hold secrets.
+            shown = value.model_dump(mode="json", exclude_unset=True)
+            parts = (
+                f"{name} = {_formatted(name, shown[name] if isinstance(one, str) else one)}"
+                for name in names
+                for one in (getattr(value, name),)
+            )
             return "{ " + ", ".join(parts) + " }"
         case str():
             return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

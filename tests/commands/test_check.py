@@ -141,7 +141,7 @@ async def test_a_probe_asks_every_origin(file: Path, durable_origin: RunningOrig
 
 async def test_a_probe_asks_for_the_keys_of_issuers(file: Path, durable_origin: RunningOrigin) -> None:
     rule = f'[[route.auth]]\nby = "jwt"\nissuer = "{durable_origin.url}"\naudience = ["a"]\n'
-    other = f'{rule}keys_url = "{NOWHERE}/a"\n'
+    other = f'{rule}keys_url = "{NOWHERE}/a?key=hidden"\n'
     written(file, GOOD.format(origin=durable_origin.url) + rule + other)
     assert (await finished("check", "--quiet", str(file)))[:2] == (0, "")
     url = f"{durable_origin.url}/.well-known/openid-configuration"
@@ -150,6 +150,7 @@ async def test_a_probe_asks_for_the_keys_of_issuers(file: Path, durable_origin: 
     assert f"keys {url}: answers 404\n" in err
     assert f"keys {NOWHERE}/a: does not answer: connection refused\n" in err
     assert "503" not in err
+    assert "hidden" not in err
     status, out, _ = await finished("check", "--probe", "--json", str(file))
     assert [one["keys"] for one in json.loads(out)["services"]] == [url, f"{NOWHERE}/a"]
 
@@ -470,7 +471,7 @@ async def test_a_request_is_explained_with_keys_and_verdicts_by_url_if_a_probe_m
         f'[[route]]\norigin = "{site}"\ncredentials = "shared"\n'
         f'[[route.auth]]\nby = "jwt"\nissuer = "{ISSUER}"\naudience = ["{AUDIENCE}"]\nkeys_url = "{site}/keys"\n'
         'permissions = ["read /{sub}/**"]\n'
-        f'[[route.auth]]\nby = "forward"\nurl = "{site}/may"\nprincipal_from = "x-user"\n',
+        f'[[route.auth]]\nby = "forward"\nurl = "{site}/may?key=hidden"\nprincipal_from = "x-user"\n',
     )
 
     async def explained(*arguments: str) -> tuple[int, str]:
@@ -479,6 +480,9 @@ async def test_a_request_is_explained_with_keys_and_verdicts_by_url_if_a_probe_m
     for credential in (ADA, "opaque"):
         status, out, _ = run_here("check", str(config), "/ada/x", "--as", credential)
         assert (status, "503: A running gateway asks for it by URL: --probe does so, too" in out) == (1, True)
+        assert "hidden" not in out
+    out = run_here("check", str(config))[1]
+    assert (f'url = "{site}/may?***"' in out, "hidden" in out) == (True, False)
     assert durable_origin.origin.counters.total_requests == 0
     replies.replace(200, {"Content-Type": "application/json"}, key_set(KEYS.values()), path="/keys", times=None)
     replies.replace(204, {"X-User": "bob", "Cache-Control": "no-store"}, b"", path="/may", times=None)
