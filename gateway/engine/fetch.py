@@ -1,5 +1,4 @@
-"""A fetch: the requests that get a flight (one reply, shared by many readers) from the origin.  A `ReplyTaker`
-processes the reply.
+"""A fetch: sends the requests for one flight (a reply that many readers share).  A `ReplyTaker` processes the reply.
 
 A fetch is driven by callbacks.  The event loop calls the fetch in the turn after its launch, so that all reads of one
 turn share the fetch.  Later calls come from the upstream connection.  Replies that have arrived as a whole are
@@ -203,7 +202,7 @@ class Fetch:
             self._end()
 
     def _died(self) -> None:
-        """End the fetch after an unexpected error, which is being handled."""
+        """End the fetch after an unexpected error.  Must be called in an `except` block, because it logs the error."""
         _log.exception("the fetch of %s died", self.stream)
         self._end()
 
@@ -216,7 +215,7 @@ class Fetch:
             if (first := flight.first) is not None:
                 flight.first = None
                 self._work.looks.add(first)
-            # Let the readers continue first: the flight holds the stream until they hold it themselves.
+            # `ended` releases the stream.  Let the readers continue first, so that they hold the stream by then.
             self._loop.call_soon(self._work.ended, self)
 
     def _pause_s(self) -> float:
@@ -225,8 +224,8 @@ class Fetch:
     def _has_room(self) -> bool:
         """Return whether a body of any size may be fetched now."""
         work = self._work
-        # Only few bytes follow a known tail, and reads of bytes in memory need no room.  Any other fetch may buffer up
-        # to this much before a reader takes its first byte.
+        # A fetch from the known tail brings few bytes.  Any other fetch may buffer `HIGH_WATER_BYTES` before a reader
+        # takes the first byte.
         return self.flight.key == self.stream.tape.tail or (
             work.store.may_grow and work.inflow.count_bytes(HIGH_WATER_BYTES)
         )
@@ -278,8 +277,8 @@ class Fetch:
         self._is_decided = False
         pending = work.upstream.ask(self, call)
         if not self._is_decided and not self._is_over:
-            # Refer to the pending request only if it is undecided.  The two objects refer to each other, and would stay
-            # alive.
+            # Keep the pending request only if it is undecided.  It refers to this fetch, so the two form a reference
+            # cycle, which would keep both alive.
             self._pending = pending
 
     # -- the outcome of a request
@@ -357,7 +356,7 @@ class Fetch:
             self._end()
 
     def _not_taken(self, error: Exception) -> None:
-        """Fail the flight, or repeat the request, after this error, which is being handled."""
+        """Fail the flight, or repeat the request, after this error.  Must be called in an `except` block."""
         if isinstance(error, TailMovedBack):
             self._work.taker.take_another(self)
             self.flight.fail(error)

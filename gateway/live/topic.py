@@ -4,9 +4,9 @@ The gateway follows the stream at its origin by one live request, the follower. 
 receives on the tape and advances `Topic.position`.  Each live reader reads the tape from its own offset, and waits when
 it has read everything.  There are no queues, so a slow reader does not affect other readers.
 
-`is_confirmed` means that the follower's request is open, and that the origin has named `position` as the tail on it.
-Only then may an answer say that its reader is up to date.  There is one exception: the first answer to a reader for
-whose request the origin has just named the tail.
+`is_confirmed` means that the follower's request is open, and that the reply to it has named `position` as the tail.
+Only then may an answer say that its reader is up to date.  There is one exception: if the gateway has just asked the
+origin for a new reader, and the origin has named the tail, the first answer to this reader may say so too.
 
 Bytes that arrive in one iteration of the event loop are delivered together, in one round.  `DeliveryTimes` measures a
 round from the first arrival until all live readers have been sent the bytes.
@@ -145,8 +145,8 @@ class LiveTimes(NamedTuple):
     heartbeat_s: float
     linger_s: float
     heard_s: float = 0.0
-    """How long catch-up reads may use the follower's tail after its request last received anything.  With 0 they ask
-    the origin."""
+    """How long the tail stays valid for catch-up reads after the follower last received something.  With 0, catch-up
+    reads always ask the origin."""
 
 
 class Topic:
@@ -361,7 +361,7 @@ class Topic:
                     chunk(frame), len(frame), end, is_current, cursor, is_closed, is_current and not is_closed
                 )
             if self.is_pumping and cursor == shared and first is None:
-                # Keep steps with a large event too: a `LargeEvent` is encoded again once no reader refers to it.
+                # Keep steps with a large event too.  The step keeps the event alive, so it is encoded once a round.
                 self.steps[at] = step
             return step
         if is_closed or (is_current and not said_up_to_date):

@@ -157,7 +157,9 @@ class RequestHandler:
             self._recorder.record_end(context, None)
 
     def _begin(self, context: RequestContext, undecided: UndecidedRequest | None = None) -> Answered | Work | None:
-        """Return the answer if it has been sent, the work that is left, or None if the answer needs no task.
+        """Begin the answer.  Return it if it has been sent, or else the work that is left for a task.
+
+        Returns None if the answer needs no task.
 
         `undecided` is the request's earlier state if the request had to wait for its authorisation.
         """
@@ -341,8 +343,8 @@ class RequestHandler:
         return self._recorded(context, waiting) if observed is None else self._observed(context, observed, waiting)
 
     def _resume(self, context: RequestContext, waiting: DeferredRequest) -> Answered | Work | None:
-        # isinstance is fast only for an exact match, and slow for an abstract class.  Test for the class of first reads
-        # first.
+        # isinstance is fast only for an exact match, and slow for an abstract class.  Test for `WaitingRead`, the
+        # most frequent class, first.
         if not isinstance(waiting, WaitingRead):
             assert isinstance(waiting, UndecidedRequest)
             return self._begin(context, waiting)

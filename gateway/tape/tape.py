@@ -7,8 +7,8 @@ opaque, but ordered.  The index maps each token to its position in a block.  Two
 A read starts at a token, takes bytes up to the end of a block, and continues at the token of that end.  The read stops
 at a token that is not in the index.  Such a token is either the tail or the start of a gap, which the origin must fill.
 
-Blocks are never merged.  If two fetches overlap by an unknown number of bytes, the tape keeps a block for each.  The
-blocks form one chain once they share a token.
+Blocks are never merged.  If two fetches overlap by an unknown number of bytes, the tape keeps a block for each.  A read
+can pass from one block to the next only at a token that both have.
 
 A tape holds only facts that stay true during one incarnation of the stream, from its creation to its deletion: the
 bytes between two tokens, the tokens that the stream has reached, and the token at which it was closed.  Whether a
@@ -42,7 +42,8 @@ class TapeReading(NamedTuple):
     end: str = ""
     stored_at: float = 0.0
     copied: int = 0
-    """The number of these bytes that are copies, or that the tape will replace by a copy when it grows."""
+    """How many of the bytes in `pieces` take memory besides the tape's own.  They are copies, or the tape will replace
+    them by a copy when it grows."""
 
 
 class Extent(NamedTuple):
@@ -83,7 +84,8 @@ class Tape:
         """The furthest token at which the origin ended a reply although more bytes followed."""
         self.closed_at: str | None = None
         self.has_lost_start = False
-        """Whether the bytes after the start sentinel were dropped.  The sentinel may name a later position now."""
+        """Whether the bytes after the start sentinel (`-1`) were dropped.  If the origin trims the stream, the sentinel
+        names a later position."""
         self.cost = TAPE_COST
         self._blocks: dict[str, Block] = {}
         """Blocks by their first token, in the order they were stored."""
@@ -162,7 +164,8 @@ class Tape:
             found = self._index.get(goal)
             stop = found[1] if found is not None and found[0] is block and found[1] > position else 0
             if self.is_json:
-                # A comma joins these bytes to the earlier bytes, or these bytes begin with the comma at `position`.
+                # Count one comma before these bytes, unless they are the first.  Within a block, the byte at `position`
+                # is that comma, and the sum below contains it.
                 size += (size > 0) - (position > 0)
             size += (stop or block.size) - position
             at = goal if stop else self.resolve(block.end)
@@ -187,8 +190,7 @@ class Tape:
         return min((token for token in self._index if token != START), default=None)
 
     def midway(self, token: str) -> str | None:
-        """Return the middle one of the indexed tokens up to `token`, without the start sentinel; None if none is
-        indexed."""
+        """Return the middle indexed token up to `token`; None if there is none.  The start sentinel does not count."""
         known = sorted(one for one in self._index if one != START and not is_before(token, one))
         return known[(len(known) - 1) // 2] if known else None
 
@@ -307,7 +309,7 @@ class Tape:
         if position < 0 or not block.holds_at(position, stop, pieces):
             return False
         # A client may have invented `start`.  The origin then answers from the last position before this offset.  Reads
-        # may start at it, but no answer to another client may end there.
+        # may start at `start`, but no answer to another client may end at it.
         block.leads = (*block.leads, start)
         self._learn(start, block, position)
         return True

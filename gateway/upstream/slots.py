@@ -15,14 +15,14 @@ to other writes.
 
 Requests without a slot wait in a queue.  Lanes take turns, and clients take turns within a lane (`FairQueue`).  One
 client may have at most half of all slots, and `client_requests` slots at one host.  If there are several hosts, a
-client may have at most three quarters of its half at one host.  When a client is at its bound, its requests wait, and
-the requests of other clients overtake them.  All requests without a client address count as one client, to which these
-bounds do not apply.  Such requests come from the gateway itself, or from many clients, such as all clients on a Unix
-socket.
+client may also have at most three eighths of all slots at one host.  When a client is at its bound, its requests wait,
+and the requests of other clients overtake them.  All requests without a client address count as one client, to which
+these bounds do not apply.  Such requests come from the gateway itself, or from many clients, such as all clients on a
+Unix socket.
 
-The queue is bounded.  A client may queue another request while it has fewer waiting requests than a third of the free
-places.  One client alone therefore gets a quarter of the queue, and there is always room for a client without waiting
-requests.
+The queue is bounded.  A client may queue another request while its waiting requests number less than a third of the
+free places.  One client alone therefore gets a quarter of the queue, and there is always room for a client without
+waiting requests.
 
 This module has no I/O and no clock.
 """
@@ -327,7 +327,7 @@ class Slots:
             self._grant()
 
     def upload_done(self, lane: Lane) -> Lane:
-        """Move a slot to the lane of ordinary writes, because the body of its upload has been sent.  Return this
+        """Move a slot to the lane of ordinary writes, because the body of its upload has been sent.  Return that
         lane.
         """
         if lane.after_upload is None:
