@@ -1,9 +1,10 @@
-"""Public ids of credential partitions: equal for equal credentials, and of no use for recovering them.
+"""Public ids of partitions (readers with equal credentials).  Equal credentials have equal ids, and an id does not
+reveal the credentials.
 
-A partition (a set of readers with equal credentials) is named by a plain digest of the credentials.  With this digest,
-an attacker could test guesses of the credentials.  The public id is a digest of the partition under a secret key
-(BLAKE2b, RFC 7693 section 2.9).  By default the key is drawn at the start, and ids differ after a restart and at other
-gateways.  With a configured key, ids stay the same.
+A partition's name is a plain digest of the credentials.  With this digest, an attacker could test guesses of the
+credentials.  The public id is a digest of the partition under a secret key (BLAKE2b, RFC 7693 section 2.9).  By default
+the key is drawn at the start, and ids differ after a restart and at other gateways.  With a configured key, ids stay
+the same.
 """
 
 from __future__ import annotations

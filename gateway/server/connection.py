@@ -227,7 +227,8 @@ class Connection(RecognisingConnection):
     def pause_writing(self) -> None:
         self.is_full = self._is_busy = True
         if self.phase is _LIVE:
-            # Do not close a slow reader here.  It reads the tape again once its client has read.
+            # Do not close a slow reader here.  When its client has read, the reader continues from the tape, the
+            # stream's bytes in memory.
             self._clients.metrics.slow_consumer(is_closed=False)
         self._begin_window()
 

@@ -164,9 +164,9 @@ class Handling(PhasedChannel, ABC):
     def begin_again(self, request: bytes | None, at: str, group: GivenUp) -> None:
         """Give up a live answer of which nothing is written, and relay its request instead.
 
-        `request` holds the request's bytes, or is None for the latest request.  A read that began at the tail continues
-        from the offset `at`.  Many answers may be given up at once, so each request waits for its turn.  While the
-        request waits, `group` counts its client.
+        `request` holds the request's bytes, or is None for the latest request.  A read that began at the stream's tail
+        (its end) continues from the offset `at`.  Many answers may be given up at once, so each request waits for its
+        turn.  While the request waits, `group` counts its client.
         """
         again = _Again(self, request, at, group)
         self.hand_over(again)

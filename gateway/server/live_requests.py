@@ -2,7 +2,7 @@
 
 A live request joins readers that wait for the same answer, or gets an answer of its own.  If the origin need not be
 asked, the answer begins at once.  If the origin has to be asked, the answer begins when the engine has found the
-stream's tail.
+stream's tail (its end).
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class LiveRequests:
     def begins_at_once(self, context: RequestContext, read: Read) -> bool:
         """Begin a live answer if the origin need not be asked.  Returns whether the answer has begun."""
         request = self._request(context, read)
-        # Read the alias now.  The answer may be over when `_begins` returns, and the channel then no longer has the
-        # request's bytes.
+        # Read the alias (the request's bytes) now.  The answer may be over when `_begins` returns, and the channel then
+        # no longer has the alias.
         alias = request.channel.alias
         if not self._begins(request):
             return False

@@ -58,7 +58,8 @@ _MOST_REMEMBERED_CHARS: Final = 256
 
 
 class HeaderFacts:
-    """The facts that one request handler needs of a header section, computed once for all requests with that section.
+    """The values that a request handler derives from a header section, computed once for all requests with that
+    section.
 
     The facts do not depend on the request line, so the section keeps them (`gateway.http.request.Fields.facts`).
     """

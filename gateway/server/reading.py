@@ -83,7 +83,7 @@ class ReadingConnection(WritingConnection):
         self._candidate: bytes | None = None
         """The bytes of the current request, if its answer may be remembered under these bytes."""
         self._candidate_generation = 0
-        """The generation of `Joins` at the time when the candidate was read."""
+        """The value of `Joins.generation` when the candidate was read, which counts changes of the routes."""
 
     @abstractmethod
     def _take_pending(self) -> None:

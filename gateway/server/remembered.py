@@ -10,10 +10,11 @@ earlier if the stream expires or the origin has to be asked again.  Two signals 
 
 - `forget_stream`, when the stream ends or loses bytes or records.  If an answer's bytes were read before that call, the
   answer is not remembered after the call.
-- A change of the stream's `Version`: the stream needs revalidation, or the tail that the answer names has moved.
+- A change of the stream's `Version`: the stream needs revalidation, or the tail (the stream's end) that the answer
+  names has moved.
 
-Answers take memory in addition to the tape: keys, heads, joined bodies, and body bytes that the tape does not hold.
-The answer borrows the memory for these bytes from the cache's budget.
+Answers take memory in addition to the tape (the stream's bytes in memory): keys, heads, joined bodies, and body bytes
+that the tape does not hold.  The answer borrows the memory for these bytes from the cache's budget.
 """
 
 from __future__ import annotations
@@ -114,13 +115,13 @@ class RememberedAnswer(Known):
         run, outcome, status, headers, body, saved_bytes, copied, shared = answer
         self.stream = run.stream
         self.edition = run.edition
-        """The stream's edition when the body was read."""
+        """The stream's edition when the body was read.  The edition changes when bytes are dropped."""
         self.route = route
         self.repeated = repeated
         """The fields that the access log records of all hits have in common; None without an access log."""
         self.trust_s = trust_s
         self.tail = tail
-        """The stream's tail (its end) that the answer names; None if the answer depends on no tail."""
+        """The stream's tail that the answer names; None if the answer depends on no tail."""
         self.mode = mode
         self.outcome = outcome
         self.body_bytes = sum(map(len, body))

@@ -175,8 +175,8 @@ class Channel(Protocol):
     def begin_again(self, request: bytes | None, at: str, group: GivenUp) -> None:
         """Give up a live answer of which nothing is written, and relay its request instead.
 
-        `request` holds the request's bytes, or is None for the latest request.  A read that began at the tail continues
-        from the offset `at`.  Until the request is handled, `group` counts the client.
+        `request` holds the request's bytes, or is None for the latest request.  A read that began at the stream's tail
+        (its end) continues from the offset `at`.  Until the request is handled, `group` counts the client.
         """
 
     def end_live_use(self) -> None:

@@ -271,7 +271,7 @@ class CommonFacts:
         self._lines: dict[tuple[Outcome, CloseReason | None, str | None, int], Repeated] = {}
 
     def line(self, outcome: Outcome, reason: CloseReason | None, next_offset: str | None, sent_bytes: int) -> Repeated:
-        """Return the common facts of lines with these values.  `reason` is None for reads that continue."""
+        """Return the common data of lines with these values.  `reason` is None for reads that continue."""
         key = outcome, reason, next_offset, sent_bytes
         if (line := self._lines.get(key)) is None:
             record = self.record.common()

@@ -1,8 +1,9 @@
 """The metrics interface of the request path.
 
 The engine and the layers below it use a `MetricsRecorder`.  In production this is `gateway.ops.metrics.Metrics`.  All
-calls are synchronous and cheap, and never fail.  State that can be read at any time, such as flights, tapes and
-connections, is read when metrics are scraped instead.  `NoMetrics` only counts calls, for tests.
+calls are synchronous and cheap, and never fail.  State that can be read at any time, such as shared fetches, streams in
+memory and connections, is not reported here.  It is read when metrics are scraped.  `NoMetrics` only counts calls, for
+tests.
 
 The label of a route is its configured name, so the number of labels is bounded.  `NO_ROUTE` stands for requests without
 a route.

@@ -126,7 +126,9 @@ class OriginCall(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The address of a stream at its origin, and the headers with which one partition requests the stream."""
+    """The address of a stream at its origin, and the headers with which one partition (readers with equal credentials)
+    requests the stream.
+    """
 
     base: str
     """Scheme, authority and path, percent-encoded, without a query."""

@@ -92,8 +92,8 @@ class Exchanges:
         return len(self.shared) + len(self.live)
 
     def connections(self) -> dict[str, Connections]:
-        """Return the figures of both pools.  The pool `live` has the live requests (of followers and relayed live
-        reads), and the pool `shared` has all other requests.
+        """Return the figures of both pools.  The pool `live` carries the live requests: one for each followed stream,
+        and the relayed live reads.  The pool `shared` carries all other requests.
         """
         now = asyncio.get_running_loop().time()
         return {"shared": self.shared.snapshot(now), "live": self.live.snapshot(now)}

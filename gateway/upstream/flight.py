@@ -208,7 +208,7 @@ class Flight(SharedFetch):
         """A reader that is behind by more than this number of bytes is dropped."""
         self.sent_at = 0.0
         self.version = FIRST
-        """The stream's version when the request was sent."""
+        """The version of the stream in memory when the request was sent."""
         self.head: Head | None = None
         self.kept: list[bytes] = []
         self.base = 0

@@ -245,8 +245,8 @@ class Origin:
             self._events.say(f"origin {self.authority} answers again after {_duration(now - since)}")
             self.recovered.fire()
         elif permit.is_own and self.breaker.would_admit(now):
-            # Wake one follower.  If no client sends a request, the follower's request shows whether the origin serves
-            # streams.
+            # Wake one follower (the live request of a stream with readers).  If no client sends a request, the
+            # follower's request shows whether the origin serves streams.
             self.recovered.fire_one()
 
     # -- health checks

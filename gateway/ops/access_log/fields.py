@@ -16,8 +16,9 @@ Readers of the log, such as the pipeline, dashboards and people with jq, may rel
 - While no line is dropped, the sums of `origin_requests` and `fetched_bytes` over all lines equal
   `durable_gateway_upstream_requests_total` and `durable_gateway_upstream_bytes_total`.  A stream's one live upstream
   request is counted in the next line of a live reader of that stream.  Upstream work without a request has a line of
-  its own.  Examples are a follower whose readers have left, and a stream fetched by warming.  Such a line does not
-  count as a request: `is_final` is false, and there is neither `status` nor `client`.
+  its own.  Examples are a live request to the origin whose readers have left, and a stream that was fetched ahead of
+  its first read (warming).  Such a line does not count as a request: `is_final` is false, and there is neither `status`
+  nor `client`.
 """
 
 from __future__ import annotations

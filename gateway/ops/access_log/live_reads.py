@@ -133,7 +133,7 @@ class LiveRead(_Open):
 
 
 class JoinedRead(_Open):
-    """An SSE read that shares its facts with other reads."""
+    """An SSE read that has most of its line in common with other reads."""
 
     __slots__ = ("_address", "_began", "_facts", "_notes", "_read", "_section", "_sent_bytes")
 
@@ -252,7 +252,7 @@ class LiveReads:
         self._timer = None
         now = self._clock.now()
         for read in list(islice(self._open, LINES_PER_TURN)):
-            # A read whose lines are not all written stays first and overdue.
+            # If some lines of a read are not written yet, the read stays first in the queue.
             if read.due_at > now or not read.write(LINES_PER_TURN):
                 break
             read.due_at = now + self._interval_s

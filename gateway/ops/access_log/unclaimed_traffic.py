@@ -1,10 +1,10 @@
 """Upstream requests and bytes that belong to no single client request, until a line of the access log includes them.
 
-Sums are kept by place (route, stream, partition).  A stream's one live request serves all of its readers, so the next
-line of any of these readers claims the sum.  A sum that is not claimed in time gets a line of its own.  A sum stays
-unclaimed if the stream has no live readers.  Examples are a stream whose last reader has left, a write whose client has
-left, and a stream that was warmed (fetched ahead of its first read).  The module owns the sums.  It uses no clock and
-writes no lines.
+Sums are kept by place: route, stream, and partition (readers with equal credentials).  A stream's one live request
+serves all of its readers, so the next line of any of these readers claims the sum.  A sum that is not claimed in time
+gets a line of its own.  A sum stays unclaimed if the stream has no live readers.  Examples are a stream whose last
+reader has left, a write whose client has left, and a stream that was warmed (fetched ahead of its first read).  The
+module owns the sums.  It uses no clock and writes no lines.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Names, ids and look-up of streams for the admin port.
 
 An `id` encodes a stream's name and stays the same when the stream is re-created, so a page may keep the id.  The id
-contains the same partition id as the access log.  The readers' credentials can be neither read nor guessed from the id.
+contains the same partition id (the id of readers with equal credentials) as the access log.  The readers' credentials
+can be neither read nor guessed from the id.
 
-A tape store may hold a hundred thousand streams, while the loop serves clients.  A walk over all streams is therefore
-made in slices, with turns of the loop between them.
+The gateway may hold a hundred thousand streams in memory, and the event loop has to serve clients.  A walk over all
+streams is therefore made in slices, with turns of the loop between them.
 """
 
 from __future__ import annotations

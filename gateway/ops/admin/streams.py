@@ -1,4 +1,6 @@
-"""The streams in memory: all streams in pages, the busiest streams, and the details of one stream."""
+"""The streams in memory: all streams in pages, the busiest streams, and the details of one stream with its tape (its
+bytes in memory).
+"""
 
 from __future__ import annotations
 

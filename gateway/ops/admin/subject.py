@@ -46,8 +46,9 @@ class Subject(Protocol):
         """Return the counters at this moment."""
 
     def drain(self, within_s: float | None = None) -> None:
-        """Begin a drain: the gateway is no longer ready, and disconnects live readers in order within `within_s`
-        seconds or the configured time."""
+        """Begin a drain: the gateway is no longer ready, and ends live reads properly within `within_s` seconds or the
+        configured time.
+        """
 
     def undo_drain(self) -> bool:
         """End a drain.  Returns False if the gateway is already stopping."""

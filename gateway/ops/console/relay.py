@@ -148,7 +148,7 @@ class Relay:
                 "host": route.host,
                 "prefix": route.prefix.rstrip("/"),
                 "strip_prefix": route.strip_prefix,
-                # In the form of `/api/streams`.
+                # The origin's name, in the same form as in `/api/streams`.
                 "origin": origins[route.name],
                 "base": URL(route.members[0].url).raw_path.rstrip("/"),
             }

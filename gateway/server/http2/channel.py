@@ -49,7 +49,7 @@ def _chunk_data(chunk: bytes) -> bytes:
 @lru_cache(maxsize=32)
 def _split_response(response: bytes, body_bytes: int) -> tuple[bytes, tuple[bytes, ...]]:
     """Return the field block and the body of a response.  Cached, because all clients of a group get the same response,
-    or the same response for each web origin.
+    except for the name of the web origin.
     """
     size = len(response) - body_bytes
     return block_of(response[:size]), (response[size:],) if body_bytes else ()
@@ -111,7 +111,7 @@ class StreamChannel(Handling):
         self.stream = stream
         self._http2_request = http2_request
         self._generation = connection.clients.joins.generation
-        """The generation of `Joins` when the request was read."""
+        """The value of `Joins.generation` when the request was read, which counts changes of the routes."""
         self._body: RequestBody | None = None
         self._write_timer: WheelTimer | None = None
         self._sent_bytes = 0
@@ -414,7 +414,8 @@ class StreamChannel(Handling):
         connection = self._connection
         connection.session.send_data(self.stream, data)
         if self.stream.queued_bytes and (self._write_timer is None or not self._write_timer.is_set):
-            # Do not close a slow reader here.  It reads the tape again once its client has read.
+            # Do not close a slow reader here.  When its client has read, the reader continues from the tape, the
+            # stream's bytes in memory.
             connection.clients.metrics.slow_consumer(is_closed=False)
             self._set_deadline()
         self.live_bytes += size
