@@ -30,7 +30,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import parse_cursor
 from gateway.protocol.names import STREAM_CURSOR
 from gateway.tape.stream import End, Stream
-from gateway.upstream.flight import NotShareable, OriginError
+from gateway.upstream.flight import CHANGES_TOO_FAST, NotShareable, OriginError
 
 
 class Rendered(NamedTuple):
@@ -400,7 +400,13 @@ class Waiter:
         found.topic.readers_now.add(self)
         found.topic.readers += self.clients - 1
         found.topic.extra_clients += self.clients - 1
-        return Poll.ASK
+        if not self._has_timed_out:
+            return Poll.ASK
+        try:
+            return await waiting.polls.timeout_asking(found.read, found.stream)
+        except TailMovedBack:
+            # The origin may state an offset and refuse it again and again.
+            raise Uncacheable(CHANGES_TOO_FAST) from None
 
     def _replaced(self) -> Answer:
         return origin_error_answer(self._waiting.read.route, OriginError.of_ended(404), Outcome.FOLLOWED)

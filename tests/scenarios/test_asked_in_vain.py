@@ -230,6 +230,30 @@ async def test_a_recreated_stream_exists_at_once(edge: Edge, origin: RunningOrig
     assert (await edge.get("/s")).body == b'["b"]'
 
 
+async def test_an_origin_that_refuses_the_tail_that_it_names_is_asked_twice_after_a_wait(
+    hostile: Hostile, start: Start
+) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if "live=long-poll" in asked.target:
+            writer.write(answer("204 No Content", {"Stream-Next-Offset": "0005", "Stream-Cursor": "1"}))
+        elif "live=sse" in asked.target:
+            await asyncio.Event().wait()
+        elif "offset=-1" in asked.target:
+            writer.write(part_of_stream(b"[]", "0005", JSON))
+        else:
+            writer.write(answer("410 Gone", {"Cache-Control": "no-store"}))
+
+    origin = await hostile(script)
+    edge = await start(origin.url)
+    waiting = edge.asking("/s?offset=-1&live=long-poll")
+    await eventually(lambda: any("live=sse" in asked.target for asked in origin.reads))
+    edge.clock.advance(301)
+    assert (await bounded(waiting)).status == 204
+    assert sum("offset=0005" in asked.target and "live" not in asked.target for asked in origin.reads) == 2
+    for writer in origin.writers:
+        writer.close()
+
+
 # -- one unshareable reply
 
 
