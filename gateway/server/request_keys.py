@@ -104,6 +104,8 @@ NONE_ALLOWED: Final[Mapping[VerdictKey, Allowed]] = MappingProxyType({})
 
 _MOST_STREAMS: Final = 1 << 10
 """Bound on the names of streams that are shared."""
+_LONGEST_NAME: Final = 256
+"""The most characters of a name that is shared.  Clients choose the length of queries."""
 _MOST_SEEN: Final = 1 << 13
 """The most hashes kept of sections that have appeared once, which take less than 1 MB."""
 
@@ -304,9 +306,11 @@ class Sections:
         self._kinds = [_Kind(one) for one in self._numbers]
 
     def shared_name(self, stream: NamedStream) -> NamedStream:
-        """Return the same object for all equal names of a stream.  A look-up of a verdict then compares identities, and
-        no text.
+        """Return the same object for all equal names of a stream, unless they are long.  A look-up of a verdict then
+        compares identities, and no text.
         """
+        if len(stream.path) + len(stream.query) > _LONGEST_NAME:
+            return stream
         if len(self._streams) >= _MOST_STREAMS:
             self._streams.clear()
         return self._streams.setdefault(stream, stream)
