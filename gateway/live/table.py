@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from typing import Any, Final, Protocol
 
 from gateway.aio.clock import Clock, Timer, pause
@@ -78,8 +78,7 @@ class LiveTable:
         """The most live requests charged to one client network."""
         self.followed = 0
         """The number of followed streams."""
-        self.relayed = 0
-        """The number of relayed live reads."""
+        self._relayed: dict[RelayedLive, None] = {}
         self.hot: dict[LiveTopic, Timer] = {}
         """The hot topics, each with the timer of its next check."""
         self._store = store
@@ -280,20 +279,33 @@ class LiveTable:
         self._metrics.client_limited("client_followed_streams")
         return TooManyRequests(retry_after_s(UNKNOWN_WAIT_S, self._rng), "Too many live streams")
 
-    def begin_relayed(self, net: str) -> RelayedLive:
+    @property
+    def relayed(self) -> int:
+        """The number of relayed live reads."""
+        return len(self._relayed)
+
+    def begin_relayed(self, net: str, route: str, end: Callable[[], None]) -> RelayedLive:
         """Count a relayed live read of this network.  The caller must call `give_back` on the result at its end.
 
+        `end` ends the read early.
         Raises the errors of `make_room`.
         """
         self.make_room(net)
-        self.relayed += 1
         self._take(net)
-        return RelayedLive(self, net)
+        relayed = RelayedLive(self, net, route, end)
+        self._relayed[relayed] = None
+        return relayed
 
-    def end_relayed(self, net: str) -> None:
-        """Remove a relayed live read of this network from the count."""
-        self.relayed -= 1
-        self._give_back(net)
+    def end_relayed(self, relayed: RelayedLive) -> None:
+        """Remove a relayed live read from the count."""
+        del self._relayed[relayed]
+        self._give_back(relayed.net)
+
+    def end_relayed_of(self, routes: Collection[str]) -> None:
+        """End the relayed live reads of these routes early."""
+        for relayed in tuple(self._relayed):
+            if relayed.route in routes:
+                relayed.end()
 
     def _take(self, net: str) -> None:
         if (account := self._accounts.open_account(net)) is not None:
@@ -308,18 +320,20 @@ class LiveTable:
 class RelayedLive:
     """One relayed live read, as counted by the table."""
 
-    __slots__ = ("_net", "_table")
+    __slots__ = ("_table", "end", "net", "route")
 
-    def __init__(self, table: LiveTable, net: str) -> None:
+    def __init__(self, table: LiveTable, net: str, route: str, end: Callable[[], None]) -> None:
         self._table = table
-        self._net = net
+        self.net = net
+        self.route = route
+        self.end = end
 
     def __repr__(self) -> str:
-        return f"<RelayedLive of {self._net!r}>"
+        return f"<RelayedLive of {self.net!r}>"
 
     def give_back(self) -> None:
         """Remove the live read from the table's count."""
-        self._table.end_relayed(self._net)
+        self._table.end_relayed(self)
 
 
 async def pause_before_reconnect(

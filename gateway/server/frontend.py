@@ -341,7 +341,9 @@ class Frontend:
             # Their live reads began without authorisation, and some still wait for the origin.
             for route in closed:
                 route.ends_live_in_s = SPREAD_S
-            self._engine.live.drain_routes({route.name for route in closed}, SPREAD_S)
+            names = {route.name for route in closed}
+            self._engine.live.drain_routes(names, SPREAD_S)
+            self._engine.live_table.end_relayed_of(names)
         self.auth_services.configure((rules or {}).values())
         if is_other:
             if self.clients.remembered is not None:

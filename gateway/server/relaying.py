@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from multidict import CIMultiDict, istr
 
+from gateway.auth.questions import Undecided
 from gateway.config.limits import LimitsConfig
 from gateway.engine.core import Engine
 from gateway.engine.relay import RelayedCall
@@ -148,7 +149,11 @@ class Relays:
             channel = context.request.channel
             if isinstance(channel.live_use, GuardedUse):
                 channel.live_use.end_at_expiry()
-            channel.live_use = _RelayedLiveUse(channel.live_use, self.engine.live_table.begin_relayed(parsed.client))
+            if parsed.route.ends_live_in_s is not None:
+                # The client's next request is authorised by the rules in effect.
+                raise Undecided
+            relayed = self.engine.live_table.begin_relayed(parsed.client, parsed.route.name, channel.end_early)
+            channel.live_use = _RelayedLiveUse(channel.live_use, relayed)
         if context.why_alone is not None:
             self.recorder.metrics.unshared(context.why_alone, parsed.route.name)
         context.stage = _RELAYED

@@ -195,6 +195,21 @@ async def test_a_live_read_that_waits_for_the_origin_while_its_route_gets_rules_
         await bounded(read.body())
 
 
+async def test_relayed_live_reads_end_when_their_route_gets_rules(edge: Edge, rules: Rules) -> None:
+    rules.settings.update(auth=[], cache=False)
+    await edge.gateway.reload()
+    assert (await edge.send("PUT", "/shared/s", {"Content-Type": "text/plain"}, b"x")).status == 201
+    reads = [await edge.begin(f"/shared/s?{live}", {}) for live in (TAIL, POLL)]
+    await bounded(reads[0].head())
+    await eventually(lambda: edge.gateway.engine.live_table.relayed == 2)
+    del rules.settings["auth"]
+    await edge.gateway.reload()
+    with pytest.raises(Dropped):
+        await bounded(reads[0].body())
+    with pytest.raises(Dropped):
+        await bounded(reads[1].head())
+
+
 async def test_a_second_reload_does_not_delay_the_end_of_a_live_read(edge: Edge, rules: Rules) -> None:
     created = await edge.send("PUT", "/shared/s", {**OPAQUE, "Content-Type": "text/plain"}, b"x")
     assert created.status == 201
