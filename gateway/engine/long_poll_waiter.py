@@ -20,7 +20,7 @@ from gateway.engine.answer import Answer
 from gateway.engine.classifier import BEYOND_TAIL
 from gateway.engine.coder import Coder
 from gateway.engine.live_start import TOO_LARGE
-from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
+from gateway.engine.read import MOST_CHANGES, Poll, Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import failure_answer, origin_error_answer
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.limits.memory import SharedBytes
@@ -139,6 +139,7 @@ class Waiter:
 
     __slots__ = (
         "_answer_key",
+        "_changes",
         "_client",
         "_cursor",
         "_has_left",
@@ -171,6 +172,8 @@ class Waiter:
         self._has_missed = False
         """Whether the topic has changed while the origin was being asked."""
         self._has_timed_out = False
+        self._changes = 0
+        """How often the wait has started again because the stream had changed."""
         self.began = polls.clock.now()
         self.clients = 1
         """The number of clients that wait for the answer."""
@@ -382,6 +385,11 @@ class Waiter:
         waiting = self._waiting
         if self._was_confirmed and waiting.stream.ended not in (None, End.PURGED):
             return self._replaced()
+        if waiting.stream.ended is not End.PURGED:
+            # The origin may state an offset, and then refuse it, again and again.
+            self._changes += 1
+            if self._changes > MOST_CHANGES:
+                raise Uncacheable(CHANGES_TOO_FAST)
         try:
             found = await waiting.polls.answer(waiting.read)
         except Uncacheable as error:
@@ -400,13 +408,7 @@ class Waiter:
         found.topic.readers_now.add(self)
         found.topic.readers += self.clients - 1
         found.topic.extra_clients += self.clients - 1
-        if not self._has_timed_out:
-            return Poll.ASK
-        try:
-            return await waiting.polls.timeout_asking(found.read, found.stream)
-        except TailMovedBack:
-            # The origin may state an offset and refuse it again and again.
-            raise Uncacheable(CHANGES_TOO_FAST) from None
+        return Poll.ASK
 
     def _replaced(self) -> Answer:
         return origin_error_answer(self._waiting.read.route, OriginError.of_ended(404), Outcome.FOLLOWED)
