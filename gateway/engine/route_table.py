@@ -115,6 +115,8 @@ class RouteTable:
 
 def newly_guarded(before: Sequence[Route], after: Sequence[Route]) -> list[Route]:
     """Return the routes without rules whose reads may now be subject to the rules of a route."""
+    if before is after:
+        return []
     kept = _kept(before, after)
     guarded = [route for route in after if route.guard is not None]
     still_open = {route.name for route in after if route.guard is None and route.name in kept}
@@ -134,18 +136,28 @@ def _kept(before: Sequence[Route], after: Sequence[Route]) -> frozenset[str]:
     return frozenset(name for name, served in _served(after).items() if served == earlier.get(name))
 
 
-def _served(routes: Sequence[Route]) -> dict[str, frozenset[tuple[str, str]]]:
+def _served(routes: Sequence[Route]) -> dict[str, set[tuple[str, str]]]:
     """Return, for each route's name, the places (host and prefix) that determine which requests the route serves.
-    These are the route's own place, and the places of overlapping routes with higher precedence."""
-    places = [(route, (route.config.host, route.config.prefix)) for route in routes]
-    return {
-        route.name: frozenset(
-            there
-            for other, there in places
-            if other is route or (other.precedence > route.precedence and _overlap(route, other))
-        )
-        for route, _ in places
-    }
+
+    These are the route's own place, and the places of overlapping routes with higher precedence.  There may be hundreds
+    of routes, so a route is compared only with the routes above it in the tree of prefixes.
+    """
+    found = {route.name: {(route.config.host, route.config.prefix)} for route in routes}
+    by_prefix: dict[str, list[Route]] = {}
+    for route in routes:
+        by_prefix.setdefault(route.config.prefix.rstrip("/"), []).append(route)
+    for route in routes:
+        above, rank = route.config.prefix.rstrip("/"), route.precedence
+        while True:
+            for other in by_prefix.get(above, ()):
+                if other.precedence > rank:
+                    found[route.name].add((other.config.host, other.config.prefix))
+                elif other.precedence < rank:
+                    found[other.name].add((route.config.host, route.config.prefix))
+            if not above:
+                break
+            above = above.rpartition("/")[0]
+    return found
 
 
 def _overlap(one: Route, other: Route) -> bool:
