@@ -198,6 +198,14 @@ class Log:
         """Whether one incarnation was alive from the moment until now."""
         return since.alive is not None and since.alive.died_at is None
 
+    def had_throughout(self, since: Moment, token: str | None) -> bool:
+        """Whether one incarnation was alive, and a read from the token began in it, from the moment until now."""
+        alive = since.alive
+        if alive is None or not self.was_alive_throughout(since):
+            return False
+        begin = alive.begin(token)
+        return begin is not None and begin <= since.tails[alive]
+
     def believable(self, since: Moment) -> list[Incarnation]:
         """The incarnations that may answer a request sent at that moment."""
         return [one for one in self.incarnations if one.known_dead_at is None or one.known_dead_at >= since.tick]

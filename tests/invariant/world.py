@@ -326,7 +326,7 @@ class World:
         if self.is_excused(answer, since, is_live=is_live):
             return
         candidates = [one for one in self.log.believable(since) if one.begin(offset) is not None]
-        was_here = since.alive in candidates and self.log.was_alive_throughout(since)
+        was_here = self.log.had_throughout(since, offset)
         if not was_here and (answer.status == 400 or not self.strip(answer)):
             # Not an offset of the stream at the time of the request: any answer of the origin is allowed.
             return
