@@ -74,7 +74,7 @@ _BULK_BYTES = 1 << 13
 which is much more than the two heads of a long-poll.
 """
 _LEAST_HELD = 1 << 20
-"""The least bound for the bytes of one reply that are held, even with a very small cache."""
+"""With a cache smaller than this, one reply may still hold this many bytes in memory."""
 _EVENT_COST = 64
 """Bytes counted for each event in addition to its data, because an origin may send many tiny or empty events."""
 _NO_SSE = frozenset({400, 405, 406, 415, 501})
@@ -132,7 +132,8 @@ class Follower:
         """Whether large events may be long-polled.  False once the origin's long-polls have proved broken."""
 
     async def run(self) -> End | None:
-        """Follow the stream; return why it has ended, or None if it was closed or its replies cannot be shared."""
+        """Follow the stream.  Return why the stream has ended, or None if it was closed or its live replies may not be
+        shared."""
         failures = 0
         while True:
             failure: GatewayError | None = None
@@ -144,7 +145,7 @@ class Follower:
             except TailMovedBack:
                 return End.RECREATED
             except GatewayError as error:
-                # The topic keeps the error.
+                # Remove the traceback, because the topic keeps the error.
                 failure = bare(error)
                 is_unsent = isinstance(error, UpstreamUnavailable | UpstreamCongested)
                 if error is not self._counted_failure and not is_unsent:
@@ -176,7 +177,7 @@ class Follower:
 
     @property
     def _most_held(self) -> int:
-        """The most bytes held of one long-poll reply, or of data events whose control event has not arrived."""
+        """The most bytes of one long-poll reply, or of data events that wait for their control event."""
         return min(self._max_bytes, max(_LEAST_HELD, self._store.budget_bytes))
 
     @property
@@ -187,7 +188,8 @@ class Follower:
     # -- long-poll
 
     async def _by_long_poll(self) -> None:
-        """Send long-polls one after the other.  While SSE is avoided because of large events, stop at an empty reply.
+        """Send long-polls one after the other.  If SSE is avoided only because of large events, stop at an empty reply,
+        so that SSE is used again.
 
         Begin with a catch-up fetch, which stores the bytes up to the tail.
         """
@@ -203,7 +205,7 @@ class Follower:
             self._counted_failure = head.anew()
             raise self._counted_failure
         if isinstance(head, NotShareable) and head.is_lasting:
-            # Live replies may not be shared either.
+            # If catch-up replies may not be shared, live replies may not be shared either.
             self._stop_sharing(head)
         if not isinstance(head, StreamHead):
             raise UpstreamBroken
@@ -291,9 +293,9 @@ class Follower:
     async def _verify_incarnation(self) -> None:
         """Check by a HEAD that the SSE connection just opened is for the stream in memory.
 
-        The events do not show this, because a re-created stream may have the same offsets.  The HEAD is skipped for a
-        new stream with a known identity and lifetime.  A stream that the gateway has only seen created has no known
-        identity yet, so it needs the HEAD.
+        The events do not show this, because a re-created stream may have the same offsets.  The HEAD is skipped if the
+        gateway held no bytes of the stream when the follower began, and knows the stream's identity and lifetime.  If
+        the gateway has only seen the stream's creation, it does not know the identity yet.
         """
         is_new, self._is_new = self._is_new, False
         if is_new and self._stream.identity is not None and self._stream.expiry.lifetime is not None:
@@ -352,8 +354,8 @@ class Follower:
         await reply.each(take)
 
     def _stop_sse(self) -> None:
-        """Long-poll for a while.  Long-polling begins with a fetch, which reaches the tail without holding a large
-        body."""
+        """Use long-polls for a while.  They begin with a fetch, which reads up to the tail without holding a large body
+        in memory."""
         self._speaks_sse, self._tries_sse_again = False, True
 
     # -- both
@@ -380,8 +382,8 @@ class Follower:
         self._access_log.unclaimed(self._recorded, self._mode, requests=1)
 
     def _received(self, size: int, mode: Mode) -> None:
-        """Count received body bytes.  The bytes serve all live readers, so they are listed in the next access record of
-        any reader."""
+        """Count received body bytes.  The bytes serve all live readers, so the next access record of any reader lists
+        them."""
         self._metrics.upstream_bytes(size, mode, self._route)
         self._access_log.unclaimed(self._recorded, mode, fetched_bytes=size)
 
@@ -434,8 +436,8 @@ class Follower:
     async def _check_trimmed(self) -> None:
         """Handle a 410 for an offset.
 
-        If a HEAD finds the stream, the origin has only trimmed it beyond the offset.  Raise FollowingEnded then, so
-        that readers at later offsets continue with a new `Stream`.
+        If a HEAD finds the stream, the stream still exists, but the origin has trimmed it beyond the offset.
+        FollowingEnded is then raised, so that readers at later offsets continue with a new `Stream`.
         """
         if not self._asked_version.same_acks_as(self._stream.version):
             return

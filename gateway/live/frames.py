@@ -40,7 +40,7 @@ class LiveReader(Protocol):
     methods."""
 
     def pump(self) -> None:
-        """Send what is new on the stream.  Called when the topic has changed."""
+        """Send the stream's new bytes.  Called when the topic has changed."""
 
     def gone(self) -> None:
         """End the reader, because its client has disconnected."""
@@ -90,7 +90,7 @@ class LargeEvent:
         self.data = data
         self.end = end
         self.shared = SharedBytes(len(data))
-        """Counts the bytes in memory on behalf of the readers that receive the event."""
+        """Counts the event's bytes in memory once for all readers that receive the event."""
 
 
 @dataclass(slots=True)

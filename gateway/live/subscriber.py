@@ -151,13 +151,13 @@ class Subscriber:
         self._finish(_LEFT)
 
     def start(self) -> None:
-        """Join the topic and write the bytes that are available."""
+        """Join the topic (the group of the stream's live readers) and write the bytes that are available."""
         self.topic.readers_now.add(self)
         self.pump()
         self.first = None
 
     def start_after(self, step: LiveStep) -> None:
-        """Join the topic at the end of `step`, which must be all that is available.  The caller writes the step."""
+        """Join the topic after `step`, which must have all available bytes.  The caller writes the bytes of `step`."""
         topic = self.topic
         topic.readers_now.add(self)
         self._said_up_to_date = step.said_up_to_date
@@ -183,7 +183,7 @@ class Subscriber:
             wire.send_chunk(step.data, step.size)
             return
         if topic.not_shareable is not None:
-            # When the client reconnects, its request is relayed.
+            # Live replies may no longer be shared.  When the client reconnects, its request is relayed.
             self._finish(CloseReason.FAILED)
             return
         if self._is_filling or topic.stream.ended is not None:
@@ -265,7 +265,7 @@ class Subscriber:
             return
         wheel = self._context.wheel
         wheel.unlink(self, self._tick)
-        # The added tick covers the latency: clients measure from the arrival of the response.
+        # Clients measure the lifetime from the arrival of the response, so add a tick for the latency.
         established_s = self.began + SHORTEST_S + TICK_S - self._context.clock.now()
         left_s = self._tick * TICK_S - self._context.clock.now()
         self._tick = wheel.add(self, max(0.0, min(max(established_s, delay_s), within_s, left_s)))
@@ -280,7 +280,7 @@ class Subscriber:
     def due(self) -> None:
         """End the response, because its lifetime is over."""
         if self._large is not None:
-            # Finish the event first.  If the client does not read, the connection's write deadline ends it.
+            # Finish the event first.  If the client does not read, the connection's write deadline ends the response.
             self._tick = self._context.wheel.add(self, SHORTEST_S)
         else:
             self._finish(CloseReason.DRAINED if self._context.drain.is_set else CloseReason.LIFETIME)

@@ -120,7 +120,7 @@ class LiveTable:
     def _beat_later(self, entry: _Entry, beat_s: float) -> None:
         def beat() -> None:
             entry.topic.beat()
-            # The last reader may have failed in `beat`.
+            # If the last reader failed in `beat`, the topic may have been removed.
             if self.has(entry.topic):
                 self._beat_later(entry, beat_s)
 
@@ -210,7 +210,8 @@ class LiveTable:
         entry.run.add_done_callback(lambda _: work.close())
 
     async def _run(self, entry: _Entry, work: Coroutine[Any, Any, None]) -> None:
-        # The follower outlives the request that started it, so leave that request's trace and access record.
+        # The follower outlives the request that started it, so it runs outside of that request's trace and access
+        # record.
         detach()
         detach_record()
         try:
@@ -253,7 +254,8 @@ class LiveTable:
             self._take(net)
 
     def make_room(self, net: str, topic: LiveTopic | None = None) -> None:
-        """Make room for one more live request of this network, maybe for `topic`.  Remove a hot topic if necessary.
+        """Make room for one more live request of this network.  Remove a hot topic if necessary.  `topic` is the topic
+        to be followed; None for a relayed live read.
 
         Raises ShortOfMemory while the process is short of memory, TooManyFollowed if the bound is reached, and
         TooManyRequests if the network has used up its share.

@@ -1,8 +1,9 @@
 """A topic: the live readers of one stream.
 
 The gateway follows the stream at its origin by one live request, the follower.  The follower stores the bytes that it
-receives on the tape and advances `Topic.position`.  Each live reader reads the tape from its own offset, and waits when
-it has read everything.  There are no queues, so a slow reader does not affect other readers.
+receives on the tape (the stream's bytes in memory) and advances `Topic.position`.  Each live reader reads the tape from
+its own offset, and waits when it has read everything.  There are no queues, so a slow reader does not affect other
+readers.
 
 `is_confirmed` means that the follower's request is open, and that the reply to it has named `position` as the tail.
 Only then may an answer say that its reader is up to date.  There is one exception: if the gateway has just asked the
@@ -41,8 +42,8 @@ from gateway.upstream.flight import Head, NotShareable
 _REACH: Final = 1_000
 """A client's cursor that is more intervals ahead than this does not raise the shared cursor."""
 _HIGH_REACH: Final = 1 << 40
-"""A cursor that is more intervals ahead than this does not even raise the cursor of far-ahead clients.  No cursor gets
-here by regular increments, and the largest valid cursor is much greater."""
+"""A cursor that is more intervals ahead than this does not even raise the cursor of far-ahead clients.  Regular
+increments never lead to such a cursor, and the largest valid cursor is much greater."""
 
 
 class Cursors:
@@ -60,7 +61,7 @@ class Cursors:
         return f"<Cursors {self.shared()}>"
 
     def note(self, cursor: str | None, wall: float) -> None:
-        """Record a client's cursor, so that shared frames have a greater cursor."""
+        """Record a client's cursor, so that shared frames (SSE events for several clients) have a greater cursor."""
         value = parse_cursor(cursor)
         if value is None:
             return
@@ -115,7 +116,7 @@ class DeliveryTimes:
 
 
 BEATS: Final = 16
-"""The number of beats per heartbeat interval.  A topic's one timer beats for all readers, which need no timers."""
+"""The number of beats per heartbeat interval.  A topic has one timer for all its readers."""
 
 
 class OriginAccess(Protocol):
@@ -167,7 +168,7 @@ class Topic:
         self.times = times
         self._wall = wall
         self.is_refused = False
-        """Whether the origin has refused a request with `access`, maybe for its credentials."""
+        """Whether the origin has refused a request with `access`, maybe because of the credentials."""
         self.not_shareable: NotShareable | None = None
         """Why the origin's live replies may not be shared; None while they may."""
         self.readers = 0
@@ -186,7 +187,8 @@ class Topic:
         self.beats = 0
         """The number of beats so far.  Readers use it as a clock for their heartbeats."""
         self.readers_now: set[LiveReader] = set()
-        """The readers to pump when the topic changes.  Readers with a task wait for `changed` instead."""
+        """The readers whose `pump` is called when the topic changes.  Readers with a task wait for `changed`
+        instead."""
         self.extra_clients = 0
         """The number of clients of `readers_now` minus the number of these readers: one reader may serve several
         clients."""
@@ -280,7 +282,7 @@ class Topic:
                     drop_failed(reader)
         finally:
             self.steps = {}
-            # Do not keep bytes in memory that the tape may drop.
+            # Forget the answers, which would keep bytes in memory that the tape may drop.
             self._answers, self._answers_version = {}, None
             self.is_pumping = False
             self._account_all()
@@ -361,7 +363,8 @@ class Topic:
                     chunk(frame), len(frame), end, is_current, cursor, is_closed, is_current and not is_closed
                 )
             if self.is_pumping and cursor == shared and first is None:
-                # Keep steps with a large event too.  The step keeps the event alive, so it is encoded once a round.
+                # Keep steps with a large event too.  The step keeps the event alive, so the event is encoded only once
+                # a round.
                 self.steps[at] = step
             return step
         if is_closed or (is_current and not said_up_to_date):

@@ -122,8 +122,8 @@ class LiveTopics:
     def follow(self, topic: Topic) -> None:
         """Start the follower of the topic's stream, unless it runs.  Raises the errors of `LiveTable.make_room`.
 
-        Call this only for readers that wait.  Reads that are answered at once cost their client nothing, so a client
-        could use them, each with another query, to start many live requests.
+        Call this only for readers that wait.  Reads that are answered at once cost a client nothing.  By such reads,
+        each with another query, a client could otherwise start many live requests.
         """
         if not self.table.is_followed(topic) and topic.stream.tape.closed_at is None:
             net = topic.access.source.client
@@ -242,7 +242,7 @@ class LiveTopics:
         life = stream.expiry.latest
         if topic is None or life is None or life.expires_at is None:
             return
-        # The expiry may be earlier than before.
+        # The new expiry may be earlier than the old one.
         if (timer := self._expiries.pop(topic, None)) is not None:
             timer.cancel()
         delay_s = life.expires_at - self._clock.wall()
@@ -308,8 +308,9 @@ class LiveTopics:
         elif not topic.readers_now or topic.not_shareable is not None:
             return
         else:
-            # The stream had been closed, and a reader is still receiving its last bytes.  The closure may have been
-            # forgotten since.  If no live request is available, the reader's own fetch shows the stream's state.
+            # The stream was closed and is not followed, but a reader is still receiving its last bytes.  The closure
+            # may have been forgotten since, so follow the stream again.  If no live request is available, the reader
+            # fetches missing bytes itself, and this fetch shows the stream's state.
             with suppress(GatewayError):
                 self.follow(topic)
         if not self.table.is_followed(topic):

@@ -3,9 +3,10 @@
 A walk is a series of fetches that reads a stream up to its tail.  A faulty origin may send empty replies that never
 reach the tail.  Without a pause, the gateway would ask such an origin in a tight loop while any reader waits.
 
-An empty reply therefore delays the next fetch.  The first few cause no pause; then the pause doubles with each reply.
-A reply with few bytes is legal, because messages may be small, so only the rate of such replies is bounded.  A reply
-that reaches the tail or has more bytes ends the pause and clears these counts.
+An empty reply therefore delays the next fetch.  The first few empty replies cause no pause; then the pause doubles with
+each empty reply.  A reply with few bytes is legal, because messages may be small, so only the rate of such replies is
+bounded.  After a reply that reaches the tail or has at least `LITTLE_BYTES`, there is no pause, and the earlier replies
+are forgotten.
 """
 
 from __future__ import annotations

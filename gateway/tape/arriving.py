@@ -1,8 +1,8 @@
 """The cache budget's charge for a response body that is still being received.
 
 The charge grows as the bytes arrive, so a large body evicts other streams gradually.  If the budget were charged only
-when the body is stored, thousands of streams might be evicted in one call.  The body's own stream is not evicted for
-the body.
+when the body is stored, thousands of streams might be evicted in one call.  The stream that will hold the body is not
+evicted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Arriving:
 
     @property
     def has_room(self) -> bool:
-        """Whether all arriving bodies together are below their bound."""
+        """Whether all arriving bodies together are below their bound (`_LARGEST_SHARE`)."""
         return self._store.arriving < self._store.budget_bytes // _LARGEST_SHARE
 
     def release(self) -> None:

@@ -2,8 +2,8 @@
 
 A block grows only at its end, until it has `SEAL_BYTES`.  Its pieces are immutable `bytes`, so a reader can keep them.
 
-The messages of a JSON stream are kept as the inside of an array, `v1,v2,v3`.  The token between two messages has the
-position of their comma.  Bytes taken from this token on would begin with the comma, so `cut` leaves it out.
+The messages of a JSON stream are kept as the inside of an array, `v1,v2,v3`.  The token between two messages lies at
+the comma between them.  Bytes taken from this token on would begin with the comma, so `cut` leaves the comma out.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Cut(NamedTuple):
 
     pieces: list[bytes]
     copied: int
-    """The number of these bytes that are copies, or that the block will replace by a copy when it grows.  A holder of
-    the pieces needs this much memory in addition to the block's own memory."""
+    """How many of these bytes take memory besides the block's own.  They are copies, or the block will replace them by
+    a copy when it grows."""
 
 
 class Block:
@@ -64,11 +64,11 @@ class Block:
         return self.size >= SEAL_BYTES
 
     def extend(self, end: str, pieces: Sequence[bytes]) -> int:
-        """Append bytes up to the token `end`; return the position of the previous end, which becomes a mark."""
+        """Append bytes up to the token `end`.  The previous end becomes a mark, whose position is returned."""
         position = self.size
         self.marks.append((position, self.end))
         if self.is_json and len(pieces) == 1 and len(pieces[0]) < _PIECE_BYTES:
-            # With comma and bytes in one piece, `_push` copies the preceding piece once instead of twice.
+            # Join the comma and the bytes, so that `_push` copies the preceding piece once instead of twice.
             pieces = (b"," + pieces[0],)
         elif self.is_json:
             self._push(b",")

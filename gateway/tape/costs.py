@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from gateway.protocol.sharing import StreamKey
 
 TOKEN_COST: Final = 240
-"""Bytes charged per token in addition to its characters: two dictionary slots, a mark, the string's header.  This is
-most of the cost of a small message."""
+"""Bytes charged per token in addition to its characters: two dictionary slots, a mark (its position in the block), the
+string's header.  This is most of the cost of a small message."""
 BLOCK_COST: Final = 340
 """Bytes charged per block in addition to its bytes and tokens: the object, its lists, a dictionary slot."""
 TAPE_COST: Final = 1_000
@@ -39,7 +39,8 @@ CODED_USUAL_BYTES: Final = 32 << 20
 CODED_BODY_SHARE: Final = 4
 """One compressed body takes at most 1 / `CODED_BODY_SHARE` of the bound for all of them."""
 ANSWER_COST: Final = 1_200
-"""Bytes charged for a remembered answer in addition to its key, heads and body: objects and dictionary slots."""
+"""Bytes charged for a remembered answer (a response kept for repetition) in addition to its key, heads and body:
+objects and dictionary slots."""
 ANSWER_SHARE: Final = 8
 """All remembered answers together take at most 1 / `ANSWER_SHARE` of the budget."""
 SMALL_BYTES: Final = 1 << 14

@@ -35,7 +35,7 @@ class Question(StrEnum):
     TAIL = "tail"
     """Where does the stream end now?"""
     BYTES = "bytes"
-    """Which bytes follow a position after which memory has none?"""
+    """Which bytes follow the offset, after which none are in memory?"""
 
 
 class Awaited(StrEnum):
@@ -100,13 +100,13 @@ class Progress:
     """The state of one read.  Owner: the loop of the read."""
 
     start: str
-    """The offset in the client's request, or a sentinel."""
+    """The offset in the client's request, or a sentinel (`-1` or `now`)."""
     at: str
     """The offset that the read has reached."""
     version: Version
     """The stream's version when the read began."""
     trust_s: float
-    """The seconds for which the stream is trusted after a contact with the origin."""
+    """The seconds for which the stream is trusted (`Stream.is_trusted`) after a contact with the origin."""
     max_age_s: float | None = None
     """The client's limit for the age of bytes from memory; None if the client sets no limit."""
     is_live: bool = False
@@ -144,7 +144,7 @@ def decide(stream: Stream, read: Progress, now: float) -> Decision:
     | Its bytes were forgotten after the read took some.           | Gone                 |                          |
     | The origin has failed, and held bytes may be sent.           | Send, not up to date | Send, not up to date     |
     | The origin has failed.                                       | Gone                 | Gone                     |
-    | The lifetime was lost.                                       | Ask LIFETIME         |                          |
+    | The lifetime was lost (`Expiry`).                            | Ask LIFETIME         |                          |
     | The type is unknown.                                         | (see below)          | Ask FACTS                |
     | The stream is not trusted.                                   | (see below)          | Ask EXISTENCE            |
     | It starts at the tail, or beyond it, and the tail is known.  | Send the tail        | Wait there; beyond: Send |
@@ -163,8 +163,9 @@ def decide(stream: Stream, read: Progress, now: float) -> Decision:
     | Bytes are missing.                                           | Ask BYTES            | Ask BYTES                |
 
     A catch-up read gets bytes from memory only if the lifetime is known and the stream is trusted
-    (`Stream.is_trusted`).  If one of these conditions is not met, a row with Send first becomes Ask LIFETIME or Ask
-    EXISTENCE.  The row is skipped if the origin's answers do not help, or if the type is unknown.
+    (`Stream.is_trusted`).  If one of these conditions is not met, a row with Send first asks LIFETIME or EXISTENCE.  If
+    the origin's answers do not meet the conditions, or if the type is unknown, the row does not apply, and the next row
+    is tried.
     """
     if stream.ended is not None or (is_another(stream, read) and not read.is_live):
         return GONE
@@ -223,7 +224,8 @@ def _catch_up(stream: Stream, read: Progress, now: float) -> Decision:
 def _alone(stream: Stream, read: Progress, now: float, send: Send) -> Decision | None:
     """Return `send`, or the question that must be asked first; None if an answer from memory is not allowed."""
     if stream.content_type is None:
-        # Only writes have named the tail so far.  An empty answer depends on the type, which only a read shows.
+        # So far only writes have named the tail.  Their replies do not state the type, on which an empty answer
+        # depends.
         return None
     expiry = stream.expiry
     if stream.may_answer_alone(now, read.trust_s) or (read.is_there and expiry.lifetime is not None):
@@ -279,8 +281,8 @@ def _poll(stream: Stream, read: Progress, now: float) -> Decision:
 
 
 def is_another(stream: Stream, read: Progress) -> bool:
-    """Return whether the stream may have been replaced since the read began, so that its bytes and later bytes may not
-    belong together.  A purge alone does not matter to a read that has no bytes yet."""
+    """Return whether the stream may have been replaced since the read began.  Bytes taken so far and later bytes may
+    then belong to different streams.  A purge alone does not matter to a read that has no bytes yet."""
     seen = read.version
     if seen.same_incarnation_as(stream.version):
         return False
@@ -321,11 +323,11 @@ def is_furthest(stream: Stream, at: str) -> bool:
 
 
 def is_named_tail(stream: Stream, at: str, tail: str, *, is_asked: bool) -> bool:
-    """Return whether `at`, the follower's offset, is the tail because a reply has named `tail`.
+    """Return whether the follower's offset `at` is the tail, now that the origin has named `tail`.
 
     `is_asked` is true if the origin has named `tail` to this read, and false if an acknowledged write has named it.  An
-    acknowledgement may be late, and name an earlier tail than the known one.  For a write, `at` must therefore also be
-    the furthest offset.
+    acknowledgement may be late, and name an earlier tail than the known one.  If `is_asked` is false, `at` must
+    therefore also be the furthest known offset.
     """
     return at == tail and (is_asked or is_furthest(stream, at))
 
@@ -341,7 +343,7 @@ def awaited_tail(stream: Stream, at: str, now: float) -> str | None:
 
 
 def may_end(stream: Stream, read: Progress) -> bool:
-    """Return whether an answer may end at the read's offset without finding the tail."""
+    """Return whether an answer may end at the read's offset, even if the tail is not known."""
     tape, at = stream.tape, read.at
     if tape.is_closed_at(at):
         return True
@@ -410,12 +412,13 @@ class RecordProgress:
             self.trust(self.tail)
 
     def trust(self, tail: StreamPosition | None) -> None:
-        """Take `tail` as the tail, unless the read is beyond `tail`, which may be older than the request."""
+        """Record that the stream ends at `tail`.  If the read is already beyond `tail`, this statement may be older
+        than the client's request, so the tail becomes unknown."""
         self.tail = tail if tail is not None and tail.seq_num >= self.at else None
 
     def found_tail(self, tail: StreamPosition, *, is_clamped: bool = False) -> None:
-        """Record that the stream has no records between the read's position and `tail`.  A read that starts beyond the
-        tail goes back to the tail if it is clamped."""
+        """Record that the stream has no records between the read's position and `tail`.  With `is_clamped`, a read that
+        starts beyond the tail continues at the tail."""
         self.tail = tail
         self.is_complete = self.has_records
         if not self.has_records:
@@ -430,7 +433,7 @@ def decide_records(stream: RecordStream, read: RecordProgress) -> Question | Lit
     | state                                                                  | step         |
     |------------------------------------------------------------------------|--------------|
     | The stream has ended.                                                  | GONE         |
-    | Its records are doubted, and were not confirmed to the read.           | CONFIRMATION |
+    | Its records are doubted (`RecordStream`), and not confirmed yet.       | CONFIRMATION |
     | The read is complete.                                                  | RECORDS      |
     | It has joined the topic, and has records.                              | RECORDS      |
     | It has joined the topic, and has everything that the topic has.        | CHANGE       |

@@ -2,12 +2,12 @@
 
 A policy orders keys.  It has no access to the streams or their sizes.  The `TapeStore` decides when to evict, and
 `gateway.tape.pinned` withholds pinned streams from the policy.  A policy forgets a key that it returns as a victim;
-`admit` adds the key again.  Every call is O(1), amortised: a search passes a key over at most once for each touch.
+`admit` adds the key again.  Every call is O(1), amortised: a search skips a key at most once for each touch of the key.
 
 `S3Fifo` is the default for two reasons.  First, some readers scan every stream once: a crawler, a nightly job, a client
-that replays its history.  A scan must not evict popular streams.  Second, popularity is short here: a chat is busy for
-an hour, then idle.  `tests/tape/test_eviction_ratios.py` measures both loads, prints a table, and requires that S3-FIFO
-is no worse than LRU.  SIEVE is the simplest policy that beats LRU on skewed loads, but scans harm it.
+that replays its history.  A scan must not evict popular streams.  Second, streams are popular only briefly: a chat is
+busy for an hour, then idle.  `tests/tape/test_eviction_ratios.py` measures both loads, prints a table, and requires
+that S3-FIFO is no worse than LRU.  SIEVE is the simplest policy that beats LRU on skewed loads, but scans harm it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Eviction(Protocol[K]):
         """Record a use of `key`; do nothing if the policy does not have it."""
 
     def forget(self, key: K) -> None:
-        """Remove `key`, which was not evicted by the policy, and its history."""
+        """Remove `key` and its history, for a reason other than eviction."""
 
     def victim(self, spared: K) -> K | None:
         """Remove and return the key to evict, never `spared`; return None if there is no other key."""
@@ -154,7 +154,8 @@ class S3Fifo(Generic[K]):
     _LEAST_SHARE: Final = 0.05
     _MOST_SHARE: Final = 0.5
     _STEP: Final = 0.01
-    """The change of the share for one returning key, while both queues have equally many remembered hashes."""
+    """How much one returning key changes the share.  If the other queue has more remembered hashes than the key's
+    queue, the change is multiplied by their ratio."""
     _ROUNDS: Final = 2
 
     def __init__(self) -> None:
@@ -222,7 +223,7 @@ class S3Fifo(Generic[K]):
 
     def _next_queue(self, spared: K) -> OrderedDict[K, int]:
         """Return the queue from which to evict.  It has a key other than `spared`."""
-        # Look `spared` up only in a queue of at most one key, because its hash is slow.
+        # Hashing `spared` is slow, so look it up only in a queue with at most one key.
         probation, main = self._probation, self._main
         on_probation, on_main = len(probation), len(main)
         if on_probation <= 1 and on_probation == (spared in probation):

@@ -1,13 +1,13 @@
 """What an origin has stated about a stream, and when: which bytes it has, the tail, and the lifetime.
 
 `Confirmations` records from which offsets the origin has had the bytes.  An origin trims a stream only at its front.
-If it had the bytes after an offset at some time, it also had the bytes after each later offset at that time.  The start
-sentinel is an exception, because it stands for the first position that the origin still has.
+If the origin had the bytes after an offset at some time, it also had the bytes after each later offset at that time.
+The start sentinel (`-1`) is an exception, because it stands for the first position that the origin still has.
 
 `Caching` is the Cache-Control of replies, as it applies to a stream's bytes (RFC 9111).  Origins send `no-cache` with
 every reply that reaches the tail, because the tail changes.  That `no-cache` does not apply to the bytes of the reply.
-The reply's lifetime and its `must-revalidate` apply, unless a reply that stops short of the tail has stated other
-directives.
+The freshness lifetime and the `must-revalidate` of the reply do apply, until a reply stops short of the tail.  From
+then on, the directives of the latest reply that stopped short of the tail apply.
 
 `Sighting` is the origin's statement of the tail.
 
@@ -45,8 +45,8 @@ _NEVER: Final[list[float]] = []
 class Confirmations:
     """The offsets from which the origin has had the bytes, each with the time of the statement (monotonic seconds).
 
-    Offsets and times ascend together.  An entry with a later offset but no later time would be superfluous, because an
-    earlier entry implies it.  Any entry may be dropped: the gateway then asks the origin once more.
+    Offsets and times ascend together.  An entry with a later offset but no later time is not kept, because the
+    preceding entry implies it.  Any entry may be dropped: the gateway then asks the origin once more.
     """
 
     __slots__ = ("_at", "_offsets", "asked_at", "refused_at", "start_at")
@@ -78,7 +78,7 @@ class Confirmations:
         place = bisect_right(offsets, offset)
         if place and times[place - 1] >= at:
             return
-        # Drop later offsets without a later time, which follow from the new entry.
+        # Drop later offsets without a later time, because the new entry implies them.
         stop = place
         while stop < len(offsets) and times[stop] <= at:
             stop += 1
@@ -87,16 +87,16 @@ class Confirmations:
         offsets[place:stop] = [offset]
         times[place:stop] = [at]
         if len(offsets) > MOST_CONFIRMED:
-            # A dropped entry is replaced by the preceding entry.  So drop the entry that is nearest in time to its
-            # predecessor, but keep the first entry and the new entry.
+            # After an entry is dropped, the preceding entry, with its earlier time, stands for the dropped offset.  So
+            # drop the entry that is nearest in time to the preceding entry, but never the first entry or the new one.
             droppable = [number for number in range(1, len(times)) if number != place]
             least = min(droppable, key=lambda number: times[number] - times[number - 1])
             del offsets[least], times[least]
 
     def confirm_start(self, following: str, at: float) -> None:
-        """Record that the stream began at this time with the bytes held from the start sentinel.
+        """Record that the bytes held from the start sentinel were the first bytes of the stream at this time.
 
-        `following` is the next token, which is confirmed as well.
+        `following` is the next known offset, which is confirmed as well.
         """
         self.start_at = max(self.start_at, at)
         self.confirm(following, at)
@@ -138,8 +138,9 @@ class Caching(NamedTuple):
     def at_tail(cls, reuse: Reuse) -> Caching:
         """Return the caching stated by a reply that reaches the tail, if no earlier reply stopped short of the tail."""
         lifetime_s = reuse.lifetime_s
-        # A lifetime of 0 means the same as `no-cache`, which does not apply to bytes.  During `stale-while-revalidate`
-        # the tail is revalidated in the background, so the bytes stay reusable too.
+        # A freshness lifetime of 0 means the same as `no-cache`, which does not apply to bytes.  During
+        # `stale-while-revalidate`, the gateway revalidates the tail in the background, so it may reuse the bytes for
+        # that time too.
         fresh_s = lifetime_s + reuse.stale_s if lifetime_s else math.inf
         return cls(None, fresh_s, reuse.forbids_stale and bool(lifetime_s), False, reuse.is_verbatim)
 
@@ -163,7 +164,7 @@ class Sighting(NamedTuple):
 
 
 class FirstTail(NamedTuple):
-    """The tail that the origin has named to a live read at its start."""
+    """The tail that the origin named to a live read when the read began."""
 
     at: str
     version: Version
@@ -229,7 +230,7 @@ class Expiry:
     def not_told(self) -> None:
         """Record that the origin does not report the lifetime.  A known lifetime stays.
 
-        The stream then counts as unlimited, but after a loss the earlier lifetime is still observed.
+        An unknown lifetime then counts as unlimited.  If the lifetime was lost, the earlier lifetime is still observed.
         """
         if self.lifetime is None:
             before, was_limited = self.latest or UNLIMITED, self.is_limited
@@ -254,13 +255,14 @@ class Expiry:
         return self.lifetime is None and (not self.is_lost or now - self.asked_at >= self.pause_s)
 
     def asked(self, now: float) -> None:
-        """Record that the origin is being asked for the lifetime.  If it is lost, begin a pause."""
+        """Record that the origin is being asked for the lifetime.  If the lifetime is lost, begin a pause until the
+        next request for it."""
         if self.is_lost:
             self.asked_at = now
             self.pause_s = min(max(2 * self.pause_s, FIRST_PAUSE_S), MOST_PAUSE_S)
 
     def not_asked(self) -> None:
-        """Undo the doubling of the pause by `asked`, because the request was not sent."""
+        """Undo the doubling of the pause: the request that `asked` has recorded was not sent."""
         self.pause_s /= 2
 
     def has_passed(self, wall: float) -> bool:

@@ -99,8 +99,8 @@ class Crowd:
     def put_to_sleep(self, spared: Stream) -> list[Stream]:
         """Put the least recently used streams to sleep until `MOST_AWAKE` are awake, but never `spared`.
 
-        Streams in use stay awake.  Returns the streams whose remembered answers must be dropped, because more than
-        `MOST_DOZING` streams would have some.
+        Streams in use stay awake.  Returns the streams whose remembered answers must be dropped, because at most
+        `MOST_DOZING` sleeping streams keep theirs.
         """
         awake, dozing = self.awake, self._dozing
         for _ in range(_LOOKS):
@@ -113,7 +113,7 @@ class Crowd:
             del awake[stream]
             stream.is_awake = False
             stream.heard = self._version
-            # While the stream sleeps, a write may begin that reaches these offsets.
+            # A write that begins while the stream sleeps may reach offsets that lie beyond the tail now.
             stream.forget_beyond()
             self._holds_records(stream)
             dozing[stream] = None
@@ -126,7 +126,8 @@ class Crowd:
         return max((end for query, end in known if query is None or queries is None or query in queries), default=0)
 
     def looked_at(self, streams: Iterable[Stream]) -> None:
-        """Compute `records_to` again from all streams of the S2 path, after the caller has doubted some of them."""
+        """Compute `records_to` again from all streams of the S2 path, after the caller has marked the records of some
+        of them as doubted (`RecordStream`)."""
         self._records_to.clear()
         for stream in streams:
             self._holds_records(stream)
@@ -186,8 +187,8 @@ class Paths:
         return streams.get(key) if streams is not None else None
 
     def add_stream(self, stream: Stream) -> Iterable[Stream]:
-        """Add an awake stream; return the streams whose remembered answers must be dropped because other streams sleep
-        now."""
+        """Add an awake stream, for which other streams may be put to sleep.  Return the streams whose remembered
+        answers must be dropped (`Crowd.put_to_sleep`)."""
         group = stream.key.group
         streams = self._groups.get(group)
         if streams is None:
@@ -262,21 +263,22 @@ class Paths:
         return crowd.records_to(queries) if crowd is not None else 0
 
     def looked_at(self, group: Group) -> None:
-        """Compute `records_to` again, after the caller has doubted records of the path's streams."""
+        """Compute `records_to` again, after the caller has marked records of the path's streams as doubted."""
         if (crowd := self._crowds.get(group)) is not None:
             crowd.looked_at(self.group(group))
 
     def wake(self, stream: Stream) -> tuple[list[PathEvent] | None, Iterable[Stream]]:
         """Wake a stream.
 
-        Returns the events that it has missed, None if some are no longer kept, and the streams whose remembered answers
-        must be dropped because other streams sleep now.
+        Returns two results: the events that the stream has missed (None if some are no longer kept), and the streams
+        whose remembered answers must be dropped (`Crowd.put_to_sleep`).
         """
         crowd = self._crowds[stream.key.group]
         return crowd.wake(stream), crowd.put_to_sleep(stream)
 
     def released(self, stream: Stream) -> Iterable[Stream]:
-        """Record that a stream is no longer in use; return the streams whose remembered answers must be dropped."""
+        """Record that a stream is no longer in use.  Return the streams whose remembered answers must be dropped
+        (`Crowd.put_to_sleep`)."""
         if self._crowds and (crowd := self._crowds.get(stream.key.group)) is not None:
             return crowd.put_to_sleep(stream)
         return ()

@@ -146,7 +146,7 @@ class EvictionOrder:
     def admit(self, stream: Stream, cost: int) -> None:
         """Pin the stream if it is preferred and fits; otherwise make it evictable.
 
-        `cost` is what the budget has been charged for it so far.
+        `cost` is the number of bytes that the budget has been charged for the stream so far.
         """
         key = stream.key
         if not self.pinned.is_used:
@@ -160,7 +160,7 @@ class EvictionOrder:
                 self._policy.forget(key)
 
     def resize(self, budget_bytes: int) -> None:
-        """Unpin streams until the rest fits into its share of the new budget."""
+        """Unpin streams until the pinned streams fit into their share of the new budget."""
         if self.pinned:
             self.unpin(self.pinned.set_limit(int(budget_bytes * self._share)))
 

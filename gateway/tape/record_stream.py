@@ -24,7 +24,7 @@ class RecordStream(Stream):
     doubts: int = 0
     """How often the records became doubted.  Only `TapeStore.doubt_records` counts."""
     settled: int = 0
-    """The value of `doubts` when the latest request whose reply confirmed the records was sent."""
+    """The value that `doubts` had when the gateway sent the latest request that confirmed the records."""
     full_to: int = 0
     """The sequence number at which the latest reply ended, if a limit ended that reply; otherwise 0."""
 
@@ -36,7 +36,8 @@ class RecordStream(Stream):
     def verified(self, at: float, doubts: int = 0) -> None:
         """Record that the origin has confirmed the records.
 
-        `at` is the time of the reply (monotonic seconds).  `doubts` is the stream's count when the request was sent.
+        `at` is the time of the reply (monotonic seconds).  The argument `doubts` is the value of the attribute when the
+        request was sent.
         """
         self.verified_at = at
         self.settled = max(self.settled, doubts)

@@ -38,7 +38,8 @@ from gateway.s2.records import (
 )
 
 RECORD_COST: Final = 260
-"""Bytes charged per record in addition to its metered bytes: the object, its numbers, its body's header, two slots."""
+"""Bytes charged per record in addition to its metered bytes (S2's measure of a record's size): the object, its numbers,
+its body's header, two slots."""
 
 HEADER_COST: Final = 170
 """Bytes charged per header of a record in addition to its bytes."""
@@ -293,9 +294,9 @@ class RecordTape:
         return block.records[index].seq_num if is_known else None
 
     def contradicts(self, tail: StreamPosition, end: int) -> bool:
-        """Return whether a stream with this tail cannot be the stream whose records are held.
+        """Return whether `tail` shows that the held records belong to an earlier stream of the same name.
 
-        `end` is the value of `end_seq_num` when the origin was asked for the tail.
+        `end` is the value that `end_seq_num` had when the gateway asked the origin for the tail.
         """
         if tail.seq_num < end:
             return True
@@ -327,7 +328,8 @@ class RecordTape:
             if first < last:
                 self._add(at, stop, records[first:last])
             else:
-                # A block starts at `stop`: the last record is at `end - 1`, so `stop` is not `end`.
+                # No new record lies before `stop`, but the last one lies at `end - 1`.  So `stop` is less than `end`,
+                # and a block starts there.
                 self._begin_earlier(stop, at)
             at = stop
         for record in records:

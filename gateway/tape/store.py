@@ -72,13 +72,13 @@ class TapeStore:
         self.pinned = self._order.pinned
         """The streams exempt from eviction."""
         self._not_stored: frozenset[StreamKey] = frozenset()
-        """The excluded streams, by their keys in the public partition."""
+        """The excluded streams, by their keys in the partition of readers without credentials."""
         self.may_grow = True
         """Whether fetches that add bytes may be sent.  False while the process is short of memory."""
         self.unstored_bytes = 0
         """The bytes that were fetched but not stored, because their streams are excluded."""
         self.holdings: defaultdict[str, RouteUsage] = defaultdict(RouteUsage)
-        """What the streams of each route hold."""
+        """The tapes, blocks and bytes of the budget of each route's streams."""
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when data derived from a stream's bytes becomes invalid, so that the owners of this data can drop
         it."""
@@ -123,10 +123,10 @@ class TapeStore:
                 event(stream)
 
     def tag(self, stream: Stream, surrogate_keys: frozenset[str]) -> None:
-        """Add the surrogate keys of a reply with a part of the stream.  Does nothing on an ended stream.
+        """Add the surrogate keys that a reply with bytes of the stream has named.  Does nothing on an ended stream.
 
-        The keys of all replies add up until the bytes are forgotten.  If there would be more than `MAX_TAGS` keys, the
-        bytes are forgotten at once, so that a purge by key always finds all bytes with the key.
+        The keys of all replies are collected until the bytes are forgotten.  If there would be more than `MAX_TAGS`
+        keys, the bytes are forgotten at once, so that a purge by key always finds all bytes with the key.
         """
         if not surrogate_keys or stream.ended is not None:
             return
@@ -159,7 +159,7 @@ class TapeStore:
         return stream
 
     def create(self, kind: type[S], key: StreamKey, now: float) -> S:
-        """Create the stream of `key`, which is not in memory."""
+        """Create the stream of `key`, which must not be in memory."""
         version = make(Version, (make(Edition, (self._mint(), 0)), *FIRST[1:]))
         stream = kind(key, Tape(), version, contacted_at=now, used_at=now)
         stream.facts_cost = key_cost(key)
@@ -171,7 +171,8 @@ class TapeStore:
         return stream
 
     def touch(self, stream: Stream) -> None:
-        """Record a use of the stream by remembered answers, which do not open the stream."""
+        """Record a use of the stream by remembered answers.  They are sent without a call of `open`, which records
+        other uses."""
         if stream.ended is None:
             self._order.touch(stream.key)
             self._paths.touch(stream)
@@ -192,7 +193,7 @@ class TapeStore:
         if not stream.is_ranked or self.pinned.is_used:
             self._order.admit(stream, before)
         if stream.is_followed:
-            # Live readers use each append without another request.
+            # Live readers read each append without a new request, so count the append as a use.
             self._count_use(stream, now)
         if not stream.is_weighed:
             stream.is_weighed, stream.facts_cost = True, stream.weigh()
@@ -235,8 +236,8 @@ class TapeStore:
     def doubt_replaced(
         self, group: Group, queries: Collection[str] | None, start: int, seen: Container[Stream]
     ) -> None:
-        """Doubt the streams of an S2 path that hold records from `start` on, because the origin has numbered an append
-        from `start`.
+        """Doubt the streams of an S2 path that hold records from `start` on, because the origin has given the number
+        `start` to the first record of an append.
 
         Affects only streams with one of `queries`, or with any query if `queries` is None.  Streams in `seen` are left
         out, because the caller has handled them.  The search is skipped if no sleeping stream can hold such records.
@@ -344,7 +345,7 @@ class TapeStore:
         """Restrict the stream to requests without an Origin header from now on."""
         if not stream.varies_by_origin:
             stream.varies_by_origin = True
-            # There may be remembered answers to requests with an Origin header.
+            # Remembered answers to requests with an Origin header are invalid now.
             self.withdraw(stream)
 
     def release(self, stream: Stream) -> None:
@@ -401,7 +402,7 @@ class TapeStore:
         self._order.resize(budget_bytes)
         self._make_room(None, may_shorten=False)
         while self.cost + self.lent > budget_bytes and self._order.unpin_last():
-            # Lent bytes may leave pinned streams less room than their share of the budget.
+            # All other streams are evicted, but pinned streams and lent bytes together still exceed the budget.
             self._make_room(None, may_shorten=False)
 
     def _charge(self, stream: Stream, delta: int, *, tapes: int = 0, blocks: int = 0) -> None:
@@ -444,7 +445,8 @@ class TapeStore:
                     continue
                 victim.is_ranked = False
                 if victim.holds and not victim.block_count:
-                    # The stream is in use and has no bytes yet.  Let it enter the order again when they are stored.
+                    # The stream is in use and has no bytes yet.  It enters the order again when its first bytes are
+                    # stored.
                     self._order.forget(key)
                     continue
                 self._metrics.eviction(1, key.route)

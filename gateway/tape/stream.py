@@ -1,4 +1,4 @@
-"""A stream in memory: its tape, and facts such as its content type, its lifetime and its tail.
+"""A stream in memory: its tape (the bytes held), and facts such as its content type, its lifetime and its tail.
 
 A `Stream` stands for one incarnation of a stream, from its creation to its deletion, for the clients of one partition.
 A partition is the set of requests that share a tape, by default the requests with equal credentials.  When `ended` is
@@ -35,7 +35,7 @@ from gateway.tape.origin_statements import (
 from gateway.tape.tape import Tape
 
 TAIL_READ_BURST = 3
-"""The burst of reads that may ask the origin for the tail before the rate limit applies."""
+"""How many reads in a row may ask the origin for the tail before the rate limit applies."""
 
 MAX_OTHER_QUERIES = 16
 
@@ -66,16 +66,17 @@ class Stream:
     key: StreamKey
     tape: Tape
     version: Version = FIRST
-    """The version of these facts.  A caller keeps a version, and compares it later to find out what has changed.  Only
-    the methods of this class replace it."""
+    """The version of the stream's facts.  A caller keeps a version, and compares it later to find out which facts have
+    changed.  Only the methods of this class replace it."""
     content_type: str | None = None
     headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
-    """The end-to-end headers of the origin's replies that hits repeat: CORS, nosniff, …"""
+    """The end-to-end headers of the origin's replies that hits (answers from memory) repeat: CORS, nosniff, …"""
     varies_by_origin: bool = False
     """Whether a reply of the origin had `Vary: Origin`.  The stream then serves only requests without an Origin header.
     Bytes of that reply may be held, so the flag is never cleared."""
     origins_named_at: float = -math.inf
-    """When a reply to a shared read last stated in `headers` which web origins it allows (monotonic seconds)."""
+    """When a reply to a shared read last set `headers`, which show the web origins that the origin allows (monotonic
+    seconds)."""
     caching: Caching = UNSTATED
     """The origin's Cache-Control for the stream's bytes."""
     identity: str | None = None
@@ -109,7 +110,7 @@ class Stream:
     beyond: OffsetsBeyond = field(default_factory=OffsetsBeyond)
     """Offsets that the origin treats as beyond its tail."""
     head_headers: CIMultiDict[str] | None = None
-    """Headers that only replies to HEAD have, from the latest one: lifetime and Last-Modified."""
+    """Headers that only replies to HEAD have, from the latest of these replies: lifetime and Last-Modified."""
     found_by: int | None = None
     """The hash of the request headers for which the origin has shown the stream (`Source.asker`), or `SEVERAL`.  None
     if all readers of this object have the same credentials."""
@@ -124,8 +125,8 @@ class Stream:
     sent_bytes: int = 0
     """The number of body bytes written to client connections."""
     in_memory: SharedBytes | None = None
-    """Counts the tape's bytes for the answers that refer to them.  None if no answer refers to them, or after bytes
-    were dropped."""
+    """Counts the tape's bytes once for all answers that refer to them.  None if no answer refers to them, or after
+    bytes were dropped."""
     ended: End | None = None
     """Why the stream has ended; None while it exists."""
     has_topic: bool = False
@@ -137,7 +138,8 @@ class Stream:
     is_ranked: bool = False
     """Whether the stream is in the order of eviction.  Only the `TapeStore` sets this."""
     holds: int = 0
-    """The number of users that prevent this object from being replaced: live topics and shared fetches."""
+    """The number of users that prevent this object from being replaced: topics (groups of live readers) and shared
+    fetches."""
     is_weighed: bool = True
     """Whether `facts_cost` is up to date.  If not, storing bytes or releasing the stream updates it."""
     facts_cost: int = 0
@@ -159,7 +161,8 @@ class Stream:
         self.hits += hits
 
     def contacted(self, at: float) -> None:
-        """Record that the origin was asked for the stream (monotonic seconds), which renews a sliding TTL there."""
+        """Record that the origin was asked for the stream at this time (monotonic seconds), which renews a sliding TTL
+        there."""
         self.contacted_at = max(self.contacted_at, at)
 
     def mark_stale(self, *, may_have_ended: bool = True) -> None:
@@ -173,7 +176,8 @@ class Stream:
         self.head_headers = None
 
     def revalidated(self, seen: Version) -> None:
-        """Record that the origin has answered a request for this stream, sent at the version `seen`."""
+        """Record that the origin has answered a request for this stream.  `seen` is the stream's version when the
+        request was sent."""
         self.version = self.version.settled_by(seen)
 
     def followed(self) -> None:
@@ -188,9 +192,9 @@ class Stream:
             self.contacted(at)
 
     def record_headers(self, headers: CIMultiDict[str]) -> None:
-        """Record the headers that hits repeat.  Streams share the object, so it must never be changed."""
+        """Record the headers that hits repeat.  Streams share `headers`, so the object must never be changed."""
         if self.varies_by_origin:
-            # Caches between gateway and clients must also distinguish requests with an Origin header.
+            # Caches between the gateway and its clients must not send these replies to requests with an Origin header.
             headers = headers.copy()
             headers["Vary"] = "Origin"
         self.headers = headers
@@ -216,7 +220,8 @@ class Stream:
             shared.in_cache = False
 
     def shared_bytes(self) -> SharedBytes:
-        """Return the counter for the bytes that answers refer to from now on."""
+        """Return `in_memory`, with its size updated, for an answer that refers to the tape's bytes.  The first call
+        creates it."""
         shared = self.in_memory
         if shared is None:
             shared = self.in_memory = SharedBytes(0, in_cache=self.ended is None)
@@ -264,7 +269,8 @@ class Stream:
 
     @property
     def is_closing(self) -> bool:
-        """Whether an acknowledged write has closed the stream, but the gateway has not received its end yet."""
+        """Whether an acknowledged write has closed the stream, but the gateway has not received the stream's end
+        yet."""
         return self.is_close_acked and self.tape.closed_at is None
 
     @property
@@ -306,7 +312,8 @@ class Stream:
         self.version = self.version.acknowledged()
 
     def read_up_to_tail(self, seen: Version, tail: str) -> None:
-        """Record that a request sent at the version `seen` has read the stream up to its tail.
+        """Record that a request has read the stream up to its tail.  `seen` is the stream's version when the request
+        was sent.
 
         If this tail is before `acked`, the acknowledged write went to another stream: an origin may keep several
         streams at one path, and choose by credentials or query.
@@ -323,7 +330,7 @@ class Stream:
         self.acked, self.is_close_acked = None, False
 
     def holds_acknowledged(self, token: str, is_closed: bool = False) -> bool:
-        """Return whether all acknowledged writes, and an acknowledged close, lie before `token`.
+        """Return whether the stream up to `token` includes all acknowledged writes and an acknowledged close.
 
         `is_closed`: the stream is closed at `token`.
         """
@@ -408,7 +415,7 @@ class Stream:
         self.found_by = asker if self.found_by in (None, asker) else SEVERAL
 
     def is_hidden_from(self, asker: int) -> bool:
-        """Return whether a 404 to a request with this hash may only mean that the origin hides the stream from the
+        """Return whether a 404 to a request with this hash may mean only that the origin hides the stream from the
         client.  The origin has then shown the stream to a request with other headers."""
         return self.found_by is not None and self.found_by != asker
 
@@ -436,15 +443,15 @@ class Stream:
 
         A stream is trusted if it needs no revalidation, the origin was contacted within `trust_s` seconds, and less
         than half of a sliding TTL has passed.  Hits do not renew the TTL at the origin, so the gateway must read a busy
-        stream there before it expires.
+        stream at the origin before the stream expires.
         """
         if self.needs_revalidation:
             return False
         return self.is_followed or (not self.expiry.is_lost and now < self.trusted_until(now, trust_s))
 
     def trusted_until(self, now: float, trust_s: float) -> float:
-        """Return the time until which `is_trusted` stays true unless `mark_stale` is called (monotonic seconds).  The
-        end of the live request does not shorten this time."""
+        """Return the time until which `is_trusted` stays true unless `mark_stale` is called (monotonic seconds).  This
+        holds even if the live request ends earlier."""
         return (now if self.is_followed else self.contacted_at) + self._trusted_s(trust_s)
 
     def _trusted_s(self, trust_s: float) -> float:
@@ -470,7 +477,8 @@ class Stream:
         return self._trusted_s(min(trust_s, self.caching.fresh_s))
 
     def confirmed_before(self, now: float, trust_s: float, max_age_s: float | None) -> float:
-        """Return the time before which confirmations are too old, for a client that accepts bytes of this age."""
+        """Return the time up to which confirmations are too old for a client that accepts bytes of the age
+        `max_age_s`."""
         reusable_s = self.reusable_s(trust_s)
         return now - (reusable_s if max_age_s is None else min(reusable_s, max(LEAST_AGE_S, max_age_s)))
 

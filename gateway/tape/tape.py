@@ -190,7 +190,8 @@ class Tape:
         return min((token for token in self._index if token != START), default=None)
 
     def midway(self, token: str) -> str | None:
-        """Return the middle indexed token up to `token`; None if there is none.  The start sentinel does not count."""
+        """Return the middle one of the indexed tokens up to `token`, without the start sentinel; None if there is
+        none."""
         known = sorted(one for one in self._index if one != START and not is_before(token, one))
         return known[(len(known) - 1) // 2] if known else None
 
@@ -281,7 +282,7 @@ class Tape:
         self.cost += BLOCK_COST + block.size + token_cost(start) + token_cost(end)
 
     def _align_end(self, start: str, end: str, pieces: Sequence[bytes], size: int) -> None:
-        """Index `end` in the block that holds the bytes after `start`, which is indexed."""
+        """Index `end` in the block that holds the bytes after `start`.  `start` must be indexed."""
         block, position = self._index[start]
         lead = 1 if self.is_json and position > 0 else 0
         stop = position + lead + size
@@ -337,7 +338,7 @@ class Tape:
     def drop_through(self, token: str) -> int:
         """Drop `token`, all earlier tokens and their bytes, because the origin has trimmed them; return the cost freed.
 
-        The tail and the closure are forgotten too, unless the tail lies after `token`.
+        The tail and the final offset of a closed stream are forgotten too, unless the tail lies after `token`.
         """
         if self.tail is not None and not is_before(token, self.tail):
             self.tail = None
@@ -355,7 +356,7 @@ class Tape:
                     self._shorten(block, *kept)
         for block in self._blocks.values():
             block.unmark(is_dropped)
-            # A dropped block may have ended at the same token as this block.
+            # If a dropped block ended at the same token, this block takes its place in `_ending`.
             self._ending.setdefault(block.end, block)
         for held in (self._index, self._hops):
             for known in [known for known in held if is_dropped(known)]:
@@ -401,7 +402,8 @@ class Tape:
         self.cost -= shift
 
     def drop_all(self) -> int:
-        """Drop all bytes and tokens, but keep the tail and the closure; return the cost freed."""
+        """Drop all bytes and tokens, but keep the tail and the final offset of a closed stream; return the cost
+        freed."""
         before = self.cost
         self._clear()
         return before - self.cost

@@ -1,7 +1,7 @@
 """The interface to the origins: `Upstream` sends a request, and a `Requester` receives its outcome.
 
-The `Upstream` notifies a requester by plain calls, without a task.  Relays are requesters themselves, because they are
-many: each relayed client request has a relay.  Most other callers await a reply: `answer_to` adapts the calls to an
+The `Upstream` notifies a requester by plain calls, without a task.  Relays, of which there is one for each relayed
+client request, are requesters themselves.  Most other callers await a reply: `answer_to` adapts the calls to an
 awaitable.
 """
 
@@ -25,7 +25,7 @@ class Requester(Protocol):
 
     @property
     def sent(self) -> Callable[[], object]:
-        """Return a callback for each attempt to send the request."""
+        """Return a callback that is called for each attempt to send the request."""
 
     def informed(self, interim: Interim) -> None:
         """Handle an interim (1xx) reply."""
@@ -36,9 +36,8 @@ class Requester(Protocol):
     def failed(self, error: GatewayError) -> None:
         """Handle a failure before the head.
 
-        `error` is one of UpstreamUnreachable, UpstreamTimeout and UpstreamBroken.  It is CircuitOpen if no origin may
-        be used, and UpstreamCongested if no connection was free in time.  It may also be the error that the request
-        body raised.
+        `error` is CircuitOpen if no origin may be used, and UpstreamCongested if no connection was free in time.
+        Otherwise it is UpstreamUnreachable, UpstreamTimeout, UpstreamBroken, or the error that the request body raised.
         """
 
 

@@ -199,9 +199,9 @@ class AuthServices:
     ) -> WaitingRequest:
         """Ask the question unless it is being asked, and call `ready` when the answer has arrived or failed.
 
-        `net` is the network of the client whose request waits.  If this client request is the first with the question
-        and the service refuses it, `refused` is called, even if the client has left.  Raises Undecided if too many
-        requests wait or the question may not be asked now.
+        `net` is the network of the client whose request waits.  If the service refuses, `refused` is called for the
+        first client request with the question, even if its client has left.  Raises Undecided if too many requests wait
+        or the question may not be asked now.
         """
         count = self._waiting[net]
         if self._waiting_total >= MOST_WAITING or count >= MOST_WAITING // 4:

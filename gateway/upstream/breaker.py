@@ -24,15 +24,16 @@ the origin serves streams.  Therefore the latest own probe decides which clients
     no result                       One client's request passes every `CLIENTS_TURN_S`.
 
 A successful client's request closes the breaker.  Two successful own probes in a row also close the breaker, if no
-client's request was admitted in between.  If a client's request was admitted or failed after a successful own probe,
-own probes close the breaker only after `QUIET_S` without a client's request.  Followers' live requests count as
-clients' requests.  An origin may hold a live request without an answer, so such a request does not prevent own probes
-from closing the breaker.
+client's request was admitted in between.  If a client's request is admitted or fails after a successful own probe, own
+probes must wait: they close the breaker only after `QUIET_S` without a client's request.  Followers' live requests
+count as clients' requests.  An origin may hold a live request without an answer, so such a request does not prevent own
+probes from closing the breaker.
 
-An admitted request holds a `Permit`, and returns the permit with the request's result.  The permit has the number of
-the breaker's current state, its term.  The result of a request from an earlier term is ignored, because the origin may
-have changed since.  The open time is reset only after the breaker has been closed for the longest open time.  An origin
-that answers probes but fails under load therefore gets no extra traffic.
+An admitted request holds a `Permit`, and returns the permit with the request's result.  Each change of state begins a
+new term, and a permit has the number of its term.  The result of a request from an earlier term is ignored, because the
+origin may have changed since.  The open time starts again from its first length only if the breaker was closed for at
+least the longest open time.  For an origin that answers probes but fails under load, the open time therefore keeps
+growing.
 """
 
 from __future__ import annotations
@@ -304,7 +305,7 @@ class Breaker:
             self.count_success(now)
 
     def count_success(self, now: float) -> None:
-        """Record that the origin has answered a request, while the breaker is closed."""
+        """Record that the origin has answered a request.  Must be called only while the breaker is closed."""
         self._is_proved = True
         self._consecutive = 0
         window = self._window
@@ -387,6 +388,7 @@ class Breaker:
             self._open(event, now, is_own=is_own)
             if event is Event.TRIPPED:
                 # If no client's request has succeeded since own probes closed the breaker, the probes were misleading.
+                # Own probes then close the breaker only after `QUIET_S` without a client's request.
                 self._is_vouched = not self._is_proved
                 self._alone_from = -inf if self._is_proved else self._until + QUIET_S
         elif state is BreakerState.CLOSED:
@@ -424,7 +426,8 @@ class RetryBudget:
 
 
 class RouteRetries:
-    """A route's use of an origin's retry budget.  Each request adds `ratio` tokens.  0 disables retries."""
+    """A route's use of an origin's retry budget.  Each request adds `ratio` tokens.  A `ratio` of 0 disables
+    retries."""
 
     __slots__ = ("_budget", "_ratio")
 

@@ -40,8 +40,8 @@ _BUFFERED_BYTES: Final = 1 << 16
 class OriginClient:
     """Sends requests.  `close` ends all connections.
 
-    A URL with the scheme `route` goes to one of the route's origins, which `origins` has.  Any other URL is used as it
-    is.
+    If the URL of a request has the scheme `route`, the request goes to one of the route's origins, as listed in
+    `origins`.  Any other URL is used as it is.
     """
 
     def __init__(
@@ -193,8 +193,8 @@ class _RoutedExchange(Exchange):
 
     def _failed(self, error: GatewayError) -> None:
         if isinstance(error, UpstreamCongested):
-            # Do not try the next origin.  Otherwise, all streams would move between the origins whenever many requests
-            # arrive together.
+            # No slot was free in time.  Do not try the next origin.  Otherwise, all streams would move between the
+            # origins whenever many requests arrive together.
             self._requester.failed(error)
             return
         assert self._sent is not None

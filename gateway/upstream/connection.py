@@ -232,7 +232,7 @@ class Connection(asyncio.Protocol):
             if (hint := headers.get(_KEEP_ALIVE)) is not None:
                 kept_s = keep_alive.kept_s(hint)
         if kept_s <= keep_alive.rest_s:
-            # The idle time would end before the connection's rest.
+            # The idle time would be over before the rest ends, so the connection could never be used again.
             self.drop()
             return
         self.is_reused = True
@@ -305,8 +305,8 @@ class Connection(asyncio.Protocol):
     # -- from the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Create both objects only now, because they refer to the connection.  A failed attempt to connect does not call
-        # `connection_lost`, and would leave the reference cycle behind.
+        # Create the deadline and the parser only now, because they refer to the connection.  A failed attempt to
+        # connect does not call `connection_lost`, and would leave the reference cycle behind.
         self.deadline = Deadline(self._loop, self._timed_out)
         self._parser = ReplyParser()
         self._transport = cast("asyncio.Transport", transport)

@@ -7,9 +7,9 @@ one slot in either case, so there are never more busy connections than slots.
 An HTTP/2 connection takes requests up to the origin's MAX_CONCURRENT_STREAMS and the session's own bound, and only
 while its send window is open.  If no connection takes a request, another connection is opened.
 
-A connection takes no more requests when it has reached its age, or when the origin's name no longer resolves to its
-address.  Idle connections need no slots.  Busy and idle connections together do not exceed the number of slots.  If a
-new connection would exceed this number, the connection that has been idle the longest is closed.
+A connection takes no more requests when it has reached its age bound, or when the origin's name no longer resolves to
+its address.  Idle connections need no slots.  Busy and idle connections together do not exceed the number of slots.  If
+a new connection would exceed this number, the connection that has been idle the longest is closed.
 
 Only `acquire` waits, for at most `SlotLimits.wait_s`.
 """
@@ -252,8 +252,8 @@ class ConnectionPool:
         if found is not None:
             return found
         if self._slots.exceeded_by(len(self) + len(self._idle)):
-            # A new connection would replace an idle connection, which costs more than the early reuse of a resting
-            # connection.
+            # A new connection would require closing an idle one.  Reusing a connection that still rests
+            # (`gateway.upstream.keep_alive`) costs less.
             found = self._idle.take_resting(endpoint, now, named, is_head=is_head)
         return found or (self._stream(endpoint, now, named) if self._http2 else None)
 

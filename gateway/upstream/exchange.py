@@ -3,8 +3,8 @@
 Events drive an exchange by plain calls: a connection is ready, a head has arrived, something has failed.  The exchange
 notifies its `Requester` by plain calls too.  A task runs only while the exchange waits for a connection.
 
-All waits are bounded: for a slot, for the connection, for the first byte, for each part of a body, and in total.  The
-bound on the first byte begins after the wait for a slot, which is not the origin's fault.
+All waits are bounded: for a slot (the right to a connection), for the connection, for the first byte, for each part of
+a body, and in total.  The bound on the first byte begins after the wait for a slot, which is not the origin's fault.
 
 Bodies are passed on as they are.  Nothing is decompressed, no redirect is followed, no cookie is kept, and a `101` is
 refused.  Reading a truncated body raises an exception, so a body that was read without an exception is complete.  This
@@ -112,7 +112,7 @@ class Exchange:
         self._requester = requester
         self._call = call
         self._sent = sent
-        """The request in the state of its origin; None for a host without a state."""
+        """The request, as recorded in the state of its origin; None for a host without such a state."""
         self._span: ExchangeSpan | None = None
         self._lane: Lane
         self._deadline: float
@@ -227,7 +227,7 @@ class Exchange:
         return None
 
     async def _bounded(self, dial: Coroutine[None, None, T]) -> T:
-        """Await `dial`, also within the time bound of the exchange.  The origin's state can end the wait."""
+        """Await `dial`, but no longer than until the head of the reply is due.  The origin's state can end the wait."""
         bound = asyncio.timeout_at(self._by if self._by < inf else None)
         try:
             async with bound:

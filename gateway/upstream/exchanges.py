@@ -47,7 +47,8 @@ class Exchanges:
         return self.time()
 
     def share_among(self, hosts: int, routes: int) -> None:
-        """Divide the slots among this many hosts and routes, so that a host that hangs does not use up all of them."""
+        """Divide the slots (`gateway.upstream.slots`) among this many hosts and routes, so that a host that hangs does
+        not use up all slots."""
         self.shared.share_among(hosts, routes)
         self.live.share_among(hosts, routes)
 

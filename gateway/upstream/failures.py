@@ -106,8 +106,8 @@ def is_no_sign(error: BaseException, *, is_patient: bool, is_reused: bool) -> bo
     `is_reused`: the connection had carried other requests, and was lost before any byte of the reply.  This does not
     count, because an origin may close idle connections at any time.  The next request will use a new connection.
 
-    Two further failures do not count: the refusal of too many interim replies, and a loss that another request has
-    reported.
+    Two further failures do not count: the gateway's refusal of too many interim replies, and a loss that another
+    request has reported.
     """
     if isinstance(error, ConnectionLost | ReplyBroken) and error.is_reported:
         return True

@@ -8,9 +8,9 @@ Two bounds apply to the body.  First, the fetch pauses while all readers are mor
 the received data.  The origin's reply is therefore read as fast as the fastest client reads.
 
 Second, a body larger than `keep_bytes` is not kept.  Chunks of such a body are dropped after all readers have read
-them, so no more readers may attach.  A reader that is more than `keep_bytes` behind is dropped.  Otherwise one slow
-client would keep the whole body in memory.  With a small `keep_bytes` the limit for a reader is two windows, because
-even the fastest reader may be that far behind.
+them, so no more readers may attach.  A reader that is more than `keep_bytes` behind the end of the received data is
+dropped.  Otherwise one slow client would keep the whole body in memory.  With a small `keep_bytes` the limit for a
+reader is two windows, because even the fastest reader may be that far behind.
 """
 
 from __future__ import annotations
@@ -225,8 +225,8 @@ class Flight(SharedFetch):
         self.inflow = _UNBOUNDED
         """Bounds the rate at which the flight's reply and its readers add bytes to memory."""
         self.shared: SharedBytes | None = None
-        """Counts the body's bytes once for all holders: the readers, and later the tape (the stream in memory).  None
-        until a holder asks for it.
+        """Counts the body's bytes once for all holders: the readers, and later the tape (the stream's bytes in memory).
+        None until a holder asks for it.
         """
         self.is_kept = True
         """Whether the body is kept from its beginning."""
@@ -244,7 +244,8 @@ class Flight(SharedFetch):
         """Cancels the fetch; None once the fetch is over."""
         self.span: FlightSpan = NO_FLIGHT
         self.fetched = 0
-        """The body bytes received from the origin, including brackets, refusals and failed attempts."""
+        """The body bytes received from the origin, including the brackets of JSON arrays, the bodies of refusals, and
+        the bytes of failed attempts."""
         self.sharers = 0
         """The number of requests that have started or joined the flight; counted only with an access log.  The log also
         owns `accounted`, `accounted_requests`, `holders` and `is_led`.
@@ -321,8 +322,8 @@ class Flight(SharedFetch):
         self.changed.fire()
 
     def land_whole(self, body: list[bytes], size: int) -> None:
-        """Set the whole body, which has arrived at once, and end the flight.  It has `size` bytes in pieces that are
-        not empty.
+        """Set the whole body, which has arrived at once, and end the flight.  The body has `size` bytes, in pieces of
+        which none is empty.
         """
         self.kept, self.size, self.length = body, size, size
         if size > self.keep_bytes:
@@ -356,7 +357,8 @@ class Flight(SharedFetch):
         )
 
     async def until_wanted(self) -> None:
-        """Wait while the fastest reader is more than a window behind.  Return early if `spools` or `must_go` is set."""
+        """Wait while the fastest reader is more than a window behind.  Return early if other requests wait for the
+        connection (`spools`, `must_go`)."""
         if self._room is None:
             self._room = Signal()
         while not (self.is_wanted or self.spools or self.must_go):

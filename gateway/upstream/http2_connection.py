@@ -76,7 +76,8 @@ class Http2Connection(asyncio.Protocol):
         """When the connection is too old for another exchange (the loop's clock)."""
         self.session = ClientSession(counts)
         self.greeting: asyncio.Future[type[NotConnected] | None] = loop.create_future()
-        """Resolved with None when the origin's SETTINGS arrive, or with an exception type if the connection ends first.
+        """A future that is resolved with None when the origin's SETTINGS arrive, or with an exception type if the
+        connection ends first.
         """
         self.lost_by: Exception | None = None
         """The transport's error that ended the connection."""
@@ -214,7 +215,7 @@ class Http2Connection(asyncio.Protocol):
             self._owner.went_away(self)
 
     def _lose(self, why: Callable[[], ConnectionLost | ReplyBroken], *, is_http2: bool = True) -> None:
-        """Fail all exchanges, each with a new error from `why`.  `is_http2`: the origin speaks HTTP/2."""
+        """Fail all exchanges, each with a new error made by `why`.  `is_http2`: the origin speaks HTTP/2."""
         if self._is_lost:
             return
         self._is_lost = True

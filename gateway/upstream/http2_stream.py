@@ -2,7 +2,7 @@
 
 An exchange lasts until both the request and the reply have ended, or until either side resets the stream.  Body and
 reply may be sent at the same time.  If the origin's flow-control windows are exhausted, the body waits in the session,
-and the gateway does not read from the body's client.  While a reply is not read, the stream's window is not extended.
+and the gateway reads no more of it from the client.  While a reply is not read, the stream's window is not extended.
 
 Each exchange has a deadline.  When the deadline passes, the stream is reset, and the connection sends a PING to check
 that the origin still answers.

@@ -156,7 +156,7 @@ class IncomingReply:
             self.connection.deadline.move(by)
 
     async def changed(self) -> None:
-        """Wait for the next change."""
+        """Wait until data arrives, or the reply ends or fails."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.on_change = partial(_wake, waiter)
         try:

@@ -78,7 +78,7 @@ class _Live:
 
 
 class OriginPool:
-    """The origins of one route.  Owner of the pins of live streams and of the remembered leaders."""
+    """The origins of one route.  Owner of the choices of origins for live streams, and of the remembered leaders."""
 
     def __init__(self, route: str, clock: Clock) -> None:
         self.route = route
@@ -330,7 +330,7 @@ def authorities_of(config: RouteConfig) -> tuple[str, ...]:
 
 
 def origin_names(configs: Sequence[RouteConfig]) -> dict[str, str]:
-    """Return, by route name, the name of the origin for the keys of streams in memory.
+    """Return for each route the origin name that the keys of its streams contain.
 
     All origins of one route serve the same streams.  If two routes have an origin in common, all their origins serve
     the same streams.  The name of such a set is its first origin in the configuration.

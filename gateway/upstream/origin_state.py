@@ -346,8 +346,8 @@ class OriginRequest:
     def gave_up(self, error: BaseException, *, by_client: bool, is_reused: bool = False) -> bool:
         """Record that the request has ended without a head; return whether `restart_elsewhere` ended it.
 
-        `by_client`: its client is the cause.  `is_reused`: the connection has carried other requests, and no byte of
-        the reply has arrived.
+        `by_client`: the client of the request is the cause.  `is_reused`: the connection has carried other requests,
+        and no byte of the reply has arrived.
         """
         is_patient = self.is_live and not self._permit.is_own
         if by_client or is_no_sign(error, is_patient=is_patient, is_reused=is_reused):

@@ -41,7 +41,7 @@ class Stallable(Protocol):
 
     is_stalled: bool
     lane: Lane | None
-    """The lane of the reply's slot; None if the slot must not be reclaimed."""
+    """The lane of the reply's slot (`gateway.upstream.slots`); None if the slot must not be reclaimed."""
     on_reclaim: Callable[[], object]
     """Called when the reply must release its slot."""
 
@@ -114,7 +114,7 @@ class BodySource(Protocol):
         """Fail with TimeoutError unless more data arrives by this time (the loop's clock)."""
 
     async def changed(self) -> None:
-        """Wait for the next change.  Replaces `on_change`."""
+        """Wait until data arrives, or the body ends or fails.  Replaces `on_change`."""
 
     def break_off(self, why: str) -> None:
         """End the exchange with ConnectionLost, unless the body is complete."""
@@ -225,7 +225,7 @@ class Reply:
             except Exception as error:
                 failures.append(error)
                 is_over = True
-            # `take` may have cancelled the task that awaits `over`.
+            # `take` may have cancelled the task that awaits `over`, which also cancels `over`.
             if is_over and not over.done():
                 over.set_result(None)
 
@@ -246,7 +246,8 @@ class Reply:
         incoming, now = self._incoming, 0.0
         try:
             if not incoming.has_ended and (now := asyncio.get_running_loop().time()) >= self._deadline:
-                # A slow reader whose buffer is never empty would otherwise hold the connection for ever.
+                # Check the total time here too.  Otherwise a slow reader that always finds data in the buffer would
+                # hold the connection for ever.
                 raise TimeoutError
             chunk = incoming.take()
         except TimeoutError as error:

@@ -138,7 +138,7 @@ class Resolver:
             entry.failed.append(address)
 
     def refresh(self, host: str, port: int) -> None:
-        """Resolve a cached name again in the background, if its time is over."""
+        """Resolve a cached name again in the background, if its time in the cache is over."""
         entry = self._entries.get((host, port))
         if entry is not None and self._now() >= entry.until:
             self._start(host, port)

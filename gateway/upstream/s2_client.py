@@ -1,7 +1,7 @@
 """The gateway's own requests to an S2 origin for one stream, and the outcomes of these requests.
 
-Reads are in protobuf, even if the client asked for JSON.  Both the engine's reads of S2 streams and the bridge use this
-client.  The engine and the bridge decide how an outcome affects the records in memory.
+Reads are in protobuf, even if the client asked for JSON.  Both the engine's reads of S2 streams and the bridge
+(`gateway.bridge`) use this client.  The engine and the bridge decide how an outcome affects the records in memory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _WRITTEN: Final = range(200, 300)
 
 @dataclass(frozen=True, slots=True)
 class FoundRecords:
-    """The origin's records from the start of the read, within its limits.
+    """The origin's records from the start of the read, within the limits of the read.
 
     The list is empty if the first record exceeds the limits, or if no record is left between the start and the tail.
     """

@@ -230,7 +230,7 @@ class Slots:
         return [lane for lane in self._crowded if lane.queue.has_next and not lane.has_room]
 
     def exceeded_by(self, connections: int) -> bool:
-        """Return whether this many connections exceed the bound."""
+        """Return whether this many connections exceed the number of slots."""
         return connections > self._slots
 
     def share_among(self, hosts: int, routes: int) -> None:
@@ -339,7 +339,7 @@ class Slots:
         return lane.after_upload
 
     def _is_at_bound(self, lane: Lane, client: str) -> bool:
-        """Return whether the client has reached its bound on slots, at the lane's host or in all."""
+        """Return whether the client has reached its bound on slots, at the lane's host or in total."""
         return (
             lane.taken_by.get(client, 0) >= self._client_host_limit
             or self._all.taken_by.get(client, 0) >= self._client_limit
