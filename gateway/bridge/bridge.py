@@ -36,7 +36,7 @@ from gateway.upstream.s2_client import S2Client
 ALLOWED: Final = "GET, HEAD, PUT, POST, DELETE, OPTIONS"
 
 _PASSED: Final = ("Via", "CDN-Loop", "Forwarded", "X-Forwarded-For", "traceparent", "tracestate")
-"""Headers that S2 requests pass on, in addition to the credentials."""
+"""The headers of the engine's request that the S2 requests repeat, in addition to the credentials."""
 
 _MOST_WAIT_S: Final = 60
 """The longest wait of a unary read in S2, in seconds."""
@@ -145,7 +145,7 @@ class Bridge:
             case "HEAD":
                 return await reads.head(asked)
             case "GET" if mode in (LIVE_SSE, LIVE_LONG_POLL) and asked.offset is None:
-                # Section 5.7 requires an offset.  With caching, the engine has checked that already.
+                # Section 5.7 requires an offset.  The gateway has checked that already, unless it relays the request.
                 return text(400, "A live read needs an offset")
             case "GET" if mode == LIVE_SSE:
                 return await live.open_sse(asked, self._tasks)

@@ -1,17 +1,18 @@
 """Records as the content of a stream: the records that readers see, and the three forms of content.
 
-Commands are not part of the content.  They have sequence numbers, so an offset may advance without bytes.
+Commands are not part of the content.  Commands have sequence numbers, so an offset may advance without bytes.
 
-A stream is closed by a `fence` command with the token `CLOSE_TOKEN`, the *close marker*.  Its sequence number is the
-stream's final offset, and records after it are ignored.  The marker also stops further appends: each append of the
-bridge carries `OPEN_TOKEN`, and S2 refuses it if the stream has another fencing token.
+A stream is closed by a `fence` command with the token `CLOSE_TOKEN`, the *close marker*.  The marker's sequence number
+is the stream's final offset, and records after the marker are ignored.  The marker also stops further appends: each
+append of the bridge carries `OPEN_TOKEN`, and S2 refuses it if the stream has another fencing token.
 
 The forms are:
 
     json       The body of each record is one message.  A record whose body is not JSON becomes the message
-    `{"s2_record": ...}` with the record in envelope form, so that the rest of the stream stays readable.  bytes
-    The bodies are concatenated.  envelope   Each record is one message `{"seq_num", "timestamp", "headers", "body"}`.
-    If the record has bytes that are not UTF-8, all its bytes are in base64, and the message has `"format": "base64"`.
+               `{"s2_record": ...}` with the record in envelope form, so that the rest of the stream stays readable.
+    bytes      The bodies are concatenated.
+    envelope   Each record is one message `{"seq_num", "timestamp", "headers", "body"}`.  If the record has bytes that
+               are not UTF-8, all its bytes are in base64, and the message has `"format": "base64"`.
 
 `json` and `envelope` are JSON streams.  An append turns each message into a record in the same form.  In a `bytes`
 stream, the body of an append becomes one record.
@@ -93,7 +94,7 @@ def page_of(records: Sequence[Record]) -> Page:
             closed_at = record.seq_num
             break
     end = records[-1].seq_num + 1 if closed_at is None else closed_at
-    # Even records after the close marker may have been trimmed.
+    # A trim after the close marker may name a sequence number beyond the end.
     return Page(tuple(data), end, closed_at is not None, min(trimmed_by(records), end))
 
 
@@ -169,11 +170,12 @@ def split_messages(body: bytes, most: int = MAX_BATCH_RECORDS) -> list[bytes]:
 
 
 def _containers(body: bytes) -> int:
-    """Return the number of arrays and objects in the body.  A result up to `MOST_CONTAINERS` may be too high."""
+    """Return the number of arrays and objects in the body.  If there are at most `MOST_CONTAINERS`, the result may be
+    higher than the true number, but not higher than this limit."""
     most = body.count(b"[") + body.count(b"{")
     if most <= MOST_CONTAINERS:
         return most
-    # Leave out strings, whose brackets do not begin containers.
+    # Do not count brackets in strings, because these do not begin containers.
     outside = b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
     return outside.count(b"[") + outside.count(b"{")
 
@@ -304,7 +306,7 @@ def _from_envelope(message: bytes) -> AppendRecord:
     try:
         fields = orjson.loads(message)
     except orjson.JSONDecodeError as error:
-        # It is JSON, but with half a surrogate pair, or with a number that no field can hold.
+        # The text is JSON, but has half a surrogate pair, or a number that no field can hold.
         raise BadContent(f"Not a record: {error}") from None
     form = fields.get(_FORMAT, Format.RAW.value) if isinstance(fields, dict) else None
     if form not in tuple(Format):

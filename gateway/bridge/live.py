@@ -107,13 +107,14 @@ def _sse(asked: BridgedRequest, body: MadeBody | bytes) -> Made:
 
 
 def _ended(asked: BridgedRequest, tail: int, *, is_closed: bool) -> Made:
-    """Return an answer that states the tail and ends, for an offset beyond the tail."""
+    """Return the answer to a read from an offset beyond the tail.  The answer states the tail and ends."""
     control = Control(offset_at(tail), asked.next_cursor(), True, is_closed)
     return _sse(asked, encode_control(control))
 
 
 async def _batches(session: Reply) -> AsyncGenerator[ReadBatch]:
-    """Yield the batches of a session.  Raises _Ended if it ends with an error, or a GatewayError if it is lost."""
+    """Yield the batches of a session.  Raises _Ended if the session ends with an error, or a GatewayError if the
+    session is lost."""
     frames = FrameReader()
     async with session:
         async for chunk in session.chunks():
@@ -146,7 +147,7 @@ class _Events:
         """The state of the stream as known when the session was requested."""
         position = known.position
         self._overlap = position if position is not None and 0 < place == position.seq_num else None
-        """The position after the record that is read again, until records have arrived."""
+        """The position after the record that is read again; None once records have arrived."""
         self._is_begun = False
         self._is_told = False
         """Whether the latest control event has stated that the client is at the tail."""

@@ -39,7 +39,7 @@ from gateway.upstream.s2_client import (
 )
 
 _MOST_INCARNATIONS: Final = 3
-"""How many times the stream may be re-created during one read.  After one more, the read fails."""
+"""How many times the stream may be re-created during one read.  After one more re-creation, the read fails."""
 
 _MOST_COMMAND_BYTES: Final = 64
 """The metered size limit of a command.  The largest command is a fence with a token of 36 bytes: it has 51 bytes."""
@@ -99,7 +99,7 @@ class Call:
             if self.sighting.known().incarnation == known.incarnation:
                 if isinstance(outcome, FoundRecords):
                     self.sighting.saw_records(known, outcome.records, is_proof=True)
-                    # The page may have one record fewer if the last known record was read again.
+                    # A full page has one record fewer if the last known record was read in the same request.
                     is_full = len(outcome.records) >= MAX_BATCH_RECORDS - 1 or (
                         2 * total_metered_bytes(outcome.records) >= MAX_BATCH_METERED_BYTES
                     )
@@ -193,7 +193,7 @@ class Call:
     def _is_doubtful(self, known: KnownSighting, outcome: S2Outcome, joined: FoundRecords | None) -> bool:
         """Return whether the stream must be checked before the outcome is joined with earlier records.
 
-        `joined` is the outcome if the same reply contained the record before it.
+        `joined` is the outcome if its reply also contained the last known record, else None.
         """
         closed_at = self.sighting.closed_at
         match outcome:

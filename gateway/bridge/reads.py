@@ -20,10 +20,10 @@ from gateway.s2.records import Record, is_command, total_metered_bytes
 from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
 
 MOST_ANSWER_BYTES: Final = 1024 * 1024
-"""The size in metered bytes at which an answer ends before the tail."""
+"""An answer that has this size, in metered bytes, ends even before the tail."""
 
 MOST_ANSWER_PAGES: Final = 16
-"""The number of pages at which an answer ends before the tail.  Pages may be small, or consist of commands, which are
+"""An answer that has this many pages ends even before the tail.  Pages may be small, or consist of commands, which are
 not part of the answer."""
 
 _LOOK_BACK: Final = 64
@@ -81,8 +81,8 @@ class _Answer:
 async def tail_of(asked: BridgedRequest) -> Tail | S2Refused:
     """Return where the stream ends now.  Raises a GatewayError.
 
-    The last record shows whether the stream is closed.  The last record is read only if it is not known.  The read has
-    a size limit, so that the body of a large record is not transferred.
+    The last record shows whether the stream is closed.  That record is read from the origin only if it is not known
+    yet.  The read has a size limit, so that the body of a large record is not transferred.
     """
     call, sighting = asked.call, asked.call.sighting
     tail = await call.tail()

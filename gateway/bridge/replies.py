@@ -77,7 +77,7 @@ class MadeBody:
             self._changed()
 
     async def room(self) -> None:
-        """Wait until the reader has taken the bytes that are there.  The caller is cancelled if the reader leaves."""
+        """Wait until the reader has taken the bytes written so far.  The caller is cancelled if the reader leaves."""
         while self._size > HIGH_WATER_BYTES and not self._is_over:
             self._room = asyncio.Event()
             await self._room.wait()
@@ -252,7 +252,8 @@ class BridgedRequest:
         return next_cursor(self.clock.wall(), self.cursor, self.rng)
 
     def etag(self, end: str, *, is_closed: bool) -> str:
-        """Return the tag of the bytes from the requested offset to `end`, which names the stream's incarnation."""
+        """Return the entity tag of the bytes from the requested offset to `end`.  The tag names the stream's
+        incarnation."""
         return f'"{self.call.sighting.identity}:{self.start_offset}:{end}{":c" if is_closed else ""}"'
 
     def add_page(self, page: Page) -> None:

@@ -146,7 +146,7 @@ class S2Sighting:
         return KnownSighting(self._incarnation, self._position, self._mark)
 
     def has_read_to(self, tail: StreamPosition) -> bool:
-        """Return whether the last record before this tail, which may be the close marker, was read."""
+        """Return whether the last record before this tail was read.  That record may be the close marker."""
         return tail.seq_num == 0 or tail == self._read_to
 
     def saw_tail(self, known: KnownSighting, tail: StreamPosition) -> None:
@@ -160,14 +160,15 @@ class S2Sighting:
     def saw_records(self, known: KnownSighting, records: Sequence[Record], *, is_proof: bool = False) -> None:
         """Process consecutive records, at least one, from a reply.
 
-        `is_proof` states that they are known to belong to the same stream.
+        `is_proof` states that the records are known to belong to the same stream.
         """
         last = records[-1]
         is_other = False
         if (position := known.position) is not None:
             index = position.seq_num - 1 - records[0].seq_num
             if index >= len(records):
-                # All records are before the position, where timestamps are not later.
+                # All records are before the known position.  In the same stream, their timestamps cannot be later than
+                # the timestamp at that position.
                 is_other = last.timestamp > position.timestamp
             elif index >= 0:
                 is_other = records[index].timestamp != position.timestamp
@@ -200,8 +201,8 @@ class S2Sighting:
     ) -> None:
         """Apply a position from a reply.
 
-        `is_other` states that it belongs to a re-created stream.  If it does not, `is_known` states that the position
-        certainly belongs to the known stream.
+        `is_other` states that the position belongs to a re-created stream.  If it does not, `is_known` states that the
+        position certainly belongs to the known stream.
         """
         if known.incarnation != self._incarnation:
             # The request was sent before the stream was re-created, so the reply may belong to either stream.

@@ -1,8 +1,8 @@
 """Creating, appending to, closing and deleting a stream.
 
-An append is one atomic S2 append.  The append requires the fencing token of a stream without a fence.  So S2 refuses
-the append after the stream was closed, or after an S2 writer has fenced it.  The close marker (`content.py`) is
-appended atomically with the last messages.
+An append is one atomic S2 append.  The append states the fencing token of a stream that is not fenced.  So S2 refuses
+the append if the bridge has closed the stream, or if an S2 writer has fenced the stream.  The close marker
+(`content.py`) is appended atomically with the last messages.
 
 Features that S2 cannot provide are refused with 501: `Stream-Seq`, idempotent producers, lifetimes and forks.
 """
@@ -135,7 +135,8 @@ async def append(asked: BridgedRequest, headers: CIMultiDict[str], body: Body) -
     if len(records) == closes and data:
         return text(400, "Empty arrays are not allowed")
     if asked.call.sighting.closed_at is not None:
-        # The fence may have been removed since.  Readers still stop at the close marker.
+        # An S2 writer may have removed the fence since, so S2 might accept the append.  But readers still stop at the
+        # close marker.
         tail = await tail_of(asked)
         if isinstance(tail, S2Refused):
             return refusal(tail)
@@ -171,7 +172,8 @@ def _closed(tail: Tail, data: bytes) -> Made:
 
 
 async def _unless_closed(asked: BridgedRequest, otherwise: Made) -> Made:
-    """Return the refusal of an append, unless the stream is closed: that is reported first (section 5.2)."""
+    """Return the refusal of an append: one that states the closure if the stream is closed (section 5.2), else
+    `otherwise`."""
     tail = await tail_of(asked)
     if isinstance(tail, S2Refused):
         return refusal(tail)

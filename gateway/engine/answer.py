@@ -34,7 +34,8 @@ class BodyRun(NamedTuple):
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether data derived from these bytes may be cached: the stream has dropped no bytes since the read."""
+        """Whether data made from this range, such as a compressed body, may be cached: the stream has dropped no bytes
+        since the read."""
         return self.edition == self.stream.version.edition
 
 
@@ -71,8 +72,8 @@ class Parts:
 
     @property
     def size(self) -> int:
-        """The known size in bytes.  For a flight, the announced length counts, or the received bytes if there are more
-        of them."""
+        """The known size in bytes.  A flight counts with its announced length, or with the bytes received if these are
+        more."""
         if not self._parts:
             return 0
         return sum(
@@ -81,10 +82,11 @@ class Parts:
         )
 
     def tag_size(self, is_json: bool) -> int | str:
-        """Return the body's length for use in its entity tag.
+        """Return the body's length, for the body's entity tag.
 
-        The result is the number of bytes in memory plus the lengths that the origin has announced for the flights.  If
-        a flight has no announced length, the result is a string that no other body has.
+        If the length is not known, the result is a string with two numbers: the bytes in memory, and the sum of the
+        lengths that the origin has announced for the flights.  If a flight has no announced length, the string is
+        unique.
         """
         if (length := self.length(is_json)) is not None:
             return length
@@ -94,18 +96,19 @@ class Parts:
 
     @property
     def copied(self) -> int:
-        """The number of bytes that only this answer keeps in memory, now or soon."""
+        """How many bytes take memory for this answer alone.  These bytes are copies of bytes on the tape (the stream's
+        bytes in memory), or the tape will replace them by a copy when it grows."""
         return sum(part.copied for part in self._parts if isinstance(part, _InMemory))
 
     def add_pieces(self, pieces: tuple[bytes, ...], copied: int, shared: SharedBytes) -> None:
-        """Add bytes in memory.  `copied` of the bytes belong to this answer alone; `shared` accounts for the other
-        bytes."""
+        """Add bytes in memory as the next part.  `copied` of the bytes take memory for this answer alone; `shared` is
+        the account of the other bytes."""
         if pieces:
             self._parts.append(_InMemory(pieces, sum(map(len, pieces)), copied, shared))
 
     @property
     def shared(self) -> SharedBytes | None:
-        """The account of the bytes in memory, without the bodies of flights; None if there are no such bytes."""
+        """The memory account of the parts that are in memory; None if all parts are flights."""
         return next((part.shared for part in self._parts if isinstance(part, _InMemory)), None)
 
     def attach(self, flight: Flight) -> None:

@@ -63,7 +63,7 @@ from gateway.upstream.flight import (
     is_awaited,
 )
 
-# Enum members are slow to reach in Python 3.11, and every catch-up read passes here.
+# Enum members are slow to reach in Python 3.11, so every catch-up read uses these constants.
 _COLLAPSED, _FAILED, _FOLLOWED, _HIT = Outcome.COLLAPSED, Outcome.FAILED, Outcome.FOLLOWED, Outcome.HIT
 _JOINED, _MISS, _REVALIDATED = Outcome.JOINED, Outcome.MISS, Outcome.REVALIDATED
 _STALE_IF_ERROR = Outcome.STALE_IF_ERROR
@@ -95,7 +95,8 @@ class CatchUp:
                 return await attempt.run()
             if (answer := attempt.at_once()) is not None:
                 return answer
-            # Use a new attempt: the bytes in memory may be dropped and fetched again while this attempt waits.
+            # `held` needs a new attempt: while this one waits, the bytes that it has taken may be dropped from memory
+            # and fetched again.
             return await self._patience.answer_or_held(
                 read, stream, attempt.run, lambda: _Attempt(self, read, stream).held()
             )
@@ -104,7 +105,7 @@ class CatchUp:
             raise
 
     def start_fetch(self, read: Read, stream: Stream) -> FirstRead:
-        """Launch the fetch for the first read of a stream.  The caller has created the stream's record for this
+        """Launch the fetch for the first read of a stream.  `stream` must be a record that was created for this
         read."""
         return FirstRead(self, read, stream, self.fetches.launch(stream, read.start, read.route, read.source))
 
@@ -119,12 +120,13 @@ class CatchUp:
             raise
 
     async def head(self, read: Read, stream: Stream) -> Answer | None:
-        """Answer a HEAD if the tail is known; return None if it must be relayed.  Raises like `answer`."""
+        """Answer a HEAD if the tail is known; return None if the HEAD must be relayed.  Raises like `answer`."""
         return await _Attempt(self, read, stream, NOW).head()
 
 
 class _Attempt:
-    """One attempt to answer a read, as a loop over `decide`.  It ends if the stream is re-created."""
+    """One attempt to answer a read: a loop that carries out the steps that `decide` returns, until one of them is an
+    answer.  If the stream is re-created, the attempt ends with TailMovedBack."""
 
     __slots__ = (
         "_clock",
@@ -184,7 +186,7 @@ class _Attempt:
                 return answer
 
     async def head(self) -> Answer | None:
-        """Return the answer to a HEAD; None if it must be relayed."""
+        """Return the answer to a HEAD; None if the HEAD must be relayed."""
         read, stream, progress = self._read, self.stream, self._progress
         if stream.head_headers is None and known_tail(stream, read.max_age_s, self._clock.now()) is not None:
             await self._fresh(METADATA)
@@ -311,7 +313,7 @@ class _Attempt:
             return None
         answer = await self._until_brought(topic, head.next_offset, _REVALIDATED, is_asked=True)
         if answer is None:
-            # The follower does not bring existing bytes, so its live request is stalled: restart it.
+            # The origin has bytes that the follower does not bring, so the live request is stalled: restart it.
             self._live.revalidate(stream)
         return answer
 
@@ -350,20 +352,20 @@ class _Attempt:
                 patience_s = read.route.config.collapse_wait_s
                 head = await self._fetches.head_within(flight, patience_s, read.source.client)
                 if isinstance(head, StreamHead):
-                    # The reply may have no bytes: in an empty stream, `-1` (the start) leads directly to the first
-                    # offset.
+                    # A reply without bytes can have another next offset: in an empty stream, a read from `-1` (the
+                    # start) leads directly to the first offset.
                     await flight.until_begun()
                 if isinstance(head, StreamHead) and head.next_offset != progress.at and flight.error is None:
-                    # Do not attach to a flight that is too large to keep.  It may take minutes, and would have to run
-                    # at full speed, too fast for some of its readers.
+                    # Do not attach to a flight that is too large to keep.  Such a flight may take minutes, and drops
+                    # the readers that are slower than the origin.
                     if flight.is_kept:
                         self.parts.attach(flight)
                         progress.at, self._has_joined = head.next_offset, True
                         progress.has_bytes = progress.has_bytes or flight.size > 0
                         return None
                 elif isinstance(head, NotShareable):
-                    # A reply that may not be shared does not state the tail to other readers.  Relay all waiting
-                    # readers in parallel.
+                    # Readers that wait for this reply cannot use it.  Relay them now, in parallel, rather than let each
+                    # launch a fetch after the other.
                     raise Uncacheable(head)
                 elif head is not None:
                     await flight.until_over()
@@ -433,8 +435,8 @@ class _Attempt:
         if isinstance(head, TailMovedBack):
             raise head.anew()
         if self._progress.at != read.start and isinstance(head, OriginError) and head.status == 410:
-            # The origin has trimmed the bytes before this offset, too, so its stream begins later.  Start again from
-            # the client's own offset.
+            # The origin has trimmed this offset, and thus also the bytes that the read has taken from memory.  Start
+            # again from the client's own offset.
             if stream.ended is None and stream.tape.knows_after(read.start):
                 raise Uncacheable(REFUSED_TO_ANOTHER)
             raise TailMovedBack
@@ -448,7 +450,7 @@ class _Attempt:
         raise head.anew()
 
     def held(self) -> Answer | None:
-        """Return the answer with bytes in memory for a read that has not begun.
+        """Return the answer with the bytes in memory.  Must be called on a new attempt.
 
         Returns None if these bytes must not be sent without the origin's answer.
         """

@@ -1,8 +1,8 @@
-"""Classifies an origin's reply for the readers that share it.
+"""Classifies the origin's reply to a flight (an upstream fetch that readers share).
 
-A reply is one of three things.  It is part of a stream, with bytes to store and perhaps the tail.  Or it is an error
-for all readers that wait for it.  Or it may not be shared, because it is personal (`gateway.protocol.sharing`), coded,
-of unknown length, or outside the protocol.
+There are three kinds of replies.  Most are part of a stream: they have bytes to store, and may state the tail.  Some
+are errors for all readers that wait for the reply.  The others may not be shared, because they are personal
+(`gateway.protocol.sharing`), have a content coding, do not state their length, or are not replies of the protocol.
 
 `classify` is pure: it turns the head of a reply, and the state of the stream when the request was sent, into the
 reply's *meaning*: an instance of one of the classes below.  `reply_recorder` applies the meaning to the stream in
@@ -79,11 +79,12 @@ class ReplyHead(Protocol):
 
     @property
     def shape(self) -> ReplyShape | None:
-        """The header lines that other replies of the origin have too; None if the head was not parsed line by line."""
+        """The header lines that this reply shares with other replies of the origin; None if the head was not parsed
+        line by line."""
 
     @property
     def own(self) -> Sequence[FieldLine]:
-        """The header lines that only this reply has."""
+        """The header lines of this reply that are not in `shape`."""
 
 
 class SharedRefusal(NamedTuple):
@@ -119,8 +120,8 @@ class Personal(NamedTuple):
 
     why: NotShareable
     lifetime: Lifetime | None
-    """The lifetime by this machine's clock, if the request was for metadata.  It limits how long the stream's other
-    replies may be repeated."""
+    """The lifetime by this machine's clock, if the request was for metadata.  This lifetime limits how long the
+    stream's other replies may be repeated."""
 
 
 def classify(
@@ -155,7 +156,8 @@ def classify(
     if ground is not None:
         return Personal(NotShareable(ground, is_personal=True), lifetime)
     is_closed = manner.is_closed
-    # For a request for the tail, `ReplyRecorder` detects a tail that has moved back.
+    # If the origin has stated `start` before, or if the request is for the tail, an earlier offset means that the tail
+    # has moved back.  `ReplyRecorder` detects that.
     is_beyond = is_fetch and not facts.has_seen and is_before(offset, start)
     up_to_date = is_closed or not is_fetch or manner.is_up_to_date
     return make(Learned, (start, offset, up_to_date, is_closed, is_beyond, headers, manner, lifetime))
@@ -180,7 +182,7 @@ async def read_error(reply: Reply, route: Route, source: Source) -> OriginError:
             body = await reply.read(_MAX_ERROR_BYTES)
         except UpstreamBroken:
             body = b""
-    # Under the other credential policies, all readers of a fetch have the same credentials.
+    # Unless the route is shared (`Route.is_shared`), all readers of a fetch have the same credentials.
     is_personal = route.is_shared and reply.status in _ALL_PERSONAL
     varies = route.varies_by_origin(reply.headers)
     return OriginError(reply.status, headers, body, source.headers if is_personal else None, varies)

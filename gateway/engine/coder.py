@@ -9,11 +9,12 @@ never the tape of the same stream.  The least recently used stream loses its com
 
 Small bodies are compressed on the event loop, larger ones in a thread (all libraries used here release the GIL).
 Requests for the same body share one job, and a job finishes even if its readers have left.  Compression is an
-optimisation: the plain bytes are sent if it fails, takes too long, is overloaded or saves too little.  An answer is
-compressed only when all its bytes are in memory, so that compression never delays bytes that could already be sent.
+optimisation: the plain bytes are sent if compression fails, takes too long, is overloaded or saves too little.  An
+answer is compressed only when all its bytes are in memory, so that compression never delays bytes that could already be
+sent.
 
 If a compressed body contains both a secret and bytes that an attacker controls, its length can reveal the secret
-(BREACH).  Set `compression = []` for routes whose streams mix them.
+(BREACH).  Set `compression = []` for routes whose streams mix secrets with such bytes.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ PATIENCE_S: Final = 1.0
 """How long a reader waits for its body to be compressed, in seconds.  After that the body is sent plain."""
 
 _WORTH: Final = 0.95
-"""A compressed body is used only if it is at most this share of the plain one."""
+"""A compressed body is used only if its size is at most this share of the plain body's size."""
 
 _NICENESS: Final = 10
 """Added to the thread's niceness (sched(7)), so that the loop gets the core whenever it has work."""
@@ -172,7 +173,7 @@ class Coder:
     async def code(self, read: Read, answer: Answer) -> Answer:
         """Compress the answer with the coding that the reader prefers, if any.
 
-        Returns the same object, on which the caller must still call `close`.
+        Changes and returns `answer`; the caller must still call its `close`.
         """
         wanted = self.wanted(read, answer)
         return answer if wanted is None else await self.coded(read, answer, wanted)
@@ -207,7 +208,7 @@ class Coder:
             return None
         _vary(answer)
         if not run.may_be_kept:
-            # The stream has dropped these bytes.  They must not be cached as its current bytes.
+            # The stream has dropped these bytes, so they must not be cached as its current bytes.
             return None
         if coding is None or "no-transform" in parse_cache_control(answer.headers.get("Cache-Control")):
             return None
@@ -238,7 +239,7 @@ class Coder:
     # -- making
 
     async def _make(self, wanted: Wanted, level: int) -> bytes | None:
-        """Compress the range, or wait for another request's job; return None if it is to be sent plain."""
+        """Compress the range, or wait for another request's job; return None if the body is to be sent plain."""
         job, pieces, size = wanted
         making = self._making.get(job)
         if making is None:
@@ -249,7 +250,7 @@ class Coder:
             making = self._begin(job, partial(_coded, CODERS[job.coding], level, pieces), size)
             if making is None:
                 return None
-        # Wait without cancelling: other requests share the job.
+        # A timeout must not cancel the job, because other requests share it.
         if not await wait_until(making, self._clock, PATIENCE_S):
             return None
         data: bytes | None = making.result()
@@ -349,7 +350,8 @@ class Coder:
         return answer
 
     def keep_coded(self, stream: Stream) -> None:
-        """Mark the stream's compressed bytes as recently used, for users that keep references to them."""
+        """Mark the stream's compressed bytes as recently used.  Must be called by code that sends these bytes from a
+        reference of its own."""
         if stream in self._kept:
             self._kept.move_to_end(stream)
 

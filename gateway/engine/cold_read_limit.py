@@ -1,8 +1,9 @@
 """Rate limits on reads of streams that are not in memory.
 
-Clients can invent names and queries of streams, and each such read costs memory here and a request to the origin.  Two
-limits therefore apply: one for each origin (`negative_cache`), and one for each client network
-(`client_new_streams_per_s`).  Reads by the gateway itself have no client network and count only towards the first.
+Clients can invent names and queries of streams, and each such read costs the gateway memory and the origin a request.
+Two limits therefore apply: one for each origin (`negative_cache`), and one for each client network
+(`client_new_streams_per_s`).  Reads by the gateway itself have no client network, so they count only towards the
+origin's limit.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class ColdReadLimit:
             self._rate.keep_empty(account, self._now(), until)
 
     def admits(self, route: Route, client: str) -> bool:
-        """Count a read by this client network.  Returns False, and counts nothing, if it exceeds a limit."""
+        """Count a read by this client network.  Returns False, and counts nothing, if the read exceeds a limit."""
         return self._take(route, client) is None
 
     def admit_read(self, route: Route, client: str) -> None:
@@ -76,7 +77,7 @@ class ColdReadLimit:
         raise TooManyRequests(retry_after_s(wait_s, self._rng), "Too many reads of new streams")
 
     def _take(self, route: Route, client: str) -> float | None:
-        """Count a read.  Returns None if it is admitted, else the seconds to wait or `_ABSENT`."""
+        """Count a read.  Returns None if the read is admitted, else the seconds to wait or `_ABSENT`."""
         if not self._negative_cache.may_ask(route, client):
             return _ABSENT
         rate = self._rate

@@ -1,26 +1,27 @@
-"""Confirmation of bytes in memory by the origin, and the limit on how long reads wait for it.
+"""Confirmation of bytes in memory by the origin, and a limit on how long reads wait for the origin.
 
 Bytes in memory are sent without asking the origin while they are fresh, and for `route.trust_s` at most
 (`Stream.reusable_s`).  After that they must be confirmed.  A confirmation is a request, shared by all readers, for the
-bytes at the first position to be served.  Only a reply for that position shows whether the origin has trimmed the
+bytes at the position where a reader starts.  Only a reply for that position shows whether the origin has trimmed the
 bytes.  A client's `no-cache` or `max-age` asks for a more recent confirmation.  A confirmation that is at most
 `LEAST_AGE_S` old is recent enough, so these clients cause at most one request a second for each stream.
 
 A reader that begins before the first confirmed position needs another confirmation.  If one confirmation is already
 valid, the next begins at the first position in memory, so that it covers all readers.  A third confirmation may be
-needed for the start sentinel, because the sentinel can name any position.  So a stream needs at most three
+needed for the start sentinel (`-1`), because the sentinel can name any position.  So a stream needs at most three
 confirmations, in whatever order its readers begin.
 
-If the origin has trimmed the first position in memory, the tape (the stream's bytes in memory) drops the bytes there.
-Then the reader's own position is confirmed.  Further confirmations begin midway between the two.  Each reply, whether
-it refuses or confirms, halves the number of positions in between.  A trim of n positions therefore costs about 2
-log2(n) requests.
+If the origin has trimmed the first position in memory, the tape (the stream's bytes in memory) drops the bytes at that
+position.  The next confirmation begins at the reader's own position.  Further confirmations begin midway between the
+first position that is still in memory and the reader's position.  Each reply, whether it refuses or confirms, halves
+the number of positions between these two.  A trim of n positions therefore costs about 2 log2(n) requests.
 
-`Patience` limits the wait for a silent origin.  A read that ends at the known tail asks the origin for more bytes.  A
-live read may ask whether the stream is still the same.  If the origin answers no request of the route for `PATIENCE_S`,
-the read gets the bytes in memory, as after a failure.  Such an answer does not state the tail, so the client continues
-from its end.  The fetch continues for other readers.  Until the origin answers again, further reads whose bytes are in
-memory do not wait at all.  If the origin answers other requests meanwhile, the read waits for at most `MOST_WAIT_S`.
+`Patience` limits the wait for a silent origin.  A read may have to ask the origin although its bytes are in memory: a
+catch-up read asks at the known tail for more bytes, and a live read asks whether the stream is still the same.  If the
+origin answers no request of the route for `PATIENCE_S`, the read gets the bytes in memory, as after a failure.  Such an
+answer does not state the tail, so the client continues from the end of these bytes.  The fetch continues for other
+readers.  Until the origin answers again, further reads whose bytes are in memory do not wait at all.  If the origin
+answers other requests of the route, a read waits for at most `MOST_WAIT_S`.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class Confirming:
         self._clock = clock
 
     async def confirm(self, read: Read, stream: Stream) -> Head | None:
-        """Have the origin confirm the bytes after the read's offset; return its answer.
+        """Have the origin confirm the bytes after the read's offset; return the origin's answer.
 
         Returns None if another read's request has confirmed these bytes.  Bytes that the origin has trimmed are
-        dropped.  Raises TailMovedBack if they include the bytes of this read.
+        dropped.  Raises TailMovedBack if the dropped bytes include bytes of this read.
         """
         fetches, route, source, start = self._fetches, read.route, read.source, stream.tape.resolve(read.start)
         due = stream.confirmed_before(self._clock.now(), route.trust_s, read.max_age_s)
@@ -146,7 +147,8 @@ class _Wait(Generic[H]):
         self._found: H | None = None
         self._timer: Timer
         if read.route.is_silent:
-            # Give the read time to send its request, because only a request can show that the origin is back.
+            # Give the read one turn of the loop to send its request, because only a request can show that the origin is
+            # back.
             self._timer = asyncio.get_running_loop().call_soon(self._look)
         else:
             self._timer = clock.call_later(PATIENCE_S, self._look)
@@ -175,7 +177,7 @@ class _Wait(Generic[H]):
     def settle(self) -> None:
         """End the wait, because the read has been answered or has failed."""
         self._timer.cancel()
-        # A cancelled task keeps its traceback, whose frames refer to this object: break the cycle.
+        # A cancelled task keeps its traceback, whose frames refer to this object.  Break this reference cycle.
         del self._task
         if self._found is not None:
             self._found.close()

@@ -64,8 +64,8 @@ _log = logging.getLogger("gateway.origins")
 class Engine:
     """Answers reads, and relays all other requests.
 
-    The engine owns all engine state and the tasks in `surroundings`; `close` ends them.  `upstream`, if given, replaces
-    the client for real origins, for example by an in-memory one.
+    The engine owns all engine state and the tasks in `surroundings`; `close` ends these tasks.  `upstream`, if given,
+    replaces the client for real origins, for example by an in-memory one.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class Engine:
         return is_known or not self._cold_read_limit.admits(read.route, read.source.client)
 
     async def head(self, read: Read) -> Answer | None:
-        """Answer a HEAD from memory; return None if it must be relayed.  Raises a GatewayError."""
+        """Answer a HEAD from memory; return None if the HEAD must be relayed.  Raises a GatewayError."""
         if (error := self.negative_cache.find(read.key, METADATA, read.source.headers)) is not None:
             if read.web_origin is not None and (error.varies_by_origin or not read.is_origin_met(error.headers)):
                 return None
@@ -271,7 +271,8 @@ class Engine:
         return subscription
 
     def is_repeatable(self, read: Read) -> bool:
-        """Return whether requests equal to this read may get its shared answer without a new check of Origin."""
+        """Return whether the shared answer to this read may be repeated to equal requests without a new check of the
+        Origin header."""
         if read.web_origin is None:
             return True
         stream = self.store.find(read.key)

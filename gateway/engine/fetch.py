@@ -58,7 +58,7 @@ from gateway.upstream.reply import Reply
 
 _log = logging.getLogger("gateway.engine.fetch")
 
-# Enum members are slow to reach in Python 3.11, and every fetch passes here.
+# Enum members are slow to reach in Python 3.11, so every fetch uses these constants.
 _CATCHUP, _HEAD = Mode.CATCHUP, Mode.HEAD
 
 _RETRY_DELAY_S: Final = (0.05, 0.15)
@@ -79,7 +79,7 @@ class FetchWork:
     taker: ReplyTaker
     pace: WalkPace
     ended: Callable[[Fetch], None]
-    """Called when a fetch is over."""
+    """Called with each fetch that is over."""
     backlog: Backlog
     """Counts the steps of fetches and of first reads that wait for the loop."""
     started: Batch[Fetch] = field(init=False)
@@ -151,7 +151,7 @@ class Fetch:
         """Begin in the next turn of the loop.  Until then, other reads may join the flight."""
         # Keep the loop: getting the running loop takes a system call.
         self._loop = asyncio.get_running_loop()
-        # A batch does not run in the context of a reader.
+        # Copy the reader's context, because the loop's next turn runs outside it.
         self._context = copy_context()
         self._work.started.add(self)
 
@@ -165,7 +165,8 @@ class Fetch:
         self._end()
 
     def begin_in_context(self) -> None:
-        """Begin, in the context of the reader that launched the fetch.  From now on no reader may join the flight."""
+        """Begin, in the context of the reader that launched the fetch: send the request, or wait until it may be
+        sent."""
         if not self._is_over:
             try:
                 self._context.run(self._begin)
@@ -215,14 +216,14 @@ class Fetch:
             if (first := flight.first) is not None:
                 flight.first = None
                 self._work.looks.add(first)
-            # `ended` releases the stream.  Let the readers continue first, so that they hold the stream by then.
+            # `ended` releases the stream.  Let the readers continue first, so that by then they keep the stream in use.
             self._loop.call_soon(self._work.ended, self)
 
     def _pause_s(self) -> float:
         return self._work.pace.pause_s(self.stream, self._work.clock.now())
 
     def _has_room(self) -> bool:
-        """Return whether a body of any size may be fetched now."""
+        """Return whether there is memory for the body, so that the request may be sent now."""
         work = self._work
         # A fetch from the known tail brings few bytes.  Any other fetch may buffer `HIGH_WATER_BYTES` before a reader
         # takes the first byte.
@@ -231,7 +232,8 @@ class Fetch:
         )
 
     async def _send_in_turn(self) -> None:
-        """Send the request when the stream's pace allows it.  Until then, other reads may join the flight."""
+        """Send the request when `WalkPace`, which limits the rate of the stream's fetches, allows it.  Until then,
+        other reads may join the flight."""
         while (pause_s := self._pause_s()) > 0:
             await pause(self._work.clock, pause_s)
         if self._has_room():

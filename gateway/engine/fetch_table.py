@@ -4,8 +4,8 @@
 
 A flight stores its bytes only on the `Stream` object for which it was launched.  If the object is dropped meanwhile
 (the stream was deleted or re-created), the flight stores nothing, so a late reply cannot revive a deleted stream.  A
-purge may drop only the bytes, and keep the object for its readers.  The flight stores nothing then, either.  In both
-cases the flight is *overtaken*: it answers the requests that already wait for it, and changes nothing in memory.
+purge may drop only the bytes, and keep the object for its readers.  In this case, too, the flight stores nothing.  In
+both cases the flight is *overtaken*: it answers the requests that already wait for it, and changes nothing in memory.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class FetchTable:
         return ((stream, flight) for (stream, _), flight in self._flights)
 
     def pending(self, stream: Stream, key: str) -> Flight | None:
-        """Return the latest flight with this key (an offset or a sentinel); None if it is over or overtaken."""
+        """Return the latest flight with this key (an offset or a sentinel); None if that flight is over or
+        overtaken."""
         flight = self._flights.pending((stream, key))
         return None if flight is None or (flight.is_sent and is_overtaken(stream, flight)) else flight
 
@@ -115,8 +116,8 @@ class FetchTable:
     ) -> Lead[Flight] | Follow[Flight]:
         """Join the unsent flight with this key, or launch a new flight.  `key` is `start` by default.
 
-        If a flight has been sent and is still under way, call `join_earlier` first, because this method launches a
-        second flight.
+        If a flight with this key has been sent and is still under way, this method launches a second flight.  To use
+        the earlier flight, call `join_earlier` first.
         """
         flight = self._flights.unsent((stream, key or start), source.client)
         if flight is None:
@@ -186,7 +187,8 @@ class FetchTable:
         return flight.head
 
     def detach(self, stream: Stream, start: str) -> None:
-        """Let the flights that a read from `start` may be waiting for continue without readers."""
+        """Let some flights continue when they have no readers left: those for which a read from `start` may be
+        waiting."""
         for key in {METADATA, CONFIRMATION, start, stream.tape.tail or start}:
             if (flight := self.pending(stream, key)) is not None:
                 flight.is_detached = True
@@ -194,8 +196,8 @@ class FetchTable:
     async def join_earlier(self, stream: Stream, start: str, route: Route, client: str) -> Flight | None:
         """Wait for a flight, sent before this call, for the bytes after `start`.  Returns the flight, or None.
 
-        The caller may use the flight's bytes.  If the reply says that there are no more bytes, that may be out of date.
-        `client` is the reader's network.
+        The caller may use the flight's bytes.  But if the reply states the tail, that may be out of date, because the
+        origin may have sent the reply before this call.  `client` is the reader's network.
         """
         flight = self.pending(stream, start)
         if flight is None or not flight.is_sent:
@@ -209,11 +211,11 @@ class FetchTable:
         return flight
 
     async def fresh_head(self, stream: Stream, start: str, route: Route, source: Source) -> Head:
-        """Return the head of a reply at `start` that the origin sends after this call.
+        """Ask the origin for the bytes after `start`, in a request sent after this call; return the head of the reply.
 
         Returns when the body has been stored or has proved too large to be stored.  The caller gets no body: it uses
-        the head, or reads the stored bytes from the tape.  An overtaken flight provides neither, so the origin is asked
-        again, up to `MOST_CHANGES` times.
+        the head, or reads the stored bytes from the tape (the stream's bytes in memory).  An overtaken flight provides
+        neither, so the origin is asked again, up to `MOST_CHANGES` times.
         """
         return (await self.fetched(stream, start, route, source))[0]
 
@@ -232,7 +234,7 @@ class FetchTable:
         if earlier is not None and (error := self._negative_cache.find(stream.key, start, source.headers)) is not None:
             return error, earlier
         if earlier is not None and isinstance(earlier.head, StreamHead) and stream.tape.knows_after(start):
-            # The earlier flight's bytes are stored, so request only the bytes after them.
+            # The earlier flight's bytes are stored, so request only later bytes.
             start = earlier.head.next_offset
         flight = self.join_fetch(stream, start, route, source).fetch
         flight.watch()

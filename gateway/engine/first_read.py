@@ -1,7 +1,8 @@
 """A first read: the first request for a stream of which nothing is in memory.
 
-A first read launches one fetch, and its answer is that fetch's reply.  Nothing has to be decided before the reply
-arrives.  The read therefore waits without a task, and the answer is made soon after the reply has arrived.
+A first read launches one fetch (a *flight*, which later reads may share), and its answer is that fetch's reply.
+Nothing has to be decided before the reply arrives.  The read therefore waits without a task, and the answer is made
+soon after the reply has arrived.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gateway.tuples import make
 from gateway.upstream.collapse import FetchEnd
 from gateway.upstream.flight import Flight, FlightReader, StreamHead, is_awaited
 
-# Enum members are slow to reach in Python 3.11.
+# Enum members are slow to reach in Python 3.11, so every first read uses these constants.
 _JOINED, _MISS, _REVALIDATED = Outcome.JOINED, Outcome.MISS, Outcome.REVALIDATED
 _LANDED: Final = FetchEnd.LANDED
 
@@ -43,10 +44,11 @@ class Resumer(Protocol):
 
 
 class FirstRead(FlightReader):
-    """A first read under way: the reader that launched its flight.  It holds its stream.
+    """A first read under way, as a reader of the flight that it launched.  Until the owner releases the stream, the
+    stream stays in memory.
 
-    The owner calls `wait`.  After that it calls `give_up`, or a method of `ReadRunner` that calls `at_hand` or `answer`
-    and then releases the stream.
+    The owner must call `wait`.  Then it must call either `give_up`, or a method of `ReadRunner` that calls `at_hand` or
+    `answer`.  Both release the stream.
     """
 
     __slots__ = ("_gate", "_ready", "_resumer", "read", "stream", "version")
@@ -75,7 +77,7 @@ class FirstRead(FlightReader):
         if is_awaited(self.flight):
             self._gate = self.flight.changed.gate(self._changed)
             return
-        # Break the reference cycle.
+        # `ready` refers to this object.  Break this reference cycle.
         ready, self._ready = self._ready, None
         ready()
 

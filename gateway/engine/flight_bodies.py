@@ -1,19 +1,22 @@
-"""The bodies of flights: stored on the tape as they arrive, or compared with the bytes in memory.
+"""The bodies of flights: stored on the tape (the stream's bytes in memory) as they arrive, or compared with the tape.
 
-While a body arrives, the cache's budget is charged for it, unless it will not be stored.  The body is read at the pace
-of its readers.
+A flight is an upstream fetch that readers share.  It *lands* when its whole reply is available to them.
 
-A *confirmation* requests bytes again that are in memory.  Its reply shows that the origin has not trimmed the bytes,
-and that they belong to the present stream.  One confirmation is enough for all readers, and for all later offsets.
+While a body that may be stored arrives, the cache's budget is charged for the body.  The body is read at the pace of
+its readers.
+
+A *confirmation* is a request for bytes that are already in memory.  Its reply shows that the origin has not trimmed the
+bytes, and that they belong to the present stream.  One confirmation is enough for all readers, and for all later
+offsets.
 
 A `Comparison` compares the bytes in memory with the bytes of a confirmation.  Equal offsets are no proof, for three
-reasons.  A re-created stream may have equal offsets.  The start sentinel names another position once the origin has
-trimmed the stream.  And an origin may have sent the reply of another stream.  The first bytes show most of these cases,
-so `MOST_COMPARED` of them are compared.
+reasons.  A re-created stream may have equal offsets.  The start sentinel (`-1`) names another position once the origin
+has trimmed the stream.  And an origin may have sent the reply of another stream.  The first bytes show most of these
+cases, so `MOST_COMPARED` of them are compared.
 
 The length shows the remaining cases: a trimmed stream of equal messages begins with the same bytes but is shorter.  If
 a reply ends at a known offset, its body must be exactly the bytes in memory up to that offset.  The Content-Length may
-show that.  If it does not, up to `MOST_COUNTED` bytes are compared.
+show that.  If the Content-Length does not, up to `MOST_COUNTED` bytes are compared.
 
 JSON messages are compared as text, because `1` and `1.0` are two messages.  Only the white space between messages may
 differ.
@@ -43,20 +46,21 @@ from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.flight import Flight, StreamHead
 from gateway.upstream.reply import Reply
 
-# Enum members are slow to reach in Python 3.11, and every fetch passes here.
+# Enum members are slow to reach in Python 3.11, so every fetch uses this constant.
 _CATCHUP: Final = Mode.CATCHUP
 
 MOST_COMPARED: Final = 1 << 16
-"""How many bytes are compared.  If at most this many bytes follow, the reply is read to its end to keep its
-connection."""
+"""How many bytes are compared.  A reply of at most twice this size is read to its end, so that its connection can be
+used again."""
 MOST_COUNTED: Final = 1 << 20
-"""How many bytes are compared if the Content-Length does not show that reply and memory have equally many bytes."""
+"""How many bytes are compared if the Content-Length does not show that the reply has as many bytes as memory."""
 MOST_CLOSED_UP: Final = 1 << 14
 """The number of first bytes in which only white space between messages may differ, which is slow to check.  In later
 bytes all white space may differ."""
 _SPACE: Final = b" \t\r\n"
 _MOST_SPACE: Final = 1 << 12
-"""How many bytes of white space between messages are read, in addition to one for each byte in memory."""
+"""The reply may have this many bytes of white space between messages, and one more for each byte in memory.  Further
+bytes are not read."""
 
 _OUTER: Final = re.compile(rb'[ \t\r\n]+|["\[\]{}]')
 _INNER: Final = re.compile(rb'["\[\]{}]')
@@ -67,7 +71,7 @@ class Comparison:
     """One comparison.  Pass the origin's body to `feed` until `is_over`, then check `agrees`."""
 
     def __init__(self, tape: Tape, start: str, end: str, length: int | None) -> None:
-        """Compare the bytes in memory after `start` with a reply that leads to `end`.
+        """Compare the bytes in memory after `start` with a reply whose next offset is `end`.
 
         `length` is the reply's Content-Length in bytes; None if the reply has no such header.
         """
@@ -191,7 +195,7 @@ async def receive(
     start, end = flight.start, head.next_offset
     is_json = stream.tape.is_json
     unwrapper = ArrayUnwrapper() if is_json else None
-    # A body that is too large to be stored must not evict other bytes before it is known to be too large.
+    # If the Content-Length shows that the body is too large to be stored, the body must not evict other bytes.
     is_too_large = (reply.content_length or 0) - 2 * is_json > flight.keep_bytes
     arriving = Arriving(store, stream)
 
@@ -255,7 +259,7 @@ class FlightBodies:
         """Announce the head of the reply to a confirmation, compare its bytes with the bytes in memory, and land the
         flight.
 
-        If they differ, the bytes in memory are dropped.  Returns the effect on the stream's live readers.  Raises
+        If the bytes differ, those in memory are dropped.  Returns the effect on the stream's live readers.  Raises
         UpstreamBroken, TailMovedBack or another GatewayError.
         """
         stream, flight, route = fetch.stream, fetch.flight, fetch.route
@@ -279,8 +283,9 @@ class FlightBodies:
         if not is_overtaken(stream, flight):
             if comparison.agrees:
                 if comparison.is_past and flight.start == START:
-                    # The sentinel may name another position by now.  Let this confirmation expire soon: the next
-                    # confirmation can compare more, because the tape will reach the end of this reply.
+                    # The start sentinel names a later position if the origin has trimmed the stream, and the compared
+                    # bytes are too few to exclude that.  Let this confirmation expire soon: the next one can compare
+                    # more, because the tape will reach the end of this reply.
                     confirmed_at = min(confirmed_at, self._clock.now() - reusable_s + LEAST_GAP_S)
                 stream.confirm(flight.start, confirmed_at)
             else:
@@ -345,7 +350,7 @@ class FlightBodies:
                 raise UpstreamBroken
         elif flight.is_kept and size <= flight.keep_bytes and not is_overtaken(stream, flight):
             if flight.is_passing and not stream.has_topic:
-                # The bytes are only for the flight's readers.
+                # The cache plan excludes the stream, so the bytes are only for the flight's readers.
                 self._store.unstored_bytes += size
                 return
             tape = stream.tape
@@ -363,7 +368,8 @@ class FlightBodies:
 def _counted_age(reply: Reply, reusable_s: float) -> float:
     """Return a reply's age in seconds, up to a limit.
 
-    The limit lets even a reply that has been in caches for a long time be reused for a moment.
+    The limit is below `reusable_s`.  So even a reply that was in other caches for a long time can be reused for a
+    moment.
     """
     age_s = age_from_headers(reply.headers)
     return max(0.0, min(age_s, reusable_s - LEAST_GAP_S)) if age_s else 0.0

@@ -1,12 +1,15 @@
-"""Hit-for-miss: remembers which reads have answers that may not be shared, so that these reads do not queue.
+"""Hit-for-miss: remembers which reads have answers that may not be shared, so that these reads need not wait for a
+shared fetch first.
 
-`Unshared` remembers request shapes.  A shape is an offset with the kind of read (live or not), or a HEAD.  After one
-unshareable reply, requests of that shape are relayed at once.  After `MOST_SHAPES` unshareable shapes of one stream,
-all its live or all its other reads are relayed.  If the reply to the gateway's own live request may not be shared, all
-live reads of the stream are relayed.
+`Unshared` remembers request shapes.  The shape of a GET is its offset and the kind of read (live or not).  All HEADs
+have one shape.  After one unshareable reply, requests of that shape are relayed at once.  After `MOST_SHAPES`
+unshareable shapes of live reads of one stream, all its live reads are relayed.  The stream's other reads are counted in
+the same way.  If the reply to the gateway's own live request may not be shared, all live reads of the stream are
+relayed.
 
-`DeniedOrigins` remembers web origins (the Origin header, CORS) that may not read a path.  Their reads share the replies
-to requests without an Origin header.  Only the reply to a relayed read with that Origin header proves a denial, because
+`DeniedOrigins` remembers web origins (the Origin header, CORS) that may not read a path.  Reads from these web origins
+share the replies to requests without an Origin header, because the origin would not send them a permission
+(Access-Control-Allow-Origin) anyway.  Only the reply to a relayed read with that Origin header proves a denial, because
 shared fetches carry no Origin header.
 
 Both memories are bounded in time and size.
@@ -24,8 +27,7 @@ from gateway.tape.costs import key_cost, texts_cost
 from gateway.upstream.flight import METADATA
 
 MOST_SHAPES = 4
-"""How many shapes of live reads, or of other reads, of a stream must prove unshareable before all of them are
-relayed."""
+"""How many shapes must prove unshareable before all live reads, or all other reads, of a stream are relayed."""
 _MOST_BYTES: Final = 1 << 23
 """The size limit of each of the two caches of `Unshared`.  Clients choose the length of names and queries."""
 
@@ -61,7 +63,8 @@ def _cost(entry: _Reason | _Count) -> int:
 
 
 class Unshared:
-    """Request shapes that may not be shared, each kept for `remember_s` seconds after its latest unshareable reply.
+    """Request shapes whose answers may not be shared, each kept for `remember_s` seconds after its latest unshareable
+    reply.
 
     Each route owns one.  `now` gives monotonic seconds.
     """
@@ -71,7 +74,7 @@ class Unshared:
         self._reasons: TTLCache[tuple[StreamKey, Shape], _Reason] = TTLCache(_MOST_BYTES, remember_s, now, _cost)
         self._counts: TTLCache[tuple[StreamKey, bool], _Count] = TTLCache(_MOST_BYTES, remember_s, now, _cost)
         self.may_have_any = False
-        """False while the cache is empty: a fast check, made for every read."""
+        """False while the cache is empty.  Every read checks this first, because the check is fast."""
 
     def __len__(self) -> int:
         return len(self._reasons)
@@ -92,7 +95,7 @@ class Unshared:
         self.may_have_any = True
 
     def reason(self, key: StreamKey, shape: Shape) -> str | None:
-        """Return why the answer to a request of this shape may not be shared; None if it may."""
+        """Return why the answer to a request of this shape may not be shared; None if the answer may be shared."""
         if not self.may_have_any:
             return None
         if not self._reasons:
@@ -107,7 +110,8 @@ _MOST_DENIED_BYTES: Final = 1 << 20
 
 
 class DeniedOrigins:
-    """Pairs of a path and a web origin that may not read it, each kept for `remember_s` seconds after its latest proof.
+    """Pairs of a path and a web origin that may not read the path, each kept for `remember_s` seconds after the latest
+    proof of the denial.
 
     Each route owns one.  `now` gives monotonic seconds.
     """

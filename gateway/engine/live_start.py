@@ -1,8 +1,9 @@
 """The common part of long-polls and SSE reads: where a reader starts, and how missing bytes are fetched.
 
 A stream with live readers has a topic.  The topic's follower is the one live request to the origin, and appends new
-bytes to the stream's tape.  A live reader reads the tape from its client's offset.  When it reaches the topic's
-position, it waits for the topic.  If the tape ends before that position, the gap is fetched.
+bytes to the tape, the stream's bytes in memory.  A live reader reads the tape from its client's offset.  When it
+reaches the topic's position (the end of the bytes that the follower has brought), it waits for the topic.  If the tape
+ends before that position, the gap is fetched.
 
 A reader has no request of its own at the origin and no queue.  Its only state is its offset, so that no bytes can be
 lost or repeated between catching up and following.
@@ -46,7 +47,7 @@ class Beginning(NamedTuple):
 
     at: str
     head: Head | None
-    """The origin's answer at that position, if it was asked."""
+    """The origin's answer to a request for that position, if one was sent."""
     tail: str | None
     """The tail, if the origin has stated it in answer to this read."""
 
@@ -122,7 +123,7 @@ class LiveReads:
     def check_stored(stream: Stream, start: str, head: Head | None) -> None:
         """Raise Uncacheable if the bytes fetched after `start` are not on the tape.
 
-        They were too large to keep or were evicted at once, so this reader cannot be served from the tape.
+        Such bytes were too large to keep or were evicted at once, so this reader cannot be served from the tape.
         """
         tape = stream.tape
         if not isinstance(head, StreamHead) or start == NOW or head.next_offset == start or stream.ended is not None:
@@ -158,7 +159,8 @@ class LiveReads:
         return topic
 
     async def fill(self, route: Route, source: Source, topic: Topic, at: str) -> bool:
-        """Fetch the bytes after `at` if the follower will not bring them; return whether anything has changed.
+        """Fetch the bytes after `at` if the follower will not bring them.  Returns whether a fetch has brought bytes or
+        another tail.
 
         An offset that the origin has not stated before is checked with the origin once: it may be before the tail,
         beyond the tail, or invalid.
@@ -179,8 +181,8 @@ class LiveReads:
     async def fill_for(self, read: Read, topic: Topic, at: str) -> bool:
         """Like `fill`, for one reader that has come from its own offset to `at`.
 
-        Raises TailMovedBack if the origin refuses `at` as trimmed.  The origin may still have bytes after the reader's
-        own offset.
+        Raises TailMovedBack if the origin refuses `at` as trimmed.  The reader must then start again from its own
+        offset: that may be the start sentinel (`-1`), after which the origin still has bytes.
         """
         try:
             return await self.fill(read.route, read.source, topic, at)
@@ -192,13 +194,14 @@ class LiveReads:
     @staticmethod
     def check_ended(stream: Stream) -> None:
         if stream.ended in (End.RECREATED, End.PURGED):
-            # The caller ends the reader or starts it again, depending on when the reader arrived.
+            # The caller ends the reader or starts it again.
             raise TailMovedBack
         if stream.ended is not None:
             raise StreamEnded(OriginError.of_ended(stream.ended.status))
 
     def follow_often_read(self, read: Read, stream: Stream) -> None:
-        """Follow a stream whose tail is requested too often to ask the origin each time, if it can be shared."""
+        """Follow a stream whose tail is requested too often to ask the origin each time, unless live answers of the
+        stream may not be shared."""
         existing = self.live.find_topic(stream)
         if self.drain.is_set or (existing is not None and existing.not_shareable is not None):
             return
@@ -270,12 +273,13 @@ class _ReaderAccess:
         """The stream's upstream source."""
 
     async def fetch(self, at: str | None) -> Head:
-        """Fetch from the offset, or only the metadata if `at` is None; the bytes are then on the tape."""
+        """Fetch the bytes after `at` and store them on the tape; if `at` is None, ask only for the metadata."""
         start = METADATA if at is None else at
         return await self._reads.fetches.fresh_head(self._stream, start, self._route, self.source)
 
     async def fill(self, topic: Topic, at: str) -> bool:
-        """Fetch the bytes after an offset if the follower will not bring them; return whether anything has changed."""
+        """Fetch the bytes after `at` if the follower will not bring them.  Returns whether a fetch has brought bytes or
+        another tail."""
         return await self._reads.fill(self._route, self.source, topic, at)
 
     def why_alone(self, status: int, headers: Headers) -> NotShareable | None:
@@ -308,12 +312,13 @@ class _Opening:
         self.progress = reads.progress(read, stream, read.start)
         self.progress.is_lifetime_asked = not wants_lifetime
         self.head: Head | None = None
-        """The origin's answer at the offset where the read starts, if it was asked for that offset."""
+        """The origin's answer to a request for the offset at which the read starts, if one was sent."""
         self.tail: str | None = None
         """The tail, if the origin has stated it in answer to this read."""
 
     async def ask_origin(self, question: Question, at: str) -> Beginning | None:
-        """Ask the origin; return where the read begins if that is decided.  Raises like `LiveReads.settle_start`."""
+        """Ask the origin.  Returns where the read begins, or None if the answer does not decide that.  Raises like
+        `LiveReads.settle_start`."""
         progress, stream, read, reads = self.progress, self._stream, self._read, self._reads
         match question:
             case Question.FACTS:
@@ -344,15 +349,16 @@ class _Opening:
         return await self._reads.fetches.fresh_head(self._stream, start, self._read.route, self._read.source)
 
     async def _joined(self, start: str) -> Flight | None:
-        """Wait for a flight from `start` that another read has started; return it, or None."""
+        """Wait for a flight (a shared fetch) from `start` that another read has launched.  Returns the flight, or None
+        if there is none."""
         read = self._read
         return await self._reads.fetches.join_earlier(self._stream, start, read.route, read.source.client)
 
     async def _learn_facts(self) -> None:
         """Learn from the origin that the stream exists, and its content type."""
         stream, reads, start = self._stream, self._reads, self._read.start
-        # A HEAD states the tail.  Most readers start there, and then need no request for bytes.  The HEAD also states
-        # the lifetime, so the follower need not ask for it.
+        # A HEAD states the tail.  Most readers start at the tail, and then need no request for bytes.  The HEAD also
+        # states the lifetime, so the follower need not ask for it.
         first = start if start == START else METADATA
         if first == METADATA and reads.fetches.pending(stream, START) is not None:
             # Another read's fetch brings the same facts, except for the current tail, which the follower will report.
@@ -366,7 +372,8 @@ class _Opening:
             reads.check_ended(stream)
             if stream.content_type is not None:
                 return
-        # This is the first reader.  A fetch for its own offset also brings the other facts.
+        # No other read has learned these facts.  If this read is from the start, one request brings both the facts and
+        # the bytes.
         head = await self._fresh(first)
         if first == START and _is_of_start_alone(head, start):
             first, head = METADATA, await self._fresh(METADATA)
@@ -388,10 +395,11 @@ class _Opening:
         reply = await self._fresh(known)
         self.tail = _named_tail(reply)
         if isinstance(reply, Beyond) and known == start:
-            # The client's offset is beyond the tail.  Until now, only the stream's content type was known.
+            # No tail was known, so the origin was asked at the client's own offset.  That is beyond the tail.
             return Beginning(reply.tail, reply, None)
         if isinstance(reply, OriginError) and reply.status == 400 and known != start:
-            # The earlier stream had stated the refused offset (the client did not send it), so this is another stream.
+            # The origin refuses an offset that it has issued itself (the client did not send it), so this is another
+            # stream.
             reads.live.drop_stream(stream, End.RECREATED)
             raise TailMovedBack
         if isinstance(reply, OriginError) and reply.status == 410 and known != start:
@@ -424,7 +432,8 @@ class _Opening:
 
 
 def _is_of_start_alone(head: Head | None, start: str) -> bool:
-    """Return whether `head` is a 410 for the stream's start that need not hold for `start`.
+    """Return whether `head`, the answer to a read from the stream's start, is a 410 that leaves it open whether `start`
+    exists.
 
     The origin may have trimmed only the bytes before `start`.
     """

@@ -59,7 +59,8 @@ class LongPoll:
         self._runner = runner
 
     async def answer(self, read: Read) -> Answer | WaitingPoll:
-        """Answer with the bytes after the offset, or register the poll to wait; the caller must call `close`.
+        """Answer with the bytes after the offset, or register the poll to wait; the caller must call `close` on the
+        result.
 
         Raises Uncacheable or a GatewayError.
         """
@@ -73,7 +74,7 @@ class LongPoll:
         )
 
     def _held(self, read: Read, stream: Stream) -> Answer | None:
-        """Return an answer with the bytes in memory if they may be sent without the origin's answer, else None."""
+        """Return an answer with the bytes in memory, or None if these must not be sent without the origin's answer."""
         reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
         progress = self._reads.progress(read, stream, reading.end)
         progress.has_bytes, progress.failed_at = reading.size > 0, self.clock.wall()
@@ -86,7 +87,7 @@ class LongPoll:
         self._reads.reader_left(topic)
 
     async def _on(self, read: Read, stream: Stream) -> Answer | WaitingPoll:
-        """Answer with the bytes after the offset, or register the poll to wait if there are none.
+        """Answer with the bytes after the offset.  If there are none, register the poll to wait.
 
         The caller must call `WaitingPoll.start` or `WaitingPoll.close`.  Raises Uncacheable, TailMovedBack if `stream`
         is not the origin's present stream, or another GatewayError.
@@ -116,7 +117,7 @@ class LongPoll:
                     found = self.poll_now(read, stream, topic, outcome)
                     if found is Poll.ASK:
                         found = await self.poll_asking(read, stream, topic, outcome)
-                        # The next attempt answers with fetched bytes.
+                        # If the loop continues, its next answer has the fetched bytes.
                         outcome = Outcome.MISS
                     if isinstance(found, Answer):
                         return found
@@ -135,7 +136,8 @@ class LongPoll:
             return origin_error_answer(read.route, ended.error, Outcome.FOLLOWED)
 
     def poll_now(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.HIT) -> Answer | Poll:
-        """Return the answer to a long-poll if the origin need not be asked.  Raises StreamEnded."""
+        """Return the answer to a long-poll without asking the origin.  Returns `Poll.WAIT` if there is no answer yet,
+        and `Poll.ASK` if the origin must be asked.  Raises StreamEnded or TailMovedBack."""
         self._reads.check_ended(stream)
         reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
         polled = self._polled_read
@@ -155,7 +157,7 @@ class LongPoll:
                 raise TailMovedBack
 
     def _poll_fetched(self, read: Read, stream: Stream, head: Head | None) -> Answer | None:
-        """Return an answer with the bytes fetched for this read, if they reach the tail."""
+        """Return an answer with the bytes fetched for this read, or None if these do not reach the tail."""
         if not isinstance(head, StreamHead) or not head.up_to_date or stream.ended is not None:
             return None
         reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
@@ -167,9 +169,9 @@ class LongPoll:
     async def poll_asking(
         self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.FOLLOWED
     ) -> Answer | Poll:
-        """Fetch the bytes or facts missing for an answer.
+        """Ask the origin for the bytes or facts that an answer needs.
 
-        Returns `Poll.ASK` if the caller should try again, and `Poll.WAIT` if nothing has changed.
+        Returns the answer, `Poll.ASK` if the caller should try again, or `Poll.WAIT` if nothing has changed.
         """
         tape, edition = stream.tape, stream.version.edition
         reading = tape.read(read.start, self._reads.max_reply_bytes)
@@ -232,7 +234,8 @@ class LongPoll:
         return waiter
 
     async def answer_past_tape(self, read: Read, stream: Stream) -> Answer:
-        """Answer a long-poll whose bytes are not on the tape.  Raises Uncacheable if they exceed the reply limit."""
+        """Answer a long-poll whose bytes are not on the tape.  Raises Uncacheable if the bytes exceed the reply
+        limit."""
         answer = await self._catch_up.answer(read, stream)
         try:
             if answer.parts is None or answer.status != 200:

@@ -39,7 +39,8 @@ class Rendered(NamedTuple):
     head: bytes
     """The head, followed by the body if the body is small."""
     body: tuple[bytes, ...]
-    """A large body, as the pieces on the tape.  Responses with different heads share it."""
+    """A large body, as the pieces on the tape (the stream's bytes in memory).  Responses with different heads share
+    it."""
     body_bytes: int
     answer: Answer
     """The answer that was rendered."""
@@ -71,7 +72,8 @@ class PollClient(Protocol):
         """Count a response that has been written, and let the connection continue."""
 
     def split(self) -> Iterable[PollClient]:
-        """Return each client but one as a `PollClient` of its own.  The caller must call `waits` on each."""
+        """Keep one client, and return a new `PollClient` for each of the others.  The caller must call `waits` on each
+        result."""
 
     def waits(self, waiter: Waiter) -> None:
         """Set the waiter through which this client waits."""
@@ -99,10 +101,12 @@ class Polls(Protocol):
         """Record that a reader has left the topic."""
 
     def poll_now(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome) -> Answer | Poll:
-        """Return the answer to a long-poll if the origin need not be asked.  Raises StreamEnded."""
+        """Return the answer to a long-poll without asking the origin.  Returns `Poll.WAIT` if there is no answer yet,
+        and `Poll.ASK` if the origin must be asked.  Raises StreamEnded or TailMovedBack."""
 
     async def poll_asking(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome) -> Answer | Poll:
-        """Fetch the bytes or facts that are missing for an answer."""
+        """Ask the origin for the bytes or facts that an answer needs.  Returns the answer, `Poll.ASK` if the caller
+        should try again, or `Poll.WAIT` if nothing has changed."""
 
     def timeout_confirmed(self, read: Read, stream: Stream, topic: Topic) -> Answer | None:
         """Return the 204 of a wait that has timed out if the follower has confirmed the tail, else None."""
@@ -111,7 +115,7 @@ class Polls(Protocol):
         """Ask the origin for the tail, and answer a wait that has timed out."""
 
     async def answer(self, read: Read) -> Answer | WaitingPoll:
-        """Answer a long-poll that starts again, or register it to wait."""
+        """Answer a long-poll that starts again, or register the poll to wait."""
 
     async def answer_past_tape(self, read: Read, stream: Stream) -> Answer:
         """Answer a long-poll whose bytes are not on the tape."""
@@ -186,11 +190,11 @@ class Waiter:
 
     @property
     def at(self) -> str:
-        """The offset from which the clients read.  They have all bytes before it."""
+        """The offset from which the clients read.  The clients have all bytes before this offset."""
         return self._waiting.read.start
 
     def join(self, now: float) -> bool:
-        """Add a client with the same request; return False if it must wait by itself."""
+        """Add a client with the same request; return False if that client must wait by itself."""
         stream = self._waiting.stream
         if (
             self._is_over
@@ -239,8 +243,8 @@ class Waiter:
         answers = topic.shared_answers() if self._answer_key is not None and waiting.stream.ended is None else None
         answer_key: Hashable = self._answer_key
         if self._cursor >= topic.answers_cursor:
-            # Cursors must not go back, so a client with a higher cursor than the shared one needs an answer of its own.
-            # All clients whose cursors are far ahead share one answer.
+            # The cursor of the common answer is not later than this client's, and cursors must not go back.  So share
+            # an answer only with clients of equal cursor, or with all clients whose cursors are far ahead.
             answer_key = (answer_key, "far" if topic.cursors.is_far(self._cursor) else self._cursor)
         if answers is not None and isinstance(shared := answers.get(answer_key), Rendered) and self._suits(shared):
             self._is_over = True
@@ -260,14 +264,15 @@ class Waiter:
         if isinstance(found, Answer):
             rendered = self._finish(found)
             if answers is not None and topic.is_confirmed and (topic.is_pumping or not rendered.body):
-                # Without a confirmed follower, the tail in a shared answer may be out of date within a second.  A large
-                # body that is shared for longer than one pump would stay in memory after the tape has dropped it.
+                # Share an answer only if a follower has confirmed the tail, because otherwise the tail may be out of
+                # date within a second.  Share a large body only while the topic wakes its waiters (`is_pumping`),
+                # because later it would stay in memory after the tape has dropped it.
                 answers[answer_key] = rendered
         elif found is Poll.ASK:
             self._ask(waiting.polls.poll_asking(waiting.read, waiting.stream, topic, outcome))
 
     def _suits(self, shared: Rendered) -> bool:
-        """Return whether a shared answer suits this client: its cursor must not go back (section 8.1)."""
+        """Return whether a shared answer suits this client: the client's cursor must not go back (section 8.1)."""
         return self._cursor < 0 or (cursor := shared.cursor) is None or cursor > self._cursor
 
     def account(self, sent: object) -> None:
@@ -306,7 +311,7 @@ class Waiter:
         self._tick = wheel.add(self, max(0.0, min(delay_s, within_s, left_s)))
 
     def stay(self, lifetime_s: float) -> None:
-        """Do nothing: a wait may end early, but must not last longer than the client expects."""
+        """Do nothing when a drain is undone: a wait may end early, but must not last longer than the client expects."""
 
     def due(self) -> None:
         """Handle the timeout of the wait."""
@@ -380,7 +385,7 @@ class Waiter:
     async def _restart(self) -> Answer | Poll:
         """Start again with the stream that the origin has now.
 
-        If the stream was re-created after the follower had confirmed it to these clients, they get an error instead.
+        If the stream was re-created after the follower had confirmed the old stream, the clients get an error instead.
         """
         waiting = self._waiting
         if self._was_confirmed and waiting.stream.ended not in (None, End.PURGED):
@@ -414,7 +419,8 @@ class Waiter:
         return origin_error_answer(self._waiting.read.route, OriginError.of_ended(404), Outcome.FOLLOWED)
 
     async def _past_tape(self) -> Answer:
-        """Fetch bytes for these clients alone that are not on the tape: they were too large or evicted at once."""
+        """Fetch bytes for these clients alone, because the tape does not have the bytes: they were too large, or
+        evicted at once."""
         waiting = self._waiting
         return await waiting.polls.answer_past_tape(waiting.read, waiting.stream)
 
@@ -424,7 +430,7 @@ class Waiter:
         self._client.relay(self.at)
 
     def gone(self) -> None:
-        """Drop the clients that still wait, because the last client has disconnected or the answer has failed."""
+        """End the wait without an answer, because the last client has disconnected or the answer has failed."""
         if not self._has_left:
             self._leave()
         self._client.has_gone()
@@ -453,7 +459,7 @@ class Waiter:
     def _detach(self, waiting: WaitingPoll) -> None:
         topic = waiting.topic
         topic.readers_now.discard(self)
-        # `WaitingPoll.close` subtracts one client.  Subtract the other clients here.
+        # Subtract all clients but one from the topic's counts.  `WaitingPoll.close` subtracts the last one.
         topic.readers -= self.clients - 1
         topic.extra_clients -= self.clients - 1
         waiting.close()

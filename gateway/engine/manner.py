@@ -88,7 +88,8 @@ class Manners:
     def manner_of(self, headers: Headers, shape: ReplyShape | None = None, own: Sequence[FieldLine] = ()) -> Manner:
         """Return the manner of a reply with these headers.
 
-        `shape`, if given, is a parsed head that other replies share.  `headers` then are its lines and the lines `own`.
+        If `shape` is given, it has the lines that other replies share, `own` has the reply's other lines, and `headers`
+        has both.
         """
         if shape is None:
             return self._of(headers)

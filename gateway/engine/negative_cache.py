@@ -1,16 +1,16 @@
 """Negative caching: remembers which streams the origin reported missing, and limits requests for missing streams.
 
-A 404 or 410 is repeated until `absent_s` after it was requested.  It is only repeated to requests with the same
-upstream headers.  It stands for the stream as a whole, or for one offset if the origin has trimmed that offset.  A 400
-is not remembered, because the next append may make its offset valid.
+A 404 or 410 is repeated until `absent_s` seconds after its request, and only to requests with the same upstream
+headers.  The error stands for the stream as a whole, or for one offset if the origin has trimmed that offset.  A 400 is
+not remembered, because the next append may make its offset valid.
 
 Before a write is sent through this gateway, all entries for its path are dropped.  Until the write is answered, no new
 entries are made.  A stream is therefore visible to all readers as soon as its PUT is acknowledged.
 
-Clients that ask for ever new names would never hit this cache.  Each 404 therefore takes a token from a bucket of its
-origin, which refills at `absent_per_s` tokens a second.  While the bucket is empty, streams that are not in memory are
-not requested.  The lower half of the bucket is reserved for client networks that have caused few 404s.  Networks that
-scan for names cannot use up these tokens.
+Clients that keep asking for new names would never hit this cache.  Each 404 therefore takes a token from a bucket of
+its origin, which refills at `absent_per_s` tokens a second.  While the bucket is empty, streams that are not in memory
+are not requested.  The lower half of the bucket is reserved for client networks that have caused few 404s.  Networks
+that scan for names cannot use up these tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MOST_BODY_BYTES: Final = 1_024
 _BURST_S: Final = 5.0
 """The size of the bucket, as a number of seconds at the full rate."""
 _FEW_SHARE: Final = 1 / 50
-"""A client network has caused few 404s if it has caused at most this share of the rate."""
+"""A client network has caused few 404s if its 404s take at most this share of the origin's tokens."""
 _ABSENT: Final = frozenset({404, 410})
 
 _Entry = tuple[StreamKey, str | None]

@@ -3,12 +3,12 @@
 One path may have several streams in memory, for instance one for each set of credentials.  `PathChange` and
 `Acknowledged` are `gateway.tape.paths.PathEvent`s: the store applies each event to each stream of the path, at once or
 when the stream is next used.  An event records the time at which the write was answered.  A stream that may have
-expired by then is dropped, because the write may already concern its successor.
+expired by then is dropped, because the write may have gone to a new stream of that name.
 
 `Purge` drops or invalidates a stream at the operator's request, without ending connections of Durable Streams clients.
-A stream without live readers is dropped, and reads under way on it start again.  A stream with live readers keeps its
-record and loses its bytes.  Its live request to the origin is restarted, to check that the stream is still the same.
-Its readers end only if the stream has changed.
+A stream without live readers is dropped, and reads of the stream that are under way start again.  A stream with live
+readers keeps its record and loses its bytes.  Its live request to the origin is restarted, to check that the stream is
+still the same.  Its readers end only if the stream has changed.
 
 An S2 stream is always dropped.  Its live readers get an error after which clients reconnect.
 """
@@ -91,7 +91,8 @@ class Acknowledged:
         stream.contacted(self._asked_at)
 
     def with_earlier(self, earlier: PathEvent, /) -> PathEvent | None:
-        """Return one event for both writes, with the later of their tails, if they have the same query; else None."""
+        """Return one event for both writes, with the later of the two tails.  Returns None unless `earlier` is an
+        append with the same query."""
         if not isinstance(earlier, Acknowledged) or earlier._query != self._query:
             return None
         return Acknowledged(
@@ -132,7 +133,7 @@ class Purge:
     def drop_others(self, partitions: Collection[Partition]) -> None:
         """Drop the streams that no route can reach any more.
 
-        These are the streams outside the public partitions `partitions` (`Route.public`).  A stream with live readers
+        `partitions` are the public partitions (`Route.public`) of the routes in effect.  A stream with live readers
         stays until they have gone.
         """
         for stream in list(self._store):

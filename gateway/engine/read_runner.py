@@ -137,13 +137,14 @@ class ReadRunner:
                     stream.hits += 1
                 return found
             except TailMovedBack:
-                # A purge does not mean that the stream has changed, and operators may purge at any rate.
+                # Do not count a purge: the stream may be the same, and operators may purge as often as they like.
                 if stream.ended is not End.PURGED:
                     left -= 1
             except Uncacheable as error:
                 if error.why.is_lasting:
                     read.route.unshared.remember(read.key, read.shape, error.why.reason)
-                    # Remembered answers are looked up before the route, so drop them too.
+                    # The server looks for a remembered answer before it asks `unshared`, so drop the stream's
+                    # remembered answers too.
                     self._store.withdraw(stream)
                 raise
             finally:
@@ -167,7 +168,7 @@ class ReadRunner:
         existing = self._store.find(read.key)
         if existing is not None and existing.has_expired(now, self._clock.wall()):
             # Only the origin can tell whether the stream was re-created or its sliding TTL renewed elsewhere.  So live
-            # readers must ask it, too.
+            # readers must ask the origin, too.
             is_over = existing.expiry.has_passed(self._clock.wall())
             self._live.drop_stream(existing, End.EXPIRED if is_over else End.PURGED)
         elif existing is None:

@@ -24,12 +24,12 @@ from gateway.upstream.asking import PendingRequest, Upstream
 from gateway.upstream.call import Body, OriginCall, RepeatedUrl
 from gateway.upstream.reply import Reply
 
-# Enum members are slow to reach in Python 3.11, and every request passes here.
+# Enum members are slow to reach in Python 3.11, so every relayed request uses these constants.
 _HEAD, _OTHER, _SSE = Mode.HEAD, Mode.OTHER, Mode.SSE
 
 
 class RelayedCall(SentRequest):
-    """One relayed request under way.  A subclass, the party, forwards the answer to its client.
+    """One relayed request under way.  A subclass (the party) forwards the answer to its client.
 
     The effects of a write are recorded before the party gets the answer (`take_answer`) or the failure
     (`take_failure`).
@@ -52,8 +52,8 @@ class RelayedCall(SentRequest):
         """Send the request.  The answer or the failure may arrive before this returns."""
         pending = self._relay.send(self)
         if not self._is_decided:
-            # Refer to the pending request only if it is undecided.  The two objects refer to each other, and would stay
-            # alive.
+            # Keep the pending request only if it is undecided.  It refers to this object, so the two form a reference
+            # cycle, which would keep both alive.
             self._pending = pending
 
     def client_gone(self) -> None:
@@ -125,7 +125,7 @@ class Relay:
         route, is_live = request.route, request.is_live
         bounds = route.live_bounds if is_live else route.bounds
         if is_live and (request.mode is _SSE or request.is_session):
-            # The origin may be silent on such a connection while nothing is appended.
+            # Until something is appended, the origin may send nothing on such a connection.
             bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
         if relayed.is_write:
             self._writes.write_started(relayed)

@@ -2,9 +2,9 @@
 
 A write is *pending* while the origin may still execute it: from when it is sent until it is answered.  If a write that
 may create or delete the stream gets no answer, it stays pending: the origin may have executed it, or may still do so.
-It is removed after an acknowledged write, when the gateway keeps no bytes that may belong to an earlier stream.
-Pending writes are recorded by path rather than by stream record, so that they also count for records that are created
-later.
+It stops being pending after an acknowledged write, when the gateway keeps no bytes that may belong to an earlier
+stream.  Pending writes are recorded by path rather than by stream record, so that they also count for records that are
+created later.
 
 While a DELETE and a creating write are both pending, the origin may have re-created the stream without any reply
 showing it.  This cannot happen while only one kind is pending: after a DELETE there is no stream, and a PUT finds the
@@ -63,8 +63,8 @@ class RelayedRequest:
     faster to read.
 
     `group` names the path at the origin: a write affects all streams of the group.  `query` is the canonical query, and
-    `client` is the client's network.  `tape_key` is the key of the tape that the client's own reads would use; None if
-    they would bypass all tapes.
+    `client` is the client's network.  `tape_key` is the key of the tape (a stream's bytes in memory) that the client's
+    own reads would use; None if they would bypass all tapes.
     """
 
     route: Route
@@ -84,7 +84,7 @@ class RelayedRequest:
     is_live: bool = False
     """Whether the answer may take minutes."""
     url: RepeatedUrl | None = None
-    """The URL, if equal requests share it."""
+    """The URL, if equal requests share one object for it; else None."""
 
     def varied_by(self, varied: Sequence[tuple[str, str]]) -> RelayedRequest:
         """Return a copy of the request with these additional headers."""
@@ -125,7 +125,7 @@ class SentRequest:
         changes = _BRIDGED_CHANGES if request.route.is_bridged else _CHANGES
         self.change = changes.get(request.mode, NO_CHANGE)
         self.stream = stream
-        """The stream of `request.tape_key`, the only one whose state the answer shows."""
+        """The stream of `request.tape_key`.  The answer shows the state of this stream only."""
         self.version = stream.version if stream is not None else None
         self.is_overtaken = False
         """Whether another write has, or may have, deleted or created the stream since."""
@@ -222,7 +222,8 @@ class PendingWrites:
         while self._cost > _MOST_BYTES:
             oldest, change = next(iter(self._unanswered.items()))
             self.settle(oldest)
-            # Failing origins leave many appends unanswered.  A path with appends only, and no DELETE, needs no action.
+            # Failing origins leave many appends unanswered.  A path whose pending writes are only appends cannot have
+            # lost its stream, so it is left out of the result.
             if change != APPENDS or self.change(oldest) & DELETES:
                 displaced.append(oldest)
         return displaced

@@ -9,7 +9,7 @@ effect.
 
 Two kinds of reply are out of date, and only answer the readers that wait for them.  An error that was requested before
 a write was acknowledged may predate the write, so it does not end the stream.  A reply is *overtaken* if the stream's
-bytes were dropped after it was requested; it changes nothing in memory.
+bytes were dropped after the request was sent.  An overtaken reply changes nothing in memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from gateway.upstream.flight import METADATA, Beyond, Flight, NotShareable, Orig
 
 
 class SentFetch(Protocol):
-    """A fetch whose request was sent, reduced to the parts that `ReplyRecorder` uses."""
+    """The fetch of a flight (a reply that readers share) whose request was sent, reduced to the parts that
+    `ReplyRecorder` uses."""
 
     stream: Stream
     flight: Flight
@@ -168,16 +169,17 @@ class ReplyRecorder:
     def _missing(self, fetch: SentFetch, status: int) -> Effect | None:
         """Apply a 404 or 410."""
         stream, flight, facts = fetch.stream, fetch.flight, fetch.facts
-        # The origin may have trimmed only this offset, even if no later one is known.  The next request without an
+        # The origin may have trimmed only this offset, even if no later offset is known.  The next request without an
         # offset, or for a later offset, shows whether the whole stream is gone.
         may_be_trimmed = status == 410 and flight.start not in (METADATA, NOW)
         if stream.is_hidden_from(fetch.source.asker):
             # The stream may be hidden from this reader only.  The live request, or other readers' requests, will show
-            # it.
+            # whether the stream exists.
             stream.mark_stale()
             return None if may_be_trimmed else Effect.REFOLLOW
         if is_outdated(stream, flight):
-            # A write acknowledged after the request found the stream.  The next request shows whether it still exists.
+            # A write that was acknowledged after the request has found the stream.  The next request shows whether the
+            # stream still exists.
             stream.mark_stale()
             return Effect.REFOLLOW
         if may_be_trimmed:
@@ -209,7 +211,7 @@ def _content_type(stream: Stream, learned: Learned) -> str | None:
     """Return the content type that a reply implies; None if it implies none."""
     content_type = learned.manner.content_type
     if content_type is None and learned.start != METADATA:
-        # Stored bytes need a content type.  Metadata without one leaves the type open.
+        # Stored bytes need a content type.  Metadata without a content type leaves the type open.
         return stream.content_type or DEFAULT_TYPE
     return content_type
 

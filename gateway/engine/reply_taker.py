@@ -1,6 +1,6 @@
 """Processes the reply to a fetch: classifies it, applies it to the stream, stores the body, and lands the flight.
 
-A flight is a reply as its readers share it.  It *lands* when its readers can have all of it.
+A flight is a reply that several readers may share.  The flight *lands* when the whole reply is available to them.
 
 A reply that has arrived as a whole is processed in one call, without a task.
 """
@@ -144,7 +144,7 @@ class ReplyTaker:
         self._stored(fetch, head)
 
     def _stored(self, fetch: AnsweredFetch, head: StreamHead) -> None:
-        """Report a stored body to the stream's pace."""
+        """Report a stored body to the stream's `WalkPace`, which limits the rate of its fetches."""
         flight = fetch.flight
         if flight.key != NOW:
             is_up_to_date = head.up_to_date or head.is_closed
@@ -171,8 +171,8 @@ class ReplyTaker:
         return learned
 
     async def _refused(self, fetch: AnsweredFetch, error: OriginError) -> None:
-        """Remember the origin's refusal for later reads.  Raises TailMovedBack if it shows that this is another
-        stream."""
+        """Remember the origin's refusal for later reads.  Raises TailMovedBack if the refusal shows that this is
+        another stream."""
         stream, flight, source = fetch.stream, fetch.flight, fetch.source
         is_current = not is_overtaken(stream, flight)
         if error.status == 400 and fetch.facts.is_origin_token and is_current and await self._accepts_requests(fetch):

@@ -1,8 +1,8 @@
 """Response heads: builds the headers of every answer to a read, for all read modes.
 
-`Stream-Up-To-Date` and `Stream-Closed` are arguments here and are never stored.  The ETag is the gateway's own:
-`"<incarnation>:<start>:<end>[:c]"`.  Origins use different formats, and an ETag without an incarnation (a name for one
-life of the stream) could validate the bytes of another stream with the same name.
+`Stream-Up-To-Date` and `Stream-Closed` are never stored: the caller states them for each answer.  The ETag is the
+gateway's own: `"<incarnation>:<start>:<end>[:c]"`.  Origins use different formats, and an ETag without an incarnation
+(a name for one life of the stream) could validate the bytes of another stream with the same name.
 
 If the client's If-None-Match has the answer's ETag, the answer is a 304 without a body (RFC 9110 sections 13.1.2 and
 15.4.5).  `gateway.protocol.etag` makes and compares ETags.  `gateway.server.remembered` repeats a 304 like any other
@@ -69,10 +69,10 @@ def _cache_control(read: Read, stream: Stream, at_tail: bool) -> str:
 
 
 def _tagged_start(start: str, stream: Stream, size: int | str) -> str:
-    """Return a read's start as its ETag names it.
+    """Return the part of a read's ETag that stands for the start.
 
-    The start sentinel may have named several positions of one incarnation, with the same end.  The body's size then
-    distinguishes them.
+    If the origin trims the stream, the start sentinel (`-1`) names a later position of the same incarnation.  The size
+    of the body distinguishes these positions.
     """
     return f"{START}+{size}" if start == START and stream.tape.has_lost_start else start
 
@@ -130,7 +130,8 @@ def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIM
 
 
 def part_answer(read: Read, run: BodyRun, said: Said, parts: Parts) -> Answer:
-    """Return the answer with this range of the stream, whose bytes are `parts`; a 304 if the client has them."""
+    """Return the answer with this range of the stream, whose bytes are `parts`; a 304 if the client has these bytes
+    already."""
     tape = run.stream.tape
     headers = stream_headers(read, run, parts.tag_size(tape.is_json) if tape.has_lost_start else 0, said)
     if read.if_none_match is not None and is_not_modified(read, headers):

@@ -37,7 +37,8 @@ from gateway.upstream.reply import Reply
 _log = logging.getLogger("gateway.sharing")
 
 _LEAST_UNSHARED_S: Final = 10.0
-"""The minimum time, in seconds, for which live answers count as unshareable after one has proved to be so."""
+"""The minimum time, in seconds, for which live answers count as unshareable after one live answer has proved
+unshareable."""
 
 
 class HeaderRules(NamedTuple):
@@ -122,15 +123,16 @@ class Route:
         """Whether the origin's streams have S2 names."""
         self.unshared = Unshared(config.hit_for_miss_s, clock.now)
         self.denied_origins = DeniedOrigins(config.hit_for_miss_s, clock.now)
-        """Web origins that may not read a path.  Their reads may share replies without Access-Control-Allow-Origin."""
+        """Web origins that may not read a path.  Reads of these web origins may share replies without
+        Access-Control-Allow-Origin."""
         self._now = clock.now
         self.answers = 0
         """The number of requests of the route that an origin has answered."""
         self.is_silent = False
         """Whether a read has waited too long, and the origin has answered no request of the route since."""
         self.ends_live_in_s: float | None = None
-        """The seconds after which further live answers end.  None unless a reload has put the route's requests under
-        rules of authorisation, which the reads in progress have not passed."""
+        """The number of seconds after which further live answers end.  None unless a reload has put the route's
+        requests under rules of authorisation, which the reads in progress have not passed."""
         self._has_shared_live = False
         self._shares_live_from = -math.inf
         is_asked = config.tail == "asked"
@@ -161,7 +163,7 @@ class Route:
         """Decides which of the origin's replies may be shared."""
         self.manners = Manners(self.sharing)
         self._noticed: set[str] = set()
-        """The grounds that have been logged."""
+        """The grounds (reasons not to share a reply) that have been logged."""
         is_shared = config.credentials == "shared" and not self.is_s2
         personal = frozenset(filter(_is_personal, self.credential_names) if is_shared else ())
         decisive = (*self.credential_names, "accept") if self.is_s2 else self.credential_names
@@ -181,7 +183,8 @@ class Route:
             self._has_shared_live = True
         else:
             self.unshared.remember(key, ANY_LIVE, why.reason)
-            # The next reader is relayed, so it cannot show whether live answers have become shareable.
+            # The next readers are relayed, so they cannot show that live answers have become shareable.  Assume it
+            # after a while.
             self._shares_live_from = self._now() + max(self.config.hit_for_miss_s, _LEAST_UNSHARED_S)
 
     def why_alone(self, headers: Headers, *, is_stored: bool) -> NotShareable | None:
@@ -358,7 +361,8 @@ class Route:
     def source(self, target: Target, headers: CIMultiDict[str], client: str = "", group: Group | None = None) -> Source:
         """Return the upstream source of the target's bytes, for fetches with these headers.
 
-        `client` is the network of the reader that causes the fetch.  `group` is the target's, if already computed.
+        `client` is the network of the reader that causes the fetch.  `group` is the target's group, if the caller has
+        computed it already.
         """
         path = group.path if group is not None else self.upstream_path(target.path)
         return make(Source, (self.url + path, target, headers, self.bounds, self.live_bounds, client))

@@ -19,7 +19,8 @@ from gateway.upstream.origin_pool import origin_names
 
 
 def _sharing(config: RouteConfig, origin: str) -> tuple[object, ...]:
-    """Return the settings on which a tape depends: the origin of its bytes, and the readers that may use it."""
+    """Return the settings on which a tape (a stream's bytes in memory) depends: the origin of the bytes, and the
+    readers that may use them."""
     path = URL(config.members[0].url).raw_path
     whose: tuple[object, ...] = (origin, path, config.strip_prefix, config.cache, config.protocol, config.present)
     if config.is_bridged:
@@ -74,7 +75,8 @@ class RouteTable:
 
     @property
     def public_partitions(self) -> frozenset[Partition]:
-        """The partitions that requests can still reach, without the digests of credentials."""
+        """For each route in effect, the partition of readers without credentials (`Route.public`).  Each partition that
+        requests can reach is one of these, or is derived from one by adding a digest of credentials."""
         return frozenset(route.public for route in self.routes)
 
     def replace(self, configs: Sequence[RouteConfig], rules: Mapping[str, Rules] | None = None) -> bool:
@@ -90,7 +92,7 @@ class RouteTable:
                 # A key file may have changed although the configuration has not.
                 guard.replace(self._rules[guard.realm])
             else:
-                # The guard of an earlier route judges requests that wait for a service or a key set.
+                # Requests that wait for a service or a key set still refer to the guard of an earlier route.
                 guard.follow(successor if guard.realm in kept else None)
         self.verdicts.end_reads_without_grounds({name: one.rules for name, one in guards.items() if name in kept})
         return self.routes is not before
@@ -130,7 +132,8 @@ def newly_guarded(before: Sequence[Route], after: Sequence[Route]) -> list[Route
 def _kept(before: Sequence[Route], after: Sequence[Route]) -> frozenset[str]:
     """Return the names of routes that serve the same requests as before.
 
-    If a route serves other requests than before, the rules of another route may apply to reads that it has admitted.
+    If a route no longer serves the same requests, the rules of another route may apply to reads that the first route
+    has admitted.
     """
     earlier = _served(before)
     return frozenset(name for name, served in _served(after).items() if served == earlier.get(name))

@@ -8,8 +8,8 @@ answer that may not be shared must be relayed from its first byte.  So the reade
 no live answer on its route has proved shareable yet, or a live answer has recently proved unshareable.
 
 Many readers often join at the same offset within a second, for instance after a network outage.  The head and first
-event sent to one of them are therefore kept (`SseOpening`) and sent to the next.  They are valid within the second that
-the head states, until the stream, its tail or its live request changes.
+event sent to one of them are therefore kept (`SseOpening`) and sent to the next.  The kept bytes may be sent only in
+the second that the head states, and only until the stream, its tail or its live request changes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ MOST_BYTES: Final = 512
 
 
 class SseOpening:
-    """The first piece of an SSE response, valid with its head for one version of its stream and one second."""
+    """The first piece of an SSE response.  The piece and its head may be sent for one version of the stream only, and
+    within one second."""
 
     __slots__ = ("_headers", "_second", "_tail", "_topic", "_version", "step")
 
@@ -57,7 +58,8 @@ class SseOpening:
         return f"<SseOpening {self.step.end}, {self.step.size} bytes>"
 
     def topic_at(self, wall: float) -> Topic | None:
-        """Return the topic if its next reader may be sent the same bytes at `wall` (Unix seconds), else None.
+        """Return the topic (the stream's live readers) if its next reader may be sent the same bytes at `wall` (Unix
+        seconds), else None.
 
         The stream's version changes with its live request, with new data from the origin, with each acknowledged write
         and with the end of the stream.
@@ -169,8 +171,8 @@ class Sse:
     async def _await_follower(self, stream: Stream, topic: Topic) -> None:
         """Wait briefly for a follower that is connecting.
 
-        Once it is connected, the first control event can state the tail, and an unshareable live answer is known before
-        the first byte.
+        Once the follower is connected, the first control event can state the tail, and an unshareable live answer is
+        known before the first byte.
         """
         deadline = self.clock.now() + _CONNECTING_S
         while not topic.is_confirmed and topic.failure is None and stream.ended is None and not stream.tape.closed_at:
@@ -191,7 +193,8 @@ class Sse:
         return subscriber
 
     def opening(self, subscriber: Subscriber, start: str, wall: float) -> SseOpening | None:
-        """Return the first piece for the next reader that begins at `start`, if it may get the same as this subscriber.
+        """Return the first piece for the next reader that begins at `start`, if that reader may get the same bytes as
+        this subscriber.
 
         Returns None if the piece differs from reader to reader, or if more bytes follow at once.  `wall` is the time
         that the head states (Unix seconds).
@@ -216,7 +219,7 @@ class Sse:
         if topic is None or reads.drain.is_set:
             return None
         stream = topic.stream
-        # The first condition is a part of `has_expired`, inlined, that decides for most streams.
+        # The first condition is inlined from `has_expired`, because it decides for most streams.
         if (stream.expiry.is_limited and stream.has_expired(now, wall)) or not reads.live.table.attach_followed(topic):
             return None
         lifetime_s = read.route.sse_lifetime_s * (_LEAST_LIFETIME + _SPREAD_LIFETIME * reads.rng.random())

@@ -56,7 +56,7 @@ _CLOSED: Final = istr(STREAM_CLOSED)
 _NEXT_OFFSET: Final = istr(STREAM_NEXT_OFFSET)
 _GETS: Final = frozenset({Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE})
 
-# Enum members are slow to reach in Python 3.11, and every request passes here.
+# Enum members are slow to reach in Python 3.11, so every write uses these constants.
 _APPEND, _CREATE, _DELETE = Mode.APPEND, Mode.CREATE, Mode.DELETE
 
 
@@ -72,8 +72,8 @@ class Writes:
         clock: Clock,
         s2_written: Callable[[RelayedRequest, int | None, Body], object],
     ) -> None:
-        """`s2_written` is called with each write to an S2 origin and its body.  Its second argument is the status of
-        the origin's answer, or None if the origin has not answered but may have executed the write."""
+        """`s2_written` is called for each write to an S2 origin, with the request, the status of the origin's answer,
+        and the body.  The status is None if the origin has not answered but may have executed the write."""
         self._store = store
         self._live = live
         self._pending = pending
@@ -87,7 +87,8 @@ class Writes:
         self._pending.add_write(write)
         self._negative_cache.forget_path(group)
         for stream in self._store.awake(group):
-            # These offsets lay beyond the tail.  The write may move the tail past them at any moment.
+            # The stream remembers offsets that were beyond the tail.  The write may move the tail past these offsets at
+            # any moment.
             stream.forget_beyond()
 
     def write_answered(self, write: SentRequest, reply: Reply) -> None:
@@ -133,7 +134,7 @@ class Writes:
         return self._pending.is_under_way(group)
 
     def tail_is_short(self, stream: Stream) -> None:
-        """Handle a reply from the origin with a tail before the acknowledged one.
+        """Handle a reply from the origin whose tail is before the tail that a write's acknowledgement has stated.
 
         If pending writes may have re-created the stream, the bytes in memory are dropped.  Otherwise the acknowledged
         write went to another stream at the path.
@@ -144,7 +145,7 @@ class Writes:
     def _look_up(self, stream: Stream) -> None:
         """Bring the writer's own stream up to date with earlier writes, and drop it if it may have expired.
 
-        If the stream has expired, this write may be the first to reach its successor.
+        If the stream has expired, this write may be the first to reach a new stream of that name.
         """
         self._store.wake(stream)
         if stream.ended is None and stream.has_expired(self._clock.now(), self._clock.wall()):
@@ -198,7 +199,7 @@ class Writes:
         if request.tape_key is None or STREAM_FORKED_FROM in request.headers or "Content-Type" not in reply.headers:
             return
         if request.route.sharing.varies(reply.headers):
-            # The stream may depend on one of the writer's own headers, which shared reads do not have.
+            # Which stream the path names may depend on a header of the writer that shared reads do not have.
             return
         stream = self._store.open(request.tape_key, self._clock.now())
         wall, took_s = self._clock.wall(), self._clock.now() - write.asked_at
@@ -288,16 +289,17 @@ class Writes:
             if is_made or is_ended or self._may_be_remade(stream, change, now):
                 self._doubt(stream)
             else:
-                # The write may have gone to the present stream.  Its known tail may predate the write.
+                # The write may have gone to the present stream, whose known tail may then predate the write.
                 stream.acknowledged_without_offset()
                 self._live.restart(stream)
 
         self._tell(request.group, overtaken)
 
     def _change(self, write: SentRequest) -> Change:
-        """Return the changes to the path's stream that writes may have made without any reply showing them yet.
+        """Return the changes that writes may have made to the path's stream although no reply shows them yet.
 
-        An acknowledged PUT has found the stream in place, whereas an append may itself have created it.
+        They include the effect of `write` itself if it is an append, because the append may have created the stream.
+        An acknowledged PUT has found the stream in place.
         """
         request = write.request
         change = self._pending.change(request.group, beside=write)
@@ -307,7 +309,7 @@ class Writes:
     def _may_be_remade(stream: Stream, change: Change, now: float) -> bool:
         """Return whether writes with this combined `change` may have re-created the stream by `now`.
 
-        The earlier stream must have been deleted, or must have expired.
+        That is possible if a write may have deleted the earlier stream, or if that stream may have expired.
         """
         return may_remake(change) or (bool(change & CREATES) and stream.may_have_expired(now))
 
@@ -336,7 +338,8 @@ class Writes:
     def _remember(self, write: SentRequest) -> None:
         """Add an unanswered write, which may create or delete the stream, to the list of pending writes."""
         for group in self._pending.remember(write):
-            # The list is full, and this path was removed from it.  Its streams may have been re-created unnoticed.
+            # The list is full, and this path was removed from it.  The path's streams may have been re-created
+            # unnoticed.
             self._tell(group, self._doubt, "doubt")
 
     def _reached(self, stream: Stream, tail: str | None, *, is_closed: bool) -> None:

@@ -187,7 +187,7 @@ class DrainWatch:
     def __init__(self, status: int, headers: Mapping[str, str], on_drain: Callable[[], object]) -> None:
         self._on_drain = on_drain
         self._buffer = b""
-        """The bytes that have not been decided yet."""
+        """The received bytes that have not been examined yet."""
         self._skipped = 0
         """How many more bytes of the present message to skip."""
         type_ = headers.get("Content-Type", "").partition(";")[0].strip().lower()

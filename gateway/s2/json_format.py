@@ -60,7 +60,8 @@ class BadJson(ValueError):
 
 
 class InvalidJson(BadJson):
-    """A string is not base64 as stated by the request, or there are too many records or headers (422 `invalid`)."""
+    """A string is not base64 although the request states this format, or there are too many records or headers (422
+    `invalid`)."""
 
 
 def parse_format(value: str | None) -> Format:

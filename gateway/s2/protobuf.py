@@ -1,11 +1,11 @@
 """Records in protobuf, for unary bodies and for messages of sessions (S2's data-plane page, "Protobuf messages").
 
 `s2.proto` defines the messages, and `s2_pb2.py` is generated from it.  Only this module uses the generated classes.
-Its functions convert to and from the types of `records.py`.  As usual in protobuf, unknown fields are ignored, and an
-absent number, string or message is zero or empty.  Only fields marked `optional` can be absent.
+Its functions convert to and from the types of `records.py`.  As usual in protobuf, unknown fields are ignored.  A field
+that was not sent reads as zero or empty, unless it is marked `optional`: only such a field can be absent.
 
 The caller limits the size of the input.  But an empty record or header takes 2 bytes and becomes a much larger object.
-A message with more of them than S2 allows is therefore refused before the objects are created.
+A message with more records or headers than S2 allows is therefore refused before the objects are created.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def decode_read_batch(data: bytes) -> ReadBatch:
         )
         for record in message.records
     )
-    # A record's metered size exceeds its size here by at most 6 bytes: without a body it takes 2 and counts as 8.
+    # A record's metered size exceeds its size in protobuf by at most 6 bytes: an empty record takes 2 bytes and counts
+    # as 8.
     if len(data) > MAX_BATCH_METERED_BYTES - 6 and any(
         metered_bytes(record) > MAX_BATCH_METERED_BYTES for record in records
     ):

@@ -87,7 +87,7 @@ class ReadQuery:
     def may_start_at_tail(self) -> bool:
         """Whether S2 accepts a start at the tail: the read may wait there, or has no limits.
 
-        A read without limits and with a wait of 0 ends there at once.
+        A read without limits and with a wait of 0 ends at the tail at once.
         """
         return not self.is_bounded or bool(self.wait_s)
 

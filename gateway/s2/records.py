@@ -29,8 +29,8 @@ MAX_BATCH_METERED_BYTES: Final = 1024 * 1024
 """The most metered bytes of an append, a unary read, or a batch of a session."""
 
 MAX_BATCH_HEADERS: Final = MAX_BATCH_METERED_BYTES // 3
-"""The most headers in such a batch: each counts at least 3 metered bytes, 2 plus a name of one byte.  Only the header
-of a command has an empty name, which the 8 bytes of its record make up for."""
+"""The most headers in a batch of that size: each counts at least 3 metered bytes, 2 plus a name of one byte.  Only the
+header of a command has an empty name.  Such a header counts 2 bytes, but its record counts another 8."""
 
 MAX_FENCING_TOKEN_BYTES: Final = 36
 """The longest fencing token in UTF-8 bytes: the length of a UUID as text."""
@@ -46,7 +46,8 @@ class InvalidAppend(ValueError):
 class Header(NamedTuple):
     """One header of a record.  Names may repeat, and their order matters.
 
-    A tuple, because a batch may have hundreds of thousands, and a frozen dataclass takes three times as long to create.
+    A tuple, because a batch may have hundreds of thousands of headers, and a frozen dataclass takes three times as long
+    to create.
     """
 
     name: bytes

@@ -238,7 +238,7 @@ def decompress(body: bytes, compression: int) -> bytes:
 
 def _unzstd(body: bytes) -> bytes:
     try:
-        # The library allocates the size that the frame claims, and ignores `max_output_size` in that case.
+        # If a frame states a size, the library allocates that size and ignores `max_output_size`.
         if zstandard.frame_content_size(body) > MAX_BODY_BYTES:
             raise BadFrame(f"a frame holds more than {MAX_BODY_BYTES} bytes")
         reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)

@@ -3,7 +3,8 @@
 A `batch` event has records in JSON and an id.  The id consists of the last record's sequence number, and the number of
 records and of metered bytes that this response has delivered so far.  A client resumes by sending the id as
 `Last-Event-ID`.  The server then continues after that record, and subtracts the two totals from the request's `count`
-and `bytes`.  The totals are those of one response, so a shared response needs its own ids (`EventId.after`).
+and `bytes`.  The totals are those of one response.  So each response needs ids of its own (`EventId.after`), even if
+several responses share their batches.
 
 A `ping` keeps an idle response alive.  A response ends with the data `[DONE]`, which is final, or with an `error`
 event, whose data is the body of a unary error.  A response that ends otherwise was interrupted.
@@ -41,7 +42,8 @@ class EventId:
 
     @staticmethod
     def after(previous: EventId | None, batch: ReadBatch) -> EventId:
-        """Return the id of a batch with records; `previous` is that of the response's previous batch, if any."""
+        """Return the id of a batch with records; `previous` is the id of the response's previous batch, if there is
+        one."""
         count, size = (0, 0) if previous is None else (previous.count, previous.bytes)
         return EventId(batch.records[-1].seq_num, count + len(batch.records), size + total_metered_bytes(batch.records))
 
@@ -98,7 +100,7 @@ def encode_event(event: Event, format_: Format) -> bytes:
                 fields["tail"] = {"seq_num": tail.seq_num, "timestamp": tail.timestamp}
             return b"event: ping\ndata: %s\n\n" % orjson.dumps(fields)
         case Failure(body):
-            # The body may come from elsewhere and have several lines.  Line breaks do not change the meaning of JSON.
+            # The body may be another server's, and have several lines.  Line breaks do not change the meaning of JSON.
             lines = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
             return b"event: error\n%s\n" % b"".join(b"data: %s\n" % line for line in lines)
         case Done():

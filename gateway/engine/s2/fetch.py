@@ -3,9 +3,10 @@
 `S2Origin` sends the requests, with the credentials of the readers that share them, and counts them.  `S2Fetches` tracks
 the requests of one stream.  `gateway.upstream.collapse` defines which readers may share a request.
 
-Questions about the stream as a whole (`S2Question`) are shared differently from reads of records.  A reader with a
-question waits until the present question has been answered.  Then this reader and all others that wait share the next
-question.  A reader of records uses the records of a fetch under way, and asks the origin only for later records.
+Questions about the stream as a whole (`S2Question`) are shared differently from reads of records.  If the question of a
+reader is under way already, the reader waits until the origin has answered it.  Then this reader and all others that
+wait share the next request with this question.  A reader of records uses the records of a fetch under way, and asks the
+origin only for later records.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class S2Origin:
     async def session(self, source: S2Source, seq_num: int, client: str) -> Reply | AtTail | S2Refused:
         """Open a read session from `seq_num` on, without a time limit, for a client in the network `client`.
 
-        The caller must close the reply, and count its bytes and its failure.
+        The caller must close the reply, and count the reply's bytes and failure.
         """
         return await self._client(source, Mode.SSE, client).session(seq_num, None)
 
@@ -179,7 +180,7 @@ class S2Fetch(SharedFetch):
         """The number of readers that wait for the fetch to end before they ask their own question."""
 
     def spans(self, seq_num: int) -> bool:
-        """Return whether the fetch may bring the record `seq_num` after other records."""
+        """Return whether the fetch may bring the record `seq_num`, but not as its first record."""
         if self.start is None or self.is_over:
             return False
         first = self.start.seq_num if isinstance(self.start, FromSeqNum) else seq_num

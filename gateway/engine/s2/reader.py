@@ -38,11 +38,11 @@ DRAINING: Final = refusal(S2ErrorCode.SERVER_DRAINING, "the gateway is shutting 
 LOOK_S: Final = 1.0
 """Seconds until a session checks again for new records, if its wait ends while the tail is unknown."""
 REPLAY_BYTES: Final = 1 << 18
-"""The most metered bytes in one batch from memory, unless one record is larger.  This also limits the memory that a
-client that does not read can occupy."""
+"""The most metered bytes in one batch from memory, unless one record is larger.  This also limits how much memory a
+client can occupy by not reading."""
 
 _QUIET_BEATS: Final = 2
-"""A client that receives nothing for this many beats of the topic gets a heartbeat."""
+"""A client that receives nothing for this many beats (intervals of the topic's timer) gets a heartbeat."""
 
 
 class S2ReaderContext(Protocol):
@@ -60,7 +60,7 @@ class S2ReaderContext(Protocol):
         """Fetch the records at the reader's position, then call `fetched` or `failed`."""
 
     def follow(self, reader: S2SessionReader, tail: StreamPosition) -> S2Topic | None:
-        """Return the topic of the reader's stream; None if it cannot be followed.
+        """Return the topic of the reader's stream; None if the stream cannot be followed.
 
         `tail` was the stream's tail a moment ago.
         """
@@ -148,10 +148,10 @@ class S2SessionReader:
 
     @property
     def _latest_tail(self) -> StreamPosition | None:
-        """The tail that may be stated to the client: one that the stream has had since the client's request.
+        """The tail that may be stated to the client: no earlier than the stream's tail at the time of the request.
 
-        The live session's latest statement may be older than the request.  It is used once the client has reached a
-        tail that is newer than the request.
+        The live session may have stated its latest tail before the request.  So that tail is used only after the client
+        has reached a tail that was stated after the request.
         """
         return self.read.tail if self.topic is None else self.topic.tail
 
@@ -186,7 +186,7 @@ class S2SessionReader:
         read, wanted = self.read, self.wanted
         batch, is_closed = self.stream.batch(read.at, wanted.within(UNARY.count or 0, REPLAY_BYTES), self._latest_tail)
         if is_closed and not batch.count:
-            # A single record may be larger than `REPLAY_BYTES`.
+            # Try again without `REPLAY_BYTES`, because the next record may be larger.
             batch, is_closed = self.stream.batch(read.at, wanted, self._latest_tail)
         if batch.count:
             self._send(batch)
@@ -203,8 +203,8 @@ class S2SessionReader:
         elif not self._is_limited:
             self._send(batch)
         else:
-            # Cut the batch instead of reading from memory: a trim command in the batch may already have removed its
-            # records from memory.
+            # Cut the batch instead of reading from memory: a trim command in the batch may already have removed the
+            # batch's records from memory.
             part = cut(batch.batch.records, self.at, batch.end, self.wanted)
             if part.records:
                 self._send(S2Batch.of(self.at, part, self._latest_tail))
@@ -323,7 +323,8 @@ class S2SessionReader:
     # -- heartbeats and deadlines
 
     def beat(self, *, is_due: bool) -> None:
-        """Send a heartbeat if one is missing, or if the client has received nothing for a while."""
+        """Send a heartbeat if the client has received nothing for a while, or does not know yet that it is at the
+        tail."""
         if is_due:
             self._quiet_beats += 1
         topic = self.topic
@@ -357,8 +358,8 @@ class S2SessionReader:
             # Records have arrived, and the client has not read them yet.
             self._wait()
         elif topic is not None and topic.tail is None:
-            # Records may have arrived.  The session learns that only when the origin answers again, or when the stream
-            # is given up.
+            # Records may have been appended.  The session learns that only when the origin answers again, or when the
+            # stream is given up.
             self._tick = self._context.wheel.add(self, LOOK_S)
         else:
             self._finish(CloseReason.TIMED_OUT)
@@ -366,7 +367,7 @@ class S2SessionReader:
     # -- the end
 
     def lost(self, error: S2Refused) -> None:
-        """End the session with this error, because it cannot continue.  The connection may be full."""
+        """End the session with this error, because it cannot continue.  May be called while the connection is full."""
         if self._is_over:
             return
         if self._is_midway:
@@ -391,7 +392,7 @@ class S2SessionReader:
         self._end(reason, in_order=True)
 
     def holdings(self) -> tuple[Holding, ...]:
-        """Return the memory that the session keeps for its client, except written bytes."""
+        """Return the memory that the session keeps for its client, apart from the connection's own buffers."""
         large = self._large
         return (Holding(large.shared, len(large.data)),) if large is not None else NOTHING
 

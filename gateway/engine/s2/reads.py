@@ -72,7 +72,8 @@ async def start_read(stream: S2Stream, query: ReadQuery, read: S2Read) -> tuple[
                 return start
             progress.at, progress.tail, outcome = start
             if progress.tail is None:
-                # The earlier tail may be out of date: the record may have been appended since.
+                # Take the trusted tail as it is now.  The tail from before the fetch may be earlier than the record
+                # that was found.
                 progress.trust(stream.trusted_tail(read.trust_s))
     return progress, outcome
 
@@ -243,7 +244,8 @@ class S2Reads:
                     raise TailMovedBack
                 case _:
                     break
-        # The session's head is sent from here on, so reaching the tail is no longer an error.
+        # Next the head of the session's answer is sent.  After that a session that reaches the tail cannot be refused
+        # any more.
         progress.may_be_empty = True
         return S2Session(stream, asked.form, progress, query.longest_wait_s)
 
@@ -280,7 +282,7 @@ class S2Reads:
                 reader.fetched(fetched)
 
     def follow(self, reader: S2SessionReader, tail: StreamPosition) -> S2Topic | None:
-        """Return the topic of the reader's stream; None if it cannot be followed."""
+        """Return the topic of the reader's stream; None if the stream cannot be followed."""
         read = self._sessions[reader]
         try:
             return self.streams.attach(reader.stream, tail, read.client)

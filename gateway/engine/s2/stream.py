@@ -80,7 +80,7 @@ class S2Stream:
         self.users = 0
         self.topic: S2Topic | None = None
         self._batches: dict[tuple[int, Limits, StreamPosition | None], tuple[S2Batch, bool]] = {}
-        """The batches made in this turn of the event loop, with whether a limit was reached."""
+        """The batches made in this turn of the event loop, and for each batch whether a limit was reached."""
         self._fetches = S2Fetches(shared.tasks, stream.key.group.path)
 
     def __repr__(self) -> str:
@@ -146,7 +146,7 @@ class S2Stream:
         return await self._ask_tail(S2Question.TAIL, self._shared.origin.tail, client)
 
     async def checked_tail(self, client: str) -> StreamPosition | S2Refused:
-        """Like `tail`, by S2's own request for the tail, which may need another permission."""
+        """Like `tail`, but by S2's tail check, which may need another permission than a read."""
         return await self._ask_tail(S2Question.CHECKED_TAIL, self._shared.origin.checked_tail, client)
 
     async def _ask_tail(
@@ -216,7 +216,7 @@ class S2Stream:
                 return S2Fetched(AtTail(tail), is_fresh=True, is_all=False)
 
     def _join(self, start: Start, wanted: Limits, client: str) -> tuple[S2Fetch, bool]:
-        """Return the fetch that a reader must wait for, and whether that fetch has not been sent yet."""
+        """Return the fetch that a reader must wait for, and whether that fetch is still to be sent."""
         earlier = self._fetches.bringing(start)
         if earlier is not None and (earlier.is_sent or earlier.start != start):
             earlier.askers.add_client(client)
@@ -329,8 +329,8 @@ class S2Stream:
         """Read the last record in memory again, unless the stream was confirmed recently and no write casts doubt on
         it.
 
-        `end` is an earlier value of `end_seq_num`.  Returns the origin's error if it refuses.  Raises a GatewayError;
-        TailMovedBack if the record has changed.
+        `end` is an earlier value of `end_seq_num`.  Returns the origin's error if the origin refuses.  Raises a
+        GatewayError; TailMovedBack if the record has changed.
         """
         held, doubts = self.tape.last, self.stream.doubts
         is_sure = not self.stream.is_doubted and self._shared.clock.now() - self.stream.verified_at <= VERIFIED_S
@@ -347,7 +347,7 @@ class S2Stream:
     async def confirmed(self, client: str) -> S2Refused | None:
         """Have the origin confirm the records in memory if a write has cast doubt on them.
 
-        `client` is the client's network.  Returns the origin's error if it refuses.  Raises a GatewayError;
+        `client` is the client's network.  Returns the origin's error if the origin refuses.  Raises a GatewayError;
         TailMovedBack if the records belong to another stream.
         """
         if not self.stream.is_doubted:
@@ -382,17 +382,16 @@ class S2Stream:
             self.replaced()
 
     def store_batch(self, batch: ReadBatch) -> None:
-        """Store a batch of the live session.  Raises TailMovedBack if it belongs to another stream.
-
-        The topic ends with the stream, so the stream has not ended.
-        """
+        """Store a batch of the live session.  Must be called while the stream has a topic.  Raises TailMovedBack if the
+        batch belongs to another stream."""
         assert self.topic is not None
         self.store(self.topic.position, batch.records)
         # A session reads one stream only.
         self.stream.verified(self._shared.clock.now())
 
     def compare(self, record: Record, position: StreamPosition) -> None:
-        """Compare a record that was read again, the last before `position`, with the record in memory.
+        """Compare a record that was read again with the record in memory.  `position` is the position after the record,
+        with the record's earlier timestamp.
 
         Raises TailMovedBack if the record belongs to another stream.
         """

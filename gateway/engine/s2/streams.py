@@ -1,8 +1,8 @@
 """The S2 streams in use, and the sessions at their origins that keep live readers up to date.
 
 A stream is in use while a request needs it, and while it is followed.  The gateway follows a stream from the time when
-a reader waits at its tail.  It stops when the live table (`gateway.live.table`) removes the stream's topic, the object
-that holds its live readers.
+a reader waits at its tail.  It stops following the stream when the live table (`gateway.live.table`) removes the
+stream's topic, the object that holds its live readers.
 
 A followed stream has one session at its origin (`S2Follower`).  After a failure, a new session continues at the same
 position; repeated failures lead to growing pauses.  If the origin stays unreachable or refuses, the live readers get an
@@ -12,10 +12,11 @@ reconnect.
 The stream may be deleted and re-created between two sessions.  So each session also reads the last record before the
 topic's position, to check that the stream is still the same.
 
-After some writes the gateway must ask the origin whether records in memory still belong to the present stream.  One
-refused write can affect thousands of followed streams, because a path has one stream for each set of credentials.  The
-streams are therefore confirmed one at a time, one every `EVERY_S`.  The paths take turns, so a path with many streams
-does not delay other paths.  Meanwhile live readers continue, and other reads of the stream ask the origin first.
+After some writes, records in memory are *doubted*: the gateway must ask the origin whether they still belong to the
+present stream.  One refused write can affect thousands of followed streams, because a path has one stream for each set
+of credentials.  The streams are therefore confirmed one at a time, one every `EVERY_S`.  The paths take turns, so a
+path with many streams does not delay other paths.  Meanwhile live readers continue, and other reads of the stream ask
+the origin first.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ PAUSES_S: Final = (0.0, 0.25, 0.5, 1.0, 2.0)
 All pauses together are shorter than the 20 s after which S2 clients give up a silent session."""
 
 LEAST_S: Final = 1.0
-"""Sessions that end before this time, in seconds, are short.  After one short session the next session starts at once;
+"""A session that lasts less than this many seconds is short.  After one short session the next session starts at once;
 after several in a row it starts after a pause.  Origins may end each session right after the reply, or advise the
 client to use another session."""
 
 
 LEAVING_S: Final = 15.0
 """How long, in seconds, an origin may announce its end, or advise to use another session, without sending anything
-else. After that it counts as failed."""
+else.  After that the session counts as failed."""
 
 
 class S2Follower:
@@ -103,7 +104,7 @@ class S2Follower:
         self._goes_on = False
         """Whether an earlier attempt has asked for a session."""
         self._overlap: int | None = None
-        """The sequence number of the record that is read again, until it has arrived."""
+        """The sequence number of the record that is read again; None once that record has arrived."""
 
     async def run(self) -> None:
         """Follow the stream.  Returns when the topic is lost."""
@@ -119,7 +120,8 @@ class S2Follower:
                 failure = bare(error)
                 if not isinstance(error, UpstreamUnavailable | UpstreamCongested):
                     self._metrics.upstream_failure(Mode.SSE, type(error).__name__, self._source.route)
-            # A server that announces its end should be replaced soon.
+            # A server that announces its end must send something else before `LEAVING_S` has passed.  Otherwise the end
+            # counts as a failure.
             is_planned = is_planned and self._clock.now() - self._heard_at < LEAVING_S
             topic.disconnected()
             if self._failures == len(PAUSES_S):
@@ -229,14 +231,14 @@ EVERY_S: Final = 0.02
 class S2Confirmations:
     """A queue of streams that wait to be confirmed.
 
-    `confirm` asks the origin.  It is called with a stream and the network of the client for which the origin is asked.
+    `confirm` asks the origin to confirm a stream; its second argument is the network of the client for which it asks.
     """
 
     def __init__(self, clock: Clock, confirm: Callable[[S2Stream, str], object]) -> None:
         self._clock = clock
         self._confirm = confirm
         self._waiting: OrderedDict[Group, dict[S2Stream, str]] = OrderedDict()
-        """The streams of each path with their client networks.  The first path is next."""
+        """The streams of each path, and the client network for each stream.  The first path is next."""
         self._timer: Timer | None = None
 
     def __repr__(self) -> str:
@@ -344,7 +346,8 @@ class S2Streams:
         store, now = self._shared.store, self._shared.clock.now()
         record = store.open_as(RecordStream, key, now)
         if record.needs_revalidation:
-            # A write of unknown outcome may have deleted the stream.  Records in memory cannot be revalidated.
+            # A write of unknown outcome may have deleted the stream.  Records in memory are dropped then, rather than
+            # revalidated.
             store.drop_stream(record, End.PURGED)
             record = store.open_as(RecordStream, key, now)
         stream = self._streams.get(record)
@@ -414,7 +417,7 @@ class S2Streams:
             self._confirmations.queue_stream(stream, client)
 
     def _confirm(self, stream: S2Stream, client: str) -> None:
-        """Have the origin confirm a stream, so that its live readers end if it is gone."""
+        """Have the origin confirm a stream, so that its live readers end if the stream is gone."""
 
         async def confirm() -> None:
             # If the origin does not answer, a later beat tries again.

@@ -1,14 +1,14 @@
 """The live readers of one S2 stream, and the encoding of the records that they share.
 
-A topic has a *position*: the sequence number that the stream's session at the origin will bring next.  All records
-before the position have been stored.  A reader that is behind the position therefore reads from memory.  A reader whose
-connection is full falls behind.  `tail` is known while the session's latest statement shows that the position is the
-tail.
+A topic has a *position*: the sequence number of the record that the stream's session at the origin will bring next.
+All records before the position have been stored.  A reader that is behind the position therefore reads from memory.  A
+reader whose connection is full falls behind.  `tail` is known while the session's latest statement shows that the
+position is the tail.
 
 Records that arrive in one turn of the event loop form one batch.  A batch is encoded once for each format, and written
 to each connection at once.
 
-A topic ends when it has no readers, or by `lost`, with an error for all readers.  Both are final.
+A topic ends when it has no readers, or by `lost`, with an error for all readers.  Either end is final.
 
 The id of a server-sent event counts the records and bytes delivered by its response.  So readers share an event only if
 they have received equally many records and bytes, for instance because they joined between the same two batches.
@@ -116,7 +116,8 @@ class S2Batch:
         return found
 
     def is_large(self, format_: Format) -> bool:
-        """Return whether each reader gets its own head of the event, followed by a rest that all readers share."""
+        """Return whether the event is so large that only its head is made for each reader, and all readers share the
+        rest."""
         return len(self.json(format_)) >= _SHARED_BYTES
 
     def head_of_event(self, count: int, size: int) -> bytes:
@@ -129,7 +130,7 @@ class S2Batch:
     def rest_of_event(self, format_: Format) -> S2LargePiece:
         """Return the rest of the event, after `data: `.
 
-        It is the same for all readers, so a large batch is in memory only once.
+        This rest is the same for all readers, so a large batch is in memory only once.
         """
         found = self._rests.get(format_)
         if found is None:
@@ -180,8 +181,8 @@ class S2LiveReader(Protocol):
     def beat(self, *, is_due: bool) -> None:
         """Send a heartbeat if one is needed.
 
-        `is_due` is true if a beat of the topic has passed.  If it is false, only a first heartbeat that is still
-        missing is sent.
+        `is_due` is true if a beat of the topic has passed.  If it is false, a heartbeat is sent only if the client does
+        not know yet that it is at the tail.
         """
 
     def lost(self, error: S2Refused) -> None:
@@ -194,7 +195,8 @@ class S2LiveReader(Protocol):
 class S2Topic:
     """The live state of one stream, owned by `S2Streams` and updated by the follower's task.
 
-    `soon` schedules a function for the end of the event loop's turn.  `on_beat` is called at each beat.
+    `soon` schedules a function for the end of the event loop's turn.  `on_beat` is called at each beat: at regular
+    intervals, when heartbeats may be due.
     """
 
     __slots__ = (
@@ -242,7 +244,7 @@ class S2Topic:
         self._come: list[Record] = []
         """Records that arrived in this turn of the event loop and have not been delivered yet."""
         self._come_from = 0
-        """The position before these records."""
+        """The topic's position before these records arrived."""
         self._come_size = 0
         """The metered bytes of these records."""
 
@@ -300,7 +302,7 @@ class S2Topic:
             self._each(tuple(self.readers_now), lambda reader: reader.beat(is_due=False))
 
     def disconnected(self) -> None:
-        """Record that the session is interrupted: the tail is unknown until it continues."""
+        """Record that the session is interrupted: the tail is unknown until the session continues."""
         self.tail = None
 
     def beat(self) -> None:

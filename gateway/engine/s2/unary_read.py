@@ -1,9 +1,9 @@
 """One unary read: answered from memory, then from the origin, then by waiting at the tail.
 
 A read whose limit is reached within the records in memory is answered at once (`held_answer`).  For any other read, the
-origin is asked for the records that follow the records in memory.  If that fetch was sent after the request arrived,
-its reply is complete.  If the request allows a wait, a read without any record waits on the stream's topic, the group
-of readers at the tail.
+origin is asked for the records that follow the records in memory.  If the request to the origin was sent after the
+client's request arrived, the answer ends with the origin's reply.  If the request allows a wait, a read without any
+record waits on the stream's topic, the group of readers at the tail.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class S2UnaryRead:
         progress: RecordProgress,
         outcome: Outcome,
     ) -> None:
-        """`progress` is the start of the read, and `outcome` shows how the start was found."""
+        """`progress` is at the start of the read, and `outcome` shows how the start was found."""
         self._reads = reads
         self._stream = stream
         self._read = read
@@ -177,7 +177,7 @@ class S2UnaryRead:
         progress.is_complete |= part.is_closed
 
     async def _ask(self, question: Question, progress: RecordProgress) -> S2Refused | None:
-        """Ask the origin for more records and add them; return the origin's error if it refuses."""
+        """Ask the origin for more records and add them; return the origin's error if the origin refuses."""
         fetch = self._stream.fetch_or_tail if question is Question.TAIL else self._stream.fetch
         fetched = await fetch(FromSeqNum(progress.at), progress.left, self._read.client)
         if progress.topic is None:

@@ -49,15 +49,15 @@ from gateway.tape.stream import End, Stream
 from gateway.upstream.call import Body
 
 _MOST_BYTES: Final = 4_096
-"""The most bytes read of an acknowledgement.  It holds three positions and is always shorter."""
+"""The most bytes read of an acknowledgement.  Acknowledgements hold three positions and are always shorter."""
 
 
 class S2HeldBefore(NamedTuple):
-    """A stream with records in memory when an append was sent."""
+    """A stream that had records in memory when an append was sent."""
 
     stream: Stream
     end: int
-    """The sequence number after its last record in memory."""
+    """The sequence number after the stream's last record in memory."""
     is_own: bool
     """Whether the stream is in the writer's own partition.  In other partitions the name may belong to another
     stream."""
@@ -84,7 +84,7 @@ class S2Acknowledgements:
     ) -> None:
         """`before` are the streams of `group` that were awake when the append was sent.
 
-        `queries` names their basins; None stands for any basin.
+        `queries` are the queries that stand for their basins in stream keys; None stands for any basin.
         """
         self._store = store
         self._before = before
@@ -109,7 +109,7 @@ class S2Acknowledgements:
         self._is_protobuf = type_ in protobuf.CONTENT_TYPES
         self._coding = headers.get("Content-Encoding")
         if status != 200 or (self._frames is not None and self._coding is not None):
-            # A session compresses each frame, so the body as a whole has no coding.
+            # The body of a session has no coding as a whole, because each of its frames is compressed on its own.
             self._stop()
             return
         length = headers.get("Content-Length", "")
@@ -174,7 +174,8 @@ _MOST_QUERIES: Final = 8
 
 
 class S2Doubted:
-    """A `gateway.tape.paths.PathEvent` that doubts the streams of a path with these queries; None stands for all."""
+    """A `gateway.tape.paths.PathEvent` that doubts the streams of a path in some basins.  `queries` stand for these
+    basins in stream keys; None stands for all basins."""
 
     __slots__ = ("_queries", "_store")
 
@@ -190,7 +191,7 @@ class S2Doubted:
             self._store.doubt_records(stream)
 
     def with_earlier(self, earlier: PathEvent, /) -> PathEvent | None:
-        """Return one event for both: doubting a stream twice does no harm."""
+        """Return one event that doubts the streams of both events; None if `earlier` is an event of another kind."""
         if not isinstance(earlier, S2Doubted):
             return None
         if self._queries is None or earlier._queries is None:
@@ -276,8 +277,8 @@ class S2Writes:
     def _own(self, request: RelayedRequest, group: Group, queries: set[str] | None) -> list[Stream]:
         """Return the streams in memory at a path that belong to the writer's own partition.
 
-        If the request names no single basin, sleeping streams whose basin is named by a header are left out.  They are
-        doubted when they wake.
+        If the request names no single basin, sleeping streams whose basin is named by a header are left out.  These
+        streams are doubted when they wake.
         """
         partition = request.partition
         found = [self._store.find(StreamKey(group, query, partition)) for query in sorted(queries or {""})]
