@@ -3,18 +3,17 @@
 The network of a client is its address prefix (`client_nets`).  An IPv6 host has at least a /64 of addresses and may use
 a new address for each request (RFC 8981), so a limit per address would have no effect.
 
-All limits of a client use its account.  An account has the client's connections, live reads and followed streams, its
-token buckets, the live reads that each rate limit counts, and its ban.  The account exists while at least one of these
-values matters.
+All limits of a client use its account.  An account counts the client's connections, its live reads, and the live
+requests to origins that it causes.  It also has the client's token buckets, the live reads that each rate limit counts,
+and the ban.  The account exists while any of these can still affect its client.
 
 The number of accounts with resources in use is bounded by the number of connections.  About `MOST_UNUSED` other
-accounts are kept.  Beyond that, a new account replaces one of the oldest.  An account whose buckets are all full is
-removed first, because its removal changes nothing.  If there is no such account, the account whose buckets will be full
-the soonest is removed.  The client of that account gains a few tokens, and the clients that have taken the most stay
-limited.
+accounts are kept.  Beyond that, a new account takes the place of an old one.  Accounts whose buckets are all full are
+removed first, because their removal changes nothing.  Without such an account, the account whose buckets will be full
+the soonest is removed.  Its client gains only a few tokens.  The clients that have taken the most tokens stay limited.
 
-`Accounts` keeps the largest number of connections of any network up to date, because fair shares need this number
-without a search when the gateway is full.
+`Accounts` always knows the largest number of connections that one network has.  When the gateway is full, this number
+decides whether a new connection gets a place, and a search for it would take too long.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def client_nets(v4_bits: int, v6_bits: int) -> ClientNet:
 
 
 class Parties(NamedTuple):
-    """The account names of an authorised request's principal and tenant.
+    """The names of two accounts of an authorised request: its principal's (the authenticated user) and its tenant's.
 
     `Accounts` holds these accounts and the accounts of client networks in one table.  An empty name means that the
     request has no principal or no tenant; limits per principal or per tenant then do not apply.
@@ -75,9 +74,9 @@ MOST_UNUSED: Final = 16_384
 NO_TIMES: Final[dict[Hashable, float]] = {}
 NO_COUNTS: Final[dict[Hashable, int]] = {}
 """Shared by all accounts whose dictionaries are empty.  Behind a proxy an account may be created and removed for each
-live read, so it must be cheap."""
+live read, so an account must be cheap."""
 _LOOKED_AT: Final = 8
-"""The number of accounts that one call examines to find one to remove."""
+"""The number of accounts that one call of `_make_room` examines."""
 
 
 class Account:
@@ -108,10 +107,11 @@ class Account:
         """The number of live requests at origins that are charged to the network."""
         self.full_at: dict[Hashable, float] = NO_TIMES
         """For each rate whose bucket is not full, the time at which it will be full (monotonic seconds).  Only `Rate`
-        changes this dictionary, and replaces `NO_TIMES` by a new one first."""
+        changes this dictionary.  Before the first change, `Rate` replaces `NO_TIMES` by a new dictionary."""
         self.live: dict[Hashable, int] = NO_COUNTS
-        """The number of live reads that each rate limit counts, without zeros.  Only `LimitedLive` changes this
-        dictionary, and replaces `NO_COUNTS` by a new one first."""
+        """The number of live reads that each rate limit counts.  A limit that counts none has no entry.  Only
+        `LimitedLive` changes this dictionary.  Before the first change, `LimitedLive` replaces `NO_COUNTS` by a new
+        dictionary."""
         self.banned_until = 0.0
         """When the latest ban ends (monotonic seconds); 0 if there was none.  Only `Bans` changes it."""
         self.ban_s = 0.0

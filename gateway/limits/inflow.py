@@ -1,9 +1,9 @@
 """A bound on the bytes that fetched bodies add to memory between two checks of the process's memory.
 
 One iteration of the event loop reads the data of all connections to origins, and writes it to all readers that share a
-fetch.  This may be a tenth of a small memory limit.  The owner of the limit checks the process's memory periodically,
-and sets how many bytes may be added until the next check.  When these bytes are used up, `spent` requests the next
-check, and bodies wait for it.
+fetch.  The data of one iteration may fill a tenth of a small memory limit.  The owner of an `Inflow` therefore checks
+the process's memory periodically, and sets how many bytes may be added until the next check.  When these bytes are used
+up, `spent` requests the next check, and bodies wait for it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Inflow:
             return True
         self._left = left = left - size
         if left > 0:
-            # Wake one waiting body at a time.  All bodies at once would exceed the bound by far.
+            # Wake one waiting body at a time.  If all waiting bodies woke at once, they would exceed the bound by far.
             self._renewed.fire_one()
             return True
         self.spent.fire()

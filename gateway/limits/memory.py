@@ -7,11 +7,12 @@ only when memory is clearly below its mark, so that measures do not switch on an
 machine: its owner measures the memory periodically and carries out the measures.
 
 `Charges` computes how many bytes each client holds.  A body that is sent to many clients is in memory once.  While the
-cache holds the body too, the body counts for the cache only.  When the cache has dropped the body, it is divided among
-the clients that have not received it yet, in proportion to the parts that they hold.  Dropping a body from the cache
-frees nothing while a connection refers to the body.
+cache holds the body too, the body counts for the cache only.  When the cache has dropped the body, its bytes are
+charged to the clients that have not received all of it, in proportion to the parts that they hold.  Dropping a body
+from the cache frees nothing while a connection refers to the body.
 
-Writes do not count bytes.  Instead, `gateway.server.shedding` periodically examines what connections refer to.
+No counter is updated when bytes are written to a client.  Instead, `gateway.server.shedding` periodically examines the
+bytes that connections refer to.
 
 `fit` divides the process's open files among client connections, live requests, connections to origins and other uses.
 If the process may open fewer files than the configured bounds need, `fit` lowers the bounds.  Clients therefore cannot
@@ -29,10 +30,10 @@ from typing import Final, NamedTuple, TypeVar
 T = TypeVar("T")
 
 _STEP: Final = 0.05
-"""The largest share of the configured cache budget that one check restores."""
+"""One check gives back at most this share of the configured cache budget."""
 
 _LEAST_CACHE: Final = 0.1
-"""The share of the cache budget, or of the limit if that is lower, that the cache always keeps.  Popular streams then
+"""The cache always keeps this share of its budget, or of the memory limit if the limit is lower.  Popular streams then
 stay in memory, and clients are dropped instead."""
 
 
@@ -58,7 +59,8 @@ add at most the same share between two checks."""
 
 
 _OF_BODIES: Final = 0.5
-"""The share of the free memory that bodies may fill.  Joining their pieces takes more, and freed memory stays resident.
+"""The share of the free memory that fetched bodies may fill.  The rest is for joining the bodies' pieces, and for freed
+memory that stays resident.
 """
 
 
@@ -107,7 +109,8 @@ class MemoryGuard:
         self._used = used = resident / limit
         self.pressure = pressure = _level(self.pressure, used)
         room = MARKS[Pressure.CACHE] * limit - resident
-        # Even a full cache must stay below the first mark.  If `room` is negative, the cache must give that much back.
+        # Even a full cache must stay below the first mark.  If `room` is negative, the cache must give back that many
+        # bytes.
         least = min(budget_bytes, limit) * _LEAST_CACHE
         fitting = max(least, cache_bytes + room) / budget_bytes if budget_bytes else 0.0
         self.cache_share = min(1.0, self.cache_share + _STEP, fitting)
@@ -124,8 +127,8 @@ def _level(now: Pressure, used: float) -> Pressure:
 def victims(costs: Iterable[tuple[int, T]], excess: int, cost_now: Callable[[T], int] | None = None) -> dict[T, int]:
     """Choose the holders to drop so that at least `excess` bytes are freed, the costliest first.
 
-    Returns the chosen holders with their costs.  If given, `cost_now` returns a holder's current cost, which may be
-    lower than in `costs`.  `victims` calls it only for candidates.
+    Returns the chosen holders with their costs.  If `cost_now` is given, it returns a holder's current cost, and
+    `costs` may be higher than the current costs.  `cost_now` is called only for holders that may be chosen.
     """
     found: dict[T, int] = {}
     left = [(-cost, number, one, cost_now is None) for number, (cost, one) in enumerate(costs)]
@@ -169,14 +172,15 @@ NOTHING: tuple[Holding, ...] = ()
 class Charges:
     """Divides shared bytes among the holders that refer to them, in proportion.
 
-    All holdings are added before the first holder is charged.  Both steps can be taken holder by holder.
+    `add_holdings` must be called for every holder before the first call of `charge_of`.
     """
 
     __slots__ = ("_totals",)
 
     def __init__(self) -> None:
         self._totals: dict[SharedBytes, int] = {}
-        """The sum of all holdings of the same bytes.  Bytes in the cache are charged to no holder."""
+        """For each `SharedBytes`, the sum of all holdings.  Bytes in the cache have no entry, because no holder is
+        charged for them."""
 
     def add_holdings(self, holdings: Iterable[Holding]) -> None:
         """Add the holdings of one holder."""
@@ -203,8 +207,8 @@ name resolution, the event loop."""
 _UPSTREAM_SHARE: Final = 8
 _FOLLOWED_SHARE: Final = 4
 _FIXED_SHARE: Final = 4
-"""The division of too few open files: one file in `_UPSTREAM_SHARE` is for connections to origins, one file in
-`_FOLLOWED_SHARE` is for live requests, and one file in `_FIXED_SHARE` is for the admin port and other uses."""
+"""How `fit` divides too few open files.  One file in `_FIXED_SHARE` is for the admin port and other uses.  Of the rest,
+one file in `_UPSTREAM_SHARE` is for connections to origins, and one file in `_FOLLOWED_SHARE` is for live requests."""
 
 
 class Descriptors(NamedTuple):
@@ -219,8 +223,9 @@ class Descriptors(NamedTuple):
 def fit(wanted: Descriptors, open_files: int) -> Descriptors:
     """Return the `wanted` bounds, or lower bounds if the process may not open enough files.
 
-    Each lowered bound is at least 1.  The admin port gets half of the files reserved for it and for other uses.  Of the
-    remaining files, clients get five eighths, live requests a quarter, and other connections to origins an eighth.
+    Each lowered bound is at least 1.  At most a quarter of the files are for the admin port and other uses, and the
+    admin port gets at least half of this quarter.  Of the remaining files, clients get five eighths, live requests a
+    quarter, and other connections to origins an eighth.
     """
     if sum(wanted) + SPARE <= open_files:
         return wanted

@@ -1,15 +1,15 @@
 """Queues in which clients take turns, and the clients that share one request.
 
 `FairQueue` serves clients round robin, and serves the items of one client in order.  So a client with a thousand items
-delays the only item of another client by one item.  A client can be held: its items wait until it is released, and
-other clients take their turns.  One item may be queued for several clients.  The caller must then remove it for all of
-them.  All operations take constant time, amortised.
+delays the only item of another client by one item.  A client can be held: its items wait until the client is released,
+while other clients take their turns.  One item may be queued for several clients.  When `pop` has returned the item for
+one of them, the caller must remove it for the others.  All operations take constant time, amortised.
 
 `Flows` divides processor time fairly.  It is deficit round robin with a list of new flows (RFC 8290 section 4.1), in
 seconds of processor time instead of bytes.  A client that adds an item while it has no other waiting item is new, and
 new clients are served first.  So clients with few requests have little delay.  A client that adds a second item before
-its first is served is no longer new.  After every few new clients an old client is served, because new clients may keep
-coming.  The cost of an item is known only after it was served: `charge` lets its client pay in later rounds.
+its first is served becomes old.  After every few new clients, one old client is served, because new clients may keep
+coming.  The cost of an item is known only after the item was served, so its client pays in later rounds (`charge`).
 
 `Askers` are the clients that share one request to an origin: the client that caused the request, and the clients that
 have joined it.
@@ -54,7 +54,8 @@ class FairQueue(Generic[Client, Item]):
     def push(self, client: Client, item: Item, *, is_held: bool = False) -> None:
         """Add an item of the client.
 
-        `is_held` states whether the client is held.  It must be equal for all items of one client.
+        `is_held` must state whether the client is held, because the queue does not know this for a client without
+        items.
         """
         clients = self._held if is_held else self._ready
         items = clients.get(client)
@@ -101,7 +102,7 @@ class FairQueue(Generic[Client, Item]):
 Work = TypeVar("Work")
 
 _MOST_DEBT: Final = 64
-"""The most rounds that a client waits until its costs are paid."""
+"""The most rounds that a client has to wait because of its earlier costs."""
 _MOST_NEW: Final = 16
 """The most new clients that are served in a row while old clients wait."""
 _MOST_OLD: Final = 1 << 12
@@ -109,7 +110,7 @@ _MOST_OLD: Final = 1 << 12
 
 
 class _Flow(Generic[Work]):
-    """The items of one client, and the seconds that it may still use in this round."""
+    """The items of one client, and the seconds that the client may still use in this round."""
 
     __slots__ = ("items", "left_s")
 
@@ -155,21 +156,21 @@ class Flows(Generic[Client, Work]):
         if flow is None:
             flow = self._new[client] = _Flow(self._quantum_s)
         elif flow.items and client in self._new:
-            # With a second waiting item, the client is no longer new.
+            # A client with a second waiting item becomes old.
             self._retire(self._new, client, flow)
         flow.items.append(item)
         self.waiting += 1
 
     def pop(self) -> tuple[Client, Work]:
         """Remove and return the next item and its client.  Raises KeyError if there is none."""
-        # Served first: new flows, except after `_MOST_NEW` of them in a row.
+        # New flows are served first, except after `_MOST_NEW` of them in a row.
         while self.waiting:
             is_new = bool(self._new) and not (self._old and self._new_served >= _MOST_NEW)
             flows = self._new if is_new else self._old
             client, flow = next(iter(flows.items()))
             if flow.left_s <= 0:
                 is_alone = len(self._new) + len(self._old) == 1
-                # The only flow need not wait: let all the rounds that it owes pass at once.
+                # The waiting of a lone flow would help no other flow.  Let all the rounds that it owes pass at once.
                 rounds = 1 + int(-flow.left_s / self._quantum_s) if is_alone else 1
                 flow.left_s += rounds * self._quantum_s
                 if not is_alone or is_new:

@@ -1,8 +1,8 @@
 """Rate limits: token buckets, the configured limits, and bans of clients that ignore refusals.
 
 A `Rate` is a token bucket that refills at `per_s` tokens a second and holds at most `burst`.  The state of a bucket is
-one number, the time at which it will be full (the generic cell rate algorithm, ITU-T I.371).  The account of the client
-keeps this number.  A full bucket has no entry in the account.
+one number, the time at which the bucket will be full (the generic cell rate algorithm, ITU-T I.371).  The account of
+the client keeps this number.  A full bucket has no entry in the account.
 
 `RateLimits` are the `[[rate_limit]]` tables of the configuration: requests and bytes a second, and concurrent live
 reads.  A request is admitted if all limits that apply admit it, and takes a token from each.  Bytes are charged after
@@ -10,9 +10,10 @@ an answer has been sent, because its length may not be known before.  A bucket o
 the limit then refuses requests until the bucket has refilled.  `gateway.server.admission` answers refused requests with
 429 (RFC 6585 section 4).
 
-A limit has separate buckets for each client network, principal, tenant or route, or one bucket for all requests.  The
-buckets of networks, principals and tenants are in `gateway.limits.accounts`.  A limit per client does not apply to
-clients without a network.  A limit per principal or tenant does not apply to requests without a principal or tenant.
+A limit has separate buckets for each client network, principal (authenticated user), tenant or route, or one bucket for
+all requests.  The buckets of networks, principals and tenants are in `gateway.limits.accounts`.  A limit per client
+does not apply to clients without a network.  A limit per principal or tenant does not apply to requests without a
+principal or tenant.
 
 `Bans` excludes client networks that keep sending refused requests.  A refusal costs almost as much processor time as an
 answer, so such clients would still slow down other clients.  A network with more than `per_s` refusals a second is
@@ -33,7 +34,7 @@ from gateway.config.rate_limits import RateLimitConfig
 from gateway.limits.accounts import NO_COUNTS, NO_PARTIES, NO_TIMES, Account, Accounts, Parties
 
 _ROUNDING_S: Final = 1e-9
-"""The seconds by which a token may be taken early, because rounding errors add up."""
+"""A token may be taken this many seconds early, because rounding errors add up."""
 
 
 class Rate:
@@ -84,7 +85,8 @@ class Rate:
         account.full_at[self] = (now if full_at is None or full_at < now else full_at) + self._one_s
 
     def wait_s(self, account: Account, now: float, cost: float = 1.0) -> float:
-        """Return the seconds until the bucket has `cost` tokens, or is full; 0 if it has them."""
+        """Return the seconds until the bucket has `cost` tokens, or is full if `cost` exceeds `burst`.  Returns 0 if it
+        has them now."""
         missing = min(cost, self.burst) - self.tokens_left(account, now)
         wait_s = missing / self.per_s
         return wait_s if wait_s > _ROUNDING_S else 0.0
@@ -105,9 +107,9 @@ class Rate:
 
 
 UNKNOWN_WAIT_S: Final = 5.0
-"""The stated wait, in seconds, if it depends on when another client leaves."""
+"""The wait that a refusal states, in seconds, if the request has to wait until some live read ends."""
 _LONGEST_WAIT_S: Final = 86_400.0
-"""The longest stated wait in seconds."""
+"""The longest wait, in seconds, from which a Retry-After is computed."""
 
 
 def retry_after_s(wait_s: float, rng: random.Random) -> int:
@@ -201,7 +203,7 @@ class RateLimit:
         self.party = {"principal": 0, "tenant": 1}.get(config.per)
         """For a limit per principal or tenant, the index of its name in `Parties`; otherwise None."""
         self._shared: dict[str, Account] = {}
-        """The account of each route for a limit per route; one account for a limit on all requests."""
+        """For a limit per route, the account of each route.  For a limit on all requests, its one account."""
 
     def __repr__(self) -> str:
         return f"<RateLimit {self.config.name}: {self.requests}, {self.bytes}>"
@@ -221,7 +223,7 @@ class RateLimit:
                 return self._shared.setdefault("", Account(""))
 
     def admits(self, account: Account, now: float, *, is_live: bool = False) -> bool:
-        """Return whether a request is admitted now.  Equivalent to `wait_s` = 0, but faster."""
+        """Return whether a request is admitted now.  Equivalent to a `wait_s` of 0, but faster."""
         return (
             (self.requests is None or self.requests.has_one(account, now))
             and (self.bytes is None or not self.bytes.wait_s(account, now))
@@ -390,7 +392,7 @@ class RateLimits:
         return True
 
     def suspend(self, account: Account, now: float, until: float) -> None:
-        """Empty the client's own request buckets until `until`."""
+        """Empty the client's own request buckets, and keep them empty until `until`."""
         for limit in self.limits:
             if limit.config.per == "client" and limit.requests is not None:
                 limit.requests.keep_empty(account, now, until)
@@ -408,8 +410,8 @@ class RateLimits:
     ) -> LimitedLive | None:
         """Count an admitted live read; return None if no limit counts live reads.
 
-        The caller must have counted the read in `account`.  It must call `LimitedLive.end_live` at the end, which stops
-        both counts.
+        The caller must have counted the read in `account`.  When the read ends, the caller must call
+        `LimitedLive.end_live`, which stops both counts.
         """
         applied = [one for one in self._applied(account, route, parties) if one[0].counts_live]
         return LimitedLive(account, applied, now) if applied else None

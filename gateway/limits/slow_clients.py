@@ -40,8 +40,8 @@ def keeps_up(taken_bytes: int, window_s: float, min_rate: int) -> bool:
 class ReadingWindow:
     """Counts the bytes that a client takes within a window of waiting time.
 
-    Only time in which bytes wait for the client counts, so one window may consist of many short waits.  This detects a
-    client that empties a small buffer slowly, again and again.  `now` is seconds of any clock.
+    Only time in which bytes wait for the client counts, so one window may consist of many short waits.  Such windows
+    detect a client that empties a small buffer slowly, again and again.  `now` is seconds of any clock.
     """
 
     __slots__ = ("_began", "_taken_bytes", "_unsent_bytes", "_waited_s")

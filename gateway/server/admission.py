@@ -1,8 +1,9 @@
 """Admission of requests: the bound on the live reads of one client network, the configured rate limits, and bans.
 
-A live read counts from its admission until its channel is free again, for whatever reason the read ends.  The request
-handler admits requests, and only the handler refuses them.  Requests that are answered without being parsed (remembered
-answers and joins) are admitted here too.  A request that this module does not admit goes to the handler.
+A live read counts from its admission until its channel (the HTTP/1.1 connection or HTTP/2 stream) is free again, for
+whatever reason the read ends.  The request handler asks `Admission` about each request that it parses, and only the
+handler refuses requests.  Some requests are answered without being parsed: from a remembered answer, or by joining the
+live readers of a stream.  These requests are admitted here too.  If they are not admitted, they go to the handler.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _log = logging.getLogger("gateway.server")
 
 
 class Admission:
-    """Decides which requests are answered.  `accounts` owns the clients' counts and allowances."""
+    """Decides which requests are answered.  `accounts` owns the counts and the token buckets of clients."""
 
     def __init__(
         self,
@@ -83,8 +84,8 @@ class Admission:
             return False
         now = self.now()
         if ban_s := self._bans.refused(account, now):
-            # Suspend the allowances as well.  Otherwise the client could use all that it saved up during the ban at
-            # once.
+            # Keep the request buckets empty as well.  Otherwise they would fill during the ban, and the client could
+            # then send a whole burst.
             self.rates.suspend(account, now, now + ban_s)
             self.on_ban(account, now + ban_s)
             self._metrics.client_limited("client_refusals_per_s")
@@ -102,8 +103,8 @@ class Admission:
         return self.rates.take_if_admitted(account, route, self.now(), sent_bytes, parties)
 
     def begin_join(self, channel: Channel, account: Account | None, route: str, parties: Parties = NO_PARTIES) -> bool:
-        """Count a live read that was not parsed, until the channel's `live_use` ends.  The caller calls `joined` once
-        the read has begun.
+        """Count a live read that was not parsed, until the channel's `live_use` ends.  The caller must call `joined`
+        once the read has begun.
 
         Returns False, and counts nothing, if the handler has to refuse the read.
         """
@@ -121,7 +122,7 @@ class Admission:
         return True
 
     def joined(self, account: Account | None, route: str, parties: Parties = NO_PARTIES) -> None:
-        """Charge the request of a live read that has joined."""
+        """Count the request of a live read that `begin_join` has admitted."""
         if self.rates.limits:
             # The read may have ended, and its account may have been forgotten.  Open the account again, because a
             # charge to a forgotten account has no effect.

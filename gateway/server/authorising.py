@@ -1,13 +1,14 @@
 """Authorisation of each request on a route with rules (`[[route.auth]]`).
 
 The request parser takes the credentials out of the query, so that they reach neither the cache's keys, nor the log, nor
-the origin.  The request handler then has the route's guard decide.  The decision is called a verdict.
+the origin.  The request handler then lets the route's guard decide whether the request is allowed.  This decision is
+called a verdict.
 
-The credential is usually in the header section, so verdicts on reads are kept with the section: a verdict for each
-stream.  Later reads of the stream with the same section need only a look-up.  If the request line holds a credential or
-a host, which the section does not show, the verdict is kept under the request line instead.
+The credential is usually in the header section, so verdicts on reads are kept with the section, one for each stream.
+Later reads of the stream with the same section need only a look-up.  If the request line holds a credential or a host,
+which the section does not show, the verdict is kept under the request line instead.
 
-A live read is registered while it lasts.  It ends when its credential expires or is revoked.
+A live read is registered while it lasts.  The read ends when its credential expires or is revoked.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ _OF_THE_ORIGIN: Final = {
     "GET": re.compile(r"jwks\.json"),
     "POST": re.compile(r"subscriptions/[^/%\\]+/(?:callback|ack|release)"),
 }
-"""Calls below the reserved path that only the origin authorises, by method.  Calls for subscriptions carry a token of
-the origin in Authorization.  The other calls fetch the origin's public keys.
+"""By method, the calls below the protocol's reserved path (`_RESERVED`) that only the origin authorises.  Calls for
+subscriptions carry a token of the origin in Authorization.  The other calls fetch the origin's public keys.
 """
 _OVERRIDES: Final = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
 """Headers with which some frameworks replace a request's method."""
@@ -90,7 +91,7 @@ def without_credentials(raw_query: str, parameters: Mapping[str, str]) -> str:
 
 
 class Authoriser:
-    """Authorises requests, and remembers verdicts.  It owns the register of guarded live reads through `verdicts`."""
+    """Authorises requests, and remembers verdicts.  `verdicts` has the register of live reads on routes with rules."""
 
     def __init__(
         self,
@@ -125,8 +126,8 @@ class Authoriser:
     ) -> bool:
         """Authorise the request.  Returns False if the verdict has to wait for a key set or a service.
 
-        In that case, `answerer` resumes the request later, and passes it as `waited` to a second call.  No request
-        waits twice.  Raises a GatewayError if the request is refused.
+        In that case, `answerer` later resumes the request and calls `authorise` again, with the waiting request as
+        `waited`.  No request waits twice.  Raises a GatewayError if the request is refused.
         """
         request = context.request
         if is_of_the_origin(request.method, parsed.target.path):
@@ -179,7 +180,8 @@ class Authoriser:
         verdict for the same request line.
         """
         if self._remembered is not None and (exact := self._remembered.exact.get(alias)) is not None:
-            # An answer remembered for these bytes keeps a reference to its section, which `Sections` may have evicted.
+            # A remembered answer for these bytes refers to its own section.  If `Sections` has evicted that section,
+            # `split` returns another one.  Store the verdict in both.
             self._sections.allow(exact[1], stream or alias[: alias.find(b"\r\n")], allowed)
         if (split := self._sections.split(alias)) is not None:
             self._sections.allow(split[1], stream or split[0], allowed)
@@ -191,8 +193,8 @@ class Authoriser:
 
         The returned verdict outlasts the longest possible read, or is renewed during the read.
         """
-        # The same as `holds` and `ends_in_s`, but without their three calls, because every authorised live read passes
-        # here.
+        # This repeats the code of `Verdicts.holds` and `ends_in_s`, because every authorised live read passes here, and
+        # calls cost time.
         allowed, verdicts = section.allowed.get(join.verdict_key), self.verdicts
         if allowed is None or allowed.edition != verdicts.edition:
             return None
@@ -227,9 +229,10 @@ class Authoriser:
         channel.end_live_use()
 
     def end_at_expiry(self) -> None:
-        """Set each guarded live read to end at its credential's expiry.
+        """Make every registered live read end at its credential's expiry.
 
-        Called when a drain is cancelled, because that gives all live reads new lifetimes.
+        Must be called when a drain is cancelled.  All live reads then get new lifetimes, which may outlast their
+        credentials.
         """
         for one in self.verdicts.live:
             if isinstance(one, GuardedUse):
@@ -344,8 +347,8 @@ def _remove(headers: CIMultiDict[str], names: Collection[str]) -> None:
 
 
 def is_preflight(request: Request, guard: Guard) -> bool:
-    """Return whether the request is a CORS preflight that the origin answers, because the gateway does not answer for
-    CORS on the route.
+    """Return whether the request is a CORS preflight for the origin.  (The gateway's own answers to preflights are sent
+    before authorisation.)
 
     A route that conceals streams passes no preflight on, because the answer might show whether the stream exists.
     """
@@ -365,7 +368,8 @@ def is_of_the_origin(method: str, path: str) -> bool:
 
 
 def action_of(mode: Mode, path: str) -> Action:
-    """Return the main action of a request with this mode and canonical path."""
+    """Return the action that a request with this mode and canonical path needs permission for.  Forks and closures need
+    further permissions (`_actions`)."""
     return _ACTIONS.get(mode) or (Action.SUBSCRIBE if _RESERVED in path else Action.OTHER)
 
 
@@ -432,7 +436,7 @@ class GuardedUse:
             self._tick = self._authoriser.end_within(self, math.inf)
 
     def due(self) -> None:
-        """End the read: its credential expires, or the rules in effect do not allow it."""
+        """End the read, because its credential expires or the rules in effect do not allow the read."""
         self._tick = NEVER
         self._channel.end_early()
 

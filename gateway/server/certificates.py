@@ -3,15 +3,16 @@
 Several certificates may have the same name.  Among the certificates with the same kind of key, handshakes use the one
 that expires last.  An `ssl.SSLContext` presents one certificate for each kind of key, and the client chooses one that
 it can verify.  The contexts of a listener differ only in their certificates.  Clients that send no server name, or an
-unknown name, get the first certificate.  If a better certificate has all names of the first, they get the better
-certificate.  A context in use never changes.  A reload makes new contexts for later handshakes, and open connections
-keep theirs.
+unknown name, get the first certificate.  If a better certificate has all names of the first, such clients get the
+better certificate.  A context in use never changes.  A reload makes new contexts for later handshakes, and open
+connections keep theirs.
 
 A TLS session can be resumed only under its original server name (RFC 6066 section 3).  Session keys belong to the
 context that the handshake begins with.  Each name therefore has a first context of its own, without certificates, and
 the handshake then switches to the context with the certificates.  Clients can invent names, so the number of first
-contexts is bounded.  First contexts of names in the certificates are never evicted.  Names that match a wildcard evict
-only other such names.  Names in no certificate also evict only other such names.
+contexts is bounded.  First contexts of names in the certificates are never evicted.  First contexts of names that match
+a wildcard have a bound of their own.  First contexts of names in no certificate have another bound.  The two kinds do
+not evict each other.
 
 If a pair of files becomes unusable, its last usable version stays in use, but with the current client authorities.  A
 broken certificate must not admit clients of an authority that has been removed.
@@ -96,20 +97,20 @@ class LoadedCertificates:
 
 
 MOST_SESSION_NAMES: Final = 1_024
-"""The most names that match a listener's wildcards and have sessions to resume.  With more names, the sessions of the
-least recently used name end."""
+"""The most names matching a listener's wildcards whose sessions can be resumed.  With more names, sessions of the least
+recently used name can no longer be resumed."""
 MOST_UNKNOWN_NAMES: Final = 64
-"""The most names in no certificate that have sessions to resume."""
+"""The most names in no certificate whose sessions can be resumed."""
 
 
 def _wildcard_of(server_name: str) -> str:
-    """Return the wildcard that matches a name.  It stands for one label (RFC 9525 section 6.3)."""
+    """Return the wildcard that matches a name.  The wildcard stands for one label (RFC 9525 section 6.3)."""
     return f"*.{server_name.partition('.')[2]}"
 
 
 def _chosen(served: Sequence[ServedCertificate], candidates: Iterable[int], now: float) -> tuple[int, ...]:
-    """Choose the best candidate for each kind of key.  A certificate that is valid now is better than others, and then
-    a later expiry is better.  All candidates serve one name.
+    """Choose the best candidate for each kind of key.  A certificate whose validity has begun is better than one whose
+    validity begins later.  Otherwise, the later expiry is better.  All candidates serve one name.
     """
 
     def rank(index: int) -> tuple[bool, float, int]:
@@ -124,7 +125,7 @@ def _chosen(served: Sequence[ServedCertificate], candidates: Iterable[int], now:
 
 
 def _with_choices(loaded: LoadedCertificates, where: str) -> LoadedCertificates:
-    """Copy `loaded`, with its contexts by name and its shadowed certificates."""
+    """Copy `loaded`, with `by_name`, `default` and `shadowed` filled in."""
     served, now = loaded.served, SystemClock().wall()
     by_name: dict[str, list[int]] = {}
     for index, one in enumerate(served):
@@ -181,7 +182,8 @@ def load(
     """Read a listener's certificates.  Blocks.  Returns None without TLS.
 
     If a pair of files is unusable, its version in `old` stays in use.  If the client authorities are unusable, all
-    pairs stay.  Raises ConfigError if `old` has no such version.  The error's text begins with `where`.
+    pairs keep their versions in `old`.  Raises ConfigError if `old` has no version to keep.  The error's text begins
+    with `where`.
     """
     config = listener.tls
     if config is None:

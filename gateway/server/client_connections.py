@@ -1,4 +1,5 @@
-"""The client connections of the process: the registry, the state that connections share, and their drain.
+"""The client connections of the process: the registry, the state that connections share, and the drain (the orderly end
+of all connections).
 
 `Clients` owns the set of open connections, the timer wheel with their deadlines, the spare parsers, and the counts of
 refused connections.  A new connection calls `admit_connection`, and a connection that has ended calls `unregister`.
@@ -43,11 +44,12 @@ _log = logging.getLogger("gateway.server")
 
 _ABORT_S: Final = 1.0
 LATE_BODY_S: Final = 0.002
-"""Seconds between the failures of two late bodies.  Each failure takes about a millisecond.  In that time the gateway
-writes the answer, ends the origin's connection, and starts the next waiting upload.
+"""Request bodies that miss a time limit (late bodies) fail one after another, this many seconds apart.  Each failure
+takes about a millisecond, in which the gateway writes the answer, ends the origin's connection, and starts the next
+waiting upload.
 """
 LATE_BODIES_S: Final = 2.0
-"""Seconds within which all bodies that became late together fail."""
+"""All bodies that became late at the same time fail within this many seconds."""
 _SPARE_PARSERS: Final = 16
 _FLOOD_LINES_S: Final = 10.0
 """The least seconds between two log lines about floods."""
@@ -57,8 +59,9 @@ _MOST_LOOKED_AT: Final = 1_000
 Work = Coroutine[Any, Any, Answered | None]
 """The rest of the work for an answer, which a task has to do.
 
-The work's result is the answer's head, or None if the channel is freed in another way.  Raises ConnectionError if the
-connection was dropped within the answer.
+The work returns the answer's head if the caller must then free the channel.  The work returns None if other code frees
+the channel, such as a live answer.  Raises ConnectionError if the connection was dropped before the answer was
+complete.
 """
 Handler = Callable[[Request], Work | None]
 """Answers a request as far as possible without waiting.  Returns the work that is left, or None."""
@@ -182,12 +185,13 @@ class Clients:
         self.exact: Mapping[bytes, tuple[RememberedAnswer, Section]] = (
             remembered.exact if remembered is not None else {}
         )
-        """The results of `find` by the exact bytes of a request."""
+        """Remembered answers and header sections by the exact bytes of a request.  A look-up here is faster than
+        `find`."""
         self.find: Callable[[bytes], tuple[Known, Section] | None] | None = None
-        """Finds the remembered answer or the join for a request, and the request's header section.  None if every
-        request goes to the handler."""
+        """Finds the remembered answer or the join (remembered live request) for a request, and the request's header
+        section.  None if every request goes to the handler."""
         self.refusals: Sized = ()
-        """Streams of which the origin has recently refused a reader; mostly empty."""
+        """The streams for which the origin has recently refused a reader.  Usually empty."""
         self.limits_hits = False
         """Whether rate limits apply, so that every remembered answer needs a call of `admits`."""
         self.admits: Callable[[RememberedAnswer, Peer, Section], bool] = admit_any
@@ -212,8 +216,8 @@ class Clients:
         self.proxies: Proxies | None = None
         """The proxies whose forwarding headers are trusted; None without trusted proxies."""
         self.repeats = True
-        """Whether the latest hit's request equalled its answer's key in `exact`.  If so, new connections begin with a
-        look-up there."""
+        """Whether the latest request with a remembered answer had the bytes under which `exact` holds the answer.  If
+        so, new connections look in `exact` before they call `find`."""
         self.is_draining = False
         """Whether HTTP/1.1 answers announce the end of their connection, and HTTP/2 connections get a GOAWAY."""
         self._is_closing = False
@@ -336,7 +340,7 @@ class Clients:
         successor.use, client.use = client.use, None
 
     def unregister(self, client: ClientConnection) -> None:
-        """Unregister a connection that has ended, along with its answers."""
+        """Unregister a connection.  Must be called when the connection and all its answers have ended."""
         if client in self._open:
             del self._open[client]
             self.accounts.open_connections -= 1
@@ -385,7 +389,9 @@ class Clients:
                 _log.exception("unhandled error")
 
     def parser(self) -> RequestParser:
-        """Take a parser that has read nothing.  Return it with `spare` between two messages."""
+        """Take a parser that has read nothing.  The caller gives the parser back with `spare` when the parser is
+        between two messages.
+        """
         return self._parsers.pop() if self._parsers else RequestParser()
 
     def spare(self, parser: RequestParser) -> None:
@@ -403,8 +409,8 @@ class Clients:
         return sum(sizes), max(sizes, default=0)
 
     def keeps_up(self, taken_bytes: int) -> bool:
-        """Return whether a client that has read `taken_bytes` within the write timeout is fast enough.  Counts any
-        other client as slow, and the caller then drops the client.
+        """Return whether a client that has read `taken_bytes` within the write timeout is fast enough.  If not, count
+        the client as slow in the metrics.  The caller must then drop the client.
         """
         limits = self.limits
         if keeps_up(taken_bytes, limits.client_write_timeout_s, limits.client_min_rate):

@@ -26,8 +26,8 @@ from gateway.server.request import Answered, ask_for_body, is_expecting
 
 _STREAM: Final = "stream"
 _METADATA: Final = "metadata"
-"""The 404 to a HEAD and the 404 to a GET are remembered separately, because the 404 to a HEAD answers only reads that
-begin with a HEAD.
+"""The kinds of remembered 404s: the origin's 404 to a GET, and its 404 to a HEAD.  The 404 to a HEAD answers only reads
+for which the gateway would first send a HEAD to the origin.
 """
 
 
@@ -46,7 +46,7 @@ def conceal_absence(
 ) -> Answered:
     """Answer a request for an absent stream with the same answer as a refusal."""
     if is_from_origin and context.mode not in LIVE:
-        # The time of a live read is no measure, because the read may have waited long before its stream was deleted.
+        # Do not note the time of a live read, because it may have waited long before its stream was deleted.
         concealment.note(context.mode, recorder.now() - context.began - context.undecided_s, is_absent=True)
     outcome = context.outcome
     answered = recorder.refuse(context, Concealed())
@@ -61,7 +61,7 @@ async def refuse_concealed(
     """Refuse the request at the time when the 404 for an absent stream would be sent.  Always raises: Concealed, or the
     GatewayError of an earlier step.
     """
-    # The wait for a verdict is the same for all streams, and precedes the origin's usual delay.
+    # The wait for a verdict is the same for all streams.  The origin's usual delay begins after it.
     began = context.began + context.undecided_s
     if context.request.body is not None:
         await _read_body(context, limits)

@@ -5,8 +5,8 @@ and goes to the request handler.  A live answer has no task: the stream's reader
 (`gateway.server.live`).
 
 The connection is a single object.  Each further object would cost some 40 bytes for every idle SSE reader, and a
-look-up for every answer.  Its class is split over several files.  Each class owns the attributes in its `__slots__` and
-uses the classes above it in this table:
+look-up for every answer.  The connection's code is split into several classes, each in a file of its own.  Each class
+owns the attributes in its `__slots__` and uses the classes above it in this table:
 
 | class                  | file             | owns                                                                     |
 |------------------------|------------------|--------------------------------------------------------------------------|

@@ -79,7 +79,7 @@ class RequestContext:
     fields: tuple[str, str] | None = None
     """The answer's RateLimit-Policy and RateLimit fields; None if no rate limit applies."""
     is_session: bool = False
-    """Whether request and answer are streams that both stay open, as in an S2 append session."""
+    """Whether the bodies of request and answer both stay open, as in an S2 append session."""
     allowed: Allowed | None = None
     """The verdict of authorisation; None on a route without rules."""
     stream: NamedStream | None = None
@@ -131,8 +131,8 @@ class ResponseRecorder:
         """Record the end of a request in the metrics, the log and the trace, and free its channel.
 
         Does nothing if the request's end was recorded before.  Does nothing if the request has a live answer, which
-        records its own end.  `answered` is the answer's head; None if the answer was not sent in full.  In that case
-        the channel is freed only if a relay broke the answer off.
+        records its own end.  `answered` is the answer's head; None if the answer was not sent in full.  Without a full
+        answer, the channel is freed only if a relay was answering.
         """
         stage, observed = context.stage, context.observed
         if stage is _ENDED or stage is _LIVE:
@@ -161,7 +161,8 @@ class ResponseRecorder:
             if mode not in _LIVE_MODES:
                 usage.add(sent_bytes, is_answered=is_answered)
             else:
-                # The end of the live read is about to count the request and its time, with the bytes of live answers.
+                # When the live read ends, one request, its time and the bytes of live answers are counted.  Add the
+                # bytes of other answers here, and subtract the request if it was not answered.
                 usage.sent_bytes += sent_bytes
                 usage.requests -= not is_answered
         if observed is not None:

@@ -121,8 +121,8 @@ class Delivery:
         body: AsyncIterator[bytes],
         run: BodyRun | None = None,
     ) -> Answered:
-        """Send a body as it becomes available.  `run` is the part of a stream that the body contains; None if the body
-        contains no part.  Raises Aborted if the body fails.
+        """Send a body as it becomes available.  If the body is a part of a durable stream, `run` is this part, and the
+        sent bytes are counted at the stream.  Raises Aborted if the body fails.
         """
         channel = self._request.channel
         self.start_response(status, reason, headers, length)

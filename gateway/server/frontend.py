@@ -206,9 +206,9 @@ class Frontend:
     def _choose_shortcuts(self) -> None:
         """Choose which requests may skip the request handler.
 
-        During a drain no request may, because each answer has to announce the end of its connection.  With rate limits,
-        each remembered answer needs a check.  Without rate limits, only answers on routes with authorisation rules need
-        a check.
+        During a drain (the orderly end of all connections) no request may, because each answer has to announce the end
+        of its connection.  With rate limits, each remembered answer needs a check.  Without rate limits, only answers
+        on routes with authorisation rules need a check.
         """
         clients = self.clients
         clients.limits_hits, clients.admits = bool(self._rates.limits), self._admits
@@ -252,7 +252,8 @@ class Frontend:
         """Return whether authorisation and rate limits permit a remembered answer to be sent to this peer."""
         parties, usage = NO_PARTIES, None
         if answer.is_guarded:
-            # The same as `Authoriser.allowed_for`, but without the call, because every authorised hit passes here.
+            # This repeats the code of `Authoriser.allowed_for`, because every remembered answer on a route with rules
+            # passes here, and a call costs time.
             key, verdicts = answer.verdict_key, self.routes.verdicts
             allowed = section.allowed.get(key) if key is not None else None
             if allowed is None or allowed.edition != verdicts.edition or verdicts.wall() >= allowed.until:
@@ -338,7 +339,8 @@ class Frontend:
         before = self.routes.routes
         is_other = self.routes.replace(config.routes, rules)
         if closed := newly_guarded(before, self.routes.routes):
-            # Their live reads began without authorisation, and some still wait for the origin.
+            # These routes had no rules before, so their live reads began without authorisation.  `ends_live_in_s` ends
+            # the reads that still wait for the origin.
             for route in closed:
                 route.ends_live_in_s = SPREAD_S
             names = {route.name for route in closed}

@@ -103,7 +103,7 @@ class RequestHandler:
         observers, now = self._observers, self._engine.clock.now
         began, observed = now(), observers.request_arrived(request) if observers.is_on else None
         if self._is_guarded and observed is not None and (record := observed.record) is not None:
-            # Drop the query until the request is parsed, because the query may hold a signature or a token.
+            # Until the request is parsed, record its target without the query, which may hold a signature or a token.
             record.stream = (record.stream or "").partition("?")[0]
         context = RequestContext(request, Delivery(request, self._metrics, now), began, observed)
         return self._recorded(context) if observed is None else self._observed(context, observed)

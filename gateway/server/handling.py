@@ -162,7 +162,7 @@ class Handling(PhasedChannel, ABC):
             self._task = task
 
     def begin_again(self, request: bytes | None, at: str, group: GivenUp) -> None:
-        """Give up a live answer of which nothing is written, and relay its request instead.
+        """Give up a live answer before any of it is written, and relay its request instead.
 
         `request` holds the request's bytes, or is None for the latest request.  A read that began at the stream's tail
         (its end) continues from the offset `at`.  Many answers may be given up at once, so each request waits for its

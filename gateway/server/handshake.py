@@ -1,7 +1,8 @@
 """A connection before HTTP: the PROXY protocol header, the TLS handshake, and the choice of HTTP/1.1 or HTTP/2.
 
 Only listeners with TLS or the PROXY protocol make a `Handshake`.  A `Handshake` bounds the client's bytes and the time
-of the handshake.  It counts as a client connection.  At its end, it hands the connection over to the HTTP protocol.
+of the handshake.  A `Handshake` counts as a client connection.  At its end, the `Handshake` hands the connection over
+to the HTTP protocol.
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ class Join(Known):
     most_s: float = math.inf
     """Seconds that the read lasts at most."""
     verdict_key: VerdictKey = b""
-    """The key of verdicts on the request in a header section: the stream, or the request line."""
+    """The key under which header sections keep verdicts of authorisation on the request: the stream, or the request
+    line."""
 
 
 class Joins:

@@ -63,7 +63,7 @@ class ListenerRecorder(Protocol):
         """Count a failed handshake."""
 
     def certificates_kept(self, listener: str, n: int) -> None:
-        """Count `n` certificates that stay in use because their new files are unusable."""
+        """Add `n` to the count of certificates that stayed in use because their new files were unusable."""
 
 
 def certificate_files(listeners: Sequence[ListenerConfig]) -> tuple[str, ...]:
@@ -260,7 +260,7 @@ class Listeners:
                     listening.port = listener.getsockname()[1]
 
     def _look(self) -> None:
-        """Start a look at the listeners' queues, because connections have arrived."""
+        """Start a task that looks at the listeners' queues.  Called when connections have arrived."""
         if not self._tasks:
             self._tasks.start(self._look_at_queues(), "accept queues")
 
@@ -277,7 +277,7 @@ class Listeners:
         if config.https_port is not None:
             protocols = {HTTP_1: self._redirect_factory(config.https_port)}
         if config.tls is None and config.proxy_protocol == "off":
-            # The usual case spares the call that chooses the kind of connection.
+            # In the usual case, do without the call that chooses the kind of connection.
             plain = partial(Connection, self._clients)
             return plain if config.https_port is None else partial(protocols[HTTP_1], None, is_secure=False)
         acceptor = Acceptor(
@@ -363,7 +363,7 @@ class CertificateReloader:
         await self._watch.run(known)
 
     def _load(self) -> Certificates:
-        """Return the certificates of the current listeners.  Runs in the reader's thread."""
+        """Return the certificates of the current listeners.  Runs in a thread for reading files."""
         return load_certificates(self._configured(), self._listeners.alpn, self._listeners.certificates)
 
     async def _reload(self) -> None:

@@ -38,8 +38,8 @@ _MOST_HEAD_BYTES: Final = 2_048
 """The largest head that is kept for the next reader."""
 
 Client = tuple[str | Caller | None, Section]
-"""The client of a live request that was not parsed.  The first member is the client's principal if the request was
-authorised, and otherwise its address.  The second is the request's header section.
+"""The client of a live request that was not parsed.  The first member is the client's principal (its authenticated
+user) if the request was authorised, and otherwise its address.  The second is the request's header section.
 """
 
 

@@ -56,7 +56,7 @@ class LiveRequests:
         """Streams of which the origin has recently refused a reader; mostly empty."""
 
     async def begin_answer(self, context: RequestContext, read: Read) -> Answer | None:
-        """Begin the live answer to a request, and return None.  If the read has a plain answer, return that instead.
+        """Begin the live answer to a request, and return None.  If the answer is not a live answer, return it instead.
 
         Raises Uncacheable if the read has to be relayed, or another GatewayError.
         """
@@ -112,7 +112,7 @@ class LiveRequests:
 
     def _remember(self, alias: bytes | None, request: LiveRequest) -> None:
         join = request.join
-        # Others may not join an answer that ends with this client's credential.
+        # Other clients may not join an answer that ends when this client's credential expires.
         if alias is None or request.ends_in_s is not None or not self._engine.is_repeatable(join.read):
             return
         section = self._joins.remember(alias, join, join.read.route.header_rules)
@@ -126,7 +126,8 @@ class LiveRequests:
         Returns False, without any effect, if the request has to be parsed.
         """
         admission, observers, read = self._admission, self._observers, join.read
-        # The origin has recently refused a reader of the stream, and this client may be that reader.
+        # The origin has recently refused a reader of the stream.  This client may be that reader, so the origin has to
+        # decide.
         if (self._refusals and self._negative_cache.has_any(read.key)) or (
             observers.is_traced and observers.tracer.chooses(section.text)
         ):

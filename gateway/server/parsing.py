@@ -51,7 +51,8 @@ LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 
 
 _MOST_SENDERS: Final = 8
-"""The most senders (pairs of address and scheme) for which one header section keeps the headers to the origin."""
+"""A header section keeps the headers that are sent to the origin, for at most this many senders (pairs of address and
+scheme)."""
 _MOST_PARSED: Final = 1_024
 _MOST_REMEMBERED_CHARS: Final = 256
 """The longest target of a request that is kept."""
@@ -145,8 +146,8 @@ class ParsedRequest:
     target: Target
     key: StreamKey
     shares: bool
-    """Whether other clients' requests may share the answer.  Only then is a change by this request recorded on the
-    shared tape (the stream's content in memory).
+    """Whether other clients' requests may share the answer.  If they may, a change that this request makes is also
+    recorded on the shared tape (the stream's content in memory).
     """
     facts: HeaderFacts
     read: Read | None
@@ -158,9 +159,9 @@ class ParsedRequest:
     named: RecordedStream | None = None
     """The stream's name in records, if it differs from the target's."""
     basin: str | None = None
-    """The S2 basin, if only the request's host names the basin."""
+    """The S2 basin (a namespace of streams), if only the request's host names the basin."""
     is_session: bool = False
-    """Whether request and answer are streams that both stay open, as in an S2 append session."""
+    """Whether the bodies of request and answer both stay open, as in an S2 append session."""
     why_alone: str | None = None
     """The reason why a read is relayed although its route shares answers; None otherwise."""
     relayed: RelayedRequest | None = None

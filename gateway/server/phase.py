@@ -24,8 +24,8 @@ class Phase(Enum):
     ANSWERING = "answering"
     """The request handler answers, at once or in a task."""
     RELAYED = "relayed"
-    """A `LiveAnswer` has taken over an answer without a task.  The channel calls the `LiveAnswer` when there is room to
-    write, and when the client leaves.
+    """A `LiveAnswer` gives the answer, and no task runs for it.  The channel calls the `LiveAnswer` when there is room
+    to write, and when the client leaves.
     """
     LIVE = "live"
     """A `LiveAnswer` answers a live read."""
@@ -78,7 +78,7 @@ class PhasedChannel:
         self._task: asyncio.Task[None] | None = None
         """The task of the handler's work that has to wait."""
         self._room: asyncio.Future[None] | None = None
-        """The handler's wait until the client has read enough."""
+        """A future that ends the handler's wait once the client has read enough."""
         self.sse_route: str | None = None
         self.sse_note: Note | None = None
         self.sse_began = 0.0
@@ -87,7 +87,7 @@ class PhasedChannel:
         self.live_first_byte_s = 0.0
         """Seconds from reading the request to writing the head of the live answer."""
         self.live_use: LiveUse | None = None
-        """The account of the live read in progress: the client network and the limits that count the read."""
+        """Counts the live read in progress: in the account of its client network, and in rate limits."""
 
     def enter_phase(self, phase: Phase, live: LiveAnswer | None = None) -> None:
         """Enter this phase.  `live` is the answer in the phases RELAYED and LIVE.

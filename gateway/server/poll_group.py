@@ -1,8 +1,8 @@
 """Groups of long-polls that wait for the same answer, which is rendered once for all of them.
 
-A group has one waiter in the stream.  The group begins with one client, and clients with an equal request may join for
-a short while.  All of them get the same answer at the same time, so none is worse off for having joined.  The common
-part of their lines in the access log is made once.
+In the stream, one waiter stands for the whole group.  The group begins with one client, and clients with an equal
+request may join for a short while.  All of them get the same answer at the same time, so none is worse off for having
+joined.  The common part of their lines in the access log is made once.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Rendering:
 
 
 PolledBy = tuple[float, str | Caller | None, Section]
-"""One client of a group: the time of its request in seconds of the streams' clock, its address or its principal if it
-was authorised, and its header section.  A plain tuple is cheap, and every long-poll makes one.
+"""One client of a group: the time of its request in seconds of the streams' clock, its principal (the authenticated
+user) or otherwise its address, and its header section.  A plain tuple is cheap, and every long-poll makes one.
 """
 
 
@@ -115,11 +115,12 @@ class PollGroup:
         self._noted: Channel | None = None
         """The client that `_note` belongs to."""
         self._watch: LiveNote | None = None
-        """The timer for the clients' interim lines in the log.  None while only the first client waits."""
+        """The timer for interim lines, which the log gets for clients that still wait.  None while only the first
+        client waits."""
         self._unrecorded: Sequence[Channel] = ()
         """Clients whose interim lines are due."""
         self.answer: Answer | None = None
-        """The answer, kept only if the note needs it."""
+        """The answer, kept only if the first client's record needs it."""
         self.facts = facts
         self.line: bytes | None = None
         """The common request line, if the request is remembered.  None if the group has a single client."""
@@ -134,7 +135,7 @@ class PollGroup:
         return len(topic.readers_now) + topic.extra_clients + (0 if is_there else len(self._channels))
 
     def add_first(self, waiter: Waiter, channel: Channel, client: PolledBy, note: Note | None) -> None:
-        """Add the first client.  `note` is its record, if the request handler has made one."""
+        """Add the first client.  `note` is the client's record, if the request handler has made one."""
         self._waiter = waiter
         if note is not None:
             self._note, self._noted = note, channel
@@ -161,7 +162,7 @@ class PollGroup:
             self._watch = self._rendering.access_log.watch(client[0], self._record_waiting)
 
     def split(self) -> Iterator[PollGroup]:
-        """Yield a new group for each client but the first.  The caller then calls `waits` for each of them."""
+        """Yield a new group for each client but the first.  The caller must then call `waits` for each of them."""
         while len(self._channels) > 1:
             channel, client = self._channels.popitem()
             alone = PollGroup(self._rendering, self._route, self._origin, self._topic, self.facts, keeps=self._keeps)
@@ -251,7 +252,8 @@ class PollGroup:
         if self._note is not None:
             self.answer = answer
         self._end(answer.outcome, _reason(answer, is_draining=self._rendering.drain.is_set), rendered)
-        # A remembered request refers to its latest group, and must not keep the bytes of its answer.
+        # A remembered request refers to its latest group.  Drop the answer, so that its bytes do not stay in memory for
+        # that long.
         self.answer = None
         channels, self._channels = self._channels, {}
         self._noted = None
@@ -290,7 +292,7 @@ class PollGroup:
         clients = len(self._channels)
         if not clients:
             return
-        # The clients arrived within one tick, so one mean is exact enough.
+        # The clients arrived within one tick of the clock, so their mean time is exact enough for all of them.
         now, began = self._rendering.clock.now(), sum(client[0] for client in self._channels.values())
         sent_bytes = rendered.body_bytes if rendered is not None else 0
         saved_bytes = rendered.answer.saved_bytes if rendered is not None else 0

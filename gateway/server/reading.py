@@ -69,10 +69,10 @@ class ReadingConnection(WritingConnection):
         self._is_paused = False
         """Whether reading is paused until the pending events have been taken."""
         self._is_busy = False
-        """Whether a remembered answer has to wait, because an earlier request or unsent bytes may precede it."""
+        """Whether new input must not be answered from memory, because an earlier answer may be unfinished or unsent."""
         self._is_taking = False
-        """Whether a caller further up the stack is beginning requests.  Then the end of an answer does not begin the
-        next request.
+        """Whether a caller further up the stack is beginning requests.  If so, that caller begins the next request, and
+        the end of an answer does not.
         """
         self._is_waiting = False
         """Whether the unparsed input waits for its turn (`gateway.server.turns`)."""
@@ -83,7 +83,7 @@ class ReadingConnection(WritingConnection):
         self._candidate: bytes | None = None
         """The bytes of the current request, if its answer may be remembered under these bytes."""
         self._candidate_generation = 0
-        """The value of `Joins.generation` when the candidate was read, which counts changes of the routes."""
+        """The value of `Joins.generation`, which counts changes of the routes, when `_candidate` was read."""
 
     @abstractmethod
     def _take_pending(self) -> None:
@@ -191,7 +191,7 @@ class ReadingConnection(WritingConnection):
         if events:
             # Events count as activity.  Line breaks between requests produce no event.
             self._is_active = True
-        # A parser that is not empty holds a part of another request, which the remembered bytes would lack.
+        # If a parser is left, it holds a part of another request, so `data` is not exactly one request.
         if is_first and self._parser is None:
             self._may_remember(events, data)
         self._pending = deque(events)

@@ -27,7 +27,8 @@ class RecognisingConnection(ReadingConnection):
     __slots__ = ("_repeats", "client", "proxies")
 
     _repeats: bool
-    """Whether the latest hit's request equalled its answer's key in `RememberedAnswers.exact`."""
+    """Whether the latest request with a remembered answer had the bytes under which `RememberedAnswers.exact` holds the
+    answer."""
     client: str | None
     """The client's address without its port; None if the peer has none, as at a Unix socket."""
     proxies: Proxies | None
@@ -50,12 +51,13 @@ class RecognisingConnection(ReadingConnection):
         """Answer a request without parsing it, if an equal request was answered before.  Return False for any other
         request.  Call this only if all earlier requests are answered.
         """
-        # A hit on an idle connection is the hottest path of the gateway, where every attribute look-up counts.
+        # An idle connection's remembered answer is the hottest path of the gateway, where every attribute look-up
+        # counts.
         clients, transport = self._clients, self.transport
         if (find := clients.find) is None or transport is None:
             return False
-        # A look-up by all bytes has to hash them, which costs as much as the other look-up.  It pays only while clients
-        # send equal bytes.
+        # A look-up in `exact` has to hash all bytes, which costs as much as `find`.  It pays only while clients send
+        # equal bytes.
         if self._repeats and (exact := clients.exact.get(data)) is not None:
             answer, section = exact
         elif data[0] != _GET or (found := find(data)) is None:

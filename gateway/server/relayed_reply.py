@@ -28,7 +28,7 @@ _ORIGIN: Final = istr("Origin")
 
 
 class _Shared(NamedTuple):
-    """The headers that all replies of one shape have for clients."""
+    """The headers that clients get with all replies of one shape (with the same header lines)."""
 
     fields: CIMultiDict[str]
     """Must not be changed."""
@@ -43,8 +43,8 @@ def relayed_fields(recorder: ResponseRecorder, context: RequestContext, reply: R
     request, route, shape = context.request, context.route, reply.shape
     web_origin = request.headers.get(_ORIGIN)
     is_guarded = route is not None and route.guard is not None
-    # The headers of an authorised answer are made for each reply, because its caching headers have to be changed.  On a
-    # line that is new, such a header is not in the shape.
+    # The caching headers of an authorised answer have to be changed.  They may be among the lines that only this reply
+    # has, which are not in the shape.  Make the headers of such an answer for each reply.
     if shape is None or shape.kinds & NOT_ALIKE or is_guarded:
         headers = _passed(recorder, context, reply.status, reply.headers)
         if route is not None and (location := headers.get(_LOCATION)) is not None:
@@ -75,12 +75,13 @@ def _passed(recorder: ResponseRecorder, context: RequestContext, status: int, he
 
 
 _KEPT_BYTES: Final = 1 << 13
-"""The bytes kept from the end of the body.  This is longer than any control event.  Data events may have any size."""
+"""The number of bytes kept from the end of the body.  Every control event is shorter.  Data events may have any size.
+"""
 
 
 class CatchUpEnd:
-    """Detects the end of catch-up in an SSE body (section 5.8): the first chunk that ends with an up-to-date control
-    event."""
+    """Detects the end of catch-up in an SSE body (section 5.8 of the protocol): the first chunk that ends with an
+    up-to-date control event."""
 
     __slots__ = ("_kept", "is_reached")
 

@@ -5,7 +5,7 @@ sides drive it: when the answer's head or a part of its body arrives, when the c
 client leaves.  Flow control works in both directions: while the client does not read, the origin's connection is not
 read either.
 
-A small request body is collected before the request is sent (`request_body`).  Only this step takes a task.
+A small request body is collected before the request is sent (`request_body`).  Only this step needs a task.
 
 Interim replies of the origin go to the client (RFC 9110 section 15.2), and an expectation of 100 Continue goes to the
 origin (`Expectation`).  In two cases the gateway itself asks the client for its body.  Either the origin must not get
@@ -73,7 +73,8 @@ class Relays:
         self.engine = engine
         self.access_log = access_log
         self.limits = limits
-        # The origin bounds the bytes of a session.  A session may be idle, like a live read.
+        # The gateway does not bound the bytes of a session, because the origin does.  A session may be idle, like a
+        # live read.
         self._session_limits = limits.model_copy(
             update={
                 "max_request_bytes": sys.maxsize,
@@ -243,7 +244,7 @@ class Relaying(RelayedCall):
         *,
         is_expecting: bool = False,
     ) -> None:
-        # A call through `super()` costs as much again as the call itself.
+        # Do not call through `super()`, which would double the cost of the call.
         RelayedCall.__init__(self, relays.engine.relay, passed, body)
         self._relays = relays
         self._context = context
@@ -262,9 +263,10 @@ class Relaying(RelayedCall):
         self._acks: S2Acknowledgements | None = None
         """Reads the answer to an append to an S2 stream."""
         self._drains: DrainWatch | None = None
-        """Looks in an S2 origin's answer for the sign that the server is about to shut down."""
+        """Watches an S2 origin's answer for the server's announcement that it shuts down."""
         self._end: CatchUpEnd | None = None
-        """Detects when the reader of a replay has caught up, which ends the answer.  None for other answers."""
+        """Detects when the reader of a relayed SSE replay has caught up with the tail.  The answer then ends.  None for
+        other answers."""
         self._is_over = False
         self._expectation: Expectation | None = None
         if is_expecting:
@@ -277,7 +279,7 @@ class Relaying(RelayedCall):
 
     def send_request(self) -> None:
         """Send the request to the origin."""
-        # A write may have happened even if its client leaves, so it is followed to its end.
+        # A write may take effect even if its client leaves, so the relay continues to the write's end.
         self._request.is_detached = self.is_write
         self._channel.hand_over(self)
         if self.request.route.is_s2:
@@ -484,7 +486,7 @@ class Relaying(RelayedCall):
             self._expectation.cancel()
         self._is_over = True
         self._request.is_detached = False
-        # The watch refers to the reply.
+        # The watch refers to the reply, and would keep it alive.
         self._drains = None
         reply, self._reply = self._reply, None
         if reply is not None:

@@ -8,13 +8,13 @@ the HTTP parser has accepted.
 A rendered answer is valid up to the time `until`.  This is the end of the second that its Date and Age state, or
 earlier if the stream expires or the origin has to be asked again.  Two signals end an answer earlier:
 
-- `forget_stream`, when the stream ends or loses bytes or records.  If an answer's bytes were read before that call, the
-  answer is not remembered after the call.
+- `forget_stream`, when the stream ends or loses bytes (or S2 records).  If an answer's bytes were read before that
+  call, the answer is not remembered after the call.
 - A change of the stream's `Version`: the stream needs revalidation, or the tail (the stream's end) that the answer
   names has moved.
 
 Answers take memory in addition to the tape (the stream's bytes in memory): keys, heads, joined bodies, and body bytes
-that the tape does not hold.  The answer borrows the memory for these bytes from the cache's budget.
+that the tape does not hold.  This memory is borrowed from the cache's budget.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Repeatable(NamedTuple):
     copied: int = 0
     """Bytes of the body that only this answer holds.  The other bytes are in `shared`."""
     shared: SharedBytes | None = None
-    """The account of the body's bytes; None if the answer has to open an account."""
+    """Divides the cost of the body's bytes among clients.  None if the answer has to make its own `SharedBytes`."""
 
 
 class RememberedAnswer(Known):
@@ -110,15 +110,15 @@ class RememberedAnswer(Known):
         self.is_guarded = verdict_key is not None
         """Whether each request for the answer needs authorisation."""
         self.verdict_key = verdict_key
-        """The key of verdicts on such requests: the stream, or the request line, which is empty until the answer is
-        remembered."""
+        """The key under which header sections keep verdicts on such requests: the stream, or the request line.  The
+        line is empty until the answer is remembered."""
         run, outcome, status, headers, body, saved_bytes, copied, shared = answer
         self.stream = run.stream
         self.edition = run.edition
         """The stream's edition when the body was read.  The edition changes when bytes are dropped."""
         self.route = route
         self.repeated = repeated
-        """The fields that the access log records of all hits have in common; None without an access log."""
+        """The fields that all access-log records of this answer have in common; None without an access log."""
         self.trust_s = trust_s
         self.tail = tail
         """The stream's tail that the answer names; None if the answer depends on no tail."""
@@ -140,8 +140,8 @@ class RememberedAnswer(Known):
         """Bytes of the body that the tape does not hold."""
         self._is_own = shared is None
         self.shared = SharedBytes(self.body_bytes, in_cache=True) if shared is None else shared
-        """The account that counts the body's bytes while clients have not read them.  Only large bodies need an
-        account.
+        """Divides the cost of the body's bytes among the clients that have not read them.  Only needed for large
+        bodies.
         """
         self.joined: bytes | None = None
         """The whole response, if it is small."""
@@ -153,13 +153,13 @@ class RememberedAnswer(Known):
         self.version = self.stream.version
         """The stream's version when the answer was last rendered, or last found unchanged."""
         self.hits = 0
-        """Hits that have not been counted in the metrics yet."""
+        """The number of hits (requests that got this answer) that the metrics do not include yet."""
         self.key: tuple[bytes, Meaning] | None = None
         """The request line and the header section's meaning."""
         self.request = b""
-        """The first request that had this answer."""
+        """The bytes of the first request that got this answer."""
         self.alias = b""
-        """The request that is the answer's key in `RememberedAnswers.exact`."""
+        """The bytes of the request under which `RememberedAnswers.exact` holds this answer."""
         self.cost = 0
         """Bytes lent from the cache's budget."""
 
@@ -191,7 +191,7 @@ class RememberedAnswer(Known):
         return self._block
 
     def is_unchanged(self) -> bool:
-        """Return whether the rendered answer still fits the stream's current state.  Ignores the time."""
+        """Return whether the rendered answer still fits the stream's current state.  Does not check `until`."""
         seen, now = self.version, self.stream.version
         if not seen.same_doubts_as(now) or (self.tail is not None and not seen.same_tail_as(now)):
             return False
@@ -332,8 +332,8 @@ class RememberedAnswers:
         return True
 
     def _move_alias(self, remembered: RememberedAnswer, request: bytes) -> None:
-        """Make this request the answer's key in `exact`.  Does nothing if another answer would have to be evicted to
-        make room for the key.
+        """Hold the answer in `exact` under the bytes of this request, in place of the earlier bytes.  Does nothing if
+        another answer would have to be evicted to make room.
         """
         cost = 2 * (len(request) - len(remembered.alias))
         if request in self.exact or (split := self._sections.split(request)) is None:

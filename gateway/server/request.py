@@ -52,7 +52,7 @@ class LiveAnswer(Holder, Protocol):
 
 
 class LiveUse(Protocol):
-    """The count of one live read against its client's limits."""
+    """Counts one live read against its client's limits."""
 
     def end_live(self, sent_bytes: int) -> None:
         """Called when the live read ends, with the number of its body bytes."""
@@ -94,7 +94,7 @@ class Channel(Protocol):
     cut_reason: CloseReason | None
     """The reason why the gateway cuts the connection; None while the connection is not cut."""
     live_use: LiveUse | None
-    """The count of the live read in progress.  When the channel is free again, for any reason, it ends the count."""
+    """Counts the live read in progress.  The channel ends this count when the channel is free again, for any reason."""
 
     @property
     def use(self) -> Account | None:
@@ -173,7 +173,7 @@ class Channel(Protocol):
         """End a live answer.  The connection stays open if `keeps` is true, as the answer's head has stated."""
 
     def begin_again(self, request: bytes | None, at: str, group: GivenUp) -> None:
-        """Give up a live answer of which nothing is written, and relay its request instead.
+        """Give up a live answer before any of it is written, and relay its request instead.
 
         `request` holds the request's bytes, or is None for the latest request.  A read that began at the stream's tail
         (its end) continues from the offset `at`.  Until the request is handled, `group` counts the client.
@@ -193,12 +193,12 @@ class Channel(Protocol):
         """Let `live` give an SSE answer, until `over`."""
 
     def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
-        """Write the head of a live answer.  `chunk` is the first piece of its body as in `send_chunk`, if there is
-        one."""
+        """Write the head of a live answer.  `chunk` and `size` are the first piece of its body, as for `send_chunk`.
+        An empty `chunk` means that there is no piece yet."""
 
     def write_first(self, joined: bytes, chunk: bytes, size: int) -> None:
-        """Write the head and the first piece of a live answer as one piece, `joined`.  `chunk` is the first piece as in
-        `send_chunk`."""
+        """Write `joined`, the head of a live answer followed by the first piece of its body.  `chunk` and `size` are
+        this piece, as for `send_chunk`."""
 
     def send_chunk(self, chunk: bytes, size: int) -> None:
         """Write a piece of a live body, already framed as a chunk, with `size` bytes of data."""
@@ -210,8 +210,8 @@ class Channel(Protocol):
         """End the live answer.  `in_order` means that its body is complete."""
 
     def write_response(self, head: bytes, body: tuple[bytes, ...], body_bytes: int, shared: SharedBytes) -> None:
-        """Write a whole live answer.  The caller then calls `release`.  `head` includes a small body.  A large body is
-        given as `body`, and `shared` is the account of its bytes.
+        """Write a whole live answer.  The caller must then call `release`.  A small body is a part of `head`, and
+        `body` is then empty.  `shared` counts the bytes of a large `body`.
         """
 
 
@@ -329,7 +329,7 @@ class Expectation:
     __slots__ = ("_request", "_timer")
 
     def __init__(self, request: Request, idle_timeout_s: float) -> None:
-        """`idle_timeout_s` is the time after which the body is late."""
+        """The client may be silent for `idle_timeout_s` seconds before its body fails."""
         self._request = request
         # Ask well before the body counts as late, because a late body counts as the client's fault.
         patience_s = min(CONTINUE_S, idle_timeout_s / 2)

@@ -43,8 +43,8 @@ class Flow(Protocol):
         """Called with the number of unread bytes, so that the connection can pause or resume reading."""
 
     async def late(self) -> None:
-        """Called when the body is late: wait until the body may fail.  Many bodies may be late at the same time, and
-        their failures are spread.
+        """Wait until a late body may fail.  Called when the body has missed a time limit.  Many bodies may be late at
+        the same time, so their failures are spread over time.
         """
 
 
@@ -151,8 +151,8 @@ class RequestBody:
     async def gather(self, limits: LimitsConfig, *, is_awaited: bool = False) -> bytes | None:
         """Collect a small body.  Returns None for a body that has to be streamed, because it is too large or too slow.
 
-        With `is_awaited`, only the limits on the body bound the time.  Without it, a chunked body gets a short time
-        only.  Raises the body's error.
+        With `is_awaited`, any body may take all the time that `limits` allow.  Without it, a chunked body gets a short
+        time only.  Raises the body's error.
         """
         if (self._length or 0) > _MOST_GATHERED:
             return None
@@ -235,6 +235,7 @@ class RequestBody:
         except TimeoutError:
             if self.error is None:
                 return False
-            # The body was late before that time, and its failure was put off by `Flow.late`.
+            # The body missed its own time limit before `time`, and `Flow.late` has put off its failure until after
+            # `time`.
             raise self.error.anew() from None
         return True

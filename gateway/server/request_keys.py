@@ -1,6 +1,6 @@
 """The meaning of header sections: requests that differ only in headers without influence on the answer count as equal.
 
-A section's meaning is its text without the lines that no answer of a route depends on:
+A section's meaning is its text without the lines that have no influence on any answer of a route:
 
 - trace ids, user agents, and cookies that are not credentials;
 - Accept, except on routes to S2;
@@ -12,8 +12,8 @@ A line is left out only if it has a form that cannot hide other lines: a known n
 colon, and printable characters up to the end of the line.
 
 Routes differ in these lines, so a section has one meaning for each kind of route (`HeaderRules`).  Each meaning keeps
-the requests that were answered under it, by their request lines.  The Host header stays in every meaning, so an equal
-request line leads to the same route.
+the remembered answers of its requests, by request line.  The Host header stays in every meaning, so requests with the
+same meaning and request line go to the same route.
 
 There may be as many kinds as routes, and a client can send a new section with each request.  To save time, a section is
 read only for the kinds of routes that have an entry for the same request line.
@@ -103,9 +103,9 @@ NONE_ALLOWED: Final[Mapping[VerdictKey, Allowed]] = MappingProxyType({})
 """The verdicts of most sections: none."""
 
 _MOST_STREAMS: Final = 1 << 10
-"""Bound on the names of streams that are shared."""
+"""The most names of streams that `Sections.shared_name` keeps."""
 _LONGEST_NAME: Final = 256
-"""The most characters of a name that is shared.  Clients choose the length of queries."""
+"""The most characters of such a name.  Clients choose the length of queries."""
 _MOST_SEEN: Final = 1 << 13
 """The most hashes kept of sections that have appeared once, which take less than 1 MB."""
 
@@ -140,7 +140,8 @@ def _either_case(character: str) -> str:
 
 _ORIGIN: Final = lines_named(("origin",))
 _ALLOWED: Final = b"allowed origin"
-"""Replaces an allowed web origin's line at the beginning of a text.  Every other text begins with a line break."""
+"""Stands at the beginning of a text in which the Origin line of an allowed web origin has been left out.  Every other
+text begins with a line break."""
 
 
 def _web_origin(text: bytes) -> tuple[bytes, bytes] | None:

@@ -1,7 +1,7 @@
 """Records for the access log and spans for the tracer, from the arrival of a request to its end.
 
 `Observers` makes an `Observed` for each request if there is a log or a tracer.  While code works for the request, a
-context variable holds its `Observed`, so that all this code can add to the record and the span
+context variable holds the request's `Observed`, so that all this code can add to the record and the span
 (`gateway.telemetry.access_record`, `gateway.telemetry.tracing`).  A relayed or live answer keeps the `Observed`, and
 ends it when the answer ends.
 

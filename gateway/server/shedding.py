@@ -1,8 +1,9 @@
 """Measures the memory that client connections hold, and drops the connections that hold the most.
 
-The sum is sampled.  No counter is kept up to date when bytes arrive or leave, because that would cost time.  A sample
-visits all connections in slices, with turns of the loop between them, so that ten thousand connections delay no answer.
-Bytes that several connections share are divided among them, unless the cache holds them too (`gateway.limits.memory`).
+The held bytes are measured by samples.  No counter is updated when bytes arrive or leave, because that would cost time.
+A sample visits all connections in slices, with turns of the loop between them, so that ten thousand connections delay
+no answer.  Bytes that several connections share are divided among them, unless the cache holds them too
+(`gateway.limits.memory`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from gateway.limits.memory import Charges, Holding, victims
 from gateway.server.client_connections import ClientConnection, Clients
 
 _SLICE: Final = 64
-"""Connections visited in one turn of the loop.  A visit takes some 6 µs; with 500 a turn, most turns above 2 ms were
-due to samples."""
+"""Connections visited in one turn of the loop.  A visit takes some 6 µs.  With 500 visits a turn, samples caused most
+of the turns longer than 2 ms."""
 
 
 class ShedReason(StrEnum):

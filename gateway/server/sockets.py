@@ -7,8 +7,8 @@ each turn would accept, read and end one connection.  The system calls between t
 each time.  Several descriptors of one socket accept several connections in a turn.
 
 A further descriptor has a cost.  Each connection wakes all descriptors, and a descriptor takes some 4 µs to find that
-another has accepted it.  The number of further descriptors is therefore the queue's shortest length at the latest
-looks: 0 while clients connect one at a time.
+another has accepted it.  The gateway therefore looks at the length of the queue from time to time.  The number of
+further descriptors is the shortest length at the latest looks: 0 while clients connect one at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NO_IPV6: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPRO
 _UNNAMED: Final = "unknown"
 _TRIES: Final = 200
 _PAUSE_S: Final = 0.005
-"""The tries take one second in total.  A gateway holds the lock for less than a millisecond."""
+"""The tries to lock a folder take one second in total.  A gateway holds the lock for less than a millisecond."""
 # Since Python 3.13 the loop removes a Unix socket's file when the socket closes.  The file of a systemd socket must
 # stay, and `UnixSocket` removes its own file earlier.
 _KEEPING_FILE: Final[Mapping[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
@@ -43,7 +43,7 @@ class UnixSocket:
     """A listening Unix socket and its file."""
 
     def __init__(self, path: str, mode: str, backlog: int) -> None:
-        """Use `open`, which locks the folder: only one socket at a time may be made in it."""
+        """Must be called with the folder locked, as `open` does: only one socket at a time may be made in a folder."""
         self.path = Path(path)
         _remove_stale(self.path)
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -102,7 +102,7 @@ async def listen_at(
     """Accept connections at an address, or, if the address has no host, at all interfaces over IPv4 and IPv6.  Raises
     OSError.
 
-    `options` are options of `create_server`.  With port 0, both use the same free port.
+    `options` are options of `create_server`.  With port 0, IPv4 and IPv6 use the same free port.
     """
     loop, port = asyncio.get_running_loop(), address.port
     servers: list[asyncio.Server] = []
@@ -224,7 +224,8 @@ MOST_FURTHER: Final = 15
 """The most further descriptors of all sockets together.  They count among the open files that are kept free for other
 uses than connections (`gateway.limits.memory.SPARE`)."""
 _LOOKS: Final = 3
-"""The number of looks whose shortest queue counts, so that a short burst has no effect."""
+"""The number of descriptors changes after each series of this many looks.  The shortest queue of the series decides, so
+that a short burst has no effect."""
 _UNACKED: Final = 24
 """The position of the queue's length in a listening socket's TCP_INFO: four bytes (tcp(7))."""
 

@@ -1,4 +1,4 @@
-"""Deadlines of client connections: for the first request, the rest of a head, idle time, stalled writes, lingering.
+"""The deadlines of an HTTP/1.1 client connection: for request heads, idle time, stalled writes and lingering.
 
 Each connection has one entry in the timer wheel, for the deadline of its current phase.  The request handler bounds its
 own waits.  This module bounds the waits in which no handler runs: for the rest of a head, between two requests, and for
@@ -130,7 +130,7 @@ class TimedConnection(Handling, asyncio.Protocol):
         self._has_ended = False
         """Whether the client has half-closed: it sends no more, and may still read answers (RFC 9112 section 9.6)."""
         self._has_probed = False
-        """Whether the result of the latest probe has to be checked."""
+        """Whether a probe (`_probe`) has been sent, and its result has yet to be checked."""
         self._quiet_checks = NEVER
         """Checks without activity in a row.  Negative until the client has sent its first bytes."""
         self._window: ReadingWindow | None = None
@@ -141,7 +141,7 @@ class TimedConnection(Handling, asyncio.Protocol):
         self._shared_bytes = 0
         """Bytes of the latest large answer, which other clients may share."""
         self._shared: SharedBytes | None = None
-        """The account of the latest large answer's bytes."""
+        """Divides the cost of the latest large answer's bytes among its clients."""
         self._tick = NEVER
 
     @abstractmethod
@@ -256,7 +256,8 @@ class TimedConnection(Handling, asyncio.Protocol):
         """Do nothing: over HTTP/1.1 only an answer can announce that the connection closes (RFC 9112 section 9.6)."""
 
     def close_if_idle(self) -> None:
-        """Close at the deadline of a drain, unless an answer is in progress."""
+        """Called at the deadline of a drain (the orderly end of all connections): close, unless an answer is in
+        progress."""
         if self.phase is _IDLE:
             self._close()
 

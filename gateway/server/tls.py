@@ -6,9 +6,9 @@ buffers (`ssl.MemoryBIO`).  Input is fed to OpenSSL in slices, and plain text is
 Output is encrypted while the transport below is not full.  The rest of the output waits in plain text, because all
 clients of an answer share its plain bytes, but encrypted records belong to one client.
 
-Input is held here only while reading is paused, or while it waits for its turn.  Decrypting a short record takes about
-as long as decrypting a long record.  Each turn of the loop therefore decrypts only a part of a client's tiny records
-(`gateway.server.turns`).
+Input is held here only while reading is paused, or while the input waits for its turn.  Decrypting a short record takes
+about as long as decrypting a long record.  Each turn of the loop therefore decrypts only a part of a client's tiny
+records (`gateway.server.turns`).
 
 An idle connection takes 18.6 KB of memory with this module, of which 16.3 KB are OpenSSL 3.0's.  Other implementations
 take more: uvloop 24.7 KB, aiofastnet 40 KB, and asyncio 285 KB.
@@ -161,7 +161,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._pump()
 
     def _pump(self) -> None:
-        """Pass plain text to the protocol, until it pauses reading or the input has to wait for its turn."""
+        """Pass plain text to the protocol, until the protocol pauses reading or the input has to wait for its turn."""
         incoming, read, has_read = self._incoming, self._ssl.read, False
         try:
             # One read takes all of a record's plain text, so OpenSSL holds at most an incomplete record.

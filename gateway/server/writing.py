@@ -191,8 +191,8 @@ class WritingConnection(TimedConnection):
             self._resume()
 
     def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
-        """Write the head of a live answer.  `chunk` is the first piece of its body as in `send_chunk`, if there is
-        one."""
+        """Write the head of a live answer.  `chunk` and `size` are the first piece of its body, as for `send_chunk`.
+        An empty `chunk` means that there is no piece yet."""
         self.live_first_byte_s = self._now() - self.sse_began
         if self.transport is None:
             return
@@ -203,8 +203,8 @@ class WritingConnection(TimedConnection):
         self._clients.sent_bytes += size
 
     def write_first(self, joined: bytes, chunk: bytes, size: int) -> None:
-        """Write the head and the first piece of a live answer as one piece, `joined`.  `chunk` is the first piece as in
-        `send_chunk`."""
+        """Write `joined`, the head of a live answer followed by the first piece of its body.  `chunk` and `size` are
+        this piece, as for `send_chunk`."""
         self.live_first_byte_s = self._now() - self.sse_began
         if self.transport is not None:
             self.transport.write(joined)
@@ -248,8 +248,8 @@ class WritingConnection(TimedConnection):
         self.release()
 
     def write_response(self, head: bytes, body: tuple[bytes, ...], body_bytes: int, shared: SharedBytes) -> None:
-        """Write a whole live answer.  The caller then calls `release`.  `head` includes a small body.  A large body is
-        given as `body`, and `shared` is the account of its bytes.
+        """Write a whole live answer.  The caller must then call `release`.  A small body is a part of `head`, and
+        `body` is then empty.  `shared` counts the bytes of a large `body`.
         """
         if self.transport is not None:
             if body:

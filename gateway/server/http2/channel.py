@@ -48,8 +48,8 @@ def _chunk_data(chunk: bytes) -> bytes:
 
 @lru_cache(maxsize=32)
 def _split_response(response: bytes, body_bytes: int) -> tuple[bytes, tuple[bytes, ...]]:
-    """Return the field block and the body of a response.  Cached, because all clients of a group get the same response,
-    except for the name of the web origin.
+    """Return the field block and the body of a response.  Cached, because all long-polls of one group get the same
+    response, except for the web origin that it names.
     """
     size = len(response) - body_bytes
     return block_of(response[:size]), (response[size:],) if body_bytes else ()
@@ -111,13 +111,13 @@ class StreamChannel(Handling):
         self.stream = stream
         self._http2_request = http2_request
         self._generation = connection.clients.joins.generation
-        """The value of `Joins.generation` when the request was read, which counts changes of the routes."""
+        """The value of `Joins.generation`, which counts changes of the routes, when the request was read."""
         self._body: RequestBody | None = None
         self._write_timer: WheelTimer | None = None
         self._sent_bytes = 0
-        """The stream's sent bytes at the last check of progress."""
+        """The value of `stream.sent_bytes` at the last check of progress."""
         self._waiting_to = 0
-        """The stream's sent bytes once the client has read everything that waited at the last check of progress."""
+        """The value of `stream.sent_bytes` once all bytes that waited at the last check of progress have been sent."""
         self._is_bodiless = False
         """Whether the answer has no body, whatever its head states (RFC 9110 section 6.4.1)."""
         self.cut_reason: CloseReason | None = None
@@ -125,7 +125,7 @@ class StreamChannel(Handling):
         self.shared_bytes = 0
         """Bytes of a large answer that other clients may share."""
         self.shared: SharedBytes | None = None
-        """The account of the large answer's bytes."""
+        """Divides the cost of the large answer's bytes among its clients."""
 
     @property
     def use(self) -> Account | None:
@@ -136,7 +136,8 @@ class StreamChannel(Handling):
     def is_full(self) -> bool:
         """Whether the client has so many unread bytes that no more may be written."""
         stream = self.stream
-        # A stream that was reset is never full.  Writes to it are dropped, and no event would report room.
+        # A stream that was reset is never full.  Writes to it are dropped, and no event would report that it has room
+        # again.
         return stream.reset_code is None and (stream.queued_bytes > 0 or self._connection.session.is_blocked)
 
     @property
@@ -221,7 +222,7 @@ class StreamChannel(Handling):
             self._connection.check(self)
 
     def feed(self, data: bytes, size: int) -> None:
-        """Take a piece of the request's body.  It has used `size` bytes of the client's window."""
+        """Take a piece of the request's body.  The piece has used `size` bytes of the client's window."""
         if self._body is not None:
             self._body.feed(data)
         self._connection.session.acknowledge(self.stream, size)
@@ -387,8 +388,8 @@ class StreamChannel(Handling):
         self._connection.check(self)
 
     def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
-        """Write the head of a live answer.  `chunk` is the first piece of its body as in `send_chunk`, if there is
-        one."""
+        """Write the head of a live answer.  `chunk` and `size` are the first piece of its body, as for `send_chunk`.
+        An empty `chunk` means that there is no piece yet."""
         self.live_first_byte_s = self._clients.now() - self.sse_began
         self._connection.session.send_head(self.stream, block_of(head))
         self._connection.wake()
@@ -396,8 +397,8 @@ class StreamChannel(Handling):
             self.send_chunk(chunk, size)
 
     def write_first(self, joined: bytes, chunk: bytes, size: int) -> None:
-        """Write the head and the first piece of a live answer, given as one piece, `joined`.  `chunk` is the first
-        piece as in `send_chunk`."""
+        """Write `joined`, the head of a live answer followed by the first piece of its body.  `chunk` and `size` are
+        this piece, as for `send_chunk`."""
         self.write_head(joined[: -len(chunk)], chunk, size)
 
     def send_chunk(self, chunk: bytes, size: int) -> None:
@@ -434,8 +435,8 @@ class StreamChannel(Handling):
         self.release()
 
     def write_response(self, head: bytes, body: tuple[bytes, ...], body_bytes: int, shared: SharedBytes) -> None:
-        """Write a whole live answer.  The caller then calls `release`.  `head` includes a small body.  A large body is
-        given as `body`, and `shared` is the account of its bytes.
+        """Write a whole live answer.  The caller must then call `release`.  A small body is a part of `head`, and
+        `body` is then empty.  `shared` counts the bytes of a large `body`.
         """
         if self.stream.reset_code is None:
             if body:

@@ -44,8 +44,8 @@ HEADS: Final = 4
 FRAMES: Final = 64
 """The other frames that are read between two checks: about a fifth of a millisecond of work."""
 REMEMBERED_HEADS: Final = 16
-"""Replaces `HEADS` after input whose requests all had remembered answers.  Such requests take a tenth of the time of
-others, and their first batch does not wait.
+"""Replaces `HEADS` if all requests of the latest input had remembered answers.  Such requests take a tenth of the time
+of others.  The first batch of such input is read without a check of the turn's time.
 """
 MOST_INPUT: Final = 1 << 16
 """The most bytes of input that may wait.  With more, the transport is not read."""
@@ -152,7 +152,7 @@ class Http2Connection(TimedHttp2Connection):
         self.data_received(data)
 
     def data_received(self, data: bytes) -> None:
-        # A check for each head would cost hits a quarter of their time.
+        # A check of the turn's time for each head would make remembered answers a quarter slower.
         is_asked = self.session.has_more or (self._heads == HEADS and self.clients.turns.has_begun)
         self._read(data, 0 if is_asked else self._heads)
 
@@ -188,7 +188,7 @@ class Http2Connection(TimedHttp2Connection):
     @property
     def _has_requests(self) -> bool:
         """Whether requests wait.  All input is read before any request is answered.  Unread input therefore counts as
-        requests only if the part before contained a request.
+        requests only if the input before it contained a request.
         """
         return self._next_heads > 0 or not self.session.has_more
 
@@ -292,8 +292,8 @@ class Http2Connection(TimedHttp2Connection):
                     channel.drain()
                     self.check(channel)
             case ConnectionEvent.PING_ACK:
-                # Requests in unread input after the PING are still answered.  In that case, the timer sends the GOAWAY
-                # later.
+                # Requests in unread input after the PING are still answered.  If input is unread, the timer sends the
+                # GOAWAY later.
                 if self._leave_timer.is_set and not self.session.has_more:
                     self._leave_timer.clear()
                     self._send_last_goaway()
@@ -301,15 +301,15 @@ class Http2Connection(TimedHttp2Connection):
     # -- requests
 
     def _is_remembered(self, stream: Stream, request: Http2Request) -> bool:
-        """Send a remembered answer, or begin a live answer by a remembered join.  Returns False if there is neither a
-        remembered answer nor a join.
+        """Send a remembered answer, or begin a live answer for a remembered live request (a join).  Returns False if
+        there is neither a remembered answer nor a join.
         """
         clients, alias = self.clients, request.alias
         assert alias is not None
         if (find := clients.find) is None:
             return False
-        # Try `exact` first.  Repeated requests share the alias object, whose hash is already computed, but `find` would
-        # read its bytes again.
+        # Try `exact` first.  Equal requests share one alias object, which keeps its hash, but `find` has to read all
+        # its bytes.
         if (found := clients.exact.get(alias) or find(alias)) is None:
             return False
         known, section = found
@@ -388,8 +388,8 @@ class Http2Connection(TimedHttp2Connection):
     def wake(self) -> None:
         """Schedule the writing of the session's output at the end of the loop's turn.  Write large output now.
 
-        Output queued in streams always waits for the end of the turn.  Otherwise, writers could be called for new room
-        within their own writes.
+        Output queued in streams always waits for the end of the turn.  Writing it here would make room, and the code
+        that writes now would then be asked for more before its own call returns.
         """
         if self.session.out_bytes >= _FLUSH_BYTES:
             self._write()

@@ -1,8 +1,9 @@
 """The deadlines of a client's HTTP/2 connection, and its end.
 
 The preface and each head must be complete in time.  A quiet connection is closed after the keep-alive timeout.  A
-client must keep reading its answers.  A drain sends two GOAWAY frames.  A failed session sends one GOAWAY frame.  The
-connection closes once the requests in progress are answered and the client has read the last bytes.
+client must keep reading its answers.  A drain (the orderly end of all connections) sends two GOAWAY frames.  A failed
+session sends one GOAWAY frame.  The connection closes once the requests in progress are answered and the client has
+read the last bytes.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class TimedHttp2Connection(asyncio.Protocol):
         self._has_ended = False
         """Whether the client has half-closed: it sends no more, and may still read answers."""
         self._has_probed = False
-        """Whether the result of the latest probe has to be checked."""
+        """Whether a probe (a PING) has been sent, and its result has yet to be checked."""
         self._is_ended = False
         """Whether `_end` has handled the session's failure."""
         self._is_active = False
