@@ -20,8 +20,9 @@ _log = logging.getLogger("gateway.aio.batches")
 T = TypeVar("T")
 
 MOST_S: Final = 0.001
-"""The seconds for which one turn of the loop begins to work on further items of a batch.  The rest waits for the next
-turn, so that other events are not delayed by a long batch."""
+"""After these seconds of work on a batch, a turn of the loop begins no further item.  The other items wait for the next
+turn, so that a long batch does not delay other events.
+"""
 
 
 class Backlog:
@@ -86,7 +87,7 @@ class Batch(Generic[T]):
                 if now() > until:
                     break
         finally:
-            # Also after an error that ends the turn.
+            # Count the items as done also after an error that ends the turn.
             self._backlog.items -= done
             if done < len(items):
                 if not self._items:

@@ -1,6 +1,6 @@
 """Spreads work that many timers start at the same time, such as closing uploads that time out together.
 
-Such work continues in later iterations of the event loop, so it does not suffice to bound the work of one iteration.
+Such work continues in later iterations of the event loop, so a bound on the work of one iteration would not be enough.
 """
 
 from __future__ import annotations

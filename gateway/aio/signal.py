@@ -65,7 +65,8 @@ class Signal:
     def gate(self, passed: Callable[[asyncio.Future[bool]], object]) -> asyncio.Future[bool]:
         """Register a callback for the next firing; return a future that identifies it.
 
-        `passed` is called with this future, in an iteration of the loop after the firing.  `leave_gate` unregisters it.
+        `passed` is called with this future, in an iteration of the loop after the firing.  `leave_gate` unregisters the
+        callback.
         """
         gate = self._enter()
         gate.add_done_callback(passed)

@@ -64,12 +64,12 @@ def begin(
 ) -> asyncio.Task[T] | None:
     """Run `work` up to its first wait; return a task that runs the rest, or None if `work` has ended.
 
-    Raises the exceptions of the first step.  Like a task, `work` runs in a copy of `context`, or of the current
-    context.
+    Raises an exception that `work` raises before its first wait.  Like a task, `work` runs in a copy of `context`, or
+    of the current context.
     """
     context = copy_context() if context is None else context.copy()
     if asyncio.current_task(loop) is not None:
-        # `work` would mistake the current task for its own.
+        # Without a task of its own, `work` would mistake the current task for its task.
         return loop.create_task(work, context=context)
     try:
         awaited = context.run(work.send, None)

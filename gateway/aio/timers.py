@@ -6,7 +6,7 @@ deadlines of each tick in a dictionary, with one loop timer for all.  A deadline
 early.
 
 Live readers have widely spread deadlines, so that their clients do not reconnect at the same time.  A dictionary for
-each would cost memory.  Deadlines more than a minute away are therefore rounded up to full seconds.
+each of their ticks would cost memory.  Deadlines more than a minute away are therefore rounded up to full seconds.
 
 Many deadlines may be due at the same time, and each may close a connection.  One iteration of the event loop fires
 entries for at most `TURN_S`; later iterations fire the rest.
@@ -37,7 +37,7 @@ _FAR_S: Final = 60.0
 _FAR_TICKS: Final = 16
 
 TURN_S: Final = 0.001
-"""The seconds for which one iteration of the loop fires entries at most."""
+"""The most seconds for which one iteration of the loop fires entries."""
 
 NEVER: Final = -1
 """The tick of an entry that is not on a wheel."""
@@ -47,14 +47,14 @@ class Entry(Protocol):
     """An object with a deadline."""
 
     def due(self) -> None:
-        """Handle the deadline.  The wheel has removed the entry before."""
+        """Handle the deadline.  The wheel has already removed the entry."""
 
 
 class Wheel:
     """Entries by tick.  Owner of one timer of the clock, which is set while there are entries."""
 
     def __init__(self, clock: Clock, spent: Callable[[], float] = SystemClock.now) -> None:
-        """`spent` returns seconds, to measure how long entries have been fired."""
+        """`spent` returns seconds, which measure how long one iteration of the loop has fired entries."""
         self._clock = clock
         self._spent = spent
         # A small `dict` takes half the memory of a small `set`.  The first item is the tick: all entries of a tick
@@ -178,4 +178,4 @@ class Deadline:
 
 
 def _nothing() -> None:
-    """Do nothing, after `close`."""
+    """Replace the owner's callback after `close`."""

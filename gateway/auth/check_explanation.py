@@ -27,7 +27,7 @@ class Explanation(NamedTuple):
     passed: tuple[str, ...]
     """For each earlier rule, the reason why it does not decide."""
     principal: Principal | None
-    """The principal; None for public streams and for invalid credentials."""
+    """The party that the credential identifies; None for public streams and for invalid credentials."""
     granted_by: str
     """The permissions that allow the request; empty if no permission allows it."""
 

@@ -1,9 +1,9 @@
 """Concealed streams: a client cannot distinguish a refusal from the 404 for a stream that does not exist.
 
-The gateway makes both answers itself, so their fields are equal.  Their times are similar too.  A refusal needs no
-request to the origin, so it is delayed by a time that the origin has recently taken for a 404.  A read that arrives
-during the delay is refused at the same moment, as if both reads shared one fetch.  For as long as the 404 for an absent
-stream would come from memory, later reads are refused at once.
+The gateway makes both answers itself, so their fields are equal.  Both answers also take similar times.  A refusal
+needs no request to the origin, so it is delayed by a time that the origin has recently taken for a 404.  A read that
+arrives during the delay is refused at the same moment, as if both reads shared one fetch.  For as long as the 404 for
+an absent stream would come from memory, later reads are refused at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.limits.memory import evict_oldest
 
 _MOST_TIMES: Final = 64
 MOST_NAMES: Final = 4_096
-"""The most recent refusals that are remembered."""
+"""The most refusals that are remembered.  The oldest are forgotten first."""
 
 
 class Concealment:
@@ -38,7 +38,9 @@ class Concealment:
         return f"<Concealment {sum(map(len, self._absent.values()))} times, {len(self._refused)} names>"
 
     def note(self, kind: Hashable, took_s: float, *, is_absent: bool) -> None:
-        """Record the seconds that the origin took for a request of this kind.  `is_absent`: the answer was 404."""
+        """Record the seconds that the origin took for a request of this kind.  `is_absent` means that the answer was
+        404.
+        """
         times = self._absent.setdefault(kind, deque(maxlen=_MOST_TIMES)) if is_absent else self._others
         times.append(took_s)
 
@@ -46,8 +48,8 @@ class Concealment:
         """Return the seconds by which to delay a refusal of a request of this kind.
 
         The delay is chosen at random from the recorded times of 404s for this kind of request.  If no such time is
-        recorded, the delay comes from the times of 404s for another kind of request.  Without these times too, it comes
-        from the times of other answers.
+        recorded, the delay comes from the times of 404s for another kind of request.  If no 404 is recorded, the delay
+        comes from the times of other answers.
         """
         times = self._absent.get(kind) or next(iter(self._absent.values()), None) or self._others
         return self._rng.choice(times) if times else 0.0
@@ -61,7 +63,9 @@ class Concealment:
         return min((given_at for given_at, until in found if now < until), default=None)
 
     def remember(self, name: Hashable, kind: Hashable, given_at: float, until: float) -> None:
-        """Record a refusal that is sent at `given_at`, for reads until the later of `given_at` and `until`."""
+        """Record a refusal that is sent at `given_at`.  Reads that arrive before the later of `given_at` and `until`
+        share it.
+        """
         self._refused.pop((name, kind), None)
         self._refused[name, kind] = given_at, max(given_at, until)
         evict_oldest(self._refused, MOST_NAMES)

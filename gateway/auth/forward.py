@@ -2,8 +2,8 @@
 
 An `Inquiry` has everything that the gateway sends to the service about a request.  Only requests with equal inquiries
 share a verdict.  A 2xx allows the request.  A 401 or 403 refuses it, with the service's challenge.  After any other
-answer the request is undecided.  The service may state the principal, the tenant and permissions in headers of its
-answer.  Without permissions, a 2xx allows only the requested actions.
+answer the request is undecided.  The service may state the principal (the authenticated party), the tenant and
+permissions in headers of its answer.  Without permissions, a 2xx allows only the requested actions.
 
 A verdict is kept for its `Cache-Control: max-age`, within the bounds of the rule.  When the verdict of a live read
 expires, the service is asked again.  The read continues only if the service allows it again.
@@ -24,7 +24,7 @@ from gateway.protocol.freshness import age_from_headers, parse_cache_control, st
 
 MOST_VERDICTS: Final = 1 << 14
 MOST_VERDICT_BYTES: Final = 1 << 24
-"""The most kept verdicts, and the most bytes that are charged for them."""
+"""The most bytes charged for all kept verdicts.  `MOST_VERDICTS` bounds their number."""
 _COST: Final = 1_000
 """The bytes charged for a verdict in addition to its inquiry."""
 LEAST_LIVE_S: Final = 1.0
@@ -70,7 +70,9 @@ class ForwardRule(NamedTuple):
     principal_from: str
     tenant_from: str
     permissions_from: str
-    """This field and the next two are names of headers in the service's answers; empty for none."""
+    """`principal_from`, `tenant_from` and `permissions_from` are names of headers in the service's answers; empty for
+    none.
+    """
     keep_s: float
     """The seconds for which an answer without `max-age` is kept, if it allows the request."""
     keep_refusal_s: float

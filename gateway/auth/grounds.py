@@ -81,6 +81,7 @@ def _accepts(before: Rule, after: Rule, key_id: str) -> bool:
 
 def _has_key(before: KeyRing | KeySource, after: KeyRing | KeySource, key_id: str) -> bool:
     if isinstance(before, KeySource) or isinstance(after, KeySource):
-        # If an issuer withdraws a key, the fetch of its key set ends the reads of the key.
+        # Compare only the sources.  If an issuer withdraws a published key, the next fetch of the key set ends the
+        # reads whose tokens were signed with this key.
         return before == after
     return after.names() >= before.names_of(key_id)

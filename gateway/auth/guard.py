@@ -121,14 +121,15 @@ class Guard:
     def follow(self, successor: Guard | None) -> None:
         """Judge the requests that wait at this guard by the rules of the guard that has replaced it.
 
-        `successor` is None if none has.  The requests were parsed under the earlier rules.  If the new rules look for
-        credentials in other places, the requests are undecided, and remain so after further reloads.
+        `successor` is None if no guard has replaced this one.  The requests were parsed under the earlier rules.  If
+        the new rules look for credentials in other places, the requests are undecided, and remain so after further
+        reloads.
         """
         if self._rules:
             self.replace(successor.rules if successor is not None and successor._reads_like(self) else ())
 
     def _reads_like(self, earlier: Guard) -> bool:
-        """Return whether requests that were parsed for `earlier` are parsed as for this guard."""
+        """Return whether this guard can judge requests that were parsed for the guard `earlier`."""
         return (
             (self._parameters, self._has_signatures) == (earlier._parameters, earlier._has_signatures)
             and set(self.vary) <= set(earlier.vary)
@@ -138,7 +139,7 @@ class Guard:
     def _use(self, rules: Rules) -> None:
         self._rules = rules
         self._grounds = [Grounds(self.realm, rules[: number + 1]) for number in range(len(rules))]
-        """The grounds of a verdict, by the index of the rule that decides."""
+        """The `Grounds` of the verdicts, by the index of the rule that decides."""
         self._public_grounds = Grounds(self.realm, rules, is_public=True)
 
     def is_public(self, path: str) -> bool:

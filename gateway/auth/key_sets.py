@@ -4,8 +4,8 @@ A key set is fetched at start, and again before its lifetime ends.  It is also f
 set does not have.  Clients can invent such tokens, so they cause at most one fetch in `LEAST_S` seconds.  A failed
 fetch does not change the keys, and is repeated after a growing pause.
 
-A key that is not in the set is unknown if the set was fetched within the last `LEAST_S` seconds.  Otherwise the token
-is undecided until a fetch has succeeded.
+A token whose key is not in the set is invalid if the set was fetched within the last `LEAST_S` seconds.  Otherwise the
+token is undecided until a fetch has succeeded.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class VerifyingKey(NamedTuple):
     """A key, with the header values of the tokens that it may verify."""
 
     kid: str | None
-    """The id of the key; None for any token."""
+    """The id of the key; None if the key may have signed a token with any id."""
     alg: str | None
     """The algorithm for which the key may be used; None for any algorithm that the configuration allows."""
     key: Key

@@ -14,7 +14,7 @@ from gateway.errors import Fault, GatewayError
 
 
 class KeySource(NamedTuple):
-    """The URL at which an issuer publishes its keys.  As an `Undecided.question`, it asks for these keys."""
+    """The URL at which an issuer publishes its keys.  An `Undecided.question` of this type asks for these keys."""
 
     issuer: str
     url: str

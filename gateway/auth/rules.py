@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MOST_BYTES: Final = 1 << 20
 _MOST_REFUSED_S: Final = 1.0
-"""Seconds for which a service's refusal that states no time is kept, on routes that conceal nothing."""
+"""On a route that conceals nothing, a service's refusal without `max-age` is kept for at most these seconds."""
 
 
 class JwtRule(NamedTuple):
@@ -90,8 +90,8 @@ def _rule(route: RouteConfig, index: int, config: AuthRuleConfig) -> Rule:
             config.tenant_from,
             config.permissions_from,
             config.keep_s,
-            # A refusal must not be kept for a shorter or longer time than the 404 of an absent stream, because a client
-            # could then distinguish the two.
+            # If the route conceals its streams, a refusal must not be kept for a shorter or longer time than the 404 of
+            # an absent stream.  Otherwise a client could distinguish the two.
             config.keep_s if route.conceal else min(config.keep_s, _MOST_REFUSED_S),
             config.most_keep_s,
             config.timeout_s,

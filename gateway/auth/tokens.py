@@ -187,5 +187,5 @@ def _check_times(claims: dict[str, Any], leeway_s: float, wall: float) -> float:
 def _time(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    # Also refuses infinity.
+    # The comparison also refuses infinity.
     return float(value) if 0 <= value < _FAR else None

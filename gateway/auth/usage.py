@@ -1,7 +1,7 @@
 """The usage of each tenant since the start of the process: requests, body bytes, and the duration of live reads.
 
-There are too many principals for metrics.  The access log has their usage, and the pipeline's table `usage` has the
-sums.
+There are too many principals (authenticated parties) for metrics.  The access log has their usage, and the table
+`usage` of `gateway.pipeline` has the sums.
 """
 
 from __future__ import annotations

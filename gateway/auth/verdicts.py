@@ -77,7 +77,7 @@ class Allowed:
 
 
 def parties_of(principal: Principal) -> Parties:
-    """Return the names of a principal's and its tenant's accounts for rate limits."""
+    """Return the names under which rate limits count a principal and its tenant."""
     if not principal.name and not principal.tenant:
         return NO_PARTIES
     # These names are unambiguous: names have no line breaks, and client networks have no spaces.
@@ -162,7 +162,7 @@ class Verdicts:
                 one.end_soon()
 
     def end_reads_of_keys(self, source: KeySource, ids: Collection[str | None]) -> None:
-        """End live reads whose tokens were verified with the keys of this source that have one of `ids`."""
+        """End live reads whose tokens were verified with a key of this source, if `ids` contains the key's id."""
         for one in tuple(self.live):
             grounds, key_id = one.allowed.grounds, one.allowed.principal.key_id
             if grounds is not None and grounds.key_source == source and (None in ids or key_id in ids):

@@ -7,7 +7,7 @@ and an end.  A syntax error ends the connection, because the start of the next m
 Bodies are framed as in RFC 9112 section 6.  The chunks (section 7.1) of a small body or of one event mostly arrive
 whole.  `whole_chunks` reads whole chunks, and the library llhttp reads all other chunks.
 
-`InterimRate` bounds the rate of interim replies, which an origin may send for as long as it works.
+`InterimRate` bounds the rate of interim replies, which an origin may send for as long as it works on a request.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ VARIED: Final = frozenset({"producer-seq", "content-length"})
 _VARIED_LINE: Final = re.compile(
     rb"\r\n(Producer-Seq|producer-seq|Content-Length|content-length): ([0-9]{1,18})(?=\r\n)"
 )
-"""The pattern begins with the preceding line end, because a search for a fixed string is fast."""
+"""The pattern begins with the preceding line end, because a search for a fixed beginning is fast."""
 _NAMES: Final = {
     name.encode(): istr(name) for name in ("Producer-Seq", "producer-seq", "Content-Length", "content-length")
 }
@@ -50,7 +50,7 @@ class HeaderCache:
     def __init__(self) -> None:
         self._sections: OrderedDict[bytes, Fields] = OrderedDict()
         self._commons: OrderedDict[bytes, Fields] = OrderedDict()
-        """Sections of POSTs without the lines of `VARIED` headers."""
+        """The sections of POSTs, from which the lines of `VARIED` headers were taken out."""
         self._heads: OrderedDict[bytes, RequestHead] = OrderedDict()
         """Whole heads of requests other than GETs, including the request line, because clients repeat the heads of
         their writes."""
@@ -68,8 +68,8 @@ class HeaderCache:
         self._heads.clear()
 
     def _find_varied(self, section: bytes, length: int) -> Fields | None:
-        """Find the fields of a section that differs from an earlier section only in these two numbers.  The request's
-        body has `length` bytes.
+        """Find the fields of a section that differs from an earlier section only in the numbers of `VARIED` headers.
+        The request's body has `length` bytes.
 
         The section begins with the preceding line end.  Returns None if no such earlier section is cached.
         """
@@ -150,7 +150,7 @@ class HeaderCache:
             return
         common = CIMultiDict((name, value) for name, value in fields.headers.items() if name.lower() not in VARIED)
         if len(common) + count != len(fields.headers):
-            # A line with one of the names has a form that the pattern does not accept.
+            # The line of a `VARIED` header has a form that the pattern does not match.
             return
         self._commons[rest] = Fields(common, fields.keeps_alive, 0)
         evict_oldest(self._commons, _MOST_SECTIONS)

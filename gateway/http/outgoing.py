@@ -65,7 +65,7 @@ class RenderedHeaders(CIMultiDict[str]):
         return rendered
 
     def varied_by(self, varied: Iterable[tuple[str, str]]) -> RenderedHeaders:
-        """Return these headers with further headers added, whose values are numbers."""
+        """Return these headers with further headers, whose values are numbers."""
         changed = RenderedHeaders(self)
         changed.lines = self.lines
         for name, value in varied:
@@ -152,7 +152,7 @@ class PassedFields:
 
     def __init__(self, shared: CIMultiDict[str], lines: bytes, own: Sequence[FieldLine]) -> None:
         """`shared` are valid fields, which must not be changed, and `lines` are the bytes of these fields.  Neither
-        includes a length or a date.  The fields in `own` follow the shared fields.
+        `shared` nor `lines` includes a length or a date.  The fields in `own` follow the shared fields.
         """
         kinds = PLAIN
         for line in own:
@@ -164,7 +164,7 @@ class PassedFields:
         self.lines: bytes | None = lines
         """The field lines, each with its line end.  None if the lines have to be rendered and checked."""
         self.kinds: Kinds = kinds
-        """The kinds of the lines after the shared lines.  Valid while `lines` is not None."""
+        """The flags (`Kinds`) of the lines after the shared lines.  Valid while `lines` is not None."""
 
     def table(self) -> CIMultiDict[str]:
         """Return all fields as a table, which is made at the first call."""

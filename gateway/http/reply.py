@@ -54,7 +54,7 @@ _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _VERSIONS: Final = frozenset({"1.1", "1.0"})
 _NO_BODY: Final = frozenset({204, 304})
 _CHUNKED: Final = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-"""Replaces a head that was read without llhttp.  It is fed to llhttp before the chunks."""
+"""If a reply's head was read without llhttp, this head is fed to llhttp in its place, before the chunks."""
 _CONTENT_LENGTH, _TRANSFER_ENCODING = istr("Content-Length"), istr("Transfer-Encoding")
 
 
@@ -156,7 +156,7 @@ class ReplyParser:
 
     def expect(self, *, is_head: bool) -> None:
         """Announce the request that was sent, whose reply comes next.  `is_head` means that the request is a HEAD.
-        Only one request may be open.
+        Must not be called while a reply is awaited.
         """
         self.is_awaited = True
         self._answers_head = is_head
@@ -266,7 +266,7 @@ class ReplyParser:
         return rest
 
     def _take_common_head(self, data: bytes, end: int, events: list[Event]) -> bool:
-        """Read a complete head by its shape and its own lines.
+        """Read a complete head by its shape and its own lines (`reply_lines`).
 
         Returns False, without any effect, if the head contains anything unusual. llhttp then parses the head.
         """
@@ -327,7 +327,7 @@ class ReplyParser:
             events.append(Head(status, reason, headers, length, framing is not _CLOSE, shape, own))
 
     def _longest_line(self) -> int:
-        """Return the bytes of the head's longest line, without separators."""
+        """Return the number of bytes of the head's longest line, without separators."""
         return max(len(self._reason), max((len(name) + len(value) for name, value in self._head_fields), default=0))
 
     def _transfer_framing(self, codings: list[str]) -> Framing:
@@ -364,7 +364,7 @@ class ReplyParser:
                 if size == len(data):
                     return b""
                 data = data[size:]
-                # llhttp has not read the head.
+                # llhttp has not read the reply's head, so it gets another head before the chunks.
                 self._is_begun = True
                 self._llhttp.feed_data(_CHUNKED)
             self._feed_chunks(data, events)
@@ -414,7 +414,7 @@ class ReplyParser:
         self._fields.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._has_excess = self._is_complete  # This is a second head, after the awaited reply.
+        self._has_excess = self._is_complete  # If the awaited reply is complete, this is another reply's head.
         self._is_head_done = True
         self._head_fields = self._fields
         # All later fields are trailers.

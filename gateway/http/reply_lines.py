@@ -53,8 +53,8 @@ CHUNKED: Final[Kinds] = 16
 SHARED: Final[Kinds] = 32
 """Something is derived from the field, so it belongs to the shape."""
 NOT_ALIKE: Final[Kinds] = 64
-"""A reply with this field is handled separately.  Location depends on the request, and Connection may name any other
-field.
+"""For a reply with this field, the fields for its client are made separately, not once for all replies of its shape.
+Location depends on the request, and Connection may name any other field.
 """
 _KINDS: Final = {
     **dict.fromkeys(
@@ -144,7 +144,7 @@ class ReplyShape:
         self.headers = CIMultiDict([(line.name, line.value) for line in shared])
         """The fields of the shared lines.  Must not be changed."""
         self.own_at = tuple([at for at, line in enumerate(lines) if line is None])
-        """The positions of a reply's own lines."""
+        """The positions of a reply's own lines in its head."""
         self.kinds: Kinds = PLAIN
         for line in shared:
             self.kinds |= line.kinds
@@ -152,7 +152,7 @@ class ReplyShape:
         self.keeps_alive = not self.kinds & FOR_CONNECTION or keeps_alive("1.1", self.headers)
         """Whether the connection stays open after the reply."""
         self.facts: dict[Hashable, Any] = {}
-        """Values derived from the fields."""
+        """Values that other modules have derived from the shared fields."""
 
     def derived(self, key: Hashable, value: Any) -> None:
         """Keep a value derived from the shared fields.  The value must not depend on a reply's own lines."""
@@ -184,7 +184,8 @@ class Head:
         self.content_length = content_length
         """The Content-Length, which may state the length of an omitted body (HEAD, 304).  None without the field."""
         self.is_delimited = is_delimited
-        """Whether the end of the body differs from a lost connection (RFC 9112 section 6.3, all cases except the last).
+        """Whether the end of the body can be distinguished from a lost connection (RFC 9112 section 6.3, all cases
+        except the last).
         """
         self.shape = shape
         """The lines shared with other heads.  None if llhttp has parsed the head."""

@@ -233,7 +233,7 @@ class RequestParser:
         if self.state is _HEAD_DONE:
             return
         if self.state is State.CLOSED:
-            # Stop here, because llhttp may call back after this parser has stopped.
+            # llhttp begins another message after the connection's last message.
             raise _Rejected
         self.state = _BEGUN
         self._fields = []

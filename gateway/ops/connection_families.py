@@ -14,7 +14,9 @@ from gateway.upstream.slots import SlotUse
 
 
 def connection_families(pools: Mapping[str, Connections], slots: SlotUse) -> Iterator[Metric]:
-    """Gauges of connections by pool, and gauges and counters of connection slots by purpose."""
+    """Gauges of connections by pool, and gauges and counters of slots by purpose.  A slot is the right to use one
+    connection.
+    """
     yield gauge(
         "durable_gateway_upstream_connections",
         "Connections to origins, in the pool of live requests or the pool of all others, in use or idle. Excludes "

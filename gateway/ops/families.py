@@ -6,10 +6,10 @@ values.
 `rate()` and `increase()` compare two scrapes, so they miss every event before the first scrape of a series.  A ratio of
 two series has no value if one of them is missing.  Every series that a dashboard or an alert reads therefore exists
 from the start at 0, for each configured route.  Other series begin with their first event.  For histograms, `_TIMED`,
-`_FIRST_BYTES` and `_UPSTREAM_FIRST_BYTES` list the modes that exist from the start.  Body bytes exist for modes with
-bodies.  `NO_ROUTE` gets a series with its first event of a kind.  Only its series for requests that cannot be parsed
-exists from the start, at 0.  If all series existed from the start, an idle gateway with one route would export 900 more
-series, which no dashboard reads.
+`_FIRST_BYTES` and `_UPSTREAM_FIRST_BYTES` list the modes that exist from the start.  The counters of body bytes exist
+from the start for modes whose answers have bodies.  `NO_ROUTE` stands for requests without a route.  It gets a series
+with its first event of a kind.  Only its series for requests that cannot be parsed exists from the start, at 0.  If all
+series existed from the start, an idle gateway with one route would export 900 more series, which no dashboard reads.
 """
 
 from __future__ import annotations

@@ -127,7 +127,8 @@ class Histogram:
 
 class EndFigures:
     """The requests of one route and mode with one outcome: their number, body bytes, and bytes saved by compression.
-    The histograms of times belong to all outcomes of the mode."""
+    All outcomes of the mode share the histograms of times.
+    """
 
     __slots__ = ("durations", "first_bytes", "requests", "saved_bytes", "sent_bytes")
 

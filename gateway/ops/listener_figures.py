@@ -1,7 +1,7 @@
 """The counts of listeners, and their metric families.
 
-When a listener with TLS opens, its counters start at 0.  They include a counter for each reason for a failed handshake.
-Alerts divide the rates of failures by the rate of all handshakes.
+When a listener with TLS opens, its counters start at 0, so that alerts can divide the rates of failures by the rate of
+all handshakes.  There is a counter for each reason for a failed handshake.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ Until the return, no further clients are dropped.
 _SHRINK_BYTES: Final = 1 << 19
 """The bytes that the cache frees in one turn of the loop."""
 _TRIM_SHARE: Final = 0.05
-"""The largest fraction of the time for returning the memory of dropped clients."""
+"""The largest fraction of time that is spent on returning the memory of dropped clients."""
 
 _log = logging.getLogger("gateway.memory")
 
@@ -190,14 +190,14 @@ class MemoryWatch:
     async def _resize_cache(self, limit: int) -> None:
         """Set the cache's budget to the guard's value.
 
-        A reduction is made in steps with turns of the loop between them, because it may evict thousands of small tapes.
-        If memory rises between two steps, the next look comes first.
+        A reduction is made in steps with turns of the loop between them, because it may evict thousands of small
+        streams.  If memory rises between two steps, the next look comes first.
         """
         store = self._store
         while store.budget_bytes > (wanted := self.cache_budget_bytes):
             in_use = min(store.budget_bytes, store.cost + store.lent)
-            # Owners of lent bytes return these bytes on their own.  A reduction therefore needs to evict only the
-            # cache's own bytes.
+            # Bytes of the budget are lent for derived data and for bodies that arrive, and are returned when they are
+            # no longer needed.  A reduction therefore needs to evict only the cache's own bytes.
             store.resize(max(wanted, in_use - _SHRINK_BYTES) if store.cost else wanted)
             await asyncio.sleep(0)
             if self._guard.calls_for_look(self._resident(), limit):

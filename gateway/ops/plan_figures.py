@@ -1,8 +1,8 @@
 """Compares the cache plan's expectations with the counts since the plan took effect.
 
-Expectations and counts have the same definitions.  A catch-up read is a hit if the tape (the stream in memory), or a
-fetch in progress, has all bytes that the read needs.  The read is a miss if a fetch starts for it.  The byte ratio
-compares the bytes that the origin sent for catch-up reads with the bytes of the answers before compression.
+The expected and the counted figures are defined in the same way.  A catch-up read is a hit if the tape (the stream in
+memory), or a fetch in progress, has all bytes that the read needs.  The read is a miss if a fetch starts for it.  The
+byte ratio compares the bytes that the origin sent for catch-up reads with the bytes of the answers before compression.
 """
 
 from __future__ import annotations

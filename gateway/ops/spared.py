@@ -7,14 +7,14 @@ answered bytes that the origin did not send.
 Both sides of a share are counted over the same window.  Reads are catch-up, long-poll, SSE and HEAD.  Writes are left
 out, because the gateway cannot spare the origin a write.
 
-A request to an origin counts when the request is sent.  A read therefore counts when the read begins.  The number of
-reads therefore includes the ended reads and the open live reads.  Without the open reads, a thousand new SSE readers
-would count as no reads, but the requests to the origin that they cause would count.  A live read that does not wait, or
+A request to an origin counts when the request is sent.  A read therefore has to count when the read begins: the number
+of reads includes the ended reads and the open live reads.  Without the open reads, a thousand new SSE readers would
+count as no reads, but the requests to the origin that they cause would count.  Only a live read that does not wait, or
 is relayed, counts when it ends.  Bytes are not split by mode, because answers to writes have almost no bytes.
 
 The share of requests is undefined if the window has no reads.  The share of bytes is undefined if the window has no
-bytes.  A share is below 0 if the origin got more requests, or sent more bytes, than the clients.  `grafana.spared` has
-the same definition in PromQL.
+bytes.  A share is below 0 if the origin got more requests than clients began reads, or sent more bytes than the clients
+got.  `grafana.spared` has the same definition in PromQL.
 """
 
 from __future__ import annotations

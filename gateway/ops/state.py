@@ -42,15 +42,17 @@ class State:
     waiters: dict[str, int] = field(default_factory=dict)
     """Requests that wait for these shared fetches, or read from them while they run, by route."""
     followed: int = 0
-    """Followed streams."""
+    """Streams with a live request to their origin."""
     cache_bytes: int = 0
-    """The bytes in use of the cache's budget: the tapes, and everything that is made from them."""
+    """The bytes in use of the cache's budget: the tapes (the bytes of streams in memory), and everything that is made
+    from them.
+    """
     holdings: dict[str, RouteUsage] = field(default_factory=dict)
     """The contents of the tapes, by route."""
     upstream: dict[str, Connections] = field(default_factory=dict)
-    """Connections to origins, by pool."""
+    """Connections to origins, by pool: one for live requests, and one for all other requests."""
     slots: SlotUse = _NO_SLOTS
-    """The use of connection slots, by purpose."""
+    """The use of slots, by purpose.  A slot is the right to use one connection to an origin."""
     background_tasks: int = 0
     origins: tuple[OriginState, ...] = ()
 

@@ -1,8 +1,8 @@
 """The outcome of a request, and its Cache-Status value (RFC 9211).
 
 Cache-Status, metric labels, the access log and dashboards all use the names of `Outcome`.  RFC 9211 section 2 asks
-caches not to add Cache-Status to responses that they generate themselves.  REFUSED therefore has a value for logs,
-which need not be sent.
+caches not to add Cache-Status to responses that they generate themselves.  The value for REFUSED is therefore only for
+logs, and need not be sent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Outcome(StrEnum):
     """How a request was answered."""
 
     HIT = auto()
-    """From memory, without asking the origin.  Includes a closed stream read at its tail."""
+    """From memory, without asking the origin.  Also for a read at the tail of a closed stream."""
     REVALIDATED = auto()
     """From memory, after the origin stated that there are no further bytes."""
     JOINED = auto()
@@ -37,7 +37,7 @@ class Outcome(StrEnum):
     FAILED = auto()
     """A 5xx from the origin or the gateway."""
     ABORTED = auto()
-    """The connection was dropped within the body."""
+    """The client's connection was dropped before the body was complete."""
 
 
 _PARAMETERS: Final = {
@@ -75,8 +75,8 @@ def cache_status(
     """Return one member of a Cache-Status list, such as `durable-gateway; fwd=uri-miss; fwd-status=200; stored`.
 
     `node` names this gateway.  `fwd_status` is the origin's status, if it sent one.  `stored` states that the reply was
-    stored.  `detail` is free text.  `by_method` sets `fwd=method` for a PASS, for methods other than GET.  `ttl_s`
-    is a hit's remaining freshness in seconds, negative if stale.
+    stored.  `detail` is free text.  `by_method` makes a PASS state `fwd=method`: the request was relayed because its
+    method is not GET.  `ttl_s` is a hit's remaining freshness in seconds, negative if stale.
 
     Results without `detail` and `ttl_s` are cached.
     """

@@ -9,11 +9,11 @@ ignored.  If all addresses are trusted, the first in the list is the client.  A 
 Only one of the two header fields is read, according to the configuration.  A proxy that writes one of them may forward
 the other unchanged from the client.
 
-A PROXY protocol header (versions 1 and 2) names the client that a load balancer forwards.  Parsing is strict, because
-the header sets the identity of another party: a single wrong byte ends the connection.  TCP addresses over IPv4 and
-IPv6 are accepted.  LOCAL (the balancer's own health check), UNKNOWN and Unix sockets name no client.  The connection's
-peer then counts as the client, and is not trusted to name other clients.  The TLVs after the addresses of version 2 are
-skipped.
+A PROXY protocol header (versions 1 and 2) names the client whose connection a load balancer forwards.  Parsing is
+strict, because the header sets the identity of another party: a single wrong byte ends the connection.  TCP addresses
+over IPv4 and IPv6 are accepted.  LOCAL (the balancer's own health check), UNKNOWN and Unix sockets name no client.  The
+connection's peer then counts as the client, and is not trusted to name other clients.  The TLVs after the addresses of
+version 2 are skipped.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 UNIX: Final = "unix"
-"""A list entry in place of a network: peers on a Unix socket are trusted."""
+"""The entry of the list of networks that makes peers on a Unix socket trusted."""
 _MOST_HOPS: Final = 64
 _LONGEST_KEPT: Final = 256
-"""The most characters of header fields whose result is cached."""
+"""If the header fields have more characters than this, the result is not cached."""
 _LONGEST_NODE: Final = 64
 """Longer members are not addresses: even an IPv6 address with brackets and a port is shorter."""
 _SCHEMES: Final = frozenset({"http", "https"})
@@ -138,8 +138,9 @@ class Proxies:
 
 
 def _x_forwarded_hops(members: Sequence[str], schemes: Sequence[str]) -> list[Hop]:
-    """Return the hops, nearest first.  All hops get one scheme: the last member of the last line, which the nearest
-    proxy has written."""
+    """Return the hops, nearest first.  All hops get one scheme: the last member of X-Forwarded-Proto, which the nearest
+    proxy has written.
+    """
     scheme = schemes[-1].rpartition(",")[2].strip().lower() if schemes else ""
     if scheme not in _SCHEMES:
         scheme = ""
@@ -156,7 +157,8 @@ def _forwarded_hops(lines: Sequence[str]) -> list[Hop]:
         while at < len(line):
             match = _PAIR.match(line, at)
             if match is None:
-                # The next member cannot be located, and the earlier members may be part of this one.
+                # The line is malformed here.  The next member cannot be located, and the earlier members may be part of
+                # a quoted string.
                 hops.clear()
                 is_begun = False
                 break
@@ -180,7 +182,7 @@ def _forwarded_hops(lines: Sequence[str]) -> list[Hop]:
 
 @lru_cache(4_096)
 def _host(node: str) -> str | None:
-    """Return the address in a node such as `192.0.2.1:80` or `[2001:db8::1]:80`; None if it is not an address.
+    """Return the address in a node such as `192.0.2.1:80` or `[2001:db8::1]:80`; None if the node is not an address.
 
     The port and the brackets are optional.
     """

@@ -61,7 +61,9 @@ def read_client_hello(data: bytes) -> ClientHello | int:
 
 
 def _message(data: bytes) -> bytes | int:
-    """Return the body of the ClientHello, joined from its records, or the number of bytes needed if incomplete."""
+    """Return the body of the ClientHello, joined from its records.  If it is incomplete, return the number of bytes to
+    wait for.
+    """
     found = bytearray()
     size = _MESSAGE_HEAD
     at = 0
@@ -94,7 +96,8 @@ def _server_name(message: bytes) -> bytes | None:
         kind, size = int.from_bytes(message[at : at + 2], "big"), int.from_bytes(message[at + 2 : at + 4], "big")
         at += 4
         if kind == _SERVER_NAME:
-            # The list has at most one name of each type (RFC 6066): its length (2 bytes), type (1), length (2), name.
+            # A list begins with its length (2 bytes).  Each entry has a type (1 byte), a length (2 bytes) and a name.
+            # A list has at most one name of each type (RFC 6066).
             if message[at + 2] != _HOST_NAME:
                 return None
             length = int.from_bytes(message[at + 3 : at + 5], "big")

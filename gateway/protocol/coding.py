@@ -21,7 +21,7 @@ from gateway.protocol.names import media_type
 
 
 class Coding(StrEnum):
-    """A content coding by its registered name.  The zstd window stays below the 8 MB of RFC 9659."""
+    """A content coding by its registered name.  Answers in zstd use a window below the limit of 8 MB (RFC 9659)."""
 
     ZSTD = "zstd"
     BR = "br"
@@ -96,7 +96,7 @@ LONGEST_LIST: Final = 1_024
 def negotiate(accept_encoding: str | None, cache_control: str | None, offered: tuple[Coding, ...]) -> AcceptedCodings:
     """Parse a request's Accept-Encoding (several lines joined by commas); `offered` is in order of preference.
 
-    A field longer than `LONGEST_LIST` counts as absent.  A header section has room for a list of 16,000 codings.
+    A field longer than `LONGEST_LIST` counts as absent, because a header section has room for a list of 16,000 codings.
     """
     if len(accept_encoding or "") > LONGEST_LIST or len(cache_control or "") > LONGEST_LIST:
         return PLAIN
@@ -146,7 +146,9 @@ def _weights(accept_encoding: str) -> dict[str, int]:
 
 @lru_cache(maxsize=1024)
 def is_compressible(content_type: str | None) -> bool:
-    """Return whether bytes of this type usually compress well.  False for SSE, which is never a stored type."""
+    """Return whether bytes of this type usually compress well.  False for SSE, because stored bytes never have this
+    type.
+    """
     media = media_type(content_type)
     if media == "text/event-stream":
         return False

@@ -38,8 +38,9 @@ def parse_cursor(text: str | None) -> int | None:
 
 
 def next_cursor(wall_s: float, client_cursor: str | None, rng: random.Random) -> str:
-    """Return the cursor for one client: the current interval, or 1 to 180 more than the client's cursor if the client's
-    cursor is not lower."""
+    """Return the cursor for one client: the current interval if that is above the client's cursor, or else the client's
+    cursor plus 1 to 180.
+    """
     current = interval(wall_s)
     theirs = parse_cursor(client_cursor)
     if theirs is None or theirs < current:
@@ -48,7 +49,7 @@ def next_cursor(wall_s: float, client_cursor: str | None, rng: random.Random) ->
 
 
 def shared_cursor(wall_s: float, floor: int) -> int:
-    """Return the cursor for a response with many receivers: the current interval, but more than `floor`.
+    """Return the cursor for a response with many receivers: the current interval, or `floor` + 1 if that is higher.
 
     `floor` is the highest cursor that one of the clients has sent.
     """

@@ -33,8 +33,8 @@ LONGEST_LIST: Final = 1_024
 def readable(if_none_match: str | None) -> str | None:
     """Return the field, or None if it is a list longer than `LONGEST_LIST`.
 
-    A header section has room for 10,000 tags.  Without the field the client gets the bytes, which is always correct
-    (RFC 9110 section 13.1.2).
+    The bound is needed because a header section has room for 10,000 tags.  If the field is ignored, the client gets the
+    bytes, which is always correct (RFC 9110 section 13.1.2).
     """
     is_long = if_none_match is not None and len(if_none_match) > LONGEST_LIST and "," in if_none_match
     return None if is_long else if_none_match
@@ -61,7 +61,8 @@ def names(etag: str, incarnation: str) -> bool:
 def matches(if_none_match: str | None, etag: str) -> bool:
     """Return whether If-None-Match names `etag`: by `*` or by a list, compared weakly (RFC 9110 section 13.1.2).
 
-    A malformed field matches nothing, so the client gets the bytes.  Join several field lines by commas first.
+    A malformed field matches nothing, so the client gets the bytes.  The caller must join several field lines by
+    commas.
     """
     if if_none_match is None:
         return False
@@ -124,7 +125,9 @@ def _coding_of(tag: str) -> Coding | None:
 
 
 def matched_coding(if_none_match: str | None, etag: str, accepted: AcceptedCodings) -> Coding | None:
-    """Return the coding whose tag made `etag` match, preferring the client's best; None for the plain tag or `*`."""
+    """Return the coding of the tag in If-None-Match that stands for the bytes of `etag`.  If there are several such
+    tags, the client's best coding is preferred.  None if only the plain tag or `*` matches.
+    """
     if if_none_match is None or if_none_match.strip(" \t,") == "*":
         return None
     ranked = sorted(accepted.codings, key=lambda coding: (coding is not accepted.best, coding.value))

@@ -164,15 +164,17 @@ def request_headers_for_origin(
     port, None if unknown.  `host` is the host that the client asked for.  `http_version` is the client's, such as
     `1.1`.
 
-    Every proxy appends to Forwarded, so the end of the list shows which proxy wrote which member.  X-Forwarded-For is
-    such a list too, but each other X-Forwarded-* header is the claim of one party.  If a trusted proxy wrote these
-    headers (`is_from_proxy`), they pass, and the proxy is appended to X-Forwarded-For.  X-Forwarded-* headers of the
-    client itself are dropped, because the origin would take them for the gateway's statements.
+    Every proxy appends one member to Forwarded, so an origin that counts from the end knows which proxy wrote each
+    member.  X-Forwarded-For is such a list too, but each other X-Forwarded-* header is the claim of one party.  If a
+    trusted proxy wrote these headers (`is_from_proxy`), they pass, and the proxy is appended to X-Forwarded-For.
+    X-Forwarded-* headers of the client itself are dropped, because the origin would take them for the gateway's
+    statements.
     """
     passed = _end_to_end(headers, _NOT_FORWARDED if is_from_proxy else _UNTRUSTED)
     if is_from_proxy and "X-Forwarded-For" in passed:
         _append(passed, "X-Forwarded-For", client or "unknown")
-        # The proxy wrote X-Forwarded-For, but may have forwarded its client's Forwarded unchanged.
+        # Drop Forwarded: the proxy writes only X-Forwarded-For, and may have forwarded its client's Forwarded
+        # unchanged.
         passed.popall("Forwarded", None)
     _append(passed, "Via", f"{http_version} {node}")
     forwarded = _forwarded if len(host) <= _LONGEST_KEPT_HOST else _forwarded.__wrapped__
@@ -202,10 +204,10 @@ def passed_nodes(headers: Headers) -> tuple[str, ...]:
 def is_looping(headers: Headers, node: str) -> bool:
     """Return whether this request has already passed through `node` (RFC 8586).
 
-    A shield in front of the origin therefore needs its own node name.
+    If requests pass through several gateways, each of them therefore needs its own node name.
     """
     wanted, lines = node.lower(), headers.getall("CDN-Loop", ())
-    # A list that is too long is slow to read, and is refused in any case (`passed_nodes`).
+    # Do not read a list that is too long: reading it is slow, and `passed_nodes` refuses it in any case.
     return sum(map(len, lines)) > _LONGEST_CHAIN or any(
         member.partition(";")[0].strip().lower() == wanted for line in lines for member in line.split(",")
     )

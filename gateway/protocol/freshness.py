@@ -47,7 +47,7 @@ _LONGEST_DATE: Final = 64
 LONGEST_CACHE_CONTROL: Final = 4_096
 """The longest Cache-Control that is parsed, in characters."""
 _UNREAD: Final[CacheControl] = MappingProxyType({"no-store": None, "private": None, "no-transform": None})
-"""The directives assumed for a longer Cache-Control."""
+"""The directives assumed for a Cache-Control that is too long to be parsed."""
 
 
 def parse_cache_control(values: str | None) -> CacheControl:
@@ -82,7 +82,9 @@ def _parse_cache_control(values: str | None) -> CacheControl:
 
 
 def forbids_storing(cache_control: CacheControl | str | None) -> bool:
-    """Return whether a shared cache must not store the reply: `no-store` or `private`, even with field names."""
+    """Return whether a shared cache must not store the reply, because of `no-store` or `private` (with or without field
+    names).
+    """
     if cache_control is None or isinstance(cache_control, str):
         return _forbids_storing(cache_control)
     return _forbidding(cache_control)
@@ -148,7 +150,9 @@ def forbids_stale(directives: CacheControl) -> bool:
 
 
 def stated_stale(directives: CacheControl) -> float:
-    """Return for how many seconds after its lifetime a reply may be reused while revalidated (RFC 5861 section 3)."""
+    """Return the seconds after its lifetime in which a reply may be reused while it is revalidated (RFC 5861 section
+    3).
+    """
     return 0.0 if forbids_stale(directives) else _seconds(directives.get("stale-while-revalidate"))
 
 
@@ -180,7 +184,7 @@ def age_from_headers(headers: Mapping[str, str]) -> float:
 def requested_max_age(cache_control: str | None) -> float | None:
     """Return the greatest age, in seconds, of a cached answer that a client accepts (RFC 9111 section 5.2.1).
 
-    0 for `no-cache`; None if the client states none, or if the directive is malformed.
+    0 for `no-cache`; None if the client states no age, or if the directive is malformed.
     """
     directives = parse_cache_control(cache_control)
     if directives is _UNREAD:
@@ -253,8 +257,9 @@ def lifetime_here(lifetime: Lifetime, answer: Mapping[str, str], asked_at: float
     `answer` is the header section with the origin's Date.  Its request was sent at `asked_at` and answered at
     `answered_at` (Unix seconds by this machine's clock).
 
-    The result accounts only for the difference of the clocks that the exchange proves (RFC 9111 section 4.2.3).  The
-    result is never late.  It may be early by up to a second plus the duration of the exchange.
+    The lifetime is corrected only by the difference between the clocks that the exchange proves (RFC 9111 section
+    4.2.3).  The resulting expiry is never too late.  It may be too early by up to a second plus the duration of the
+    exchange.
 
     An expiry that lies before the request by the origin's clock cannot be right, because the origin still serves the
     stream.  Such an expiry is read by this machine's clock.  If it is in the past by this clock too, it counts as

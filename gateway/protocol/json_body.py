@@ -6,9 +6,9 @@ refuses some texts that the grammar allows.  Examples are `"\ud83d"`, which is h
 forward them.
 
 `ArrayUnwrapper` removes the outer brackets of an array while it arrives, so that arrays can be joined (section 7.1).
-The tape of a JSON stream holds the text of the elements, and a reply adds the brackets.  The elements are neither
-parsed nor serialised, so number formats and spacing stay as written.  Trailing whitespace, commas and `]` are held
-back, because only the end of the body shows whether the last `]` is the outer one.
+The tape of a JSON stream (its bytes in memory) holds the text of the elements, and a reply adds the brackets.  The
+elements are neither parsed nor serialised, so number formats and spacing stay as written.  Trailing whitespace, commas
+and `]` are held back, because only the end of the body shows whether the last `]` is the outer one.
 
 The unwrapper checks both ends of the body, not its middle: invalid JSON in the middle passes through unchanged.  A
 comma before the last bracket is dropped (the specification's own SSE example has one).
@@ -74,7 +74,7 @@ class ArrayUnwrapper:
         return not self._element_seen
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take the next piece of the body; return the element text that is final after it, possibly empty.
+        """Take the next piece of the body.  Return the further text that certainly belongs to elements, possibly empty.
 
         Raises `NotAnArray` as soon as the beginning shows that the body is not an array.
         """

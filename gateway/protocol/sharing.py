@@ -6,11 +6,11 @@ reply that goes to several readers without being stored (live, `offset=now`, HEA
 conditions are the same.
 
 A shared request carries its readers' credentials, and no other headers of theirs.  So a reply that varies on a header
-other than a credential is for its requester alone.  Origin is a special case.  A shared reply is valid for readers
-without an Origin header, and for all readers if it allows any web origin (`*`).  A reply without
+other than a credential is for its requester alone.  The header Origin is a special case.  A shared reply is valid for
+readers without an Origin header, and for all readers if it allows any web origin (`*`).  A reply without
 Access-Control-Allow-Origin is not valid for readers with an Origin header, even if it has no Vary: common middleware
-adds both fields only to replies to requests with Origin.  The reply to a relayed read shows whether the origin allows
-the reader's web origin.
+adds both fields only to replies to requests with Origin.  Other reads with an Origin header are relayed, and each reply
+shows whether the origin allows the reader's web origin.
 
 This module judges header fields.  `gateway.engine.classifier` judges the rest (status, length, coding, offset).
 """
@@ -27,7 +27,9 @@ from gateway.protocol.freshness import forbids_storing, parse_cache_control
 
 
 class Group(NamedTuple):
-    """All streams that a write to one URL path of an origin affects: with any query, partition and route."""
+    """All streams that a write to one URL path of an origin affects.  They have this path, and any query, partition and
+    route.
+    """
 
     origin: str
     path: str
@@ -35,15 +37,18 @@ class Group(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """The readers that share a tape: with the same route, the same credentials and the same chain of gateways."""
+    """The readers that share a tape.  Their requests have the same route and credentials, and have passed the same
+    gateways.
+    """
 
     route: str
     """The route's name."""
     generation: int = 0
-    """Incremented when a new configuration changes which readers may share the route's tapes, so that they start
-    empty."""
+    """Incremented when a new configuration changes which readers may share the route's tapes.  The tapes then start
+    empty.
+    """
     readers: str = ""
-    """A digest of the credentials and the chain of gateways; empty without either."""
+    """A digest of the credentials and of the gateways that the requests have passed; empty without either."""
 
     @property
     def public(self) -> Partition:

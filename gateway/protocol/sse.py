@@ -205,7 +205,7 @@ def _flag(fields: dict[str, object], name: str) -> bool:
 def encode_control(control: Control) -> bytes:
     """Return a whole control event, including the final blank line.
 
-    For a closed stream the event has no cursor, because the client does not reconnect, and states `upToDate`.  Raises
+    The event of a closed stream states `upToDate`.  It has no cursor, because the client does not reconnect.  Raises
     `ValueError` for an open stream without a cursor (section 8.1 requires one).
     """
     fields: dict[str, object] = {"streamNextOffset": control.next_offset}

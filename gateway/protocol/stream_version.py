@@ -15,12 +15,14 @@ from gateway.tuples import make
 
 
 class Edition(NamedTuple):
-    """Identifies the bytes in memory of a stream, for data derived from them.  Dropping bytes starts a new edition."""
+    """Identifies the bytes of a stream in memory.  Data derived from the bytes is valid while the stream has the same
+    edition.  Dropping bytes starts a new edition.
+    """
 
     incarnation: str
     """The incarnation's name in entity tags.  It changes when all bytes are dropped."""
     withdrawals: int = 0
-    """How many times bytes were dropped, or data derived from them was withdrawn."""
+    """How many times bytes were dropped, or data derived from them was invalidated."""
 
 
 class Version(NamedTuple):
@@ -32,16 +34,17 @@ class Version(NamedTuple):
 
     edition: Edition
     tail: int = 0
-    """Changes of the tail that answers may state."""
+    """How many times the tail that answers may state has changed."""
     acks: int = 0
-    """Writes acknowledged through this gateway."""
+    """How many writes through this gateway were acknowledged."""
     doubts: int = 0
-    """Doubts raised so far."""
+    """How many doubts were raised so far."""
     end_doubts: int = 0
-    """The number of the latest doubt, counted from 1, that may have ended the stream rather than just moved its
-    tail."""
+    """The number, counted from 1, of the latest doubt about whether the stream still exists.  Other doubts concern only
+    its tail.
+    """
     settled: int = 0
-    """The number of doubts settled."""
+    """How many doubts are settled."""
 
     @property
     def incarnation(self) -> str:
@@ -70,7 +73,7 @@ class Version(NamedTuple):
         return self is now or self.edition.incarnation == now.edition.incarnation
 
     def same_bytes_as(self, now: Version) -> bool:
-        """Return whether no bytes were dropped and nothing derived from them was withdrawn."""
+        """Return whether no bytes were dropped, and no data derived from them was invalidated."""
         return self.edition == now.edition
 
     def same_tail_as(self, now: Version) -> bool:
@@ -82,7 +85,9 @@ class Version(NamedTuple):
         return self.doubts == now.doubts
 
     def same_waiting_as(self, now: Version) -> bool:
-        """Return whether a reader that starts to wait at the tail now would wait for the same answer as earlier."""
+        """Return whether a reader that starts to wait at the tail now may share the answer of a reader that started
+        earlier.
+        """
         return self is now or (self.tail == now.tail and self.doubts == now.doubts)
 
     def same_answers_as(self, now: Version) -> bool:
@@ -101,13 +106,13 @@ class Version(NamedTuple):
         return self.acks == now.acks and self.doubts == now.doubts
 
     def may_have_ended_by(self, now: Version) -> bool:
-        """Return whether the stream may have ended since, so that another may have taken its place."""
+        """Return whether the stream may have ended since, so that another stream may have taken its place."""
         return now.end_doubts > self.doubts
 
     # -- changes; each returns the new version
 
     def withdrawn(self) -> Version:
-        """Return the version after a drop of bytes, or a withdrawal of data derived from them."""
+        """Return the version after bytes were dropped, or data derived from them was invalidated."""
         (incarnation, withdrawals), tail, acks, doubts, end_doubts, settled = self
         edition = make(Edition, (incarnation, withdrawals + 1))
         return make(Version, (edition, tail, acks, doubts, end_doubts, settled))

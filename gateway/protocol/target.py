@@ -135,7 +135,7 @@ def parse_target(raw: str) -> Target:
 
 
 def check_path(path: str) -> None:
-    """Raise `BadTarget` if some origins would read this canonical path as an authority and another path."""
+    """Raise `BadTarget` if some origins would read the beginning of this canonical path as an authority."""
     if path.startswith("//"):
         raise BadTarget("The path of a request must not begin with two slashes")
 
@@ -260,7 +260,7 @@ def authority_of(target: str) -> str | None:
 def without_authority(target: str) -> str:
     """Return the target as received, without scheme and authority (RFC 9112 section 3.2.2).
 
-    The authority may contain a password.
+    The authority is removed because it may contain a password.
     """
     if target.startswith("/") or "://" not in target:
         return target

@@ -145,8 +145,8 @@ text begins with a line break."""
 
 
 def _web_origin(text: bytes) -> tuple[bytes, bytes] | None:
-    """Return the line and the value of the section's Origin header.  None unless there is exactly one, in a usual
-    spelling.
+    """Return the line and the value of the section's Origin header.  None unless the section has exactly one Origin
+    header, in a usual spelling.
     """
     found = _ORIGIN.search(text)
     if found is None or text.lower().count(b"\r\norigin") != 1:
@@ -224,7 +224,9 @@ class Section:
 
     @property
     def origin(self) -> bytes | None:
-        """The value of the Origin header.  None unless there is exactly one, in a usual spelling."""
+        """The value of the Origin header.  None unless the section has exactly one Origin header, in a usual
+        spelling.
+        """
         if self._origin == b"":
             found = _web_origin(self.text)
             self._origin = found[1] if found is not None else None

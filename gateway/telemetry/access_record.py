@@ -4,9 +4,10 @@ A `Record` is filled in while a request is answered, and goes to an `AccessLog` 
 read reports several times, and only its last record is final.  All calls of an `AccessLog` are synchronous and cheap.
 They never fail and never wait.  `NoAccessLog` is used if there is no log.
 
-Exactly one record accounts for each request to the origin, and for each byte of the answer.  A request accounts for its
-own traffic.  A shared fetch keeps its figures until a record claims them in `finalize`.  Traffic without a record goes
-to `AccessLog.unclaimed`.  Examples are a stream's live request, and a fetch that all its waiters have left.
+Exactly one record accounts for each request to the origin, and for each byte of the origin's answer.  A request
+accounts for its own traffic.  A shared fetch keeps its figures until a record claims them in `finalize`.  Traffic
+without a record goes to `AccessLog.unclaimed`.  Examples are a stream's live request, and a fetch that all its waiters
+have left.
 
 Several layers contribute data.  While a request is answered, the context variable `record_now` has its record, and the
 `note_*` functions of this module write to it.  They do nothing without an access log, and in a task that serves no
@@ -56,8 +57,9 @@ class CloseReason(StrEnum):
 
 
 class RecordedStream(NamedTuple):
-    """The stream of a request, as records show it: its route, its path with the query, its partition, and its
-    protocol."""
+    """The stream of a request, as records show it: its route, its path with the query, its partition (the readers that
+    share the stream in memory), and its protocol.
+    """
 
     route: str | None
     stream: str
@@ -74,7 +76,7 @@ class RecordedStream(NamedTuple):
         """Return the name of the stream with this path and query.  The partition is None if it is the route's public
         one.
         """
-        # The public partition is the default.
+        # Leave out the public partition, which is the default.
         known = partition if partition != (route, 0, "") else None
         return cls(route, f"{path}?{query}" if query else path, known, is_s2)
 
@@ -116,7 +118,7 @@ class Record:
     route: str | None = None
     """The name of the configured route."""
     stream: str = ""
-    """The path and the other query parameters of the request, in canonical form."""
+    """The path of the request, and its query without `offset`, `live` and `cursor`, in canonical form."""
     is_s2: bool = False
     """Whether the client uses S2 instead of Durable Streams."""
     partition: Partition | None = None
@@ -138,16 +140,15 @@ class Record:
     saved_bytes: int = 0
     """Bytes that content coding saved: the size before coding minus the size sent."""
     fetched_bytes: int = 0
-    """Body bytes received from the origin for this request.  The leader of a shared flight claims the flight's bytes.
-    The leader is the request that started the flight.  Bytes that arrive after the leader has left count for the next
-    request that ends.
+    """Body bytes received from the origin for this request.  The bytes of a shared fetch count for its leader, the
+    request that started the fetch.  Bytes that arrive after the leader has left count for the next request that ends.
     """
     origin_requests: int = 0
-    """Requests sent to the origin for this request.  The requests of a shared flight are claimed in the same way as its
+    """Requests sent to the origin for this request.  The requests of a shared fetch count for the same request as its
     bytes.
     """
     collapsed: int = 0
-    """The number of requests that shared the flight for this request, including itself; 0 without a flight."""
+    """The number of requests that shared the fetch for this request, including itself; 0 without a shared fetch."""
     subscribers: int | None = None
     """The stream's live readers at the end of this read, including itself.  Only live reads have it."""
     coding: Coding | None = None
@@ -166,8 +167,8 @@ class Record:
     """False for an interim record of a live read that continues."""
 
     fetches: tuple[tuple[RecordedFetch, bool], ...] = ()
-    """The shared fetches that the request waited for.  Each value states whether the request started the fetch.
-    `finalize` claims their figures.
+    """The shared fetches that the request waited for.  Each has a flag, which states whether the request started the
+    fetch.  `finalize` claims the figures of the fetches.
     """
     is_accounted: bool = False
     """Whether the record is complete.  Later work for the request belongs to no record."""
@@ -332,8 +333,9 @@ Client = str | Caller | None
 LiveClient = tuple[Client, HeaderSection]
 """The client of a live request that was not parsed, and its header section."""
 PolledBy = tuple[float, Client, HeaderSection]
-"""The client of a long-poll that was not parsed: when its request was read in seconds of the streams' clock, the
-client, and the header section."""
+"""A long-poll whose request was not parsed: the time when the request was read (in seconds of the streams' clock), the
+client, and the header section.
+"""
 
 
 class LiveNote(Protocol):
@@ -341,7 +343,7 @@ class LiveNote(Protocol):
 
     @property
     def trace_id(self) -> str | None:
-        """Always None, because the access log has no trace id for exemplars."""
+        """The trace id for exemplars in the metrics.  Always None, because only spans have such an id."""
 
     def record_end(self, outcome: Outcome, reason: CloseReason) -> None:
         """Record the end of the read.  Further calls do nothing."""
@@ -366,14 +368,16 @@ class AccessLog(Protocol):
         written at `ended`, in monotonic seconds."""
 
     def live(self, record: Record, began: float, update: Callable[[Record], None]) -> LiveNote:
-        """Record that a live read began at `began`, in monotonic seconds.  Before it writes a line, the log calls
-        `update`, which fills in the current offsets, the bytes since the start and the subscribers."""
+        """Record that a live read began at `began`, in monotonic seconds.  Before the log writes a line, it calls
+        `update`, which fills in the current offsets, the bytes since the start, and the number of subscribers.
+        """
 
     def join(self, facts: CommonFacts, began: float, read: CountedRead, client: LiveClient) -> LiveNote:
         """Record that an SSE read of this client began.  The read has these `facts` in common with other reads."""
 
     def watch(self, began: float, write: Callable[[int], bool]) -> LiveNote | None:
-        """Call `write` whenever interim lines are due for live reads that began together, until `discard`.
+        """Call `write` whenever interim lines are due for live reads that began together, until `discard` is called on
+        the result.
 
         The argument of `write` is the most lines to write.  `write` returns False if it has to be called again.
         Returns None if live reads have no interim lines.
@@ -383,7 +387,9 @@ class AccessLog(Protocol):
         """Record that these long-polls were sent the same answer at `ended`."""
 
     def record_of(self, record: Record, began: float, client: Client, section: HeaderSection) -> None:
-        """Record a live read of this client, which began at `began`.  The record states whether the read has ended."""
+        """Record a live read of this client, which began at `began`.  `record.is_final` states whether the read has
+        ended.
+        """
 
     def unclaimed(self, stream: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
         """Count traffic with the origin that belongs to no record.  `mode` is the mode of the request to the origin."""

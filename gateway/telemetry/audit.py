@@ -1,9 +1,9 @@
 """Audit lines: changes and refusals, each one line of a separate logger.
 
-Audit lines are written whatever the level of the other loggers.  They never contain a token, a signature, or a stream's
-query, which may contain either.  Lines about refusals are bounded, because an unauthorised client can cause any number:
-at most `REFUSALS_PER_WINDOW` in each `WINDOW_S` seconds.  The first line after a window states the number of lines that
-were left out.
+Audit lines are written whatever the level of the other loggers.  They never contain a token or a signature.  They leave
+out a stream's query, because it may contain a token or a signature.  Lines about refusals are bounded, because an
+unauthorised client can cause any number: at most `REFUSALS_PER_WINDOW` in each `WINDOW_S` seconds.  The first line
+after a window states the number of lines that were left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHOWN_CHARS: Final = 200
 
 
 def audit_log(name: str) -> logging.Logger:
-    """Return the logger with this name, which writes its lines at any log level of its parent."""
+    """Return the logger with this name.  It writes its lines whatever the log level of its parent."""
     log = logging.getLogger(name)
     log.setLevel(logging.INFO)
     return log

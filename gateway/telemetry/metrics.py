@@ -59,8 +59,8 @@ class MetricsRecorder(Protocol):
     def hits(
         self, mode: Mode, outcome: Outcome, n: int, body_bytes: int, route: str = NO_ROUTE, *, saved_bytes: int = 0
     ) -> None:
-        """Count `n` remembered answers with `body_bytes` in all.  Remembered answers are reported in batches, shortly
-        after they were sent.
+        """Count `n` answers that were repeated from memory, with `body_bytes` in all.  Such answers are reported in
+        batches, shortly after they were sent.
         """
 
     def upstream_request(self, mode: Mode, route: str = NO_ROUTE) -> None:
@@ -82,19 +82,19 @@ class MetricsRecorder(Protocol):
         """Count live clients that arrived (positive) or left (negative)."""
 
     def delivered(self, readers: int, delay_s: float, route: str = NO_ROUTE) -> None:
-        """Count the delivery of new bytes of a followed stream to `readers` live readers, `delay_s` after the bytes
-        arrived from the origin.
+        """Count the delivery of a stream's new bytes to `readers` live readers, `delay_s` after the bytes arrived from
+        the origin.
         """
 
     def eviction(self, n: int = 1, route: str = NO_ROUTE) -> None:
-        """Count tapes dropped to stay within the byte budget."""
+        """Count tapes (streams in memory) that were dropped to stay within the byte budget."""
 
     def coded(self, coding: Coding, plain_bytes: int, coded_bytes: int) -> None:
         """Count a body of `plain_bytes` that was compressed to `coded_bytes`, once for all its readers."""
 
     def slow_consumer(self, *, is_closed: bool = True) -> None:
-        """Count a client that did not keep up.  The client was disconnected, or reads from the tape (the stream in
-        memory) at its own pace again.
+        """Count a client that did not keep up.  The client was disconnected, or reads from the tape at its own pace
+        again.
         """
 
     def client_limited(self, limit: str) -> None:
@@ -113,7 +113,7 @@ class MetricsRecorder(Protocol):
         """Count a retry of a request to the origin."""
 
     def reconnect(self, route: str = NO_ROUTE, *, is_planned: bool) -> None:
-        """Count a follower's live request that ended, as planned or by a failure, and is sent again."""
+        """Count a live request to the origin that ended, as planned or by a failure, and is sent again."""
 
     def log_drops(self, n: int = 1) -> None:
         """Count access-log records that were dropped because the sink was too slow."""

@@ -91,7 +91,9 @@ class Tracer(Protocol):
         """
 
     def hit(self, request: bytes, mode: Mode, outcome: Outcome) -> None:
-        """Record a request with a remembered answer, if the request is sampled.  `request` has its bytes."""
+        """Record a request whose answer is repeated from memory, if the request is sampled.  `request` has its
+        bytes.
+        """
 
     def flight(self, kind: str) -> FlightSpan:
         """Start the span of a shared fetch that the current request launches.  `kind` is one of a few words."""

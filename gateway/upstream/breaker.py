@@ -14,8 +14,8 @@ frequent, but a series of ten is very rare.
 
 Both clients' requests and the gateway's own probes (`gateway.upstream.health`) probe the origin.  While own probes are
 sent (`watched`), most clients' requests are refused, because with a silent origin these requests would wait until they
-time out.  The number of clients' requests does not limit own probes, so an unanswered client's request does not delay
-the recovery.  A failed own probe does not lengthen the open time.
+time out.  Clients' requests do not count against own probes, so an unanswered client's request does not delay the
+recovery.  A failed own probe does not lengthen the open time.
 
 Own probes request one path, and a proxy in front of the origin may answer them.  Only a client's request shows whether
 the origin serves streams.  Therefore the latest own probe decides which clients' requests pass:

@@ -329,7 +329,7 @@ class Connection(asyncio.Protocol):
         except ReplyBroken as error:
             broken = bare(error)
         if broken is not None:
-            # Outside the `except` block, so that the error does not become the context of other exceptions.
+            # Fail outside the `except` block, so that the error does not become the context of other exceptions.
             self.fail(broken)
             return
         if parser.interim:

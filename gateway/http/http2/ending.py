@@ -56,9 +56,11 @@ class Ending(Receiving):
         super().__init__()
         self._counts = counts
         self._last_id = 0
-        """The last stream that the client has begun."""
+        """The id of the last stream that the client has begun."""
         self._late_bytes = 0
-        """Bytes of DATA that the peer may have sent before it read a reset, as the streams' windows allowed."""
+        """The most bytes of DATA that may still arrive for streams that this side has reset, by the streams' windows.
+        The peer may have sent these bytes before it read the reset.
+        """
         self._reset_ids: deque[int] = deque()
         """The latest reset streams, oldest first."""
         self._forgotten_id = 0
@@ -67,7 +69,7 @@ class Ending(Receiving):
     @property
     @abstractmethod
     def _last_peer_id(self) -> int:
-        """The peer's last stream that this side has processed; 0 if there is none."""
+        """The id of the peer's last stream that this side has processed; 0 if there is none."""
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
         """Reset a stream, unless it is over."""

@@ -1,4 +1,4 @@
-"""Rate limits on frames that cost work without a request, and the counters of sessions.
+"""Rate limits on frames that cause work although they make no request, and the counters of sessions.
 
 Each kind of frame has a leaky bucket with a size and a drain rate.  Regular clients stay far below the limits.  A flood
 fills its bucket within milliseconds, and `gateway.http.http2.reading` then ends the connection (RFC 9113 section 10.5).
@@ -80,7 +80,7 @@ class Budget:
 
 
 class OpenSession(Protocol):
-    """A session in the form that `SessionCounts` counts."""
+    """The part of a session that `SessionCounts` reads."""
 
     @property
     def streams(self) -> Sized:

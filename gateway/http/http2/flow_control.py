@@ -127,15 +127,15 @@ class Sending(ABC):
         if stream.send_window > 0:
             self._turns[stream] = None
             if len(self._turns) == 1:
-                # While other streams are queued, this stream waits for its turn, and a later `send_queued` reports when
-                # this stream is drained.
+                # While other streams are queued, this stream waits for its turn.  A later `send_queued` returns the
+                # stream when all its data is written.
                 self.send_queued()
 
     def send_answer(self, stream: Stream, block: bytes, body: Collection[bytes]) -> None:
         """Send a whole answer: its field block, and its body in pieces."""
         if len(body) == 1 and len(block) <= self._frame_bytes and not self._owes_size_update:
-            # Most answers have one piece that fits the windows.  They are written here at once, because the calls below
-            # would cost a remembered answer a sixth of its time.
+            # Most answers have one piece that fits the windows.  They are written here at once.  For an answer that is
+            # repeated from memory, the calls below would take a sixth of the time.
             [data] = body
             size = len(data)
             if (

@@ -1,8 +1,9 @@
 """The input of one HTTP/2 connection, on both sides (RFC 9113): frames in, events out.
 
 A stream error resets that stream.  A connection error ends the connection (`failed`).  Frames that cause work and carry
-no request or data are limited (`budget`).  Header blocks are decoded even if their messages are dropped, because later
-blocks depend on the table.  `session` and `client_session` interpret the blocks as requests and as replies.
+no request or data are limited (`budget`).  Header blocks are decoded even if their messages are dropped, because each
+block may change the dynamic table with which later blocks are decoded.  `session` and `client_session` interpret the
+blocks as requests and as replies.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from gateway.http.http2.streams import (
 )
 
 _FRAME_OF_SETTINGS: Final = 192
-"""A SETTINGS frame counts as one more frame for each of these many bytes.  Regular clients send a tenth of this."""
+"""The bytes of a SETTINGS frame that count as one more frame.  Regular clients send a tenth of this.
+"""
 
 _SMALL: Final = 1_024
 """A piece of a body with fewer bytes is joined with the piece before."""

@@ -23,8 +23,8 @@ from gateway.http.http2.streams import RequestReceived, Stream, StreamReset
 from gateway.http.request import LONGEST_HEAD
 
 SETTLED_S: Final = 1.0
-"""Seconds after which a client that resets a stream has plainly waited for the answer.  Such resets do not count as a
-flood, because the bound on open streams limits their rate.
+"""If a client resets a stream after these seconds, it has waited for the answer.  Such a reset does not count as part
+of a flood, because the bound on open streams limits the rate of such resets.
 """
 
 

@@ -8,17 +8,17 @@ Readers of the log, such as the pipeline, dashboards and people with jq, may rel
   a field is added.
 - A field without a value is left out, unless it is marked as always present.
 - Seconds are decimal numbers.  Bytes count bodies only, without heads and chunk sizes.
-- A sink may write a line twice if it cannot tell whether the line arrived.  Both copies have the same `id`.  All other
-  ids differ.
+- A sink may write a line twice if it cannot tell whether the line arrived.  Both copies have the same `id`.  Any two
+  other lines have different ids.
 - The sum of bytes over all lines counts each byte once.  A long live read writes interim lines (`is_final` is false),
-  each with the bytes since the line before.  Its `duration_s` is its age so far.  To count requests, count the lines
+  each with the bytes since the previous line.  Its `duration_s` is its age so far.  To count requests, count the lines
   with `is_final` true.
 - While no line is dropped, the sums of `origin_requests` and `fetched_bytes` over all lines equal
   `durable_gateway_upstream_requests_total` and `durable_gateway_upstream_bytes_total`.  A stream's one live upstream
-  request is counted in the next line of a live reader of that stream.  Upstream work without a request has a line of
-  its own.  Examples are a live request to the origin whose readers have left, and a stream that was fetched ahead of
-  its first read (warming).  Such a line does not count as a request: `is_final` is false, and there is neither `status`
-  nor `client`.
+  request is counted in the next line of a live reader of that stream.  Upstream work that belongs to no request has a
+  line of its own.  Examples are a live request to the origin whose readers have left, and a stream that was fetched
+  ahead of its first read (warming).  Such a line does not count as a request: `is_final` is false, and there is neither
+  `status` nor `client`.
 """
 
 from __future__ import annotations

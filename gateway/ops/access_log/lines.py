@@ -1,9 +1,8 @@
 """Writes the lines of the access log: one JSON object for each finished request, with the fields of `fields`.
 
-Repeated hits have most of their line in common.  SSE reads that join other reads also have most of their line in
-common.  The common piece of such lines is made once.  Each line adds the time, the id, and remembered pieces for
-duration, client and user agent.  The library orjson makes all other lines.  A test checks that both ways give the same
-fields.
+The lines of repeated hits are mostly equal, and so are the lines of SSE reads that join other reads.  The common piece
+of such lines is made once.  Each line adds the time, the id, and remembered pieces for duration, client and user agent.
+The library orjson makes all other lines.  A test checks that both ways give the same fields.
 """
 
 from __future__ import annotations
@@ -78,7 +77,9 @@ class Lines:
         """The last parts of ids, by position in a batch."""
         self._clients: dict[Client, bytes] = {}
         self._durations: dict[int, bytes] = {}
-        """Pieces of hits by their duration in microseconds, up to `_REMEMBERED` microseconds."""
+        """The pieces of hits' lines that state a duration, by the duration in microseconds, up to `_REMEMBERED`
+        microseconds.
+        """
         self.endings: dict[bytes, bytes] = {}
         """The results of `ending`, by the bytes of the request or of its header section.  Callers look here first to
         spare the call."""
@@ -120,12 +121,12 @@ class Lines:
 
     @property
     def remembered(self) -> int:
-        """The number of entries in the largest memory of pieces."""
+        """The number of entries in the largest cache of pieces."""
         return max(len(self._clients), len(self._masked), len(self._durations), len(self.endings), len(self._facts))
 
     def _forget(self) -> None:
-        # The memories are plain dictionaries that are cleared when full.  LRU order would cost more than making the
-        # pieces again.
+        # The caches of pieces are plain dictionaries that are cleared when full.  LRU order would cost more than making
+        # the pieces again.
         for remembered in (self._clients, self._masked, self._facts):
             if len(remembered) > _REMEMBERED:
                 remembered.clear()
@@ -236,7 +237,7 @@ class Lines:
         caller = client if isinstance(client, Caller) else Caller(client, "", "", "")
         named = (("client", self._loggable_client(caller.address)), *zip(Caller._fields[1:], caller[1:], strict=True))
         pieces = [b',"%b":%b' % (name.encode(), _dumped({"": value})[4:-2]) for name, value in named if value]
-        # A space is valid in JSON, and keeps the piece from being falsy, so that the first look-up finds it.
+        # Use a space, which is valid in JSON, because an empty piece would count as not remembered.
         piece = b"".join(pieces) or b" "
         self._clients[client] = piece
         return piece
@@ -253,7 +254,7 @@ class Lines:
             )
             if not traces:
                 if len(self._facts) > _REMEMBERED:
-                    # Keep the memory bounded here too, because many readers may come before a line is written.
+                    # Keep the cache bounded here too, because many readers may come before a line is written.
                     self._facts.clear()
                 self._facts[section] = facts
         return facts

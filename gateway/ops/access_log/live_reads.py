@@ -54,7 +54,7 @@ class _Open:
         self.due_at = 0.0
 
     trace_id = None
-    """None, because the access log has no trace id for exemplars."""
+    """The trace id for exemplars in the metrics.  None, because only spans have such an id."""
 
     @abstractmethod
     def write(self, most: int) -> bool:
@@ -107,7 +107,7 @@ class LiveRead(_Open):
         self._forget()
 
     def _forget(self) -> None:
-        # The function refers to the client's connection.
+        # Drop the function, because it refers to the client's connection.
         self._look = None
         self._detach()
 
@@ -163,7 +163,7 @@ class JoinedRead(_Open):
 
     def discard(self) -> None:
         if self._read is not None:
-            # The object refers to the client's connection.
+            # Drop the object, because it refers to the client's connection.
             self._read = None
             self._detach()
 
@@ -203,7 +203,7 @@ class _Watched(_Open):
 
 
 class LiveReads:
-    """The open live reads, for their interim lines.  With an interval of 0 seconds there are none."""
+    """The open live reads that get interim lines.  With an interval of 0 seconds, no read gets interim lines."""
 
     def __init__(self, clock: Clock, interval_s: float) -> None:
         self._clock = clock

@@ -1,4 +1,5 @@
-"""Upstream requests and bytes that belong to no single client request, until a line of the access log includes them.
+"""Counts upstream requests and bytes that belong to no single client request, until a line of the access log includes
+them.
 
 Sums are kept by place: route, stream, and partition (readers with equal credentials).  A stream's one live request
 serves all of its readers, so the next line of any of these readers claims the sum.  A sum that is not claimed in time
@@ -19,8 +20,8 @@ from gateway.telemetry.access_record import RecordedStream
 
 LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 MOST_PLACES: Final = 4_096
-"""The most sums, in addition to the sums of followed streams.  Beyond this number, the oldest sum gets its line before
-its time.
+"""The most sums, in addition to the sums of followed streams (streams with a live request at the origin).  Beyond this
+number, the oldest sum gets its line before its time.
 """
 
 

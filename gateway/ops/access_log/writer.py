@@ -100,7 +100,7 @@ class LogWriter:
         """The approximate memory of the queue.  May exceed its bound by one record."""
         self._limit = queue_records
         self._limit_bytes = queue_bytes
-        # Wake the task at half full at the latest, because more records come before it runs.
+        # Wake the task when the queue is half full at the latest, because more records arrive before the task runs.
         self._early = max(1, min(queue_records // 2, batch_bytes // _LINE_BYTES))
         self._early_bytes = queue_bytes // 2
         self._batch_bytes = batch_bytes
@@ -116,8 +116,8 @@ class LogWriter:
         self._tasks = Tasks()
         self._writing: asyncio.Task[None] | None = None
         self._live = LiveReads(clock, live_interval_s)
-        # Leave room for every followed stream.  If a stream's sum were pushed out again and again, each time would cost
-        # a line.
+        # Leave room for every stream with a live request to the origin.  If such a stream's sum were pushed out again
+        # and again, it would cost a line each time.
         self._ledger = Ledger(MOST_PLACES + most_followed)
         self._unclaimed = self._ledger.sums
         self._unclaimed_s = live_interval_s or _LONGEST_UNCLAIMED_S
@@ -198,7 +198,7 @@ class LogWriter:
         return True
 
     def _wait(self) -> None:
-        """Wait for `batch_s` seconds, or until the queue has about a batch."""
+        """Arrange that the task wakes after `batch_s` seconds, or when the queue has about a batch."""
         self._timer = self._clock.call_later(self._batch_s, self._wake)
         self._check_from, self._check_from_bytes = self._early, self._early_bytes
 
@@ -234,8 +234,7 @@ class LogWriter:
                 self._check_from = 0
 
     async def _batch(self, most: int) -> tuple[bytes, int]:
-        """Make the lines of about a batch, from at most `most` records.  Returns the lines and the number of
-        records."""
+        """Make lines for about one batch, from at most `most` records.  Returns the lines and the number of records."""
         made: list[bytes] = []
         size = count = 0
         take = self._queue.popleft
@@ -317,7 +316,7 @@ class LogWriter:
     # -- live reads
 
     def note(self, record: Record, began: float) -> None:
-        """Write a line of a live read, as of now."""
+        """Write a line of a live read with its figures at this moment."""
         record.ended_at = self._clock.wall()
         record.duration_s = self._clock.now() - began
         self.record(record)

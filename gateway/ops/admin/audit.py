@@ -1,8 +1,8 @@
 """The audit log of the admin port: one line for each attempted change and for each request that fails authorisation.
 
-Lines go to the logger `gateway.admin.audit` (`gateway.telemetry.audit`), at level INFO if done, or WARNING if refused.
-A line has the method, the path, the client's address and the status, followed by the change or the reason of the
-refusal.
+Lines go to the logger `gateway.admin.audit` (`gateway.telemetry.audit`).  The level is INFO for a change that was made,
+and WARNING for a refusal.  A line has the method, the path, the client's address and the status, followed by the change
+or the reason of the refusal.
 """
 
 from __future__ import annotations

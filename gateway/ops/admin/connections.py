@@ -26,7 +26,7 @@ HEAD_S: Final = 10.0
 IDLE_S: Final = 75.0
 """The longest pause between two requests, in seconds."""
 WRITE_S: Final = 30.0
-"""Seconds for which a client may read too little of an answer.  Its connection is then closed."""
+"""A connection is closed if its client reads too little of an answer for these seconds."""
 
 _HEAD_END: Final = b"\r\n\r\n"
 _TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -226,7 +226,7 @@ class AdminConnection(asyncio.Protocol):
 
     def _on_deadline(self) -> None:
         if self.has_asked and self._head_bytes == 0 and not self._is_head_whole:
-            # If the deadline passes between two requests, this is the usual end of a kept connection.
+            # The connection has been idle between two requests, which is the usual end of a kept connection.
             self.abort()
         else:
             self._late(Closed.HEAD)

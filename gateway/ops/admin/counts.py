@@ -65,7 +65,9 @@ class CountedRun:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Consecutive runs from the requested offset, as far as the gateway holds the stream.  More may follow."""
+    """Consecutive runs from the requested offset, as far as the gateway holds the stream.  More runs may follow the
+    last one.
+    """
 
     runs: list[CountedRun]
 
@@ -81,7 +83,7 @@ class CountsQuery:
     offset: Annotated[str, Field(max_length=300)] = "-1"
     """An offset that the origin or the gateway has sent."""
     run_bytes: Annotated[int, Field(ge=1 << 10, le=MOST_BYTES)] = 1 << 20
-    """The longest run, if there is an offset to end it at."""
+    """The most bytes of a run.  A run is longer only if no offset lies within this length."""
 
 
 class _Sum(NamedTuple):
@@ -91,7 +93,9 @@ class _Sum(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """The key of a count: an edition, and the offsets at both ends.  The bytes between them never change."""
+    """The key of a count: the edition of the stream's bytes, and the offsets at both ends.  In one edition, the bytes
+    between two offsets never change.
+    """
 
     edition: Edition
     offset: str

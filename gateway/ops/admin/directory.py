@@ -60,7 +60,7 @@ class Name(NamedTuple):
 
     @property
     def cursor(self) -> str:
-        """The name as one line, for `after`.  No part contains a space."""
+        """The name as one line, for the parameter `after` of a list.  No part of the name contains a space."""
         return " ".join(self)
 
     @property

@@ -29,9 +29,9 @@ class HistorySample:
     subscribers: dict[str, int]
     """Live readers at this moment, by mode."""
     delivery_delays: list[int]
-    """The cumulative counts of the histogram: one for each bound, and the total."""
+    """The cumulative counts of the histogram of delivery delays: one for each bound, and the total."""
     requests_spared: float | None
-    """The share over the window before the sample, as `spared` of /api/overview."""
+    """The share of requests spared in the window before the sample, defined as in `spared` of /api/overview."""
     bytes_spared: float | None
 
 

@@ -87,12 +87,14 @@ def _shown(origin: OriginState) -> ShownOrigin:
 
 
 def readiness_lines(origins: Iterable[OriginState]) -> str:
-    """Return a line for each origin, for `/readyz?verbose`.  `[+]` means that it is up."""
+    """Return a line for each origin, for `/readyz?verbose`.  `[+]` means that the origin is up."""
     return "".join(f"{_line(origin)}\n" for origin in origins)
 
 
 def auth_lines(services: AuthServices) -> str:
-    """Return a line for each key set with a URL and each authorisation service.  `[+]` means that it can be used."""
+    """Return a line for each key set with a URL and each authorisation service.  `[+]` means that the key set or the
+    service can be used.
+    """
     lines = [_key_line(one) for one in services.key_sets.look()]
     lines += [_service_line(one, services.clock.now()) for one in services.look()]
     return "".join(f"{line}\n" for line in lines)

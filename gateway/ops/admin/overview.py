@@ -21,7 +21,7 @@ from gateway.ops.spared import Tally
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The contents of the tapes."""
+    """The contents of the tapes (the bytes of streams in memory)."""
 
     bytes: int
     limit_bytes: int

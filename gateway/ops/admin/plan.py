@@ -44,7 +44,7 @@ class Actual:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PlanMemory:
-    """The budget for tapes."""
+    """The budget for tapes (the bytes of streams in memory)."""
 
     recommended_bytes: int
     budget_bytes: int
@@ -70,7 +70,7 @@ class Pins:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """Warmed streams, which were fetched ahead of the first read in the latest round."""
+    """Streams that the latest round of warming has fetched ahead of their first read."""
 
     wished: int
     streams: int
@@ -89,7 +89,7 @@ class PlanEntry:
     bytes: int
     reason: str
     idle_s: float | None = None
-    """Seconds without a reader.  Only lifetimes have it."""
+    """Seconds without a reader, after which the tape is dropped.  Only entries in `lifetimes` have it."""
 
 
 @with_config(API_TYPE)
@@ -104,7 +104,7 @@ class PlanInEffect:
     span_s: float
     """Seconds of traffic that the plan was made from."""
     is_short: bool
-    """Whether the plan was made from too little traffic to set the memory by."""
+    """Whether the plan was made from too little traffic to determine the budget for tapes."""
     target_hit_ratio: float
     expected: Expected
     actual: Actual

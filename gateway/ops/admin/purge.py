@@ -30,7 +30,7 @@ from gateway.telemetry.audit import shortened
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PurgeStream:
-    """Select the streams of one path, of every partition."""
+    """Select the streams of one path, of every partition (readers with equal credentials)."""
 
     stream: TargetText
     """The path as requested from the origin.  Without a query, it selects every query of the path."""

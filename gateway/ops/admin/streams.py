@@ -33,7 +33,7 @@ By = Literal["requests", "bytes", "subscribers"]
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """One stream of one partition of readers."""
+    """One stream, as shared by one partition of readers (readers with equal credentials)."""
 
     id: str
     """Stays the same when the stream is re-created."""
@@ -139,7 +139,7 @@ class OriginSession:
     position: str
     """The next sequence number that the session will bring."""
     is_at_tail: bool
-    """Whether the origin has reported this as the tail."""
+    """Whether the origin has reported `position` as the tail."""
     heard_s: float | None
     """Seconds since the origin last reported the tail; null before the first report."""
 

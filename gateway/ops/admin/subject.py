@@ -1,4 +1,4 @@
-"""The part of a running gateway that the admin port uses."""
+"""The interface of a running gateway for the admin port."""
 
 from __future__ import annotations
 

@@ -4,6 +4,6 @@
 page is plain HTML, CSS and ES modules under `static/`, without a build step.  It uses the admin API like any other
 client.
 
-The files contain no data and need no token, because a browser cannot send one when it loads a page.  All later requests
-of the page are under `/api/` and `/metrics`, where the admin port's checks apply.
+The files need no token, because a browser cannot send a token when it loads a page.  They contain no data.  All later
+requests of the page are under `/api/` and `/metrics`, where the admin port's checks apply.
 """

@@ -128,7 +128,7 @@ class Relay:
         """Keep the HTTP session open while the admin port runs."""
         async with ClientSession(
             auto_decompress=False,
-            # The connection is to this process, at an address that a certificate may not have.
+            # The connection is to this process, and its certificate need not cover the address.
             connector=TCPConnector(limit=0, ssl=False),
             cookie_jar=DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Content-Type"),

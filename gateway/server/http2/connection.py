@@ -40,9 +40,9 @@ from gateway.server.remembered import RememberedAnswer
 _log = logging.getLogger("gateway.server")
 
 HEADS: Final = 4
-"""The heads that are read between two checks of the turn's time: about a quarter of a millisecond of work."""
+"""The number of heads that are read between two checks of the turn's time: about a quarter of a millisecond of work."""
 FRAMES: Final = 64
-"""The other frames that are read between two checks: about a fifth of a millisecond of work."""
+"""The number of other frames that are read between two checks: about a fifth of a millisecond of work."""
 REMEMBERED_HEADS: Final = 16
 """Replaces `HEADS` if all requests of the latest input had remembered answers.  Such requests take a tenth of the time
 of others.  The first batch of such input is read without a check of the turn's time.

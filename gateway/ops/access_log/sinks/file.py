@@ -6,12 +6,12 @@ at the start belongs to the period of its last change, so that restarts neither 
 
 Rotation takes place when a batch is written, so a gateway without requests makes no empty files.  A batch is never
 split over two files.  If another program moves or removes the file, the sink opens a new file.  `logrotate` therefore
-needs no signal, and may also truncate the file.  The sink truncates a partial write away.  If a crash has cut off a
-line, the sink ends this line, so every other line is whole.  If a file cannot be rotated, the sink logs the failure and
-keeps writing to the file.
+needs no signal, and may also truncate the file.  If a write fails midway, the sink removes the part that was written.
+If a crash has cut off a line, the sink ends this line, so every other line is whole.  If a file cannot be rotated, the
+sink logs the failure and keeps writing to the file.
 
 A file has one writer, which holds a lock on it (flock(2)).  Two writers would destroy each other's lines when they
-truncate partial writes.
+remove partial writes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from gateway.ops.access_log.sinks.thread import WorkThread
 _MODE = 0o640
 _LOCK_TRIES = 20
 _LOCK_PAUSE_S = 0.05
-"""The tries take one second in total, in case another process is about to close the file."""
+"""The pause between two tries to lock the file.  The tries take one second in total, because another process may be
+about to close the file.
+"""
 _TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 _ROTATED = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(?:-[0-9]{4})?")
 
@@ -110,8 +112,8 @@ class FileSink:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError:
-            # Truncate relative to the file's current end, which another program may have moved.  A larger size would
-            # fill the file with NULs.
+            # Use the file's current size, because another program may have truncated the file.  Truncating to a larger
+            # size would fill the file with NULs.
             size, written = os.fstat(self._descriptor).st_size, len(lines) - len(rest)
             os.ftruncate(self._descriptor, max(0, size - written))
             raise

@@ -3,8 +3,8 @@ exactly once.
 
 The stream is created if it does not exist.  While the origin cannot append a batch, the batch is sent again after
 growing, random pauses.  The log's queue bounds the records that wait during these pauses.  `producer` interprets the
-replies, and this module sends and waits.  A batch is duplicated only if the origin keeps the stream but loses its
-record of the producer after the append and before the reply.
+replies, and this module sends and waits.  A batch is appended twice only if the origin loses its record of the
+producer, but not the stream, between the append and the reply.
 
 The URL must lead to the origin directly.  If batches went through the gateway, every batch would be another request to
 log.
