@@ -81,7 +81,7 @@ class FetchWork:
     ended: Callable[[Fetch], None]
     """Called with each fetch that is over."""
     backlog: Backlog
-    """Counts the steps of fetches and of first reads that wait for the loop."""
+    """Counts the steps that wait for a turn of the loop: of fetches, and of first reads (`engine.first_read`)."""
     started: Batch[Fetch] = field(init=False)
     """Fetches launched in this turn of the loop.  Other reads may still join their flights."""
     arrived: Batch[Fetch] = field(init=False)
@@ -216,7 +216,8 @@ class Fetch:
             if (first := flight.first) is not None:
                 flight.first = None
                 self._work.looks.add(first)
-            # `ended` releases the stream.  Let the readers continue first, so that by then they keep the stream in use.
+            # `ended` releases the stream.  Call it in the next turn: by that time the readers have continued, and keep
+            # the stream in use.
             self._loop.call_soon(self._work.ended, self)
 
     def _pause_s(self) -> float:
@@ -293,7 +294,8 @@ class Fetch:
         """Ignore an interim reply."""
 
     def head_arrived(self, reply: Reply) -> None:
-        """Process a reply whose head has arrived: at once, or in the next turn if all of it has arrived."""
+        """Process a reply whose head has arrived.  A reply that is already complete is processed in the next turn,
+        together with others; any other reply at once."""
         self._is_decided, self._pending = True, None
         if self._is_over:
             reply.close()

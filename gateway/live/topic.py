@@ -1,13 +1,13 @@
 """A topic: the live readers of one stream.
 
-The gateway follows the stream at its origin by one live request, the follower.  The follower stores the bytes that it
-receives on the tape (the stream's bytes in memory) and advances `Topic.position`.  Each live reader reads the tape from
+A follower reads the stream from its origin, by one live request.  It stores the bytes that it receives on the tape (the
+stream's bytes in memory) and advances `Topic.position`.  Each live reader reads the tape from
 its own offset, and waits when it has read everything.  There are no queues, so a slow reader does not affect other
 readers.
 
 `is_confirmed` means that the follower's request is open, and that the reply to it has named `position` as the tail.
-Only then may an answer say that its reader is up to date.  There is one exception: if the gateway has just asked the
-origin for a new reader, and the origin has named the tail, the first answer to this reader may say so too.
+Only then may an answer say that its reader is up to date.  There is one exception: if the origin has named the tail in
+a reply to a request just made on behalf of a new reader, the first answer to that reader may say that it is up to date.
 
 Bytes that arrive in one iteration of the event loop are delivered together, in one round.  `DeliveryTimes` measures a
 round from the first arrival until all live readers have been sent the bytes.
@@ -42,8 +42,8 @@ from gateway.upstream.flight import Head, NotShareable
 _REACH: Final = 1_000
 """A client's cursor that is more intervals ahead than this does not raise the shared cursor."""
 _HIGH_REACH: Final = 1 << 40
-"""A cursor that is more intervals ahead than this does not even raise the cursor of far-ahead clients.  Regular
-increments never lead to such a cursor, and the largest valid cursor is much greater."""
+"""A cursor that is more intervals ahead than this does not even raise the cursor of far-ahead clients.  Only a client
+that invents its cursor gets there.  The bound leaves the shared cursor room to grow up to the largest valid cursor."""
 
 
 class Cursors:
@@ -116,7 +116,7 @@ class DeliveryTimes:
 
 
 BEATS: Final = 16
-"""The number of beats per heartbeat interval.  A topic has one timer for all its readers."""
+"""How often a topic's timer fires in a heartbeat interval.  Each firing is a beat.  All readers share the timer."""
 
 
 class OriginAccess(Protocol):
@@ -136,7 +136,7 @@ class OriginAccess(Protocol):
         """Return why a live reply of the origin may not be shared; None if it may."""
 
     def record_verdict(self, why: NotShareable | None) -> None:
-        """Record for the route why live replies may not be shared; None if one was shareable."""
+        """Record for the route why live replies may not be shared; `why` is None if a live reply was shareable."""
 
 
 class LiveTimes(NamedTuple):
@@ -227,7 +227,7 @@ class Topic:
         self._fire()
 
     def heard(self, now: float) -> None:
-        """Record that the follower's request has received something, so that its tail is still valid."""
+        """Record that the follower has received something: the tail at its position is still valid."""
         if self.is_confirmed and self.position is not None and self.times.heard_s:
             self.stream.saw_tail(Sighting(self.position, now, now + self.times.heard_s))
 

@@ -150,9 +150,7 @@ def forbids_stale(directives: CacheControl) -> bool:
 
 
 def stated_stale(directives: CacheControl) -> float:
-    """Return the seconds after its lifetime in which a reply may be reused while it is revalidated (RFC 5861 section
-    3).
-    """
+    """Return for how many seconds a stale reply may be reused while it is revalidated (RFC 5861 section 3)."""
     return 0.0 if forbids_stale(directives) else _seconds(directives.get("stale-while-revalidate"))
 
 
@@ -203,8 +201,8 @@ def _seconds(text: str | None) -> float:
 
 
 def parse_ttl(header: str | None) -> int | None:
-    """Parse Stream-TTL in seconds, by the grammar of section 5.1 (decimal, no sign, no leading zero); None if
-    invalid."""
+    """Parse Stream-TTL in seconds, by the grammar of Durable Streams section 5.1: decimal, no sign, no leading zero.
+    Returns None if the value is invalid."""
     if header is None:
         return None
     text = header.strip(" \t")
@@ -257,13 +255,12 @@ def lifetime_here(lifetime: Lifetime, answer: Mapping[str, str], asked_at: float
     `answer` is the header section with the origin's Date.  Its request was sent at `asked_at` and answered at
     `answered_at` (Unix seconds by this machine's clock).
 
-    The lifetime is corrected only by the difference between the clocks that the exchange proves (RFC 9111 section
-    4.2.3).  The resulting expiry is never too late.  It may be too early by up to a second plus the duration of the
-    exchange.
+    The lifetime is corrected only by as much clock difference as the exchange proves (RFC 9111 section 4.2.3).  The
+    resulting expiry is never too late.  It may be too early by up to a second plus the duration of the exchange.
 
-    An expiry that lies before the request by the origin's clock cannot be right, because the origin still serves the
-    stream.  Such an expiry is read by this machine's clock.  If it is in the past by this clock too, it counts as
-    unknown.
+    An expiry that, by the origin's clock, lies before the request cannot be right, because the origin still serves the
+    stream.  Such an expiry is interpreted by this machine's clock.  If it is in the past by this clock too, it counts
+    as unknown.
     """
     expires_at = lifetime.expires_at
     if expires_at is None:

@@ -42,8 +42,8 @@ class TapeReading(NamedTuple):
     end: str = ""
     stored_at: float = 0.0
     copied: int = 0
-    """How many of the bytes in `pieces` take memory besides the tape's own.  They are copies, or the tape will replace
-    them by a copy when it grows."""
+    """How many of the bytes in `pieces` take memory besides the tape's own.  They are
+    copies, or they will be kept for this reading alone once the tape grows and copies the block that has them."""
 
 
 class Extent(NamedTuple):
@@ -164,8 +164,8 @@ class Tape:
             found = self._index.get(goal)
             stop = found[1] if found is not None and found[0] is block and found[1] > position else 0
             if self.is_json:
-                # Count one comma before these bytes, unless they are the first.  Within a block, the byte at `position`
-                # is that comma, and the sum below contains it.
+                # Count one comma before these bytes, unless they are the first.  If `position` is not a
+                # block's start, the byte there is that comma, and is already in the sum below.
                 size += (size > 0) - (position > 0)
             size += (stop or block.size) - position
             at = goal if stop else self.resolve(block.end)

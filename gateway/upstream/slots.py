@@ -6,7 +6,7 @@ needs room in each of them:
 
     all slots                   the limit of the pool
     of one host, of one route   three quarters of the limit, if there are several hosts or routes
-    reads, writes               three quarters of each share above
+    reads; writes               each three quarters of every share above
     uploads                     three quarters of the writes
 
 A host that hangs therefore leaves a quarter of the slots to other hosts.  The same holds for routes, reads and writes.
@@ -14,15 +14,15 @@ An upload is a write whose body is still being sent.  Its client may be slow, so
 to other writes.
 
 Requests without a slot wait in a queue.  Lanes take turns, and clients take turns within a lane (`FairQueue`).  One
-client may have at most half of all slots, and `client_requests` slots at one host.  If there are several hosts, a
-client may also have at most three eighths of all slots at one host.  When a client is at its bound, its requests wait,
-and the requests of other clients overtake them.  All requests without a client address count as one client, to which
+client may have at most half of all slots, and `client_requests` slots at one host.  With several hosts, a client is
+further limited to three eighths of all slots at one host.  When a client is at its bound, its requests wait, and the
+requests of other clients overtake them.  All requests without a client address count as one client, to which
 these bounds do not apply.  Such requests come from the gateway itself, or from many clients, such as all clients on a
 Unix socket.
 
-The queue is bounded.  A client may queue another request while its waiting requests number less than a third of the
-free places.  One client alone therefore gets a quarter of the queue, and there is always room for a client without
-waiting requests.
+The queue is bounded.  A client may queue another request while it has fewer waiting requests than a third of the free
+places.  If only one client queues requests, it gets a quarter of the queue: a third of the three quarters that stay
+free.  A client without waiting requests finds room unless the queue is full.
 
 This module has no I/O and no clock.
 """
