@@ -67,9 +67,6 @@ _LONGEST: Final = (
 )
 """What takes longest, in the order in which it begins; all else follows in the order of the folders."""
 
-_COLLECTIONS: Final = (10_000, 20, 100)
-"""Thresholds of the garbage collector, which by Python's own (700, 10, 10) takes a twentieth of the processor time."""
-
 _HAS_BEGUN: Final = pytest.StashKey[bool]()
 
 
@@ -121,7 +118,6 @@ def pytest_collection() -> Generator[None]:
         gc.enable()
         gc.collect()
         gc.freeze()
-        gc.set_threshold(*_COLLECTIONS)
         # Extensions look for leaks when Python ends.
         atexit.register(gc.unfreeze)
 
