@@ -1,28 +1,21 @@
-"""The process before the program is loaded: its descriptors, its signals and its garbage collector.
+"""The process before the program is loaded: its descriptors and its signals.
 
 Loading the program takes half a second.  Meanwhile a signal or a closed descriptor must not end the process.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import Final
-
-_MADE_BY_LOADING: Final = 100_000
-"""About as many objects as loading the program makes.  They stay, so to examine them for garbage is wasted time."""
 
 _hangups = 0
 
 
 def prepare(arguments: Sequence[str]) -> None:
-    """Make the process safe for the command with these arguments, and quick to load it."""
-    # Collections would take a tenth of the processor time of a start.  `collect_rarely` sets a server's own thresholds.
-    gc.set_threshold(_MADE_BY_LOADING)
+    """Make the process safe for the command with these arguments."""
     open_standard_descriptors()
     if arguments[:1] == ["serve"]:
         # By default, SIGHUP ends a process.  `run_serve` replaces the handler once a configuration is loaded.
