@@ -156,16 +156,17 @@ class Verdicts:
 
     def end_reads_without_grounds(self, rules: Mapping[str, Rules]) -> None:
         """End live reads that the new rules would not allow.  `rules` has the rules of each route by its name."""
-        for one in tuple(self.live):
-            grounds, key_id = one.allowed.grounds, one.allowed.principal.key_id
-            if grounds is not None and not grounds.stand_in(rules.get(grounds.route, ()), key_id):
-                one.end_soon()
+        self._end_reads(lambda grounds, key_id: not grounds.stand_in(rules.get(grounds.route, ()), key_id))
 
     def end_reads_of_keys(self, source: KeySource, ids: Collection[str | None]) -> None:
         """End live reads whose tokens were verified with a key of this source, if `ids` contains the key's id."""
+        self._end_reads(lambda grounds, key_id: grounds.key_source == source and (None in ids or key_id in ids))
+
+    def _end_reads(self, has_lapsed: Callable[[Grounds, str], bool]) -> None:
+        """End live reads of which `has_lapsed` is true, given the grounds of the verdict and the id of its key."""
         for one in tuple(self.live):
-            grounds, key_id = one.allowed.grounds, one.allowed.principal.key_id
-            if grounds is not None and grounds.key_source == source and (None in ids or key_id in ids):
+            grounds = one.allowed.grounds
+            if grounds is not None and has_lapsed(grounds, one.allowed.principal.key_id):
                 one.end_soon()
 
     def is_revoked(self, principal: Principal) -> bool:

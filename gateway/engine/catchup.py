@@ -354,7 +354,7 @@ class _Attempt:
                 if isinstance(head, StreamHead):
                     # A reply without bytes can have another next offset: in an empty stream, a read from `-1` (the
                     # start) leads directly to the first offset.
-                    await flight.until_begun()
+                    await flight.until_first_byte()
                 if isinstance(head, StreamHead) and head.next_offset != progress.at and flight.error is None:
                     # Do not attach to a flight that is too large to keep.  Such a flight may take minutes, and drops
                     # the readers that are slower than the origin.

@@ -341,7 +341,7 @@ class Flight(SharedFetch):
             self.head = error
         super().fail(error, end)
 
-    async def until_begun(self) -> None:
+    async def until_first_byte(self) -> None:
         """Wait for the first byte of the body, or for the end."""
         while not (self.size or self.is_over):
             await self.changed.wait()

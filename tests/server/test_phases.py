@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -196,8 +197,9 @@ class Phases(RuleBasedStateMachine):
         Answer(self, Request(channel, HEAD, None), "poll", KNOWN).begin()
         return True
 
+    @abstractmethod
     def accept(self) -> Connection | Http2Connection:
-        raise NotImplementedError
+        """Return the server's side of a new connection."""
 
     def receive(self, received: bytes) -> None:
         if not self.transport.is_closing():
