@@ -14,11 +14,13 @@ further descriptors is the shortest length at the latest looks: 0 while clients 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import fcntl
 import os
 import socket
 import stat
+import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -206,16 +208,46 @@ def adopt(fd: int) -> socket.socket:
     return sock
 
 
+_SO_ATTACH_FILTER: Final = 26
+"""The number of the option on Linux (socket(7)), which Python does not name."""
+_INSTRUCTION: Final = struct.Struct("HBBI")
+"""An instruction of a socket filter: code, the steps to skip if a test is true and if it is false, operand."""
+_WITHOUT_SYN: Final = b"".join(
+    _INSTRUCTION.pack(*one)
+    for one in (
+        (0x30, 0, 0, 13),  # Load the flags of the TCP header.
+        (0x45, 0, 1, 0x02),  # Is this a SYN?
+        (0x06, 0, 0, 0),  # Then drop the segment.
+        (0x06, 0, 0, 0xFFFFFFFF),  # Else take all of it.
+    )
+)
+
+
 def accept_queued(listening: socket.socket) -> list[socket.socket]:
-    """Accept every connection in the kernel's queue of a listening socket, then close the socket."""
+    """Accept every connection in the kernel's queue of a listening socket, then close the socket.
+
+    The close resets connections that reach the queue after the last look at it.  New connections are therefore ignored
+    first.  Their clients repeat the SYN after a second, and reach the next process or are refused.
+    """
     accepted: list[socket.socket] = []
     listening.setblocking(False)
+    _ignore_new(listening)
     with listening, suppress(OSError):
         while True:
             sock, _ = listening.accept()
             sock.setblocking(False)
             accepted.append(sock)
     return accepted
+
+
+def _ignore_new(listening: socket.socket) -> None:
+    """Have the kernel ignore each SYN to a TCP socket; no effect on other systems than Linux."""
+    if sys.platform != "linux" or listening.family == socket.AF_UNIX:
+        return
+    instructions = ctypes.create_string_buffer(_WITHOUT_SYN, len(_WITHOUT_SYN))
+    program = struct.pack("HP", len(_WITHOUT_SYN) // _INSTRUCTION.size, ctypes.addressof(instructions))
+    with suppress(OSError):
+        listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 ARRIVALS_PER_LOOK: Final = 32

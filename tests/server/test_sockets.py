@@ -7,10 +7,11 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gateway.server.sockets import UnixSocket
+from gateway.server.sockets import UnixSocket, accept_queued
 
 ROUNDS = 50
 RIVALS = 4
@@ -54,6 +55,38 @@ def test_only_one_of_several_rivals_takes_a_stale_socket(tmp_path: Path) -> None
                 for winner in winners:
                     winner.remove()
                     winner.sock.close()
+
+
+class _Late(socket.socket):
+    """A listening socket; a further client connects as soon as its queue is found empty."""
+
+    client: socket.socket
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().accept()
+        except BlockingIOError:
+            self.client.connect_ex(self.getsockname())
+            raise
+
+
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_a_client_that_comes_after_the_last_look_at_the_queue_is_not_reset(
+    family: socket.AddressFamily, host: str
+) -> None:
+    with _Late(family) as listening, socket.socket(family) as early, socket.socket(family) as late:
+        listening.bind((host, 0))
+        listening.listen(16)
+        early.connect(listening.getsockname())
+        late.setblocking(False)
+        listening.client = late
+        [accepted] = accept_queued(listening)
+        with accepted:
+            assert accepted.getpeername() == early.getsockname()
+        # Its SYN was ignored.  It repeats the SYN, and the closed port refuses it.
+        assert late.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+        with pytest.raises(OSError, match="not connected"):
+            late.getpeername()
 
 
 def _reaches(path: str, wanted: UnixSocket) -> bool:
