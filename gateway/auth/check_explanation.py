@@ -44,7 +44,7 @@ def explain(guard: Guard, asked: Asked, heard: Heard | None = None, *, has_asked
             decides = credential.rule
             principal = guard.identify(credential, asked, heard=heard)
     except (AuthRefused, BadCredential, Undecided):
-        # `judge` raises the same exception below.
+        # The call of `judge` below raises the same exception.
         pass
     if decides is None:
         decides = next((one for one in guard.rules if _is_public(one, asked)), None)

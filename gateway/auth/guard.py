@@ -169,7 +169,8 @@ class Guard:
         answer of a service that the request has waited for.
         """
         if not self._rules:
-            # The client's next request is judged by the configuration in effect.
+            # After a reload, the new rules cannot judge this request (`follow`).  Answer 503, so that the client
+            # repeats the request under the new rules.
             raise Undecided
         try:
             credential, has_one = self.find_credential(asked)

@@ -75,7 +75,7 @@ class Page:
     marker."""
     is_closed: bool
     trimmed: int = 0
-    """`trimmed_by` the records, but at most `end`."""
+    """The sequence number of the first record left by the trims in the page (`trimmed_by`), but at most `end`."""
 
 
 def is_close(record: Record) -> bool:

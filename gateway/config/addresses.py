@@ -83,7 +83,7 @@ def _ipv4(parts: list[str]) -> ipaddress.IPv4Address:
 
 
 EVERY: Final[Mapping[str, tuple[str, ...]]] = {"": ("0.0.0.0", "::"), "localhost": ("127.0.0.1", "::1")}
-"""Hosts that stand for an address of each family."""
+"""Hosts that stand for two addresses, one for IPv4 and one for IPv6."""
 
 
 def overlap(one: Address, other: Address) -> bool:

@@ -25,7 +25,8 @@ from gateway.config.variables import ADMIN_TOKEN_VARIABLE, ENV_PREFIX
 _OTHERS: Final = frozenset({ADMIN_TOKEN_VARIABLE, f"{ENV_PREFIX}PIPELINE_AUTHORIZATION"})
 """Variables that do not set keys of the configuration."""
 _OF_KUBERNETES: Final = re.compile(r".*_(?:SERVICE_(?:HOST|PORT)(?:_\w+)?|PORT(?:_\d+_(?:TCP|UDP|SCTP)(?:_\w+)?)?)")
-"""The variables that Kubernetes sets in a pod for each service.  They match if a service is named durable-gateway."""
+"""The variables that Kubernetes sets in a pod for each service.  If a service is named durable-gateway, they begin with
+the prefix of the gateway's own variables."""
 
 
 class _Needs(NamedTuple):
@@ -83,7 +84,7 @@ def _known_variables(like: str) -> Iterator[str]:
             inner = TABLES.get((model, field))
             names = [f"{field}__{name}" for name in inner.model_fields] if inner is not None else [field]
             yield from (f"{ENV_PREFIX}{section}__{name}".upper() for name in names)
-    # Keep the rest of the name, which has the name of a route.
+    # The variable may be meant for a key of a route.  Keep the rest of its name, which begins with the route's name.
     rest = like.removeprefix(ENV_PREFIX).partition("__")[2]
     if rest:
         yield f"{ENV_PREFIX}ROUTE__{rest}"

@@ -72,7 +72,7 @@ def load_pair(context: ssl.SSLContext, certificate: str, key: str, where: str) -
     Raises ConfigError if they cannot be read or do not belong together.
     """
     try:
-        # Without a password, OpenSSL would prompt for that of an encrypted key at the terminal.
+        # Pass an empty password.  Otherwise OpenSSL would ask at the terminal for the password of an encrypted key.
         context.load_cert_chain(certificate, key or None, password=lambda: b"")
     except (OSError, ValueError) as error:
         file, why = pair_problem(certificate, key, error)

@@ -111,7 +111,7 @@ def _context(key: str, wanted: OriginTlsConfig, *, is_http2: bool) -> ssl.SSLCon
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if wanted.cert_file:
         try:
-            # Without a password, OpenSSL would prompt for that of an encrypted key at the terminal.
+            # Pass an empty password.  Otherwise OpenSSL would ask at the terminal for the password of an encrypted key.
             context.load_cert_chain(wanted.cert_file, wanted.key_file or None, password=lambda: b"")
         except (OSError, ValueError) as error:
             file, why = pair_problem(wanted.cert_file, wanted.key_file, error)

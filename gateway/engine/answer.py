@@ -54,7 +54,7 @@ class _InMemory(NamedTuple):
     size: int
     copied: int
     shared: SharedBytes
-    """The account of the bytes that the answer shares with others."""
+    """The memory account of the bytes that do not count in `copied`.  Other answers may share these bytes."""
 
 
 class Parts:
@@ -96,8 +96,8 @@ class Parts:
 
     @property
     def copied(self) -> int:
-        """How many bytes take memory for this answer alone.  These bytes are copies of bytes on the tape (the stream's
-        bytes in memory), or the tape will replace them by a copy when it grows."""
+        """How many bytes take memory for this answer alone.  They are copies of bytes on the tape (the stream's bytes
+        in memory), or small pieces that the tape itself replaces by larger pieces as the stream grows."""
         return sum(part.copied for part in self._parts if isinstance(part, _InMemory))
 
     def add_pieces(self, pieces: tuple[bytes, ...], copied: int, shared: SharedBytes) -> None:
@@ -152,7 +152,7 @@ class Parts:
     def small_body(self, is_json: bool, limit: int) -> bytes | None:
         """Return the whole body as one piece if it has arrived and is at most `limit` bytes long, else None."""
         if len(self._parts) == 1 and not is_json and isinstance(part := self._parts[0], FlightReader):
-            # Most first reads are answered by one flight alone.
+            # The usual answer to the first read of a stream: the body of one flight, and nothing else.
             flight = part.flight
             if not flight.has_landed or flight.base or flight.size > limit:
                 return None

@@ -87,7 +87,7 @@ class CatchUp:
     async def answer(self, read: Read, stream: Stream) -> Answer:
         """Answer the read; the caller must call `Answer.close`.
 
-        Raises Uncacheable, TailMovedBack if `stream` is no longer the origin's, or another GatewayError.
+        Raises Uncacheable, TailMovedBack if the origin may have re-created the stream, or another GatewayError.
         """
         attempt = _Attempt(self, read, stream)
         try:
@@ -95,8 +95,8 @@ class CatchUp:
                 return await attempt.run()
             if (answer := attempt.at_once()) is not None:
                 return answer
-            # `held` needs a new attempt: while this one waits, the bytes that it has taken may be dropped from memory
-            # and fetched again.
+            # Call `held` on a new attempt.  While `run` waits, the bytes that `attempt` has taken may be dropped from
+            # memory and fetched again.
             return await self._patience.answer_or_held(
                 read, stream, attempt.run, lambda: _Attempt(self, read, stream).held()
             )
@@ -159,7 +159,7 @@ class _Attempt:
         """Whether the parts include bytes of another request's flight."""
 
     def at_once(self) -> Answer | None:
-        """Return the answer if memory has it and the origin need not be asked; None if `run` is needed."""
+        """Return the answer if it needs neither the origin nor a wait; None if `run` is needed."""
         self._take_tape()
         step = decide(self.stream, self._progress, self._clock.now())
         return self._send(step) if isinstance(step, Send) else None
@@ -219,7 +219,8 @@ class _Attempt:
             return await self._answer_from_follower()
         progress.may_connect = False
         per_s = read.route.config.follow_above_per_s
-        # Do not count readers that share a fetch: together they cost the origin one request.
+        # Count only reads that would each cost the origin a request.  Reads that share a fetch cost one request
+        # together.
         is_shared = any(self._fetches.pending(stream, start) for start in {step.at, NOW})
         if per_s and not is_shared and stream.count_tail_read(self._clock.now(), per_s):
             self._follow_often_read(read, stream)
@@ -307,7 +308,7 @@ class _Attempt:
             return answer
         head = await self._fetches.fresh_head(stream, METADATA, read.route, read.source)
         if isinstance(head, GatewayError) or (isinstance(head, OriginError) and head.status >= 500):
-            # Fetching the bytes would fail in the same way.
+            # The HEAD has failed, and a fetch of the bytes would fail in the same way.
             return self._failed(head)
         if not isinstance(head, StreamHead):
             return None
@@ -364,8 +365,8 @@ class _Attempt:
                         progress.has_bytes = progress.has_bytes or flight.size > 0
                         return None
                 elif isinstance(head, NotShareable):
-                    # Readers that wait for this reply cannot use it.  Relay them now, in parallel, rather than let each
-                    # launch a fetch after the other.
+                    # The reply may not be shared, so the readers that wait for it cannot use it.  Relay all of them
+                    # now.  Otherwise they would launch fetches one after the other.
                     raise Uncacheable(head)
                 elif head is not None:
                     await flight.until_over()

@@ -101,8 +101,8 @@ def _yield_to_others() -> None:
 
 
 class _Job(NamedTuple):
-    """A range of a stream, and the coding to use.  The compression level is not listed: it is set by the route, and a
-    stream has one route."""
+    """A range of a stream, and the coding to use.  The compression level is not part of the job, because the route sets
+    the level and a stream has only one route."""
 
     run: BodyRun
     coding: Coding

@@ -80,7 +80,8 @@ class Confirming:
             assert found is not None
             is_trimmed = isinstance(found, OriginError) and found.status == 410
             if is_trimmed and flight.start == start != read.start:
-                # The start sentinel names another position now, so the read must start again.
+                # The origin has trimmed the first position in memory, so the start sentinel names a later position.
+                # The read must start again.
                 raise TailMovedBack
             if not (is_trimmed and flight.start != start) and not is_before(start, flight.start):
                 return as_seen_by(found, source.headers)
@@ -168,7 +169,8 @@ class _Wait(Generic[H]):
             self._task.cancel()
 
     def take_answer(self) -> H | None:
-        """Return the answer from memory if this wait, and nothing else, cancelled the task; else None."""
+        """Return the answer from memory if only this wait has cancelled the task.  Returns None if there is no such
+        answer, or if the task was cancelled for another reason too."""
         if self._found is None or self._task.uncancel() > self._cancelled_before:
             return None
         answer, self._found = self._found, None

@@ -271,8 +271,8 @@ class Engine:
         return subscription
 
     def is_repeatable(self, read: Read) -> bool:
-        """Return whether the shared answer to this read may be repeated to equal requests without a new check of the
-        Origin header."""
+        """Return whether equal requests may get this read's shared answer again without another check of their Origin
+        header."""
         if read.web_origin is None:
             return True
         stream = self.store.find(read.key)

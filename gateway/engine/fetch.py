@@ -332,7 +332,8 @@ class Fetch:
     def _take(self, reply: Reply) -> None:
         """Process the reply as far as it has arrived.  A task processes the rest."""
         try:
-            # A copy, because a context cannot be entered twice: the reply may arrive while the request is being sent.
+            # Run in a copy of the context.  The reply may arrive while the request is being sent in the context itself,
+            # and a context cannot be entered twice.
             rest = self._context.copy().run(self._work.taker.take_reply, self, reply)
         except Exception as error:
             reply.close()

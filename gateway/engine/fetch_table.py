@@ -187,8 +187,7 @@ class FetchTable:
         return flight.head
 
     def detach(self, stream: Stream, start: str) -> None:
-        """Let some flights continue when they have no readers left: those for which a read from `start` may be
-        waiting."""
+        """Let each flight that a read from `start` may be waiting for continue, even if it has no readers left."""
         for key in {METADATA, CONFIRMATION, start, stream.tape.tail or start}:
             if (flight := self.pending(stream, key)) is not None:
                 flight.is_detached = True
@@ -196,8 +195,8 @@ class FetchTable:
     async def join_earlier(self, stream: Stream, start: str, route: Route, client: str) -> Flight | None:
         """Wait for a flight, sent before this call, for the bytes after `start`.  Returns the flight, or None.
 
-        The caller may use the flight's bytes.  But if the reply states the tail, that may be out of date, because the
-        origin may have sent the reply before this call.  `client` is the reader's network.
+        The caller may use the flight's bytes.  But a tail that the reply states may be out of date, because the origin
+        may have sent the reply before this call.  `client` is the reader's network.
         """
         flight = self.pending(stream, start)
         if flight is None or not flight.is_sent:

@@ -200,7 +200,8 @@ async def receive(
     arriving = Arriving(store, stream)
 
     def make_way() -> None:
-        """Handle other requests that need the connection: continue if the cache has room for the body, else give up."""
+        """Called when other requests need the connection: read on into the cache if it has room for the body, else give
+        the flight up."""
         flight.spools = flight.charged_bytes > 0 and arriving.has_room
         flight.must_go = not flight.spools
         flight.go_on()
@@ -320,7 +321,7 @@ class FlightBodies:
         stream, flight = fetch.stream, fetch.flight
         # From here on, the request is not repeated if its reply proves to be broken.
         flight.head, flight.expected = head, reply.content_length
-        # This takes the whole body, because it has arrived.
+        # One call takes the whole body, because all of it has arrived.
         body = reply.take() or b""
         pieces = [body] if body else []
         if stream.tape.is_json:

@@ -298,7 +298,8 @@ class _ReaderAccess:
         return why
 
     def record_verdict(self, why: NotShareable | None) -> None:
-        """Record whether the origin's live answers may be shared; `why` is None if one has proved to be shareable."""
+        """Record whether the origin's live answers may be shared; `why` is None if a live answer has proved
+        shareable."""
         self._route.judge_live(self._stream.key, why)
 
 
@@ -395,7 +396,8 @@ class _Opening:
         reply = await self._fresh(known)
         self.tail = _named_tail(reply)
         if isinstance(reply, Beyond) and known == start:
-            # No tail was known, so the origin was asked at the client's own offset.  That is beyond the tail.
+            # No tail was known, so the origin was asked at the client's own offset, which has proved to be beyond the
+            # tail.
             return Beginning(reply.tail, reply, None)
         if isinstance(reply, OriginError) and reply.status == 400 and known != start:
             # The origin refuses an offset that it has issued itself (the client did not send it), so this is another

@@ -117,7 +117,7 @@ class LongPoll:
                     found = self.poll_now(read, stream, topic, outcome)
                     if found is Poll.ASK:
                         found = await self.poll_asking(read, stream, topic, outcome)
-                        # If the loop continues, its next answer has the fetched bytes.
+                        # An answer in a later iteration consists of fetched bytes, so it is a miss.
                         outcome = Outcome.MISS
                     if isinstance(found, Answer):
                         return found
@@ -291,6 +291,6 @@ class LongPoll:
         topic = self._reads.join(read, stream)
         if topic is None:
             return None
-        # As in `_on`.  Clients with other credentials may join the wait, so the wait must not use this client's
-        # credentials.
+        # Use the shared key and source to save memory, as in `_on`.  The wait must not use this client's credentials,
+        # because clients with other credentials may join it.
         return WaitingPoll(self, read._replace(key=stream.key, source=topic.access.source), stream, topic)

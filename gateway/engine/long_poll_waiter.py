@@ -243,8 +243,9 @@ class Waiter:
         answers = topic.shared_answers() if self._answer_key is not None and waiting.stream.ended is None else None
         answer_key: Hashable = self._answer_key
         if self._cursor >= topic.answers_cursor:
-            # The cursor of the common answer is not later than this client's, and cursors must not go back.  So share
-            # an answer only with clients of equal cursor, or with all clients whose cursors are far ahead.
+            # The common answer's cursor is not greater than this client's, but a client must always get a greater
+            # cursor than its own.  Share an answer only among clients with equal cursors, or among all clients whose
+            # cursors are far ahead.
             answer_key = (answer_key, "far" if topic.cursors.is_far(self._cursor) else self._cursor)
         if answers is not None and isinstance(shared := answers.get(answer_key), Rendered) and self._suits(shared):
             self._is_over = True
@@ -391,7 +392,7 @@ class Waiter:
         if self._was_confirmed and waiting.stream.ended not in (None, End.PURGED):
             return self._replaced()
         if waiting.stream.ended is not End.PURGED:
-            # The origin may state an offset, and then refuse it, again and again.
+            # Limit the restarts, because a faulty origin may state an offset and then refuse it, again and again.
             self._changes += 1
             if self._changes > MOST_CHANGES:
                 raise Uncacheable(CHANGES_TOO_FAST)
@@ -399,7 +400,7 @@ class Waiter:
             found = await waiting.polls.answer(waiting.read)
         except Uncacheable as error:
             if error.why is BEYOND_TAIL:
-                # The old stream had stated this offset, and the new stream is shorter.
+                # The origin had stated this offset for the old stream, and the new stream is shorter.
                 return self._replaced()
             raise
         if isinstance(found, Answer):

@@ -33,7 +33,7 @@ from gateway.upstream.flight import METADATA, OriginError
 _MOST_BYTES: Final = 1 << 24
 """The size limit of the cache.  Names, queries and replies can have any length."""
 _LEAST_PRUNED: Final = 1_000
-"""The number of entries below which expired ones are not removed."""
+"""With fewer entries than this, expired entries are not removed."""
 _MOST_BODY_BYTES: Final = 1_024
 """An error with a longer body is not remembered."""
 _BURST_S: Final = 5.0

@@ -48,7 +48,7 @@ class Read(NamedTuple):
         return self.web_origin is not None and (stream.varies_by_origin or not self.is_origin_met(stream.headers))
 
     def is_origin_met(self, headers: Headers) -> bool:
-        """Return whether the origin would answer the request's Origin header with these headers of a shared reply."""
+        """Return whether a shared reply with these headers is valid for the request's Origin header."""
         origin = self.web_origin
         return origin is None or allows(headers, origin) or self.route.denied_origins.has(self.key.group, origin)
 

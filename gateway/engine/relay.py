@@ -125,7 +125,7 @@ class Relay:
         route, is_live = request.route, request.is_live
         bounds = route.live_bounds if is_live else route.bounds
         if is_live and (request.mode is _SSE or request.is_session):
-            # Until something is appended, the origin may send nothing on such a connection.
+            # Allow the origin to be silent for long, because it may have nothing to send until something is appended.
             bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
         if relayed.is_write:
             self._writes.write_started(relayed)

@@ -2,9 +2,9 @@
 
 A write is *pending* while the origin may still execute it: from when it is sent until it is answered.  If a write that
 may create or delete the stream gets no answer, it stays pending: the origin may have executed it, or may still do so.
-It stops being pending after an acknowledged write, when the gateway keeps no bytes that may belong to an earlier
-stream.  Pending writes are recorded by path rather than by stream record, so that they also count for records that are
-created later.
+It stops being pending when a later write is acknowledged and the gateway has dropped all bytes that may belong to an
+earlier stream.  Pending writes are recorded by path rather than by stream record, so that they also count for records
+that are created later.
 
 While a DELETE and a creating write are both pending, the origin may have re-created the stream without any reply
 showing it.  This cannot happen while only one kind is pending: after a DELETE there is no stream, and a PUT finds the

@@ -90,8 +90,8 @@ class Said(NamedTuple):
     """The status of the origin's reply, if the origin was asked."""
     stored: bool = False
     stale_s: float | None = None
-    """How long ago, in seconds, the stated tail became stale, if it is served stale while being revalidated; else
-    None."""
+    """Seconds since the stated tail became stale, if the answer is sent while the origin is asked for the tail again
+    (`stale-while-revalidate`); else None."""
 
 
 def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIMultiDict[str]:

@@ -131,8 +131,8 @@ class Route:
         self.is_silent = False
         """Whether a read has waited too long, and the origin has answered no request of the route since."""
         self.ends_live_in_s: float | None = None
-        """The number of seconds after which further live answers end.  None unless a reload has put the route's
-        requests under rules of authorisation, which the reads in progress have not passed."""
+        """Set when a reload has put the route's requests under rules of authorisation.  A read in progress has not
+        passed these rules.  If its live answer begins only now, the answer ends after this number of seconds."""
         self._has_shared_live = False
         self._shares_live_from = -math.inf
         is_asked = config.tail == "asked"
@@ -183,8 +183,8 @@ class Route:
             self._has_shared_live = True
         else:
             self.unshared.remember(key, ANY_LIVE, why.reason)
-            # The next readers are relayed, so they cannot show that live answers have become shareable.  Assume it
-            # after a while.
+            # The next readers are relayed, so they cannot show that live answers have become shareable.  Assume after a
+            # while that they have.
             self._shares_live_from = self._now() + max(self.config.hit_for_miss_s, _LEAST_UNSHARED_S)
 
     def why_alone(self, headers: Headers, *, is_stored: bool) -> NotShareable | None:

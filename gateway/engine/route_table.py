@@ -75,8 +75,8 @@ class RouteTable:
 
     @property
     def public_partitions(self) -> frozenset[Partition]:
-        """For each route in effect, the partition of readers without credentials (`Route.public`).  Each partition that
-        requests can reach is one of these, or is derived from one by adding a digest of credentials."""
+        """For each route in effect, the partition of readers without credentials (`Route.public`).  Every other
+        partition that requests can reach adds a digest of credentials to one of these."""
         return frozenset(route.public for route in self.routes)
 
     def replace(self, configs: Sequence[RouteConfig], rules: Mapping[str, Rules] | None = None) -> bool:
@@ -132,8 +132,7 @@ def newly_guarded(before: Sequence[Route], after: Sequence[Route]) -> list[Route
 def _kept(before: Sequence[Route], after: Sequence[Route]) -> frozenset[str]:
     """Return the names of routes that serve the same requests as before.
 
-    If a route no longer serves the same requests, the rules of another route may apply to reads that the first route
-    has admitted.
+    A read that was admitted by a route not among them may now be subject to the rules of another route.
     """
     earlier = _served(before)
     return frozenset(name for name, served in _served(after).items() if served == earlier.get(name))

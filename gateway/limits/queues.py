@@ -170,7 +170,8 @@ class Flows(Generic[Client, Work]):
             client, flow = next(iter(flows.items()))
             if flow.left_s <= 0:
                 is_alone = len(self._new) + len(self._old) == 1
-                # The waiting of a lone flow would help no other flow.  Let all the rounds that it owes pass at once.
+                # If no other flow waits, delaying this flow would help no client.  Let all the rounds that it has to
+                # wait pass at once.
                 rounds = 1 + int(-flow.left_s / self._quantum_s) if is_alone else 1
                 flow.left_s += rounds * self._quantum_s
                 if not is_alone or is_new:

@@ -74,7 +74,7 @@ _BULK_BYTES = 1 << 13
 which is much more than the two heads of a long-poll.
 """
 _LEAST_HELD = 1 << 20
-"""With a cache smaller than this, one reply may still hold this many bytes in memory."""
+"""One reply may hold this many bytes in memory even if the cache is smaller."""
 _EVENT_COST = 64
 """Bytes counted for each event in addition to its data, because an origin may send many tiny or empty events."""
 _NO_SSE = frozenset({400, 405, 406, 415, 501})
@@ -159,7 +159,7 @@ class Follower:
                 return None
             self._metrics.reconnect(self._route, is_planned=failure is None)
             if failure is None and self._is_bulk is not was_bulk:
-                continue  # a switch between SSE and long-poll
+                continue  # only a switch between SSE and long-poll
             # A connection was a success if it moved the position or lasted for a while, even if it ended in an error.
             if self._topic.position != started_at or self._clock.now() - began >= _SHORT_LIFE_S:
                 failures = 0

@@ -167,7 +167,7 @@ def request_headers_for_origin(
     Every proxy appends one member to Forwarded, so an origin that counts from the end knows which proxy wrote each
     member.  X-Forwarded-For is such a list too, but each other X-Forwarded-* header is the claim of one party.  If a
     trusted proxy wrote these headers (`is_from_proxy`), they pass, and the proxy is appended to X-Forwarded-For.
-    X-Forwarded-* headers of the client itself are dropped, because the origin would take them for the gateway's
+    X-Forwarded-* headers of the client itself are dropped, because the origin would read them as the gateway's own
     statements.
     """
     passed = _end_to_end(headers, _NOT_FORWARDED if is_from_proxy else _UNTRUSTED)

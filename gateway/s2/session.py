@@ -10,9 +10,9 @@ bytes and the JSON body of a unary error.  A terminal frame is never compressed,
 session that is complete ends without a terminal frame.
 
 A length is at most 2 MiB, and so is a decompressed body, as in S2's SDKs.  A batch of 1 MiB in metered bytes fits,
-unless it consists almost only of headers with names and values of one byte.  A single record like that cannot be sent
-in a session.  Compressed data can expand ten-thousandfold, so `FrameReader.feed` decompresses one frame at a time, when
-the caller takes it.
+unless it consists almost only of headers with names and values of one byte.  A single record of that kind cannot be
+sent in a session.  Compressed data can expand ten-thousandfold, so `FrameReader.feed` decompresses one frame at a time,
+when the caller takes it.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class Admission:
         if account is not None and account.live_reads >= self.most_live_reads:
             return False
         if not rates.limits and account is not None:
-            # The usual case, which needs no further call.
+            # The usual case: no rate limit is configured, so the account alone counts the read.
             channel.live_use = account
             account.live_reads += 1
             return True

@@ -180,8 +180,8 @@ class Authoriser:
         verdict for the same request line.
         """
         if self._remembered is not None and (exact := self._remembered.exact.get(alias)) is not None:
-            # A remembered answer for these bytes refers to its own section.  If `Sections` has evicted that section,
-            # `split` returns another one.  Store the verdict in both.
+            # A remembered answer for the same bytes refers to a section object.  If `Sections` has evicted this object
+            # since, `split` returns another object for the same section.  Store the verdict in both.
             self._sections.allow(exact[1], stream or alias[: alias.find(b"\r\n")], allowed)
         if (split := self._sections.split(alias)) is not None:
             self._sections.allow(split[1], stream or split[0], allowed)
@@ -391,8 +391,8 @@ def _actions(request: Request, parsed: ParsedRequest, *, is_fork: bool) -> tuple
 
 
 def _forked(lines: list[str], route: Route) -> str:
-    """Return the canonical path of the stream to fork, as clients name it.  Raises Forbidden if the origin might take
-    the path for another stream.
+    """Return the canonical path of the stream to fork, as clients name it.  Raises Forbidden if the origin might read
+    it as the path of another stream.
     """
     try:
         target = parse_target(lines[0].strip()) if len(lines) == 1 and lines[0].lstrip().startswith("/") else None

@@ -2,10 +2,10 @@
 
 Several certificates may have the same name.  Among the certificates with the same kind of key, handshakes use the one
 that expires last.  An `ssl.SSLContext` presents one certificate for each kind of key, and the client chooses one that
-it can verify.  The contexts of a listener differ only in their certificates.  Clients that send no server name, or an
-unknown name, get the first certificate.  If a better certificate has all names of the first, such clients get the
-better certificate.  A context in use never changes.  A reload makes new contexts for later handshakes, and open
-connections keep theirs.
+it can verify.  The contexts of a listener differ only in their certificates.  For clients that send no server name, or
+an unknown name, the choice is among the first certificate in the configuration and the certificates that have all its
+names.  A context in use never changes.  A reload makes new contexts for later handshakes, and open connections keep
+theirs.
 
 A TLS session can be resumed only under its original server name (RFC 6066 section 3).  Session keys belong to the
 context that the handshake begins with.  Each name therefore has a first context of its own, without certificates, and

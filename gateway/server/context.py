@@ -161,8 +161,8 @@ class ResponseRecorder:
             if mode not in _LIVE_MODES:
                 usage.add(sent_bytes, is_answered=is_answered)
             else:
-                # When the live read ends, one request, its time and the bytes of live answers are counted.  Add the
-                # bytes of other answers here, and subtract the request if it was not answered.
+                # The end of the live read itself counts one request, its duration, and the bytes of a live answer.  Add
+                # the bytes of an answer that was not live.  If the request was not answered, subtract it.
                 usage.sent_bytes += sent_bytes
                 usage.requests -= not is_answered
         if observed is not None:

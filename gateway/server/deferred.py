@@ -97,7 +97,7 @@ class UndecidedRequest(DeferredRequest):
     def __init__(self, context: RequestContext, parsed: ParsedRequest, answerer: Answerer) -> None:
         super().__init__(context, parsed, answerer)
         self.waiting: WaitingRequest | None = None
-        """The request's place in the queue."""
+        """The request's entry in the queue of `gateway.upstream.auth_services`; None before the request waits there."""
 
     def _stop_waiting(self) -> None:
         if self.waiting is not None:

@@ -277,7 +277,7 @@ class Listeners:
         if config.https_port is not None:
             protocols = {HTTP_1: self._redirect_factory(config.https_port)}
         if config.tls is None and config.proxy_protocol == "off":
-            # In the usual case, do without the call that chooses the kind of connection.
+            # Make plain connections directly, without the call that chooses the kind of connection.
             plain = partial(Connection, self._clients)
             return plain if config.https_port is None else partial(protocols[HTTP_1], None, is_secure=False)
         acceptor = Acceptor(

@@ -104,8 +104,8 @@ class PollGroup:
         self._route = route
         self._origin = origin
         self._keeps = keeps
-        # Groups with equal shapes can share an answer.  A reload may have changed a route's CORS headers since another
-        # group began.
+        # Groups with equal shapes can share an answer.  The shape has the route itself rather than its name, because a
+        # reload may have changed the route's CORS headers since another group began.
         self.shape: Hashable = (route, origin is None, keeps)
         self._waiter: Waiter | None = None
         """None before `add_first`, after the end, and while clients wait for their requests to be handled again."""
@@ -252,8 +252,8 @@ class PollGroup:
         if self._note is not None:
             self.answer = answer
         self._end(answer.outcome, _reason(answer, is_draining=self._rendering.drain.is_set), rendered)
-        # A remembered request refers to its latest group.  Drop the answer, so that its bytes do not stay in memory for
-        # that long.
+        # A remembered request refers to its latest group.  Drop the group's answer, because otherwise this reference
+        # would keep the answer's bytes in memory.
         self.answer = None
         channels, self._channels = self._channels, {}
         self._noted = None

@@ -141,7 +141,8 @@ class Relays:
         passed, guard = parsed.relayed, parsed.route.guard
         if passed is None or is_expecting:
             passed = self._passed(context, parsed, is_expecting=is_expecting)
-            # An authorisation service may name another principal for the next equal request.
+            # Do not reuse the headers if a service authorises the requests: it may name another principal for the next
+            # equal request.
             if not is_expecting and (guard is None or not guard.asks_services):
                 parsed.relayed = passed
         if varied := context.request.head.fields.varied:
@@ -151,7 +152,8 @@ class Relays:
             if isinstance(channel.live_use, GuardedUse):
                 channel.live_use.end_at_expiry()
             if parsed.route.ends_live_in_s is not None:
-                # The client's next request is authorised by the rules in effect.
+                # A reload has put the read under rules of authorisation, which it has not passed.  Answer 503, so that
+                # the client repeats the request under these rules.
                 raise Undecided
             relayed = self.engine.live_table.begin_relayed(parsed.client, parsed.route.name, channel.end_early)
             channel.live_use = _RelayedLiveUse(channel.live_use, relayed)

@@ -92,7 +92,7 @@ class WritingConnection(TimedConnection):
         if status in _BODILESS:
             body = b""
             if status == 204 and states_length(headers):
-                # RFC 9110 section 8.6 forbids the field, even if the origin sent it.
+                # RFC 9110 section 8.6 forbids a Content-Length in a 204, even if the origin has sent one.
                 del headers[_CONTENT_LENGTH]
         elif body or request.method != "HEAD":
             state_length(headers, len(body))
@@ -115,7 +115,7 @@ class WritingConnection(TimedConnection):
         self._is_bodiless = status in _BODILESS or request.method == "HEAD"
         self._is_chunked = False
         if status == 204 and states_length(headers):
-            # RFC 9110 section 8.6 forbids the field, even if the origin sent it.
+            # RFC 9110 section 8.6 forbids a Content-Length in a 204, even if the origin has sent one.
             del headers[_CONTENT_LENGTH]
         if length is not None and not self._is_bodiless:
             headers["Content-Length"] = str(length)

@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 USE_S: Final = 1.0
-"""Requests for a stream within this time after a use belong to that use."""
+"""Requests for a stream within this many seconds after a use count as the same use."""
 
 
 class Eviction(Protocol[K]):

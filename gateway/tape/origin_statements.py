@@ -45,8 +45,9 @@ _NEVER: Final[list[float]] = []
 class Confirmations:
     """The offsets from which the origin has had the bytes, each with the time of the statement (monotonic seconds).
 
-    Offsets and times ascend together.  An entry with a later offset but no later time is not kept, because the
-    preceding entry implies it.  Any entry may be dropped: the gateway then asks the origin once more.
+    Offsets and times ascend together.  A confirmation also covers all later offsets.  An entry is therefore kept only
+    if its time is later than the preceding entry's.  Any entry may be dropped: the gateway then asks the origin once
+    more.
     """
 
     __slots__ = ("_at", "_offsets", "asked_at", "refused_at", "start_at")
@@ -78,7 +79,7 @@ class Confirmations:
         place = bisect_right(offsets, offset)
         if place and times[place - 1] >= at:
             return
-        # Drop later offsets without a later time, because the new entry implies them.
+        # Drop later offsets whose times are not later, because the new confirmation covers them.
         stop = place
         while stop < len(offsets) and times[stop] <= at:
             stop += 1

@@ -42,8 +42,8 @@ class TapeReading(NamedTuple):
     end: str = ""
     stored_at: float = 0.0
     copied: int = 0
-    """How many of the bytes in `pieces` take memory besides the tape's own.  They are
-    copies, or they will be kept for this reading alone once the tape grows and copies the block that has them."""
+    """How many of the bytes in `pieces` take memory besides the tape's own.  They are copies, or a small piece at a
+    block's end, which the tape itself replaces by a larger piece when the block grows."""
 
 
 class Extent(NamedTuple):

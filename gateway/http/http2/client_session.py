@@ -2,7 +2,7 @@
 
 The peer is an origin, which may be faulty or hostile.  All input is bounded: heads in bytes and fields, interim replies
 in their rate, unread bodies by their windows, and frames without content by a budget.  An invalid reply resets its
-stream, and a server push ends the connection.  One RST_STREAM for each request does not count towards this budget: the
+stream, and a server push ends the connection.  One RST_STREAM for each request does not count towards the budget: the
 origin may end a request with it, or send it after a reply that did not need the whole request (section 8.1).
 
 Trailers are dropped.  A request counts as not processed if the origin resets its stream with REFUSED_STREAM, or if the

@@ -58,8 +58,9 @@ class Ending(Receiving):
         self._last_id = 0
         """The id of the last stream that the client has begun."""
         self._late_bytes = 0
-        """The most bytes of DATA that may still arrive for streams that this side has reset, by the streams' windows.
-        The peer may have sent these bytes before it read the reset.
+        """The most bytes of DATA that may still arrive for streams that this side has reset: the sum of the windows
+        that these streams had left, but no more than `_MOST_LATE_BYTES`.  The peer may have sent these bytes before it
+        read the reset.
         """
         self._reset_ids: deque[int] = deque()
         """The latest reset streams, oldest first."""

@@ -278,7 +278,7 @@ class StreamChannel(Handling):
         if status in _BODILESS:
             body = b""
             if status == 204 and states_length(headers):
-                # RFC 9110 section 8.6 forbids the field, even if the origin sent it.
+                # RFC 9110 section 8.6 forbids a Content-Length in a 204, even if the origin has sent one.
                 del headers[_CONTENT_LENGTH]
         elif body or request.method != "HEAD":
             state_length(headers, len(body))
@@ -297,7 +297,7 @@ class StreamChannel(Handling):
         """Write the head of an answer whose body has `length` bytes; None if the length is unknown."""
         self._is_bodiless = status in _BODILESS or request.method == "HEAD"
         if status == 204 and states_length(headers):
-            # RFC 9110 section 8.6 forbids the field, even if the origin sent it.
+            # RFC 9110 section 8.6 forbids a Content-Length in a 204, even if the origin has sent one.
             del headers[_CONTENT_LENGTH]
         if length is not None and not self._is_bodiless:
             headers["Content-Length"] = str(length)

@@ -308,8 +308,8 @@ class Http2Connection(TimedHttp2Connection):
         assert alias is not None
         if (find := clients.find) is None:
             return False
-        # Try `exact` first.  Equal requests share one alias object, which keeps its hash, but `find` has to read all
-        # its bytes.
+        # Try `exact` first.  Equal requests share one alias object, whose hash is computed only once, but `find` reads
+        # all bytes of the alias.
         if (found := clients.exact.get(alias) or find(alias)) is None:
             return False
         known, section = found
