@@ -17,7 +17,7 @@ def auth_families(services: AuthServices | None, routes: Iterable[str]) -> Itera
     undecided = services.undecided if services is not None else Counter[str]()
     yield counter(
         "durable_gateway_auth_key_fetches",
-        "Fetches of an issuer's key set by its URL, by result. Excludes key files.",
+        "Fetches of key sets from issuers, by issuer and result. Excludes key files.",
         ("issuer", "result"),
         (
             ((one.source.issuer, result), count)
@@ -27,7 +27,7 @@ def auth_families(services: AuthServices | None, routes: Iterable[str]) -> Itera
     )
     yield gauge(
         "durable_gateway_auth_key_set_age_seconds",
-        "Time since an issuer's key set was last fetched. Excludes key sets that never were.",
+        "Seconds since the key set of an issuer was last fetched. Excludes key sets that have never been fetched.",
         ("issuer",),
         (((one.source.issuer,), one.age_s) for one in every if one.ring is not None),
     )
@@ -36,15 +36,15 @@ def auth_families(services: AuthServices | None, routes: Iterable[str]) -> Itera
         results.update({(one.rule.route, result): count for result, count in one.results.items()})
     yield counter(
         "durable_gateway_auth_subrequests",
-        "Requests to authorisation services (forward-auth), by result: allowed, refused, or undecided, when the "
-        "service did not answer in time, or with another status. Excludes verdicts that were kept.",
+        "Requests to authorisation services (forward-auth), by result: allowed, refused, or undecided (no answer in "
+        "time, or an answer with another status). Excludes verdicts that were still cached.",
         ("route", "result"),
         results.items(),
     )
     yield counter(
         "durable_gateway_auth_undecided",
-        "Requests answered 503 because they could not be authorised: a key set or a service was not reached. Excludes "
-        "requests that waited and were decided.",
+        "Requests answered 503 because a key set or an authorisation service could not be reached. Excludes requests "
+        "that waited for a verdict and got one.",
         ("route",),
         (((route,), undecided[route]) for route in routes),
     )

@@ -19,8 +19,8 @@ def connection_families(pools: Mapping[str, Connections], slots: SlotUse) -> Ite
     """
     yield gauge(
         "durable_gateway_upstream_connections",
-        "Connections to origins, in the pool of live requests or the pool of all others, in use or idle. Excludes "
-        "those being opened.",
+        "Connections to origins, by pool (live requests, or all other requests) and state (busy or idle). Excludes "
+        "connections that are being made.",
         ("pool", "state"),
         [
             *(((pool, "busy"), float(seen.busy)) for pool, seen in pools.items()),
@@ -29,44 +29,44 @@ def connection_families(pools: Mapping[str, Connections], slots: SlotUse) -> Ite
     )
     yield gauge(
         "durable_gateway_upstream_connection_oldest_seconds",
-        "Age of the oldest of those connections, 0 where there is none. Excludes what "
-        "durable_gateway_upstream_connections excludes.",
+        "Age of the oldest connection in a pool, in seconds; 0 for an empty pool. Excludes connections that are being "
+        "made.",
         ("pool",),
         (((pool,), seen.oldest_s) for pool, seen in pools.items()),
     )
     yield gauge(
         "durable_gateway_upstream_connection_mean_seconds",
-        "Mean age of those connections, 0 where there is none. Excludes what "
-        "durable_gateway_upstream_connections excludes.",
+        "Mean age of the connections in a pool, in seconds; 0 for an empty pool. Excludes connections that are being "
+        "made.",
         ("pool",),
         (((pool,), seen.mean_s) for pool, seen in pools.items()),
     )
     yield gauge(
         "durable_gateway_upstream_slots",
-        "Connections to origins, or streams of HTTP/2 connections, taken by requests, by what they are for: one is "
-        "taken before it is opened. Excludes idle ones.",
+        "Requests that hold a connection to an origin, or a stream of an HTTP/2 connection, by purpose. Includes "
+        "requests whose connection is being made. Excludes idle connections.",
         ("purpose",),
         (((purpose.value,), taken) for purpose, taken in slots.taken.items()),
     )
     yield gauge(
         "durable_gateway_upstream_queue",
-        "Requests that wait for a connection to an origin, by what they are for. Excludes live ones, which never wait.",
+        "Requests that wait for a connection to an origin, by purpose. Excludes live requests, which never wait.",
         ("purpose",),
         (((purpose.value,), waiting) for purpose, waiting in slots.waiting.items()),
     )
     yield counter(
         "durable_gateway_upstream_refused",
-        "Requests that got no connection to an origin: queue, because upstream_queue waited; client, because too many "
-        "of their client waited; time, because they had waited for upstream_wait_s. Excludes requests that an open "
-        "circuit breaker refused.",
+        "Requests that got no connection to an origin, by reason: queue (upstream_queue requests were waiting), "
+        "client (too many requests of the same client were waiting), time (the request had waited for "
+        "upstream_wait_s). Excludes requests refused because of an open circuit breaker.",
         ("reason",),
         (((reason.value,), count) for reason, count in slots.refused.items()),
     )
     yield counter(
         "durable_gateway_upstream_waited",
-        "Requests that had to wait for a connection to an origin: connections, because upstream_connections or a share "
-        "of them were taken; client, because their client network had client_upstream_requests under way. Excludes "
-        "requests that were refused at once.",
+        "Requests that had to wait for a connection to an origin, by reason: connections (all upstream_connections, "
+        "or a share of them, were in use), client (the client network had client_upstream_requests in progress). "
+        "Excludes requests refused at once.",
         ("reason",),
         (((reason.value,), count) for reason, count in slots.waited.items()),
     )

@@ -102,8 +102,8 @@ def client_families(routes: Routes) -> Iterator[Metric]:
     """Clients' requests and their answers."""
     yield counter(
         "durable_gateway_requests",
-        "Client requests that have ended, by mode and outcome. Includes refused and dropped ones, those that could not "
-        "be parsed and, once they end, live reads; excludes the admin port.",
+        "Completed client requests, by mode and outcome. Includes refused and dropped requests, requests that could "
+        "not be parsed, and live reads that have ended. Excludes the admin port.",
         ("mode", "outcome", "route"),
         (
             ((mode, outcome, route), end.requests)
@@ -114,8 +114,8 @@ def client_families(routes: Routes) -> Iterator[Metric]:
     )
     yield counter(
         "durable_gateway_response_bytes",
-        "Body bytes of the answers to the requests in durable_gateway_requests, as they were sent, including "
-        "compression and event framing. Excludes headers and, until they end, live reads.",
+        "Body bytes of the answers to the requests in durable_gateway_requests, as sent: after compression, and with "
+        "the framing of events. Excludes headers, and live reads that have not ended.",
         ("mode", "outcome", "route"),
         (
             ((mode, outcome, route), end.sent_bytes)
@@ -126,8 +126,8 @@ def client_families(routes: Routes) -> Iterator[Metric]:
     )
     yield counter(
         "durable_gateway_response_saved_bytes",
-        "Bytes that compression saved on the answers in durable_gateway_response_bytes. Excludes answers that were not "
-        "sent whole, and compression by the origin.",
+        "Bytes that compression saved in the answers of durable_gateway_response_bytes. Excludes answers that were "
+        "not sent completely, and compression by the origin.",
         ("mode", "outcome", "route"),
         (
             ((mode, outcome, route), end.saved_bytes)
@@ -138,22 +138,22 @@ def client_families(routes: Routes) -> Iterator[Metric]:
     )
     yield histogram(
         "durable_gateway_request_duration_seconds",
-        "Seconds from reading a client's request to the end of its answer. Includes the time a live read waited for "
-        "data or an SSE connection lived, and repeated hits, at 0; excludes time in the kernel's buffers.",
+        "Seconds from reading a client's request to the end of the answer. Includes the time for which a live read "
+        "waits for data or stays open, and repeated hits, which count as 0. Excludes time in the kernel's buffers.",
         ("mode", "route"),
         _by_mode(routes, lambda figures: figures.durations, _TIMED),
     )
     yield histogram(
         "durable_gateway_first_byte_seconds",
-        "Seconds from reading a client's request to writing the first byte of its answer: for SSE, of its head. "
-        "Includes repeated hits, at 0; excludes requests that ended without an answer.",
+        "Seconds from reading a client's request to writing the first byte of the answer. Includes the heads of SSE "
+        "answers, and repeated hits, which count as 0. Excludes requests that ended without an answer.",
         ("mode", "route"),
         _by_mode(routes, lambda figures: figures.first_bytes, _FIRST_BYTES),
     )
     yield gauge(
         "durable_gateway_subscribers",
-        "Live clients connected now: waiting long-polls and open SSE connections. Excludes long-polls that are "
-        "answered at once and relayed live reads.",
+        "Live clients connected now: waiting long-polls and open SSE connections. Excludes long-polls answered at "
+        "once, and relayed live reads.",
         ("mode", "route"),
         (
             ((mode, route), count.value)
@@ -164,15 +164,15 @@ def client_families(routes: Routes) -> Iterator[Metric]:
     )
     yield counter(
         "durable_gateway_deliveries",
-        "Deliveries of newly followed data to live readers: each reader counts. Excludes data sent from the tape to "
-        "readers that arrive or catch up.",
+        "Deliveries of data from a follower to live readers; each reader counts. Excludes data that arriving readers, "
+        "or readers that catch up, get from the tape.",
         ("route",),
         by_route(routes, lambda figures: figures.deliveries.value),
     )
     yield histogram(
         "durable_gateway_delivery_delay_seconds",
-        "Seconds from storing newly followed data until the last live reader of the stream was handed it. Observed "
-        "once per round, however many readers it has; excludes time in clients' buffers.",
+        "Seconds from storing data of a follower until all live readers of the stream were sent the data. Observed "
+        "once per delivery round, however many readers there are. Excludes time in clients' buffers.",
         ("route",),
         (
             ((route,), figures.delivery_delays)
@@ -186,8 +186,8 @@ def upstream_families(routes: Routes) -> Iterator[Metric]:
     """Make the families of requests to origins and of the origins' answers."""
     yield counter(
         "durable_gateway_upstream_requests",
-        "Requests sent to origins, by mode. Includes retries, tail probes, the gateway's own HEADs, and each origin "
-        "that a request went on to; excludes health checks, probes and connections not used.",
+        "Requests sent to origins, by mode. Includes retries, tail probes, the gateway's own HEADs, and repetitions "
+        "of a request at another origin. Excludes health checks, probes, and attempts that got no connection.",
         ("mode", "route"),
         (
             ((mode, route), count.value)
@@ -198,14 +198,15 @@ def upstream_families(routes: Routes) -> Iterator[Metric]:
     )
     yield histogram(
         "durable_gateway_upstream_first_byte_seconds",
-        "Seconds from sending a request to an origin to the head of its answer, including connecting and request "
-        "bodies. Includes the time the origin held a long-poll; excludes requests that were not answered.",
+        "Seconds from sending a request to an origin to the head of the reply, including the time to connect and to "
+        "send a request body. Includes the time for which the origin holds a long-poll. Excludes requests without a "
+        "reply.",
         ("mode", "route"),
         _by_mode(routes, lambda figures: figures.upstream_first_bytes, _UPSTREAM_FIRST_BYTES),
     )
     yield counter(
         "durable_gateway_upstream_replies",
-        "Answers of origins by class of status. Excludes requests that got no answer.",
+        "Replies of origins, by class of status. Excludes requests without a reply.",
         ("class", "route"),
         (
             ((status, route), count.value)
@@ -216,8 +217,8 @@ def upstream_families(routes: Routes) -> Iterator[Metric]:
     )
     yield counter(
         "durable_gateway_upstream_failures",
-        "Requests to origins that failed or were cut off, by error. Excludes 5xx answers, which are in "
-        "durable_gateway_upstream_replies, and requests whose clients left.",
+        "Requests to origins that failed, or whose replies were truncated, by error. Excludes 5xx replies "
+        "(durable_gateway_upstream_replies) and requests whose clients left.",
         ("error", "route"),
         (
             ((error, route), count.value)
@@ -228,7 +229,7 @@ def upstream_families(routes: Routes) -> Iterator[Metric]:
     )
     yield counter(
         "durable_gateway_upstream_bytes",
-        "Body bytes from origins, SSE framing and base64 included. Excludes headers and request bodies.",
+        "Body bytes from origins, including SSE framing and base64. Excludes headers and request bodies.",
         ("mode", "route"),
         (
             ((mode, route), count.value)
@@ -239,14 +240,15 @@ def upstream_families(routes: Routes) -> Iterator[Metric]:
     )
     yield counter(
         "durable_gateway_upstream_retries",
-        "Retries: requests to an origin after the first try. Excludes reconnects after a planned end.",
+        "Retries: further attempts after the first request to an origin. Excludes reconnects after a planned end.",
         ("route",),
         by_route(routes, lambda figures: figures.retries.value),
     )
     yield counter(
         "durable_gateway_unshared_reads",
-        "Reads sent to the origin one by one because its answers may not be shared, by the reason: a header of its "
-        "replies (Set-Cookie, Cache-Control, Vary), or their form. Excludes reads that the configuration relays.",
+        "Reads relayed one by one because the origin's replies may not be shared, by reason: a header of the reply "
+        "(Set-Cookie, Cache-Control, Vary) or the reply's form. Excludes reads that are relayed because of the "
+        "configuration.",
         ("reason", "route"),
         (
             ((reason, route), value)
@@ -257,8 +259,9 @@ def upstream_families(routes: Routes) -> Iterator[Metric]:
     )
     yield counter(
         "durable_gateway_reconnects",
-        "Live requests of followers that ended while their stream was still followed: planned, at the end of their "
-        "lifetime or of a bulk by long-poll, or lost. Excludes those ended because the last reader had left.",
+        "Followers' live requests that ended while the stream was still followed: planned (the request's lifetime was "
+        "over, or the follower changed between SSE and long-poll) or lost. Excludes live requests ended because the "
+        "last reader had left.",
         ("reason", "route"),
         (
             (("planned" if is_planned else "lost", route), count.value)
@@ -274,15 +277,15 @@ def coding_families(coded: Mapping[Coding, tuple[Count, Count, Count]]) -> Itera
     texts = (
         (
             "durable_gateway_compressions",
-            "Bodies compressed. Excludes those that did not shrink and reuses of a compressed body.",
+            "Bodies that the gateway compressed. Excludes bodies that did not shrink, and reuses of a compressed body.",
         ),
         (
             "durable_gateway_compression_input_bytes",
-            "Bytes of those bodies before compression. Excludes what durable_gateway_compressions excludes.",
+            "Bytes before compression of the bodies in durable_gateway_compressions. Excludes all other bodies.",
         ),
         (
             "durable_gateway_compression_output_bytes",
-            "Bytes of those bodies after compression. Excludes what durable_gateway_compressions excludes.",
+            "Bytes after compression of the bodies in durable_gateway_compressions. Excludes all other bodies.",
         ),
     )
     for at, (name, text) in enumerate(texts):
@@ -294,27 +297,27 @@ def state_families(state: State, routes: Iterable[str]) -> Iterator[Metric]:
     for name, text, value in (
         (
             "durable_gateway_ready",
-            "1 while new clients are accepted. Excludes the start, until the first can be accepted, and the drain.",
+            "1 while the gateway accepts new clients, else 0. Excludes the start and the drain.",
             1,
         ),
         (
             "durable_gateway_connections",
-            "Client connections open now, idle ones and live reads included. Excludes the admin port.",
+            "Open client connections, including idle connections and live reads. Excludes the admin port.",
             state.connections,
         ),
         (
             "durable_gateway_lag_bytes",
-            "Bytes written for clients and not yet accepted by them, over all clients. Excludes the kernel's buffers.",
+            "Bytes in this process's buffers that clients have not accepted yet. Excludes the kernel's buffers.",
             state.unsent.total,
         ),
         (
             "durable_gateway_lag_most_bytes",
-            "Unsent bytes of the client with the most. Excludes the kernel's buffers.",
+            "Bytes in the buffers of this process for the one client with the most. Excludes the kernel's buffers.",
             state.unsent.most,
         ),
         (
             "durable_gateway_followed_streams",
-            "Streams with live readers, or in the linger after the last one left. Excludes relayed live reads.",
+            "Streams that a follower reads, with or without live readers. Excludes relayed live reads.",
             state.followed,
         ),
         (
@@ -329,27 +332,27 @@ def state_families(state: State, routes: Iterable[str]) -> Iterator[Metric]:
         (
             (
                 "durable_gateway_flights",
-                "Shared fetches under way, HEADs and tail probes included. Excludes followers and relays.",
+                "Shared fetches in progress, including HEADs and tail probes. Excludes followers and relayed requests.",
                 lambda route: state.flights.get(route, 0),
             ),
             (
                 "durable_gateway_waiters",
-                "Requests that wait for those fetches or read along. Excludes live readers, which wait for a follower.",
+                "Requests that wait for a shared fetch or read its body. Excludes readers that wait for a follower.",
                 lambda route: state.waiters.get(route, 0),
             ),
             (
                 "durable_gateway_tapes",
-                "Tapes held, empty ones included. Excludes streams that are only relayed.",
+                "Tapes (streams in memory), including empty tapes. Excludes streams that are only relayed.",
                 lambda route: state.holdings.get(route, _NOTHING).tapes,
             ),
             (
                 "durable_gateway_tape_blocks",
-                "Blocks that hold the tapes' bytes. Excludes compressed copies.",
+                "Blocks of the tapes. A block is a run of bytes. Excludes compressed copies.",
                 lambda route: state.holdings.get(route, _NOTHING).blocks,
             ),
             (
                 "durable_gateway_tape_bytes",
-                "Bytes of the budget that tapes use, their indexes included. Excludes compressed copies.",
+                "Bytes of the budget that tapes use, including their indexes. Excludes compressed copies.",
                 lambda route: state.holdings.get(route, _NOTHING).cost,
             ),
         ),
@@ -369,7 +372,7 @@ def route_family(routes: Routes, protocols: Mapping[str, str]) -> Metric:
     children = [((route, protocols[route]), 1) for route in routes if route in protocols]
     return gauge(
         "durable_gateway_route_info",
-        "Always 1; the labels name a configured route and the protocol that its clients speak, durable-streams or s2.",
+        "Always 1. The labels name a configured route and the protocol of its clients: durable-streams or s2.",
         ("route", "protocol"),
         children,
     )
@@ -380,7 +383,7 @@ def build_family(version: str) -> Metric:
     versions = (version, platform.python_version(), aiohttp.__version__)
     return gauge(
         "durable_gateway_build_info",
-        "Always 1; the labels name the versions.",
+        "Always 1. The labels name the versions of the gateway, Python and aiohttp.",
         ("version", "python", "aiohttp"),
         [(versions, 1)],
     )

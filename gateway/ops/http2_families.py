@@ -23,35 +23,36 @@ def http2_families(counts: SessionCounts) -> Iterator[Metric]:
     """Gauges and counters of HTTP/2 connections with clients."""
     yield gauge(
         "durable_gateway_http2_connections",
-        "Open client connections that use HTTP/2. Excludes those in a TLS handshake.",
+        "Open client connections that use HTTP/2. Excludes connections in a TLS handshake.",
         (),
         [((), counts.connections)],
     )
     yield gauge(
         "durable_gateway_http2_streams",
-        "Open requests over HTTP/2, live reads included. Excludes those whose answer is sent.",
+        "Open requests over HTTP/2, including live reads. Excludes requests whose answer has been sent.",
         (),
         [((), counts.streams)],
     )
     yield counter(
         "durable_gateway_http2_resets",
-        "Requests over HTTP/2 that the gateway ended with RST_STREAM, by error code: refused_stream beyond "
-        "http2_streams, cancel for a client that does not keep up, protocol_error for a malformed request, no_error "
-        "where the rest of a body is not needed. Excludes requests that clients reset.",
+        "HTTP/2 requests that the gateway ended with RST_STREAM, by error code. Examples: refused_stream (more than "
+        "http2_streams), cancel (the client read too slowly), protocol_error (a malformed request), no_error (the "
+        "rest of the request body was not needed). Excludes requests that the client reset.",
         ("code",),
         (((code.name.lower(),), counts.resets[code]) for code in dict.fromkeys((*_RESETS, *counts.resets))),
     )
     yield counter(
         "durable_gateway_http2_goaways",
-        "HTTP/2 connections to which the gateway sent GOAWAY, by error code: no_error in a drain and when idle, "
-        "enhance_your_calm for a flood or a head that does not end in time. Excludes those that clients end.",
+        "HTTP/2 connections to which the gateway sent GOAWAY, by error code. Examples: no_error (in a drain, or an "
+        "idle connection), enhance_your_calm (a flood, or a head that was too late). Excludes connections that the "
+        "client ended.",
         ("code",),
         (((code.name.lower(),), counts.goaways[code]) for code in dict.fromkeys((*_GOAWAYS, *counts.goaways))),
     )
     yield counter(
         "durable_gateway_http2_floods",
-        "HTTP/2 connections that the gateway ended because a kind of frame came more often than allowed. Excludes "
-        "connections ended for another error.",
+        "HTTP/2 connections that the gateway ended because the client sent too many frames of one kind. Excludes "
+        "connections ended because of another error.",
         ("kind",),
         (((kind.value,), counts.floods[kind]) for kind in Kind),
     )
@@ -64,34 +65,37 @@ def upstream_http2_families(counts: SessionCounts) -> Iterator[Metric]:
     """Gauges and counters of HTTP/2 connections with origins."""
     yield gauge(
         "durable_gateway_upstream_http2_connections",
-        "Open connections to origins that use HTTP/2, idle ones included. Excludes those in a TLS handshake.",
+        "Open connections to origins that use HTTP/2, including idle connections. Excludes connections in a TLS "
+        "handshake.",
         (),
         [((), counts.connections)],
     )
     yield gauge(
         "durable_gateway_upstream_http2_streams",
-        "Requests to origins that are open on those connections. Excludes requests that wait for a connection.",
+        "Open requests to origins over HTTP/2. Excludes requests that wait for a connection.",
         (),
         [((), counts.streams)],
     )
     yield counter(
         "durable_gateway_upstream_http2_resets",
-        "Requests to origins over HTTP/2 that the gateway ended with RST_STREAM, by error code: cancel when the client "
-        "has left or time has run out, protocol_error for a malformed answer. Excludes requests that origins reset.",
+        "HTTP/2 requests to origins that the gateway ended with RST_STREAM, by error code. Examples: cancel (the "
+        "client left, or a time limit passed), protocol_error (a malformed reply). Excludes requests that the origin "
+        "reset.",
         ("code",),
         (((code.name.lower(),), counts.resets[code]) for code in dict.fromkeys((*_UPSTREAM_RESETS, *counts.resets))),
     )
     yield counter(
         "durable_gateway_upstream_http2_goaways",
-        "HTTP/2 connections to origins to which the gateway sent GOAWAY, by error code: no_error when idle or no "
-        "longer used, enhance_your_calm for a flood or too large a head. Excludes those that origins end.",
+        "HTTP/2 connections to origins to which the gateway sent GOAWAY, by error code. Examples: no_error (an idle "
+        "connection, or one that is no longer used), enhance_your_calm (a flood, or a head that was too large). "
+        "Excludes connections that the origin ended.",
         ("code",),
         (((code.name.lower(),), counts.goaways[code]) for code in dict.fromkeys((*_GOAWAYS, *counts.goaways))),
     )
     yield counter(
         "durable_gateway_upstream_http2_floods",
-        "HTTP/2 connections to origins that the gateway ended because a kind of frame came more often than allowed. "
-        "Excludes connections ended for another error.",
+        "HTTP/2 connections to origins that the gateway ended because the origin sent too many frames of one kind. "
+        "Excludes connections ended because of another error.",
         ("kind",),
         (((kind.value,), counts.floods[kind]) for kind in Kind),
     )

@@ -46,17 +46,17 @@ class LimitFigures:
         """Return the families with their current values."""
         yield counter(
             "durable_gateway_client_limited",
-            "Requests refused, clients cut off, and client networks banned, because a client network used more than "
-            "its share, sent too much or too slowly, or because all clients together reached a limit, by the limit's "
-            "key. Excludes connections, which are in durable_gateway_connections_refused, requests that wait, and "
+            "Requests refused, connections cut and client networks banned, by the configuration key of the limit: a "
+            "client exceeded its share, sent too much or too slowly, or all clients together reached a limit. "
+            "Excludes refused connections (durable_gateway_connections_refused), requests that had to wait, and "
             "configured rate limits.",
             ("limit",),
             (((limit,), n) for limit, n in self.client_limited.items()),
         )
         yield counter(
             "durable_gateway_rate_limited",
-            "Requests answered 429 because of a configured rate limit, by its name. Excludes limits per client that "
-            "hold without configuration.",
+            "Requests answered 429 because of a configured rate limit, by the limit's name. Excludes the limits per "
+            "client that always apply.",
             ("limit", "route"),
             self.rate_limited.items(),
         )

@@ -49,50 +49,54 @@ class ListenerFigures:
         """Return the families with their current values."""
         yield counter(
             "durable_gateway_connections_refused",
-            "Client connections closed unanswered: limit beyond max_connections, client beyond client_connections, "
-            "displaced for a smaller network's, leaving at the end of a drain, proxy for a PROXY header that is "
-            "missing, malformed or not trusted. Excludes failed TLS handshakes.",
+            "Client connections closed without an answer, by reason: limit (more than max_connections), client (more "
+            "than client_connections), displaced (an idle connection made room for a network with fewer connections), "
+            "leaving (at the end of a drain), banned (client_refusals_per_s), memory (close to memory_max_bytes), "
+            "proxy (a PROXY header was missing, malformed or not trusted). Excludes failed TLS handshakes.",
             ("reason",),
             (((reason,), n) for reason, n in self.refused().items()),
         )
         yield counter(
             "durable_gateway_requests_waited",
-            "Requests that had to wait for a later turn of the event loop, because many came at once, or many of their "
-            "client network's. Excludes remembered answers and known live reads, which do not wait.",
+            "Requests that had to wait for a later turn of the event loop, because many requests arrived at once, or "
+            "many from the same client network. Excludes remembered answers and remembered live reads, which never "
+            "wait.",
             (),
             (((), self.waited()),),
         )
         admin_open, admin_closed = self.admin()
         yield gauge(
             "durable_gateway_admin_connections",
-            "Connections open to the admin port. Excludes those of clients.",
+            "Open connections to the admin port. Excludes connections of clients.",
             (),
             [((), admin_open)],
         )
         yield counter(
             "durable_gateway_admin_connections_closed",
-            "Connections to the admin port that the gateway closed: limit above admin_connections, head for a head too "
-            "large or late, write for an answer that is not taken. Excludes idle ones whose time is over.",
+            "Connections to the admin port that the gateway closed, by reason: limit (more than admin_connections), "
+            "head (the request head was too large or too late), write (the peer did not read the answer in time). "
+            "Excludes idle connections that timed out.",
             ("reason",),
             (((reason,), n) for reason, n in admin_closed.items()),
         )
         yield counter(
             "durable_gateway_tls_handshakes",
-            "Completed TLS handshakes with clients, resumed sessions included. Excludes failed ones.",
+            "Completed TLS handshakes with clients, including resumed sessions. Excludes failed handshakes.",
             ("listener",),
             (((listener,), n) for listener, n in self.handshakes.items()),
         )
         yield counter(
             "durable_gateway_tls_handshake_failures",
-            "Failed TLS handshakes with clients, by reason. Includes those that clients gave up; excludes connections "
-            "closed before the handshake for their PROXY header.",
+            "Failed TLS handshakes with clients, by reason. Includes handshakes that the client gave up. Excludes "
+            "connections closed before the handshake because of their PROXY header.",
             ("listener", "reason"),
             self.handshake_failures.items(),
         )
         yield counter(
             "durable_gateway_certificate_failures",
-            "Certificate files that could not be used when they were read again, so that the old certificates stay in "
-            "use. Excludes files that a configuration newly names: then the whole configuration is refused.",
+            "Certificate files that proved unusable when they were read again. The previous certificates stay in use. "
+            "Excludes files that a new configuration names for the first time: an unusable one makes the gateway "
+            "refuse the configuration.",
             ("listener",),
             (((listener,), n) for listener, n in self.kept.items()),
         )
@@ -102,8 +106,8 @@ class ListenerFigures:
             soonest[listener, name] = min(at, soonest.get((listener, name), at))
         yield gauge(
             "durable_gateway_certificate_expiry_timestamp_seconds",
-            "Expiry of a certificate in use, in Unix seconds, by its first host name. Excludes those of its "
-            "authorities.",
+            "Expiry of a certificate in use, in Unix seconds. The label name has the certificate's first host name. "
+            "Excludes certificates of authorities.",
             ("listener", "name"),
             soonest.items(),
         )

@@ -32,8 +32,9 @@ class MemoryFigures:
         state = self.look()
         yield gauge(
             "durable_gateway_client_bytes",
-            "Bytes held for all clients together, a second ago at most: unread answers, unfinished heads, bodies. "
-            "Bytes that several hold count once. Excludes what the cache holds too.",
+            "Bytes of memory held for all clients at the latest measurement, at most a second ago: unread answers, "
+            "unfinished request heads, request bodies. Bytes held for several clients count once. Excludes bytes that "
+            "are also in the cache.",
             (),
             [((), state.client_bytes)],
         )
@@ -45,21 +46,23 @@ class MemoryFigures:
         )
         yield gauge(
             "durable_gateway_memory_limit_bytes",
-            "Resident memory under which the process keeps itself (memory_max_bytes); 0 if there is no bound.",
+            "The bound on the process's resident memory (memory_max_bytes); 0 without a bound.",
             (),
             [((), state.memory_limit_bytes)],
         )
         yield gauge(
             "durable_gateway_memory_pressure",
-            "How close to the memory limit the process is: 0 far, 1 the cache shrinks, 2 clients are dropped and no "
-            "fetch begins, 3 new connections are refused. Excludes the pressure of client_bytes.",
+            "The measures in effect because resident memory is close to its limit: 0 none, 1 the cache shrinks, 2 "
+            "clients are dropped and no fetch starts, 3 new connections are refused. Excludes measures because of "
+            "client_bytes.",
             (),
             [((), state.pressure)],
         )
         yield counter(
             "durable_gateway_clients_shed",
-            "Client connections dropped because they held the most: client_bytes above that bound, memory close to "
-            "memory_max_bytes. Excludes slow ones that are dropped for taking nothing.",
+            "Client connections dropped because they held the most memory, by reason: client_bytes (all clients "
+            "together exceeded this bound), memory (the process came close to memory_max_bytes). Excludes clients "
+            "dropped for reading too slowly.",
             ("reason",),
             (((reason,), n) for reason, n in state.shed.items()),
         )

@@ -334,28 +334,29 @@ class Metrics(Collector):
         """Return the families without a route label."""
         yield counter(
             "durable_gateway_downstream_bytes",
-            "Body bytes handed to clients' connections, whether or not the clients read them. Excludes headers.",
+            "Body bytes written to client connections, whether or not the clients have read them. Excludes headers.",
             (),
             [((), self.downstream_count.value)],
         )
         yield counter(
             "durable_gateway_slow_consumers",
-            "Clients that did not keep up: moved (they now read the tape at their own pace) or closed after that. "
-            "Excludes clients that left by themselves.",
+            "Slow clients, by action: moved (the buffers of a live reader were full, so the reader continues from the "
+            "tape at its own pace) or closed (the client read too slowly and was dropped). Excludes clients that left "
+            "by themselves.",
             ("action",),
             [(("closed" if is_closed else "moved",), count.value) for is_closed, count in self.slow_consumers.items()],
         )
         yield counter(
             "durable_gateway_evictions",
-            "Tapes dropped to stay within the byte budget, and blocks of a tape that alone exceeds it. Excludes tapes "
-            "dropped because their stream was deleted, expired or was purged.",
+            "Tapes dropped to stay within the byte budget, and blocks dropped from a tape that exceeds the budget "
+            "alone. Excludes tapes dropped because the stream was deleted, purged or expired.",
             ("route",),
             by_route(self.routes, lambda figures: figures.evictions.value),
         )
         yield counter(
             "durable_gateway_log_drops",
-            "Records of the access log that were lost: the queue was full, the sink gave them up, or they were not "
-            "written before shutdown. Excludes records that a sink took and lost.",
+            "Records of the access log that were lost: the queue was full, the sink gave up writing, or the records "
+            "were not written before the shutdown. Excludes records that a sink accepted and then lost.",
             (),
             [((), self.log_drop_count.value)],
         )
@@ -367,8 +368,8 @@ class Metrics(Collector):
         )
         yield gauge(
             "durable_gateway_cache_bytes",
-            "Bytes that the cache takes: tapes with their offsets, names and headers, and what is made of them. "
-            "Excludes buffers and bodies in flight.",
+            "Bytes of the cache budget in use: tapes with their offsets, names and headers, and data derived from "
+            "tapes, such as compressed bodies. Excludes buffers and bodies in flight.",
             (),
             [((), state.cache_bytes)],
         )

@@ -28,15 +28,15 @@ class OperationFigures:
         """Return the families with their current values."""
         yield counter(
             "durable_gateway_reloads",
-            "Reloads of the configuration, by whether it was taken or refused. Excludes the start, and certificates "
-            "read again because their files changed.",
+            "Reloads of the configuration, by result: taken or refused. Excludes the start, and reloads of changed "
+            "certificate files.",
             ("result",),
             ((("taken" if is_taken else "refused",), count) for is_taken, count in self._reloads.items()),
         )
         yield counter(
             "durable_gateway_purges",
-            "Purges at the admin port: hard ones drop tapes, soft ones make the next hit revalidate. Excludes the "
-            "number of streams purged.",
+            "Purges by the admin port. Hard purges drop tapes; soft purges make the gateway revalidate before the "
+            "next hit. Excludes the number of streams that a purge affected.",
             ("kind",),
             ((("soft" if is_soft else "hard",), count) for is_soft, count in self._purges.items()),
         )

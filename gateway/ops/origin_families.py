@@ -20,24 +20,24 @@ def origin_families(origins: Sequence[OriginState]) -> Iterator[Metric]:
         (
             "durable_gateway_origin_up",
             (
-                "1 while requests are sent to the origin as usual: its circuit breaker is closed and no health check "
-                "has ejected it. Excludes whether its answers are correct."
+                "1 while requests are sent to the origin as usual: the circuit breaker is closed, and no health check "
+                "has ejected the origin. Excludes whether the origin's answers are correct."
             ),
             lambda origin: float(origin.is_up),
         ),
         (
             "durable_gateway_origin_ejected",
-            "1 while health checks consider the origin down. Excludes its circuit breaker.",
+            "1 while health checks consider the origin to be down, else 0. Excludes the origin's circuit breaker.",
             lambda origin: float(origin.is_ejected),
         ),
         (
             "durable_gateway_origin_in_flight",
-            "Unfinished requests to the origin, live ones included. Excludes health checks.",
+            "Requests to the origin in progress, including live requests. Excludes health checks.",
             lambda origin: origin.in_flight,
         ),
         (
             "durable_gateway_origin_waiting",
-            "Requests that wait for the head of the origin's answer, or for a connection. Excludes live ones.",
+            "Requests that wait for a connection or for the head of the reply. Excludes live requests.",
             lambda origin: origin.waiting,
         ),
     )
@@ -45,13 +45,14 @@ def origin_families(origins: Sequence[OriginState]) -> Iterator[Metric]:
         yield gauge(name, text, ("origin",), (((origin.origin,), value(origin)) for origin in origins))
     yield gauge(
         "durable_gateway_origin_breaker_state",
-        "1 for the state of the origin's circuit breaker, 0 for the others. Excludes ejection.",
+        "1 for the present state of the origin's circuit breaker, 0 for the other states. Excludes ejection by health "
+        "checks.",
         ("origin", "state"),
         (((origin.origin, state.value), float(origin.state is state)) for origin in origins for state in BreakerState),
     )
     yield counter(
         "durable_gateway_origin_breaker_transitions",
-        "Times that the origin's circuit breaker entered a state. Excludes its first state.",
+        "How often the origin's circuit breaker has entered each state. Excludes the first state.",
         ("origin", "state"),
         (
             ((origin.origin, state.value), float(count))
@@ -62,41 +63,41 @@ def origin_families(origins: Sequence[OriginState]) -> Iterator[Metric]:
     counters: tuple[tuple[str, str, Callable[[OriginState], float]], ...] = (
         (
             "durable_gateway_origin_requests",
-            "Requests sent to the origin, those that could not connect included. Excludes health checks.",
+            "Requests to the origin, including requests that failed to connect. Excludes health checks.",
             lambda origin: origin.requests,
         ),
         (
             "durable_gateway_origin_failures",
             (
-                "Requests to the origin that count as failures: no connection, timeout, no valid answer, 502, 503, "
-                "504. Excludes 500, 4xx and requests whose clients left."
+                "Requests that count as failures of the origin: no connection, timeout, no valid reply, truncated "
+                "reply, 502, 503, 504. Excludes 500, 4xx, and requests whose clients left."
             ),
             lambda origin: origin.failures,
         ),
         (
             "durable_gateway_origin_refused",
             (
-                "Requests that were not sent because the origin's circuit breaker was open. Excludes those that "
-                "another origin of the route took."
+                "Requests refused because the origin's circuit breaker was open. Excludes requests that went to "
+                "another origin of the route instead."
             ),
             lambda origin: origin.refused,
         ),
         (
             "durable_gateway_origin_overflows",
-            "Requests that were not sent because waiting_requests waited for the origin. Excludes live ones.",
+            "Requests refused because waiting_requests requests were waiting already. Excludes live requests.",
             lambda origin: origin.overflows,
         ),
         (
             "durable_gateway_origin_redirects",
             (
-                "Requests that were sent to the origin because another named it as the stream's leader. Excludes those "
-                "that went there directly because of an earlier redirect."
+                "Requests that another origin redirected to this origin, the leader of the stream. Excludes requests "
+                "sent directly to a leader that is known from an earlier redirect."
             ),
             lambda origin: origin.redirects,
         ),
         (
             "durable_gateway_origin_ejections",
-            "Times that health checks ejected the origin. Excludes openings of its circuit breaker.",
+            "How often health checks have ejected the origin. Excludes openings of the origin's circuit breaker.",
             lambda origin: origin.ejections,
         ),
     )
@@ -104,7 +105,7 @@ def origin_families(origins: Sequence[OriginState]) -> Iterator[Metric]:
         yield counter(name, text, ("origin",), (((origin.origin,), value(origin)) for origin in origins))
     yield counter(
         "durable_gateway_origin_health_checks",
-        "Health checks of the origin, by result. Excludes the results of requests.",
+        "Health checks of the origin, by result. Excludes clients' requests.",
         ("origin", "result"),
         (
             ((origin.origin, "good" if is_good else "bad"), float(count))

@@ -17,20 +17,20 @@ def tenant_families(usages: Iterable[tuple[tuple[str, str], Usage]]) -> Iterator
     known = [(("others", "") if key == OTHERS else (key[1], key[0]), usage) for key, usage in usages]
     yield counter(
         "durable_gateway_tenant_requests",
-        "Requests that ended, by the tenant of their principal and the issuer that named it; tenants beyond 256 are "
-        "one, others. Excludes refusals, failures, and principals without a tenant.",
+        "Completed requests, by the tenant of the principal and the issuer that named the tenant. All tenants after "
+        "the first 256 share the name others. Excludes refusals, failures, and principals without a tenant.",
         _LABELS,
         ((labels, usage.requests) for labels, usage in known),
     )
     yield counter(
         "durable_gateway_tenant_sent_bytes",
-        "Body bytes handed to clients, by tenant. Excludes live reads that go on.",
+        "Body bytes sent to clients, by tenant. Excludes live reads in progress.",
         _LABELS,
         ((labels, usage.sent_bytes) for labels, usage in known),
     )
     yield counter(
         "durable_gateway_tenant_live_seconds",
-        "Seconds of live reads that ended, by tenant. Excludes live reads that go on.",
+        "Duration of completed live reads in seconds, by tenant. Excludes live reads in progress.",
         _LABELS,
         ((labels, usage.live_s) for labels, usage in known),
     )
