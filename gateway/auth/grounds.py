@@ -1,8 +1,8 @@
 """The rules that have led to a verdict, and whether reloaded rules would lead to the same verdict.
 
 The credential of a live read is not kept, so the read cannot be authorised again after a reload.  Instead, the read's
-verdict stays valid while the relevant rules are unchanged.  These are the rule that decided, and the earlier rules,
-which did not apply to the credential.
+verdict stays valid while the relevant rules are unchanged.  The relevant rules are the rule that decided and the rules
+before it, which did not apply to the credential.
 """
 
 from __future__ import annotations

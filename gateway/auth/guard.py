@@ -297,7 +297,7 @@ class Guard:
         may_verify: Callable[[], None] = lambda: None,
         heard: Heard | None = None,
     ) -> Principal:
-        """Verify a credential, and return its principal.
+        """Verify a credential, and return its principal (the authenticated party).
 
         Raises BadCredential, Undecided, or an AuthRefused for a service's refusal.
         """

@@ -114,7 +114,8 @@ def parameters_of(text: str) -> dict[str, str]:
 
 
 def verify_signature(presented: Presented, keys: Sequence[SigningKey], client: str | None, wall: float) -> Principal:
-    """Verify a signature at `wall` (Unix seconds); return its principal.  Raises BadCredential.
+    """Verify a signature at `wall` (Unix seconds); return its principal (the authenticated party).  Raises
+    BadCredential.
 
     `client` is the address of the client.
     """

@@ -110,7 +110,8 @@ def _refuse(constant: str) -> Any:
 
 
 def verify(token: Unverified, rule: TokenRule, keys: Keys, wall: float) -> Principal:
-    """Verify a token with these keys of the rule's issuer at `wall` (Unix seconds); return its principal.
+    """Verify a token with these keys of the rule's issuer at `wall` (Unix seconds); return its principal (the
+    authenticated party).
 
     Raises BadCredential, or Undecided if the token's key may be found by a fetch.
     """

@@ -25,7 +25,8 @@ from gateway.limits.memory import evict_oldest
 MOST_REVOCATIONS: Final = 1 << 16
 
 Subject = Literal["principal", "token", "key"]
-"""The kinds of revocations: of a principal, of a token by its id, or of all credentials signed with a key."""
+"""The kinds of revocations: of a principal (an authenticated party), of a token by its id, or of all credentials signed
+with a key."""
 
 
 class Renewal(NamedTuple):
@@ -163,7 +164,8 @@ class Verdicts:
         self._end_reads(lambda grounds, key_id: grounds.key_source == source and (None in ids or key_id in ids))
 
     def _end_reads(self, has_lapsed: Callable[[Grounds, str], bool]) -> None:
-        """End live reads of which `has_lapsed` is true, given the grounds of the verdict and the id of its key."""
+        """End live reads of which `has_lapsed` is true, given the grounds of the verdict (the rules that have led to
+        it) and the id of its key."""
         for one in tuple(self.live):
             grounds = one.allowed.grounds
             if grounds is not None and has_lapsed(grounds, one.allowed.principal.key_id):

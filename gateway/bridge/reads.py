@@ -66,7 +66,7 @@ class _Answer:
     is_lost: bool = False
     """Whether records after the requested offset have been trimmed."""
     identity: str = ""
-    """The incarnation of the stream to which the pages belong; empty before the first page."""
+    """The incarnation (one life) of the stream to which the pages belong; empty before the first page."""
 
     def __post_init__(self) -> None:
         self.end = self.start

@@ -70,7 +70,7 @@ class Entry(_Model):
 
 
 class Lifetime(Entry):
-    """A stream whose tape is not worth its memory after some time without a request."""
+    """A stream whose tape (its bytes in memory) is not worth the memory after some time without a request."""
 
     idle_s: float = Field(ge=1, le=31_536_000, description="Seconds without a reader after which the tape is dropped.")
 

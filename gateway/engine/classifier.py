@@ -49,7 +49,7 @@ class TapeFacts(NamedTuple):
     has_seen: bool
     """Whether the origin had stated the requested offset before."""
     is_origin_token: bool
-    """Like `has_seen`, but False for sentinels and for the gateway's internal offsets."""
+    """Like `has_seen`, but False for sentinels (`-1`, `now`) and for the gateway's internal offsets."""
     identity: str | None
     version: Version
     asked_at: float

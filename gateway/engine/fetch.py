@@ -280,8 +280,8 @@ class Fetch:
         self._is_decided = False
         pending = work.upstream.ask(self, call)
         if not self._is_decided and not self._is_over:
-            # Keep the pending request only if it is undecided.  It refers to this fetch, so the two form a reference
-            # cycle, which would keep both alive.
+            # Keep the pending request only until it is decided.  The request refers to this fetch, so the two form a
+            # reference cycle, which would keep both alive.
             self._pending = pending
 
     # -- the outcome of a request

@@ -106,8 +106,8 @@ class FetchTable:
         return ((stream, flight) for (stream, _), flight in self._flights)
 
     def pending(self, stream: Stream, key: str) -> Flight | None:
-        """Return the latest flight with this key (an offset or a sentinel); None if that flight is over or
-        overtaken."""
+        """Return the latest flight with this key (an offset, or a sentinel such as `now`); None if that flight is over
+        or overtaken."""
         flight = self._flights.pending((stream, key))
         return None if flight is None or (flight.is_sent and is_overtaken(stream, flight)) else flight
 

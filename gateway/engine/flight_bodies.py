@@ -90,7 +90,7 @@ class Comparison:
         self._size = 0
         """The number of bytes received."""
         self._found = bytearray()
-        """The received bytes, if they differ from those in memory."""
+        """The received bytes, if they differ from the bytes in memory."""
         self._most_found = limit + 1
         if self._is_exact and self._unwrapper is not None:
             self._most_found += limit + _MOST_SPACE
@@ -260,7 +260,7 @@ class FlightBodies:
         """Announce the head of the reply to a confirmation, compare its bytes with the bytes in memory, and land the
         flight.
 
-        If the bytes differ, those in memory are dropped.  Returns the effect on the stream's live readers.  Raises
+        If the bytes differ, the bytes in memory are dropped.  Returns the effect on the stream's live readers.  Raises
         UpstreamBroken, TailMovedBack or another GatewayError.
         """
         stream, flight, route = fetch.stream, fetch.flight, fetch.route

@@ -460,7 +460,7 @@ class Waiter:
     def _detach(self, waiting: WaitingPoll) -> None:
         topic = waiting.topic
         topic.readers_now.discard(self)
-        # Subtract all clients but one from the topic's counts.  `WaitingPoll.close` subtracts the last one.
+        # Subtract all clients but one from the topic's counts.  `WaitingPoll.close` subtracts the last client.
         topic.readers -= self.clients - 1
         topic.extra_clients -= self.clients - 1
         waiting.close()

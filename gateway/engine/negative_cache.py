@@ -95,7 +95,7 @@ class NegativeCache:
         """The offsets with entries, by path and stream; entries may have expired.  The dictionary is never replaced,
         because hits keep a reference to it and check whether it is empty."""
         self._entry_count = 0
-        """The number of offsets in `groups`, including those of expired entries."""
+        """The number of offsets in `groups`, including offsets whose entries have expired."""
         self._buckets: dict[tuple[str, float], _Bucket] = {}
 
     def __len__(self) -> int:

@@ -52,8 +52,8 @@ class RelayedCall(SentRequest):
         """Send the request.  The answer or the failure may arrive before this returns."""
         pending = self._relay.send(self)
         if not self._is_decided:
-            # Keep the pending request only if it is undecided.  It refers to this object, so the two form a reference
-            # cycle, which would keep both alive.
+            # Keep the pending request only until it is decided.  The request refers to this object, so the two form a
+            # reference cycle, which would keep both alive.
             self._pending = pending
 
     def client_gone(self) -> None:

@@ -80,7 +80,8 @@ class RelayedRequest:
     is_session: bool = False
     """Whether request and answer are streamed at the same time, without a time limit (S2 sessions)."""
     partition: Partition = _UNPARTITIONED
-    """The client's own partition.  In another partition the same path may name another stream."""
+    """The client's own partition: the requests that share its tapes, by default the requests with equal credentials.
+    In another partition the same path may name another stream."""
     is_live: bool = False
     """Whether the answer may take minutes."""
     url: RepeatedUrl | None = None

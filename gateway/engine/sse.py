@@ -46,7 +46,7 @@ class SseOpening:
     def __init__(self, topic: Topic, step: LiveStep, wall: float) -> None:
         """`wall` is the time stated in the head, in Unix seconds."""
         stream = topic.stream
-        # The server may keep this object longer than the topic exists.
+        # The server may keep this object longer than the topic (the stream's live readers) exists.
         self._topic = ref(topic)
         self.step = step
         self._headers = stream.headers
@@ -58,8 +58,7 @@ class SseOpening:
         return f"<SseOpening {self.step.end}, {self.step.size} bytes>"
 
     def topic_at(self, wall: float) -> Topic | None:
-        """Return the topic (the stream's live readers) if its next reader may be sent the same bytes at `wall` (Unix
-        seconds), else None.
+        """Return the topic if its next reader may be sent the same bytes at `wall` (Unix seconds), else None.
 
         The stream's version changes with its live request, with new data from the origin, with each acknowledged write
         and with the end of the stream.

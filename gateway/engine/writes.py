@@ -233,7 +233,7 @@ class Writes:
             self._store.tell(request.group, self._acknowledged(write, tail, is_closed=is_closed))
         else:
             is_doubted = self._acknowledge_in_doubt(write, change, tail, is_closed=is_closed)
-        # In other partitions the path may name another stream, so only the client's own stream gets these facts.
+        # With other credentials the path may name another stream, so only the client's own stream gets these facts.
         if own is not None and own.ended is None and not is_doubted and not request.route.sharing.varies(headers):
             self._reached(own, tail, is_closed=is_closed)
 

@@ -163,7 +163,7 @@ class Accounts:
         self._sizes: dict[int, int] = {}
         """The number of networks with each number of connections."""
         self.open_connections = 0
-        """The number of open connections, including those without a network."""
+        """The number of open connections, including connections without a network."""
         self.most_connections = 0
         """The largest number of connections of any network."""
 

@@ -21,7 +21,8 @@ from gateway.telemetry.access_record import CloseReason, LiveCounts
 PART_BYTES = 1 << 17
 """The size of the parts in which a large event is written."""
 SHORTEST_S = 1.0
-"""The shortest lifetime of an SSE connection.  The TypeScript client stops using SSE after three shorter ones."""
+"""The shortest lifetime of an SSE connection.  The TypeScript client stops using SSE after three shorter
+connections."""
 
 
 # Access to enum members is slow in Python 3.11.
@@ -73,7 +74,7 @@ class LiveContext(Protocol):
         """Fetch the bytes after the subscriber's offset; call `filled` when done."""
 
     def reader_left(self, topic: Topic) -> None:
-        """Remove a subscriber from the topic's count of readers."""
+        """Remove a subscriber from the count of readers of its topic (the group of the stream's live readers)."""
 
 
 class Subscriber:
@@ -265,7 +266,8 @@ class Subscriber:
             return
         wheel = self._context.wheel
         wheel.unlink(self, self._tick)
-        # Clients measure the lifetime from the arrival of the response, so add a tick for the latency.
+        # Clients measure the lifetime from the arrival of the response, so add one tick of the timer wheel for the
+        # latency.
         established_s = self.began + SHORTEST_S + TICK_S - self._context.clock.now()
         left_s = self._tick * TICK_S - self._context.clock.now()
         self._tick = wheel.add(self, max(0.0, min(max(established_s, delay_s), within_s, left_s)))

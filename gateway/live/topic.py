@@ -14,7 +14,8 @@ round from the first arrival until all live readers have been sent the bytes.
 
 `Cursors` assigns cursors to live readers (Durable Streams section 8.1).  Readers that wait together get the same
 cursor, so that their next requests have the same URL.  The shared cursor is greater than any that a client has sent.
-Clients whose cursors are far ahead of the time share a separate cursor, which does not raise the ordinary one.
+Clients whose cursors are far ahead of the time share a separate cursor, which does not raise the ordinary shared
+cursor.
 """
 
 from __future__ import annotations

@@ -317,7 +317,7 @@ def state_families(state: State, routes: Iterable[str]) -> Iterator[Metric]:
         ),
         (
             "durable_gateway_followed_streams",
-            "Streams that a follower reads, with or without live readers. Excludes relayed live reads.",
+            "Streams with live readers, or with a follower for other reads. Excludes relayed live reads.",
             state.followed,
         ),
         (

@@ -18,9 +18,9 @@ class PlanState:
     """Catch-up reads since the plan took effect that were hits."""
     misses: int
     read_bytes: int
-    """Body bytes of answers to catch-up reads since then, before compression."""
+    """Body bytes of answers to catch-up reads since the plan took effect, before compression."""
     fetched_bytes: int
-    """Body bytes from the origin for catch-up reads since then."""
+    """Body bytes from the origin for catch-up reads since the plan took effect."""
     pinned_streams: int
     pinned_bytes: int
     pinned_limit_bytes: int
@@ -30,9 +30,9 @@ class PlanState:
     unstored_streams: int
     """Streams that the plan excludes from storing."""
     unstored_bytes: int
-    """Bytes fetched since then that would have fitted, and were not stored because of the plan."""
+    """Bytes fetched since the plan took effect that would have fitted, and were not stored because of the plan."""
     given_up: int
-    """Tapes dropped since then because their idle time had passed."""
+    """Tapes dropped since the plan took effect because their idle time had passed."""
     unmatched: int
     """Entries that match no route."""
 

@@ -27,8 +27,8 @@ from gateway.protocol.freshness import forbids_storing, parse_cache_control
 
 
 class Group(NamedTuple):
-    """All streams that a write to one URL path of an origin affects.  They have this path, and any query, partition and
-    route.
+    """All streams that a write to one URL path of an origin affects.  They all have this path.  Their queries,
+    partitions (sets of readers) and routes may differ.
     """
 
     origin: str

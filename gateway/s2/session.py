@@ -55,7 +55,7 @@ HEAD_BYTES: Final = _LENGTH_BYTES + 1
 
 
 class Compression(IntEnum):
-    """The compression of a frame's body; the values are those of the flags."""
+    """The compression of a frame's body; the values are bits in the flags of the frame."""
 
     NONE = 0
     ZSTD = 1

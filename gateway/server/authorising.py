@@ -231,8 +231,8 @@ class Authoriser:
     def end_at_expiry(self) -> None:
         """Make every registered live read end at its credential's expiry.
 
-        Must be called when a drain is cancelled.  All live reads then get new lifetimes, which may outlast their
-        credentials.
+        Must be called when a drain (the orderly end of all connections) is cancelled.  All live reads then get new
+        lifetimes, which may outlast their credentials.
         """
         for one in self.verdicts.live:
             if isinstance(one, GuardedUse):
@@ -240,7 +240,7 @@ class Authoriser:
 
     def end_within(self, use: GuardedUse, spread_s: float) -> int:
         """End a live read at its credential's expiry, or at a random earlier moment within `spread_s`.  Returns the
-        tick of that moment on the timer wheel of `services`.
+        time of the end, as a tick of the timer wheel of `services`.
         """
         left_s = use.allowed.until - self.verdicts.wall() if use.renewing is None else math.inf
         delay_s = self._rng.uniform(0, spread_s) if spread_s < math.inf else spread_s
@@ -315,7 +315,8 @@ def _depends_on_client(allowed: Allowed) -> bool:
 def headers_for_origin(
     headers: CIMultiDict[str], config: RouteConfig, guard: Guard, allowed: Allowed | None
 ) -> CIMultiDict[str]:
-    """Return a relayed request's headers without the checked credentials, and with the principal's names.
+    """Return a relayed request's headers, without the checked credentials, and with the names of the principal (the
+    authenticated party) and its tenant.
 
     `allowed` is None for a request that only the origin authorises, which keeps its credentials.
     """

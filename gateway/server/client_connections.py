@@ -59,9 +59,9 @@ _MOST_LOOKED_AT: Final = 1_000
 Work = Coroutine[Any, Any, Answered | None]
 """The rest of the work for an answer, which a task has to do.
 
-The work returns the answer's head if the caller must then free the channel.  The work returns None if other code frees
-the channel, such as a live answer.  Raises ConnectionError if the connection was dropped before the answer was
-complete.
+The work returns the answer's head if the caller must then free the channel (the HTTP/1.1 connection or HTTP/2 stream).
+The work returns None if other code frees the channel, such as a live answer.  Raises ConnectionError if the connection
+was dropped before the answer was complete.
 """
 Handler = Callable[[Request], Work | None]
 """Answers a request as far as possible without waiting.  Returns the work that is left, or None."""

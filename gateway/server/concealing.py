@@ -1,8 +1,8 @@
 """Concealing routes (`route.conceal`): a refusal looks exactly like the 404 for an absent stream.
 
 A client without permission must not learn whether a stream exists.  A client with permission must not learn whether
-other clients are refused.  A refusal therefore takes the same steps as a request for an absent stream.  These are the
-rate limits, the bound on reads of unknown streams, the body of a write, and the origin's usual delay
+other clients are refused.  A refusal therefore takes the same steps as a request for an absent stream: the rate limits,
+the bound on reads of unknown streams, reading the body of a write, and the origin's usual delay
 (`gateway.auth.concealment`).
 """
 

@@ -87,7 +87,7 @@ class RequestContext:
     all.
     """
     parties: Parties = NO_PARTIES
-    """The principal and the tenant that limits count the request for."""
+    """The principal (the authenticated party) and its tenant, for the rate limits that count the request."""
     undecided_s: float = 0.0
     """How long the request waited for its authorisation, in seconds."""
     usage: Usage | None = None
@@ -128,7 +128,8 @@ class ResponseRecorder:
         self.now = now
 
     def record_end(self, context: RequestContext, answered: Answered | None) -> None:
-        """Record the end of a request in the metrics, the log and the trace, and free its channel.
+        """Record the end of a request in the metrics, the log and the trace, and free its channel (the HTTP/1.1
+        connection or HTTP/2 stream).
 
         Does nothing if the request's end was recorded before.  Does nothing if the request has a live answer, which
         records its own end.  `answered` is the answer's head; None if the answer was not sent in full.  Without a full

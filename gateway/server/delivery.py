@@ -97,7 +97,7 @@ class Delivery:
         request = self._request
         request.channel.respond(request, status, headers, body, reason)
         self.first_byte_at = self._now()
-        # The channel omits the body in these cases (RFC 9110 section 6.4.1).
+        # The channel (the HTTP/1.1 connection or HTTP/2 stream) omits the body in these cases (RFC 9110 section 6.4.1).
         if body and request.method != "HEAD" and status not in (204, 304):
             self.count_sent(len(body))
         return make(Answered, (status, headers))

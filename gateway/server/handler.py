@@ -149,7 +149,8 @@ class RequestHandler:
             self._recorder.record_end(context, answered)
 
     def _give_up(self, context: RequestContext, outcome: Outcome) -> None:
-        """Record that the handler has failed to answer.  The channel then answers with a 500, or is aborted."""
+        """Record that the handler has failed to answer.  The channel (the HTTP/1.1 connection or HTTP/2 stream) then
+        answers with a 500, or is aborted."""
         if context.stage is _HANDLED:
             context.outcome, request = outcome, context.request
             if outcome is _FAILED and not request.has_begun and request.method != "HEAD":

@@ -1,4 +1,4 @@
-"""Runs the request handler for a channel, over HTTP/1.1 and HTTP/2.
+"""Runs the request handler for a channel: an HTTP/1.1 connection or an HTTP/2 stream.
 
 The handler runs synchronously as far as it can, and a task does any work that has to wait.  If the handler fails before
 anything is written, the answer is a 500.  If it fails later, the connection is dropped.

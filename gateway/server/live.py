@@ -1,7 +1,7 @@
 """Live answers: SSE responses and waiting long-polls.
 
-A live answer has no task.  Its channel holds the connection.  A subscriber (SSE) or a waiter (long-poll) holds the
-position in the stream and writes to the channel.
+A live answer has no task.  Its channel is the client's HTTP/1.1 connection or HTTP/2 stream.  A subscriber (SSE) or a
+waiter (long-poll) holds the position in the stream and writes to the channel.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ class LiveRequests:
     def begins_at_once(self, context: RequestContext, read: Read) -> bool:
         """Begin a live answer if the origin need not be asked.  Returns whether the answer has begun."""
         request = self._request(context, read)
-        # Read the alias (the request's bytes) now.  The answer may be over when `_begins` returns, and the channel then
-        # no longer has the alias.
+        # Read the alias (the request's bytes) now.  The answer may be over when `_begins` returns, and the channel (the
+        # HTTP/1.1 connection or HTTP/2 stream) then no longer has the alias.
         alias = request.channel.alias
         if not self._begins(request):
             return False

@@ -1,4 +1,5 @@
-"""The phase of a channel, over HTTP/1.1 and HTTP/2: which part of the gateway answers its request now.
+"""The phase of a channel (an HTTP/1.1 connection or an HTTP/2 stream): which part of the gateway answers its request
+now.
 
 `PhasedChannel` owns the phase and the `LiveAnswer` in progress, and changes both in `enter_phase`.  The docstring of
 `enter_phase` lists the states and their transitions.

@@ -42,7 +42,7 @@ _END: Final = Mark.END
 
 
 class ReadingConnection(WritingConnection):
-    """The part of a client's connection that reads requests.  It is the `Flow` of their bodies."""
+    """The part of a client's connection that reads requests.  The connection is the `Flow` of the requests' bodies."""
 
     __slots__ = (
         "_body",

@@ -43,8 +43,8 @@ def relayed_fields(recorder: ResponseRecorder, context: RequestContext, reply: R
     request, route, shape = context.request, context.route, reply.shape
     web_origin = request.headers.get(_ORIGIN)
     is_guarded = route is not None and route.guard is not None
-    # The caching headers of an authorised answer have to be changed.  They may be among the lines that only this reply
-    # has, which are not in the shape.  Make the headers of such an answer for each reply.
+    # The caching headers of an authorised answer have to be changed, and the shape need not include these headers.
+    # Make the headers of an authorised answer for each reply separately.
     if shape is None or shape.kinds & NOT_ALIKE or is_guarded:
         headers = _passed(recorder, context, reply.status, reply.headers)
         if route is not None and (location := headers.get(_LOCATION)) is not None:

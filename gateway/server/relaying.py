@@ -215,7 +215,8 @@ class _RelayedLiveUse:
 
 
 class Relaying(RelayedCall):
-    """One relay.  It is the requester of the origin's reply, and the `LiveAnswer` of the client's channel."""
+    """One relay.  It is the requester of the origin's reply, and the `LiveAnswer` of the client's channel (the HTTP/1.1
+    connection or HTTP/2 stream)."""
 
     __slots__ = (
         "_acks",

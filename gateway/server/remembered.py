@@ -5,8 +5,9 @@ remembered under two keys: the request line and the meaning of the header sectio
 the headers that have no influence on the answer (`gateway.server.request_keys`).  All keys are made of requests that
 the HTTP parser has accepted.
 
-A rendered answer is valid up to the time `until`.  This is the end of the second that its Date and Age state, or
-earlier if the stream expires or the origin has to be asked again.  Two signals end an answer earlier:
+A rendered answer is valid up to the time `until`.  `until` is the end of the second that the answer's Date and Age
+state, or an earlier time at which the stream expires or the origin has to be asked again.  Two events make an answer
+invalid earlier:
 
 - `forget_stream`, when the stream ends or loses bytes (or S2 records).  If an answer's bytes were read before that
   call, the answer is not remembered after the call.

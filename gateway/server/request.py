@@ -1,4 +1,5 @@
-"""One request in the form that handlers use, over HTTP/1.1 and HTTP/2, and the channel for its answer.
+"""One request in the form that handlers use, and the channel for its answer: an HTTP/1.1 connection or an HTTP/2
+stream.
 
 A client may wait for 100 Continue before it sends its body (RFC 9110 section 10.1.1).  The origin gets the expectation
 with the head of the request, and its 100 Continue goes to the client.  The origin can therefore refuse a body before

@@ -131,7 +131,8 @@ _LEFT: Final = CloseReason.LEFT
 
 
 class SseChannel(Protocol):
-    """The attributes of a channel with an SSE answer.  A separate object for each reader would cost memory and time."""
+    """The attributes of a channel (an HTTP/1.1 connection or an HTTP/2 stream) with an SSE answer.  A separate object
+    for each reader would cost memory and time."""
 
     sse_route: str | None
     """The route of the SSE answer in progress; None if there is none."""

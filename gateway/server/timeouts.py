@@ -1,8 +1,8 @@
 """The deadlines of an HTTP/1.1 client connection: for request heads, idle time, stalled writes and lingering.
 
-Each connection has one entry in the timer wheel, for the deadline of its current phase.  The request handler bounds its
-own waits.  This module bounds the waits in which no handler runs: for the rest of a head, between two requests, and for
-the last bytes before a connection closes.  It also drops clients that read too slowly.
+Each connection has one entry in the timer wheel (`gateway.aio.timers`), for the deadline of its current phase.  The
+request handler bounds its own waits.  This module bounds the waits in which no handler runs: for the rest of a head,
+between two requests, and for the last bytes before a connection closes.  It also drops clients that read too slowly.
 
 `WheelTimer` is a one-shot timer on the wheel, for owners with several deadlines.
 """

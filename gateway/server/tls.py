@@ -44,7 +44,7 @@ _MOST_SILENT_BYTES: Final = 1 << 16
 """The most bytes that may arrive without yielding plain text: four times the longest incomplete record."""
 _MOST_ANSWER_BYTES: Final = 1 << 16
 """The most bytes of TLS's own messages, such as answers to key updates, that a client may cause in a connection's life
-(RFC 8446 section 4.6.3).  They suffice for thousands of key updates.  An ordinary client sends one in many
+(RFC 8446 section 4.6.3).  They suffice for thousands of key updates.  An ordinary client sends one key update in many
 gigabytes."""
 _TLS_INFO: Final = frozenset({"cipher", "compression", "peercert", "ssl_object", "sslcontext"})
 

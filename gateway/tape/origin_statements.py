@@ -34,7 +34,8 @@ MOST_CONFIRMED: Final = 4
 LEAST_AGE_S: Final = 1.0
 """A confirmation of at most this age is recent enough for any client, whatever age it accepts."""
 LEAST_GAP_S: Final = 1.0
-"""A confirmation within this time after the latest one is not kept, because followers confirm many times a second."""
+"""If the latest kept confirmation is more recent than this, another confirmation is not kept, because followers (live
+requests) confirm many times a second."""
 
 
 _NONE: Final[list[str]] = []

@@ -24,7 +24,7 @@ from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import Stream
 
 MOST_AWAKE: Final = 512
-"""The most streams of one path that are awake, in addition to those in use."""
+"""The most streams of one path that are awake, in addition to the streams in use."""
 MOST_EVENTS: Final = 64
 """The most events of one path that are kept for its sleeping streams."""
 MOST_DOZING: Final = 4_096

@@ -142,7 +142,8 @@ class AuthServices:
         self.key_sets = verdicts.key_sets
         self.clock = clock
         self._rng = rng
-        # Reads get three quarters of the slots, so this number of slots leaves room for `most_requests` reads.
+        # Reads get three quarters of the connection slots (`gateway.upstream.slots`), so this number of slots leaves
+        # room for `most_requests` reads.
         slots = -(-4 * most_requests // 3)
         self._exchanges = Exchanges(SlotLimits(slots, slots, MOST_WAITING, _MOST_S))
         self._tasks = Tasks()

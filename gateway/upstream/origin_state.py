@@ -194,7 +194,7 @@ class Origin:
         return not self._ejected and self.breaker.would_admit(now)
 
     def probe(self, now: float) -> OriginRequest | None:
-        """Return a permit for a new probe by the gateway itself; None if no probe is due."""
+        """Return a new request for a probe by the gateway itself; None if no probe is due."""
         permit = self.breaker.admit(now, is_own=True)
         return None if permit is None else OriginRequest(self, permit, is_live=True)
 

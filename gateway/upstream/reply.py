@@ -1,9 +1,10 @@
 """An origin's reply for its requester: a head, and a body that is read as it arrives.
 
-A reply is read as fast as its reader takes the data.  A slow reader of a large body therefore holds a connection slot.
-This does no harm while other slots are free.  When requests wait for slots, the replies with the slowest readers must
-release their slots (`Stalls`).  To release its slot, a shared fetch reads the rest of its reply into memory.  If the
-cache has no room, the fetch fails.  A relayed reply that must release its slot always fails.
+A reply is read as fast as its reader takes the data.  A slow reader of a large body therefore holds a connection slot
+(the right to use a connection).  This does no harm while other slots are free.  When requests wait for slots, the
+replies with the slowest readers must release their slots (`Stalls`).  To release its slot, a shared fetch reads the
+rest of its reply into memory.  If the cache has no room, the fetch fails.  A relayed reply that must release its slot
+always fails.
 
 All waits are bounded.  This module translates exceptions of other modules into the exceptions of `errors.py`.  Reading
 a truncated body raises an exception, so a body that was read without an exception is complete.  The body comes from a

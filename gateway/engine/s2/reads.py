@@ -282,7 +282,8 @@ class S2Reads:
                 reader.fetched(fetched)
 
     def follow(self, reader: S2SessionReader, tail: StreamPosition) -> S2Topic | None:
-        """Return the topic of the reader's stream; None if the stream cannot be followed."""
+        """Return the topic (the group of live readers) of the reader's stream; None if the stream cannot be
+        followed."""
         read = self._sessions[reader]
         try:
             return self.streams.attach(reader.stream, tail, read.client)

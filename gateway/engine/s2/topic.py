@@ -100,7 +100,7 @@ class S2Batch:
 
     @staticmethod
     def of(start: int, part: Part, tail: StreamPosition | None) -> S2Batch:
-        """Return the batch for a part of the tape.
+        """Return the batch for a part of the tape (the records in memory).
 
         A tail beyond the part's end is left out: a client that resumes from it would miss the records in between.
         """

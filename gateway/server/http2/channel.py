@@ -48,7 +48,7 @@ def _chunk_data(chunk: bytes) -> bytes:
 
 @lru_cache(maxsize=32)
 def _split_response(response: bytes, body_bytes: int) -> tuple[bytes, tuple[bytes, ...]]:
-    """Return the field block and the body of a response.  Cached, because all long-polls of one group get the same
+    """Return the field block and the body of a response.  Cached, because long-polls that wait together get the same
     response, except for the web origin that it names.
     """
     size = len(response) - body_bytes

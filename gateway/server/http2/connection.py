@@ -2,7 +2,7 @@
 
 The session (`gateway.http.http2`) implements the protocol.  Each request is looked up by its alias, the bytes of the
 same request in HTTP/1.1.  A remembered answer is sent at once.  A request without a remembered answer gets a channel
-and goes to the request handler.
+(`gateway.server.http2.channel`) and goes to the request handler.
 
 All output of one turn of the loop is written together.
 """
@@ -270,8 +270,8 @@ class Http2Connection(TimedHttp2Connection):
                         opened.read_body()
                     self._unanswered.append(opened)
                 if self.clients.is_draining:
-                    # The connection may be newer than the drain.  It gets its GOAWAY only after its first request,
-                    # because a client could otherwise reconnect for ever.
+                    # The connection may be newer than the drain (the orderly end of all connections).  Send its GOAWAY
+                    # only after its first request, because a client could otherwise reconnect for ever.
                     self.begin_leaving()
             case DataReceived(stream, data, size):
                 if (channel := self._channels.get(stream)) is not None:
