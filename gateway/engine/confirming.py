@@ -16,7 +16,7 @@ position.  The next confirmation begins at the reader's own position.  Further c
 first position that is still in memory and the reader's position.  Each reply, whether it refuses or confirms, halves
 the number of positions between these two.  A trim of n positions therefore costs about 2 log2(n) requests.
 
-`Patience` limits the wait for a silent origin.  A read may have to ask the origin although its bytes are in memory: a
+`Patience` limits the wait for a silent origin.  A read may have to ask the origin although its bytes are in memory.  A
 catch-up read asks at the known tail for more bytes, and a live read asks whether the stream is still the same.  If the
 origin answers no request of the route for `PATIENCE_S`, the read gets the bytes in memory, as after a failure.  Such an
 answer does not state the tail, so the client continues from the end of these bytes.  The fetch continues for other

@@ -399,7 +399,8 @@ def _without_codings(read: Read) -> Read:
 
 
 def route_for(routes: Sequence[Route], host: str, path: str) -> Route | None:
-    """Return the route that serves `host` and `path`; `routes` are in order of precedence, highest first."""
+    """Return the route that serves `host` and `path`; None if no route does.  `routes` are in order of precedence,
+    highest first."""
     for route in routes:
         if route.serves(host, path):
             return route

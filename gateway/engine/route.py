@@ -54,7 +54,7 @@ class HeaderRules(NamedTuple):
 
 
 class SharingFacts(NamedTuple):
-    """What a route derives from the header section of a request."""
+    """The values that a route derives from the header section of a request."""
 
     has_credentials: bool
     partition: Partition

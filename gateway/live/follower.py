@@ -3,7 +3,7 @@
 The follower starts at the tail that the gateway knows, stores the bytes that it receives, and wakes the stream's live
 readers.  It reads JSON and binary streams by SSE.  It reads text streams by long-poll, because SSE does not preserve
 the difference between CR, LF and CRLF.  It also uses long-poll for origins without SSE, and for binary streams while
-their events are large: base64 adds a third to an event, but a long-poll adds only two heads.
+their events are large.  Base64 adds a third to an event, but a long-poll adds only two heads.
 
 A data event counts only when its control event has arrived.  If a connection is lost before that, the follower drops
 the data event and requests its bytes again.
@@ -70,8 +70,8 @@ _LONGEST_PAUSE_S = 5.0
 _SHORT_LIFE_S = 1.0
 _LIFETIME_JITTER = (0.8, 1.0)
 _BULK_BYTES = 1 << 13
-"""A stream with a binary event of at least this size is long-polled, because base64 would add a third of the event,
-which is much more than the two heads of a long-poll.
+"""A stream is long-polled if a binary event has at least this size.  Base64 would add a third to such an event, which
+is much more than the two heads of a long-poll.
 """
 _LEAST_HELD = 1 << 20
 """One reply may hold this many bytes in memory even if the cache is smaller."""

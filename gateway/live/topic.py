@@ -6,8 +6,8 @@ its own offset, and waits when it has read everything.  There are no queues, so 
 readers.
 
 `is_confirmed` means that the follower's request is open, and that the reply to it has named `position` as the tail.
-Only then may an answer say that its reader is up to date.  There is one exception: if the origin has named the tail in
-a reply to a request just made on behalf of a new reader, the first answer to that reader may say that it is up to date.
+Only then may an answer say that its reader is up to date.  There is one exception.  A new reader may cause a request of
+its own.  If the reply names the tail, the first answer to this reader may say that it is up to date.
 
 Bytes that arrive in one iteration of the event loop are delivered together, in one round.  `DeliveryTimes` measures a
 round from the first arrival until all live readers have been sent the bytes.

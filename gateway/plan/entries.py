@@ -86,8 +86,8 @@ def _keyed(entry: E, routes: Mapping[str, Route]) -> KeyedEntry[E] | None:
 
 
 def budget_bytes(limit: int, *, is_set: bool, plan: CachePlan | None, grants: CachePlanConfig) -> int:
-    """The byte budget for tapes.  This is the plan's if the configuration permits it and `is_set` is False; otherwise
-    `limit`.
+    """The byte budget for tapes.  The result is the plan's budget if the configuration permits it and `is_set` is
+    False; otherwise `limit`.
 
     `is_set` means that the operator has set `limit`.  A short plan needs `take_short_memory`, because the streams of a
     few minutes need little memory.

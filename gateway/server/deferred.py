@@ -24,7 +24,7 @@ class Answerer(Protocol):
     """The request handler, as it resumes requests that have waited."""
 
     def go_on(self, waiting: DeferredRequest) -> Work | None:
-        """Answer the request as far as possible without waiting.  Returns the work that is left."""
+        """Answer the request as far as possible without waiting.  Returns the work that is left for a task, or None."""
 
     def abandon(self, context: RequestContext) -> None:
         """Called when the request's client has left."""

@@ -1,4 +1,4 @@
-"""What an origin has stated about a stream, and when: which bytes it has, the tail, and the lifetime.
+"""The statements of an origin about a stream, each with its time: which bytes it has, the tail, and the lifetime.
 
 `Confirmations` records from which offsets the origin has had the bytes.  An origin trims a stream only at its front.
 If the origin had the bytes after an offset at some time, it also had the bytes after each later offset at that time.

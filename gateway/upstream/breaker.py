@@ -14,11 +14,11 @@ frequent, but a series of ten is very rare.
 
 Both clients' requests and the gateway's own probes (`gateway.upstream.health`) probe the origin.  While own probes are
 sent (`watched`), most clients' requests are refused, because with a silent origin these requests would wait until they
-time out.  Clients' requests do not count against own probes, so an unanswered client's request does not delay the
-recovery.  A failed own probe does not lengthen the open time.
+time out.  Own probes are sent whether or not clients' requests are in progress, so a client's request without an answer
+does not delay the recovery.  A failed own probe does not lengthen the open time.
 
 Own probes request one path, and a proxy in front of the origin may answer them.  Only a client's request shows whether
-the origin serves streams.  Therefore the latest own probe decides which clients' requests pass:
+the origin serves streams.  The result of the latest own probe decides how many clients' requests pass:
 
     answered, or connection lost    The next clients' requests pass, up to the configured number of probes.
     no result                       One client's request passes every `CLIENTS_TURN_S`.

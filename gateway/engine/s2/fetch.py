@@ -194,7 +194,8 @@ class S2Fetch(SharedFetch):
             )
 
     async def result(self) -> S2Outcome | None:
-        """Wait for the outcome and return it.  Raises a GatewayError if the fetch failed."""
+        """Wait for the outcome and return it; None if a confirmation has succeeded.  Raises a GatewayError if the fetch
+        failed."""
         self.waiting += 1
         try:
             await self.until_over()
@@ -250,7 +251,8 @@ class S2Fetches:
         return await joined.fetch.result()
 
     def bringing(self, start: Start) -> S2Fetch | None:
-        """Return a fetch that may bring the record at `start`: as its first record, or after earlier records."""
+        """Return a fetch that may bring the record at `start`, as its first record or after earlier records; None if
+        there is none."""
         fetch = self._fetches.pending(start)
         if fetch is None and isinstance(start, FromSeqNum):
             fetch = next((one for _, one in self._fetches if one.spans(start.seq_num)), None)

@@ -157,7 +157,7 @@ def created_stream(path: str, body: bytes | None, coding: str | None) -> str | S
 
 
 def _named(body: bytes | None, coding: str | None, field: str) -> str | None:
-    """Return the name in this field of a request that creates something."""
+    """Return the name in this field of the body of a creating request; None if the body does not show the name."""
     if body is None or len(body) > _MOST_CREATED_BYTES:
         return None
     try:

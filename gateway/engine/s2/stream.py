@@ -271,7 +271,8 @@ class S2Stream:
         return await self._read_joined(start, limits, end, fetch)
 
     def _overlap(self, start: Start, limits: Limits) -> Record | None:
-        """Return the record before `start` if the read should begin with that record, to save a second request.
+        """Return the record before `start` if the read should begin with that record, to save a second request; else
+        None.
 
         The overlap is used if the last reply was as long as its limits allowed, so that more records are likely.
         Without more records, the reply would contain only the overlapping record and not the tail.

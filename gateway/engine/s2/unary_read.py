@@ -195,7 +195,7 @@ class S2UnaryRead:
         return None
 
     async def _wait(self, progress: RecordProgress) -> S2Refused | None:
-        """Wait at the tail for records; return an error if no records can come."""
+        """Wait at the tail for records; return the error if no records can come, else None."""
         clock, topic = self._reads.clock, self._topic
         if topic is None:
             assert progress.tail is not None
