@@ -115,8 +115,8 @@ class Call:
     async def _read_joined(self, known: KnownSighting, seq_num: int) -> FoundRecords | None:
         """Read from the last known record on, and return the records from `seq_num` on.
 
-        Returns None if a read from the last known record is not worthwhile, or if it returns no new record.  Raises a
-        GatewayError.
+        Returns None, without a request, if `seq_num` does not follow the last known record or if more records are
+        unlikely.  Returns None after the request if the reply has no new record.  Raises a GatewayError.
         """
         position = known.position
         if position is None or seq_num != position.seq_num or seq_num != self.sighting.full_to:

@@ -169,7 +169,7 @@ class Waiter:
         self._was_confirmed = waiting.topic.is_confirmed
         """Whether the follower has confirmed the stream since the first client arrived."""
         self._is_over = False
-        """Whether the clients have been answered, or will not be answered here."""
+        """Whether this waiter has answered the clients, or has handed them over to be answered elsewhere."""
         self._has_left = False
         """Whether the clients have been removed from the topic's count."""
         self._is_asking = False

@@ -46,7 +46,7 @@ class LiveReader(Protocol):
         """End the reader, because its client has disconnected."""
 
     def account(self, sent: object) -> None:
-        """Update metrics and logs for an answer, after all readers have been pumped."""
+        """Update metrics and logs for an answer, after `pump` has been called for all readers."""
 
     def beat(self) -> None:
         """Send a heartbeat if one is due.  Called `BEATS` times per heartbeat interval."""

@@ -116,18 +116,18 @@ class PhasedChannel:
         self._live = live
 
     def hand_over(self, answering: LiveAnswer) -> None:
-        """Let `answering` give the answer without a task, until `response_written`."""
+        """Let `answering` give the answer without a task, until `response_written` is called."""
         self.enter_phase(_RELAYED, answering)
 
     def park(self, live: LiveAnswer, *, keeps: bool, is_chunked: bool = True) -> None:
-        """Let `live` give the answer to a live read, until `release`."""
+        """Let `live` give the answer to a live read, until `release` is called."""
         self.enter_phase(_LIVE, live)
         self.live_bytes = 0
 
     def follow(
         self, live: LiveAnswer, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
     ) -> None:
-        """Let `live` give an SSE answer, until `over`."""
+        """Let `live` give an SSE answer, until `over` is called."""
         self.park(live, keeps=keeps, is_chunked=is_chunked)
         self.sse_route, self.sse_began, self.sse_note = route, began, note
         self._clients.metrics.subscribers(_SSE, 1, route)

@@ -156,8 +156,8 @@ class Channel(Protocol):
         """Remember `answer` for later requests with the same bytes, if this request may be remembered."""
 
     def hand_over(self, answering: LiveAnswer) -> None:
-        """Let `answering` give the answer without a task, until `response_written`.  The channel calls `answering` when
-        there is room to write, and when the client leaves."""
+        """Let `answering` give the answer without a task, until `response_written` is called.  The channel calls
+        `answering` when there is room to write and when the client leaves."""
 
     def go_on(
         self, request: Request, handler: Callable[[Request], Coroutine[Any, Any, Answered | None] | None]
@@ -168,7 +168,7 @@ class Channel(Protocol):
         """Called when the answer is written, which frees the channel."""
 
     def park(self, live: LiveAnswer, *, keeps: bool, is_chunked: bool = True) -> None:
-        """Let `live` give the answer to a live read, until `release`."""
+        """Let `live` give the answer to a live read, until `release` is called."""
 
     def release(self, *, keeps: bool = True) -> None:
         """End a live answer.  The connection stays open if `keeps` is true, as the answer's head has stated."""
@@ -191,7 +191,7 @@ class Channel(Protocol):
     def follow(
         self, live: LiveAnswer, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
     ) -> None:
-        """Let `live` give an SSE answer, until `over`."""
+        """Let `live` give an SSE answer, until `over` is called."""
 
     def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
         """Write the head of a live answer.  `chunk` and `size` are the first piece of its body, as for `send_chunk`.

@@ -169,7 +169,7 @@ class WritingConnection(TimedConnection):
     # -- live answers
 
     def park(self, live: LiveAnswer, *, keeps: bool, is_chunked: bool = True) -> None:
-        """Let `live` give the answer, until `release`."""
+        """Let `live` give the answer, until `release` is called."""
         self.enter_phase(_LIVE, live)
         self.live_bytes = 0
         if self._shared is not None and self.transport is not None:

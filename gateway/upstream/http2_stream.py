@@ -181,21 +181,21 @@ class Http2Stream:
             self._drained.set_result(None)
 
     def interim(self, interim: Interim) -> None:
-        """Store an interim reply.  `notify` follows."""
+        """Store an interim reply.  The caller then calls `notify`."""
         if self._incoming is not None:
             self._incoming.has_received = True
             self._interim.append(interim)
             self._interim_count += 1
 
     def received(self, event: Event) -> None:
-        """Store a part of the reply.  `notify` follows."""
+        """Store a part of the reply.  The caller then calls `notify`."""
         incoming = self._incoming
         if incoming is not None:
             incoming.has_received = True
             incoming.received([event])
 
     def received_data(self, stream: Stream, data: bytes, size: int) -> None:
-        """Store a part of the body, from a frame of `size` bytes.  `notify` follows."""
+        """Store a part of the body, from a frame of `size` bytes.  The caller then calls `notify`."""
         session = self.connection.session
         if self._incoming is not None:
             self.received(data)
@@ -204,7 +204,7 @@ class Http2Stream:
         session.acknowledge(stream, size)
 
     def was_reset(self, code: ErrorCode, *, is_by_peer: bool) -> None:
-        """Record that the stream was reset.  `notify` follows."""
+        """Record that the stream was reset.  The caller then calls `notify`."""
         self._reset_code = code, is_by_peer
 
     def notify(self) -> None:
@@ -232,7 +232,7 @@ class Http2Stream:
         incoming.on_change()
 
     def received_end(self) -> None:
-        """Record the end of the reply.  `notify` follows."""
+        """Record the end of the reply.  The caller then calls `notify`."""
         self.received(END)
 
     # -- the end
