@@ -92,7 +92,7 @@ class SigningKeyConfig(Model):
         description="Id of the key; each signed URL names the id of its key."
     )
     file: str = Field(
-        min_length=1, description="File with the key, at least 16 bytes; white space around it is removed."
+        min_length=1, description="File with the key of at least 16 bytes. White space around the key is removed."
     )
 
 
@@ -211,8 +211,8 @@ class AuthRuleConfig(Model):
     permissions_claim: str = Field(
         default="streams",
         max_length=64,
-        description="Claim with more permissions, as a list of such texts; the claim `authorization_details` "
-        "(RFC 9396) is always read.",
+        description="Claim with the permissions of one token, as a list of such texts. The claim "
+        "`authorization_details` (RFC 9396) is always read.",
     )
     tenant_claim: str = Field(default="", max_length=64, description="Claim that names the tenant.")
     keys: tuple[SigningKeyConfig, ...] = Field(
@@ -221,8 +221,8 @@ class AuthRuleConfig(Model):
 
     url: Url = Field(
         default="",
-        description='URL of the service that decides, with by = "forward": a 2xx allows, a 401 or 403 refuses, after '
-        "any other answer the client gets a 503.",
+        description='URL of the service that decides, with by = "forward". A 2xx allows the request, a 401 or 403 '
+        "refuses the request, and after any other answer the client gets a 503.",
     )
     method: Literal["GET", "POST", "HEAD"] = Field(default="GET", description="Method of requests to the service.")
     request_headers: Annotated[tuple[FieldName, ...], Field(strict=False, min_length=1, max_length=16)] = Field(
@@ -257,11 +257,14 @@ class AuthRuleConfig(Model):
         default=5,
         ge=0,
         le=3_600,
-        description="How long a verdict without Cache-Control is kept.  A refusal is kept for at most 1 s, unless the "
+        description="How long a verdict without Cache-Control is kept. A refusal is kept for at most 1 s, unless the "
         "route conceals its streams.",
     )
     most_keep_s: float = Field(
-        default=300, ge=0, le=86_400, description="Longest time a verdict is kept, even with a longer Cache-Control."
+        default=300,
+        ge=0,
+        le=86_400,
+        description="Longest time that a verdict is kept, even if its Cache-Control states a longer time.",
     )
     timeout_s: float = Field(
         default=5, ge=0.05, le=60, description="Longest time for the service's answer, including the connection."

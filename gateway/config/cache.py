@@ -13,10 +13,12 @@ class CachePlanConfig(Model):
     """The cache plan that the pipeline made from the traffic, and which parts of it are applied."""
 
     file: str = Field(
-        default="", description="Cache plan to apply, a JSON file; read at start and at each reload. Empty: none."
+        default="",
+        description="File of the cache plan to apply, in JSON. The file is read at start and at each "
+        "reload. Empty: no plan.",
     )
     take_memory: bool = Field(
-        default=True, description="Use the plan's memory budget; limits.cache_bytes wins where it is set."
+        default=True, description="Use the plan's memory budget, unless limits.cache_bytes is set."
     )
     take_short_memory: bool = Field(
         default=False,

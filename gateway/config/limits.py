@@ -16,42 +16,51 @@ _LEAST_CLIENT_BYTES: Final = 64 * MIB
 class LimitsConfig(Model):
     """Bounds on memory and connections, and deadlines for clients, for the whole process."""
 
-    cache_bytes: Bytes = Field(default=256 * MIB, ge=0, le=1024 * GIB, description="Most stream bytes kept in tapes.")
+    cache_bytes: Bytes = Field(
+        default=256 * MIB,
+        ge=0,
+        le=1024 * GIB,
+        description="Most bytes of the cache: tapes (cached streams), and the data derived from tapes.",
+    )
     client_bytes: Bytes = Field(
         default=0,
         ge=0,
         le=1024 * GIB,
-        description="Most bytes held for all clients together: unread answers that the cache does not hold, unfinished "
-        "heads, bodies. Above, the connections that hold the most are dropped. 0: a quarter of cache_bytes, at least "
-        "64 MiB.",
+        description="Most bytes held for all clients together: unread answers that the cache does not hold, "
+        "unfinished heads, bodies. If clients hold more, the connections that hold the most are dropped. "
+        "0: a quarter of cache_bytes, at least 64 MiB.",
     )
     memory_max_bytes: Bytes = Field(
         default=0,
         ge=0,
         le=1024 * GIB,
-        description="Memory that the process should not exceed. Near it the cache shrinks, then clients are dropped, "
-        "then new connections are refused. 0: 90 % of the container's limit, or no bound without such a limit.",
+        description="Memory that the process should not exceed. Close to this limit, the cache shrinks first, then "
+        "clients are dropped, then new connections are refused. 0: 90 % of the container's limit, or no "
+        "limit if the container has none.",
     )
     eviction: Literal["s3-fifo", "sieve", "lru"] = Field(
-        default="s3-fifo", description="Eviction policy once cache_bytes is reached; the default withstands scans."
+        default="s3-fifo",
+        description="Eviction policy once cache_bytes is reached. With the default, a scan of many "
+        "streams does not evict popular streams.",
     )
     compress_min_bytes: Bytes = Field(
         default=KIB,
         ge=1,
         le=GIB,
-        description="Smallest body that is compressed; smaller ones save little.",
+        description="Smallest body that is compressed; compressing a smaller body saves little.",
     )
     compress_cache_bytes: Bytes = Field(
         default=32 * MIB,
         ge=0,
         le=64 * GIB,
-        description="Most compressed bytes kept; they count towards cache_bytes and take a quarter of it at most.",
+        description="Most bytes of cached compressed bodies. They count towards cache_bytes, and take at most a "
+        "quarter of cache_bytes.",
     )
     max_reply_bytes: Bytes = Field(
         default=4 * MIB,
         ge=KIB,
         le=GIB,
-        description="Largest reply made from a tape; a longer range takes several replies.",
+        description="Largest reply from cached bytes; a longer range takes several replies.",
     )
     max_flight_bytes: Bytes = Field(
         default=64 * MIB,
@@ -63,10 +72,13 @@ class LimitsConfig(Model):
         default=64 * MIB,
         ge=KIB,
         le=64 * GIB,
-        description="Largest request body that is relayed; a larger one is answered 413.",
+        description="Largest request body that is relayed; a request with a larger body is answered 413.",
     )
     max_connections: int = Field(
-        default=20_000, ge=1, le=10_000_000, description="Most client connections at once; further ones are refused."
+        default=20_000,
+        ge=1,
+        le=10_000_000,
+        description="Most client connections at once; further connections are refused.",
     )
     client_connections: int = Field(
         default=0,
@@ -79,23 +91,24 @@ class LimitsConfig(Model):
         default=0,
         ge=0,
         le=10_000_000,
-        description="Most live reads of one client network; further ones are answered 429. 0 is half of "
+        description="Most live reads of one client network; further live reads are answered 429. 0 is half of "
         "max_connections.",
     )
     client_new_streams_per_s: float = Field(
         default=1_000,
         ge=0,
         le=1_000_000,
-        description="Reads a second by one client network of streams that are not in memory; further ones are answered "
-        "429. Two seconds' worth may come at once. 0 is no limit.",
+        description="Most reads a second by one client network of streams that are not in memory; further reads are "
+        "answered 429. The reads of two seconds may come at once. 0 is no limit.",
     )
     client_refusals_per_s: float = Field(
         default=0,
         ge=0,
         le=1_000_000,
-        description="Requests a second of one client network that may be refused (400, 408, 414, 429, 431); ten "
-        "seconds' worth may come at once. A network beyond it is banned for 10 s: its connections are closed. A ban "
-        "that follows another soon is twice as long, up to 320 s. Trusted proxies are not bounded. 0 is no limit.",
+        description="Most refused requests a second of one client network (statuses 400, 408, 414, 429, 431); the "
+        "refusals of ten seconds may come at once. A network with more refusals is banned for 10 s: its "
+        "connections are closed. If a ban follows another ban soon, it is twice as long, up to 320 s. "
+        "Trusted proxies are never banned. 0 is no limit.",
     )
     client_v4_bits: int = Field(
         default=32,
@@ -113,29 +126,31 @@ class LimitsConfig(Model):
         default=512,
         ge=1,
         le=65_535,
-        description="Most connections to all origins at once; over HTTP/2, requests. Reads get at most three quarters "
-        "of them; so do writes, one of several origins, and one of several routes. Live requests are not counted.",
+        description="Most connections to all origins at once; over HTTP/2, most requests. Reads get at most three "
+        "quarters of this number. The same holds for writes, for each of several origins, and for each of "
+        "several routes. Live requests are not counted.",
     )
     client_upstream_requests: int = Field(
         default=128,
         ge=1,
         le=65_535,
         description="Most concurrent requests of one client network to one origin, without live reads. To all origins "
-        "together it has at most half of upstream_connections. Further requests wait; other clients overtake them.",
+        "together, one network has at most half of upstream_connections. Its further requests wait, and "
+        "the requests of other clients overtake them.",
     )
     auth_requests: int = Field(
         default=64,
         ge=1,
         le=4_096,
-        description="Most concurrent requests to the services of [[route.auth]]; one client network has at most half. "
-        "Further ones wait.",
+        description="Most concurrent requests to the services of [[route.auth]]; one client network has at most half "
+        "of them. Further requests wait.",
     )
     upstream_queue: int = Field(
         default=4_096,
         ge=1,
         le=1_000_000,
-        description="Most requests that wait for a connection to an origin; one client network has at most a quarter. "
-        "Further ones are answered 503.",
+        description="Most requests that wait for a connection to an origin; one client network has at most a quarter "
+        "of them. Further requests are answered 503.",
     )
     upstream_wait_s: float = Field(
         default=5,
@@ -147,8 +162,8 @@ class LimitsConfig(Model):
         default=10_000,
         ge=1,
         le=1_000_000,
-        description="Most streams followed live at once, relayed live reads included; live readers of further ones are "
-        "answered 503.",
+        description="Most streams followed live at once, including relayed live reads; live readers of further "
+        "streams are answered 503.",
     )
     client_followed_streams: int = Field(
         default=0,

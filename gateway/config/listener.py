@@ -110,15 +110,16 @@ class ListenerTlsConfig(Model):
     """TLS settings of a listener."""
 
     certificates: Annotated[tuple[CertificateConfig, ...], Field(strict=False, min_length=1, max_length=1_024)] = Field(
-        description="A list of { certificate = FILE, key = FILE }, chosen by the server name (SNI); the first one is "
-        "the default. Read again on reload and when the files change."
+        description="A list of { certificate = FILE, key = FILE }, chosen by the server name (SNI); the first entry "
+        "is the default. The files are read again at a reload and when they change."
     )
     minimum_version: Literal["1.2", "1.3"] = Field(default="1.2", description="Oldest TLS version that is accepted.")
     client_ca: str = Field(
         default="", description="PEM file of the authorities that must have signed clients' certificates."
     )
     client_certificates: Literal["off", "optional", "required"] = Field(
-        default="off", description="Whether a client is asked for a certificate, and whether it is required."
+        default="off",
+        description="Whether clients are asked for a certificate, and whether the certificate is required.",
     )
 
     @model_validator(mode="after")
@@ -134,8 +135,8 @@ class ListenerConfig(Model):
     """One address at which the gateway accepts clients."""
 
     address: Annotated[str, AfterValidator(_bind_address)] = Field(
-        description='"HOST:PORT" (port 0 picks a free one), "unix:/path", or "systemd" and "systemd:NAME" for sockets '
-        "that the process is started with."
+        description='"HOST:PORT" (port 0 picks a free port), "unix:/path", or "systemd" and "systemd:NAME" '
+        "for sockets that systemd passes to the process."
     )
     mode: Annotated[str, AfterValidator(_mode)] = Field(
         default="660", description="Permissions of a Unix socket, in octal digits."
@@ -151,8 +152,9 @@ class ListenerConfig(Model):
     )
     proxy_protocol: Literal["off", "on"] = Field(
         default="off",
-        description="Require a PROXY header, version 1 or 2, at the start of every connection; it names the client. A "
-        "connection without one is dropped. So is one from outside server.trusted_proxies, where that is set.",
+        description="Require a PROXY header, version 1 or 2, at the start of every connection. The header names the "
+        "client. A connection without the header is dropped. If server.trusted_proxies is set, a "
+        "connection from any other address is dropped too.",
     )
     redirect_to_https: bool | Annotated[int, Field(ge=1, le=65_535)] = Field(
         default=False,

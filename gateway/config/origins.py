@@ -50,8 +50,8 @@ class HealthCheckConfig(Model):
         default=3,
         ge=1,
         le=100,
-        description="Consecutive failed checks that eject an origin. An ejected origin is used only if no other is "
-        "available.",
+        description="Consecutive failed checks that eject an origin. An ejected origin is used only if no other "
+        "origin is available.",
     )
     return_after: int = Field(
         default=2, ge=1, le=100, description="Consecutive passed checks that bring an ejected origin back."
@@ -81,8 +81,8 @@ class OriginTlsConfig(Model):
 
     ca_file: str = Field(
         default="",
-        description="PEM file of the authorities that must have signed the origins' certificates; read again when it "
-        "changes, like the next two. Empty: the system's authorities.",
+        description="PEM file of the authorities that must have signed the origins' certificates. This file, "
+        "cert_file and key_file are read again when they change. Empty: the system's authorities.",
     )
     cert_file: str = Field(
         default="", description="PEM file of the client certificate that origins receive, with its chain. Empty: none."
@@ -118,7 +118,8 @@ class OriginsConfig(Model):
         default=0.5,
         ge=0.01,
         le=1,
-        description="Share of failed requests within the window that opens the circuit breaker as well.",
+        description="Share of failed requests within the window that opens the circuit breaker, even if the failures "
+        "are not consecutive.",
     )
     breaker_window_s: float = Field(
         default=10, ge=0.1, le=3_600, description="Window for breaker_ratio and breaker_requests."
@@ -146,23 +147,25 @@ class OriginsConfig(Model):
         default=4_096,
         ge=1,
         le=1_000_000,
-        description="Most requests that wait for one origin's answer at once, live reads excepted; further ones are "
-        "answered 503.",
+        description="Most requests that wait for the answer of one origin at once, without live reads; further "
+        "requests are answered 503.",
     )
     connection_idle_s: float = Field(
         default=15,
         ge=0.1,
         le=3_600,
-        description="How long an idle connection to an origin is kept. It must be shorter than the origin's own "
-        "timeout, or writes fail when the origin closes first. A Keep-Alive timeout of the origin shortens it.",
+        description="How long an idle connection to an origin is kept. This time must be shorter than the origin's "
+        "own timeout: if the origin closes the connection first, a write can fail. A Keep-Alive timeout "
+        "stated by the origin shortens this time.",
     )
     connection_rest_s: float = Field(
         default=0.05,
         ge=0,
         le=10,
         description="How long an HTTP/1.1 connection to an origin rests between a reply and the next request, so that "
-        "a second reply to one request is not read as the reply to the next. Other connections are used meanwhile. "
-        "Once there are upstream_connections, the one that has rested the longest is used.",
+        "a second reply to one request is not read as the reply to the next request. Other connections "
+        "are used meanwhile. If there are upstream_connections already, the connection that has rested "
+        "the longest is used.",
     )
     connection_age_s: float = Field(
         default=300,

@@ -19,25 +19,27 @@ class RateLimitConfig(Model):
     )
     per: Literal["client", "principal", "tenant", "route", "all"] = Field(
         default="client",
-        description="Who has a separate allowance: each client network, each principal or tenant of [[route.auth]], "
-        "each route; or all together.",
+        description="The unit with an allowance of its own: each client network, each principal or tenant of "
+        "[[route.auth]], or each route. all: all requests share one allowance.",
     )
     routes: tuple[RouteName, ...] = Field(
-        default=(), strict=False, description="Names of the routes to which the limit applies; none is all routes."
+        default=(),
+        strict=False,
+        description="Names of the routes to which the limit applies; an empty list stands for all routes.",
     )
     requests_per_s: float | None = Field(default=None, ge=1e-6, le=1_000_000, description="Most requests a second.")
     burst: int | None = Field(
         default=None,
         ge=1,
         le=10_000_000,
-        description="Most requests at once, after a pause; none is one second's worth.",
+        description="Most requests at once, after a pause; by default the requests of one second.",
     )
     bytes_per_s: Bytes | None = Field(
         default=None,
         ge=1,
         le=1024 * GIB,
-        description="Most bytes a second of answers' bodies. An answer is sent completely; then further requests are "
-        "refused until the average is below the limit.",
+        description="Most bytes a second of answers' bodies. An answer is sent completely, even if it exceeds the "
+        "limit. Further requests are then refused until the average is below the limit.",
     )
     live_reads: int | None = Field(default=None, ge=1, le=10_000_000, description="Most live reads at once.")
 

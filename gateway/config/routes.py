@@ -74,8 +74,9 @@ class BridgeConfig(Model):
     )
     records: Literal["json", "bytes", "envelope"] = Field(
         default="json",
-        description="What a record is. json: its body is one JSON message. bytes: bodies follow each other. envelope: "
-        "a JSON message with seq_num, timestamp, headers and body.",
+        description="Form of the content. json: the body of each record is one JSON message. bytes: the bodies of the "
+        "records, one after the other. envelope: each record is a JSON message with seq_num, timestamp, "
+        "headers and body.",
     )
     content_type: ContentType = Field(
         default=DEFAULT_CONTENT_TYPE, description="Content type of the streams, with records = bytes."
@@ -96,9 +97,9 @@ class RouteConfig(Model):
     )
     host: RouteHost = Field(
         default="*",
-        description='Host the request must name: "*" for any, an exact name, or "*.example.org" for names below it. '
-        "The origin receives its own host name, so all hosts of a route share its streams. With protocol "
-        '"s2" and "*.example.org" the first part of the name is the basin.',
+        description='Host the request must name: "*" for any, an exact name, or "*.example.org" for names below '
+        "it. The origin gets requests with its own host name, so all hosts of a route have the same "
+        'streams. With protocol "s2" and "*.example.org" the first part of the name is the basin.',
     )
     prefix: Prefix = Field(
         default="/", description="Path the request must start with, in whole segments; the longest prefix wins."
@@ -109,11 +110,12 @@ class RouteConfig(Model):
     )
     protocol: Literal["durable-streams", "s2"] = Field(
         default="durable-streams",
-        description="Protocol of the origin. s2: reads of S2 streams are shared, everything else is relayed.",
+        description="Protocol of the origin. s2: reads of S2 streams are shared, and all other requests are relayed.",
     )
     present: Literal["origin", "durable-streams"] = Field(
         default="origin",
-        description="Protocol for clients: that of the origin, or each S2 stream as a Durable Stream.",
+        description="Protocol for clients: the origin's protocol, or Durable Streams, with each S2 stream as a "
+        "Durable Stream.",
     )
     bridge: BridgeConfig | None = Field(
         default=None, description='S2 streams as Durable Streams, with present = "durable-streams"; absent: defaults.'
@@ -121,8 +123,8 @@ class RouteConfig(Model):
     consistency: Literal["linearizable", "bounded-staleness"] = Field(
         default="linearizable",
         description="Consistency of reads of S2 streams. linearizable: a read sees everything acknowledged before it. "
-        "bounded-staleness: for tail_heard_s, a read of a stream with live readers may also end at the last tail of "
-        "their session.",
+        "bounded-staleness: for tail_heard_s, a read of a stream with live readers may also end at the "
+        "latest tail that their session at the origin has stated.",
     )
     origins: OriginList = Field(
         default=(),
@@ -145,8 +147,8 @@ class RouteConfig(Model):
     )
     origin_http: Literal["1.1", "2"] = Field(
         default="1.1",
-        description="HTTP version that the origins are asked over: 2 by ALPN over TLS, with prior knowledge (h2c) "
-        "without; there is no fallback.",
+        description="HTTP version of requests to the origins. Version 2 is negotiated by ALPN over TLS, and used with "
+        "prior knowledge (h2c) without TLS. There is no fallback.",
     )
     strip_prefix: bool = Field(default=False, description="Remove the prefix from the path of requests to the origin.")
     cache: bool = Field(
@@ -164,13 +166,13 @@ class RouteConfig(Model):
         default=(),
         strict=False,
         max_length=16,
-        description="Rules of authorisation, tried in order: a request that no rule allows is refused. Without rules, "
+        description="Rules of authorisation, tried in order. A request that no rule allows is refused. Without rules, "
         "all requests are served.",
     )
     conceal: bool = Field(
         default=False,
-        description="With [[route.auth]], answer requests that are not allowed like requests for streams that do not "
-        "exist.",
+        description="With [[route.auth]], answer a forbidden request in the same way as a request for a stream that "
+        "does not exist.",
     )
     store_private: bool = Field(
         default=False,
@@ -184,21 +186,21 @@ class RouteConfig(Model):
     )
     principal_header: HeaderName | Literal[""] = Field(
         default="",
-        description="Header that names the principal of relayed requests to the origin; a client's own is removed. "
-        "Empty: none.",
+        description="Header that states the principal of a relayed request to the origin. If a client sends this "
+        "header itself, it is removed. Empty: no header.",
     )
     issuer_header: HeaderName | Literal[""] = Field(
         default="",
-        description="The same for the principal's issuer; needed if several issuers may use the same name. Empty: "
-        "none.",
+        description="Header that states the principal's issuer; needed if several issuers may use the same name. "
+        "Empty: no header.",
     )
     tenant_header: HeaderName | Literal[""] = Field(
-        default="", description="The same for the principal's tenant. Empty: none."
+        default="", description="Header that states the principal's tenant. Empty: no header."
     )
     ignore_set_cookie: CookieNames = Field(
         default=(),
-        description="Names of cookies that do not prevent a reply from being shared, such as those of a load balancer; "
-        "shared replies are sent without them.",
+        description="Names of cookies that do not prevent a reply from being shared, such as a load balancer's "
+        "cookies. Shared replies are sent without these cookies.",
     )
     cors: CorsConfig | None = Field(
         default=None, description="CORS at the edge; absent: the origin's own headers are relayed."
@@ -229,30 +231,33 @@ class RouteConfig(Model):
     )
     connect_timeout_s: float = Field(default=5, ge=0.01, le=120, description="Longest time to connect to the origin.")
     first_byte_timeout_s: float = Field(
-        default=30, ge=0.01, le=600, description="Longest wait for a reply's head, live reads excepted."
+        default=30, ge=0.01, le=600, description="Longest wait for a reply's head, except for live reads."
     )
     live_first_byte_timeout_s: float = Field(
         default=60,
         ge=0.01,
         le=600,
-        description="Longest wait for a reply's head on long-poll and SSE; must exceed the origin's own long-poll "
-        "timeout.",
+        description="Longest wait for a reply's head on long-poll and SSE. It must be longer than the origin's own "
+        "long-poll timeout.",
     )
     idle_timeout_s: float = Field(
         default=30,
         ge=0.01,
         le=600,
-        description="Longest pause in the middle of a reply's body; in a session with an S2 origin, which sends a "
-        "heartbeat at least every 15 s, it is always 20 s.",
+        description="Longest pause in the middle of a reply's body. In a session with an S2 origin it is always 20 s, "
+        "because S2 sends a heartbeat at least every 15 s.",
     )
     total_timeout_s: float = Field(
-        default=600, ge=0.01, le=86_400, description="Longest time one upstream request may take, SSE excepted."
+        default=600,
+        ge=0.01,
+        le=86_400,
+        description="Longest time that one request to an origin may take, except for SSE.",
     )
     collapse_wait_s: float = Field(
         default=5,
         ge=0.01,
         le=600,
-        description="Time without an answer after which a shared fetch is replaced by a new one.",
+        description="Time without an answer after which a new fetch replaces a shared fetch.",
     )
     retry_attempts: int = Field(
         default=1, ge=0, le=5, description="Most retries of a failed read; other requests are not retried."
@@ -293,13 +298,14 @@ class RouteConfig(Model):
         default=0,
         ge=0,
         le=3_600,
-        description="How long the tail of a stream that is not followed is served again without asking the origin.",
+        description="How long the tail of a stream that is not followed may be repeated without asking the origin.",
     )
     absent_s: float = Field(
         default=1,
         ge=0,
         le=60,
-        description="How long an origin's 404 or 410 is served again; a write through the gateway ends this at once.",
+        description="How long an origin's 404 or 410 is repeated without asking the origin. A write through the "
+        "gateway ends this time at once.",
     )
     absent_per_s: float = Field(
         default=200,
@@ -317,8 +323,8 @@ class RouteConfig(Model):
         default=120,
         ge=0,
         le=86_400,
-        description="How long an uncacheable answer is remembered (hit-for-miss); requests for it are not collapsed "
-        "meanwhile.",
+        description="How long the gateway remembers that an answer cannot be shared (hit-for-miss). Until then, each "
+        "request for it is relayed at once.",
     )
     compression: Codings = Field(
         default=("zstd", "br", "gzip"),

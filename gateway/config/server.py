@@ -17,18 +17,19 @@ class ServerConfig(Model):
 
     listen: ListenAddress = Field(
         default="127.0.0.1:4437",
-        description="Address for clients, without TLS; port 0 picks a free port. If there are [[listener]] tables, it "
-        "applies only when it is set.",
+        description="Address for clients, without TLS; port 0 picks a free port. If there are [[listener]] tables, "
+        "this address is used only if it is set.",
     )
     admin: ListenAddress = Field(
         default=DEFAULT_ADMIN,
-        description="Address of the admin API, the console and /metrics; outside loopback it requires a token.",
+        description="Address of the admin API, the console and /metrics. An address outside loopback requires a token.",
     )
     admin_connections: int = Field(
         default=256,
         ge=4,
         le=10_000,
-        description="Most connections to the admin port at once; above, the one idle longest is closed for a new one.",
+        description="Most connections to the admin port at once. A further connection replaces the connection that "
+        "has been idle the longest.",
     )
     shutdown_timeout_s: float = Field(
         default=10,
@@ -47,14 +48,15 @@ class ServerConfig(Model):
     forwarded_by: Literal["x-forwarded-for", "forwarded"] = Field(
         default="x-forwarded-for",
         description="Headers that the trusted proxies set: X-Forwarded-For and X-Forwarded-Proto, or Forwarded (RFC "
-        "7239). The others are ignored.",
+        "7239). The headers of the other kind are ignored.",
     )
     console_writes: bool = Field(
         default=False, description="Show forms in the console that create, append to, close and delete streams."
     )
     node_name: NodeName = Field(
         default="durable-gateway",
-        description="Name in Via, Cache-Status and CDN-Loop; must differ from that of other gateways on the path.",
+        description="Name of this gateway in Via, Cache-Status and CDN-Loop. Gateways on one path need different "
+        "names.",
     )
 
     @property

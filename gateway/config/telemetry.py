@@ -28,7 +28,7 @@ class TracingConfig(Model):
     )
     service_name: NodeName = Field(default="durable-gateway", description="Name of this service in traces.")
     queue_spans: int = Field(
-        default=2_048, ge=1, le=1_000_000, description="Most spans that wait for export; further ones are dropped."
+        default=2_048, ge=1, le=1_000_000, description="Most spans that wait for export; further spans are dropped."
     )
     export_timeout_s: float = Field(
         default=10, ge=0.1, le=300, description="Longest time to hand one batch of spans to the collector."
@@ -49,7 +49,8 @@ class LogConfig(Model):
         default=86_400,
         ge=0,
         le=31_536_000,
-        description="The file is rotated at multiples of this since 1970: with 86400, at midnight UTC; 0 is never.",
+        description="The file is rotated when the Unix time reaches a multiple of this: with 86400, at midnight UTC. "
+        "0 is never.",
     )
     keep_files: int = Field(default=7, ge=0, le=100_000, description="Most rotated files that are kept.")
     stream_url: LogStreamUrl = Field(
@@ -62,13 +63,16 @@ class LogConfig(Model):
         default=256 * KIB, ge=KIB, le=64 * MIB, description="Most bytes in one write to the file, or one append."
     )
     batch_s: float = Field(
-        default=0.5, ge=0.001, le=60, description="Longest time a line waits for others to be written with it."
+        default=0.5,
+        ge=0.001,
+        le=60,
+        description="Longest time that a line waits, so that several lines are written together.",
     )
     queue_records: int = Field(
         default=32_768,
         ge=1,
         le=10_000_000,
-        description="Most lines that wait for the sink; further ones are dropped and counted.",
+        description="Most lines that wait for the sink; further lines are dropped and counted.",
     )
     queue_bytes: Bytes = Field(
         default=64 * MIB,
@@ -93,8 +97,7 @@ class LogConfig(Model):
         default=300,
         ge=0,
         le=86_400,
-        description="A live read is logged each time it has lasted this much longer, and at its end; 0: only at its "
-        "end.",
+        description="A live read gets a log line at this interval, and a last line at its end. 0: only at its end.",
     )
 
     @model_validator(mode="after")
