@@ -62,7 +62,7 @@ app = typer.Typer(
 _Listen = Annotated[
     str | None,
     typer.Option(
-        "--listen", metavar="HOST:PORT", show_default="127.0.0.1:4437", help="Address for clients; port 0 picks one."
+        "--listen", metavar="HOST:PORT", show_default="127.0.0.1:4437", help="Address for clients; port 0 picks a port."
     ),
 ]
 _Admin = Annotated[
@@ -151,7 +151,7 @@ def dev(
     ] = _ORIGIN_LISTEN,
     protocol: Annotated[
         _OriginProtocol,
-        typer.Option("--protocol", metavar="NAME", help="What the origin speaks: durable-streams or s2."),
+        typer.Option("--protocol", metavar="NAME", help="Protocol of the origin: durable-streams or s2."),
     ] = _OriginProtocol.DURABLE_STREAMS,
     tls: Annotated[
         bool, typer.Option("--tls", help="Listen over TLS, with a certificate made for this machine.")
@@ -236,14 +236,14 @@ def serve(
 def origin(
     context: typer.Context,
     listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Address to listen on; port 0 picks one.")
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Address to listen at; port 0 picks a port.")
     ] = _ORIGIN_LISTEN,
     protocol: Annotated[
         _OriginProtocol,
         typer.Option("--protocol", metavar="NAME", help="durable-streams, or s2, which takes --listen alone."),
     ] = _OriginProtocol.DURABLE_STREAMS,
     long_poll_timeout: Annotated[
-        float, typer.Option("--long-poll-timeout", metavar="SECONDS", min=0.05, max=300, help="Longest long-poll.")
+        float, typer.Option("--long-poll-timeout", metavar="SECONDS", min=0.05, max=300, help="Longest wait.")
     ] = 30,
     sse_lifetime: Annotated[
         float, typer.Option("--sse-lifetime", metavar="SECONDS", min=0.05, max=86_400, help="Age at which SSE ends.")

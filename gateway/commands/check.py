@@ -75,7 +75,7 @@ def check(
     action: Annotated[
         str,
         typer.Option(
-            "--action", metavar="ACTIONS", show_default="read", help="What the request does: append, delete, …"
+            "--action", metavar="ACTIONS", show_default="read", help="Actions of the request: append, delete, …"
         ),
     ] = "",
     client: Annotated[

@@ -18,7 +18,7 @@ def purge(
         str | None, typer.Argument(metavar="PATH", help="One stream, by its path at the origin: /orders/1.")
     ] = None,
     prefix: Annotated[
-        str | None, typer.Option("--prefix", metavar="PATH", help="Every stream whose path begins with this.")
+        str | None, typer.Option("--prefix", metavar="PATH", help="Every stream whose path has this prefix.")
     ] = None,
     key: Annotated[
         str | None, typer.Option("--key", metavar="KEY", help="Every stream that the origin gave this surrogate key.")

@@ -18,7 +18,7 @@ _COLUMNS: Final = ("stream", "partition", "tail", "state", "bytes", "readers", "
 
 
 def streams(
-    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only streams whose path begins with this.")] = "",
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only streams whose path has this prefix.")] = "",
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Most streams to list.")] = 1_000,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, as in the API.")] = False,
     admin: AdminUrl = DEFAULT_URL,

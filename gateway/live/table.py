@@ -148,7 +148,8 @@ class LiveTable:
     def detach(self, topic: LiveTopic, linger_s: float) -> None:
         """Remove a live reader from the count.
 
-        Without readers, a topic is removed: at once if it is not followed, and after `linger_s` if it is followed.
+        A topic without readers is removed at once if it is not followed, or after `linger_s` if it is followed.  A hot
+        topic stays.
         """
         topic.readers -= 1
         if topic.readers or (entry := self._entry(topic)) is None:

@@ -9,7 +9,7 @@ the path, such as a write, is applied to awake streams at once.  The other strea
 are applied.  If some of these are no longer kept, the stream is dropped, as if it had been evicted.
 
 No fetch and no live reader uses a sleeping stream.  Its remembered answers (responses that the server keeps for
-repetition) stay valid until the next event of the path.  The server finds them without looking at the stream.
+repetition) stay valid until the next event of the path.  The server finds these answers without looking at the stream.
 """
 
 from __future__ import annotations
