@@ -1,7 +1,9 @@
 """The composition root: the only module that knows all parts of the gateway.
 
-It builds the engine and its parts, listens, applies reloads, and shuts down in order: end live readers spread over the
-first part of the drain, answer what arrives and have its connection close, stop accepting, drop the rest.
+It builds the engine and the other parts, opens the listeners, applies reloads, and shuts the process down.  The
+shutdown (the drain) has four steps.  First, live readers end, spread over the first part of the drain.  Requests are
+still answered, and each answer announces the end of its connection.  Then no more connections are accepted.  Finally,
+the remaining connections are cut.
 """
 
 from __future__ import annotations
@@ -63,10 +65,11 @@ from gateway.upstream.origin_pool import Credentials
 _log = logging.getLogger("gateway.app")
 
 _LAST_ACCEPTED_S: Final = 1.0
-"""Seconds that the last accepted connections have for a request before idle connections are closed."""
+"""Seconds between the end of accepting and the closing of idle connections, in which the last accepted connections can
+send a request."""
 
 _CONTAINER_SHARE: Final = 0.9
-"""The part of its container's memory under which a process keeps itself if no bound is configured."""
+"""The share of the container's memory limit that the process may use if `memory_max_bytes` is 0."""
 
 
 class RunningGateway:
@@ -99,7 +102,8 @@ class RunningGateway:
         self._reader = ConfigReader(self._loaded, engine.clock)
         self._load = load
         self.has_file = True
-        """Whether the configuration that `reload` reads has a file, or only flags and the environment."""
+        """Whether `reload` reads a configuration file.  Without one, the configuration consists of flags and the
+        environment."""
         self.planned = PlanApplier(engine, engine.surroundings.rng)
         self.plan_figures = PlanFigures(self.planned, engine, metrics)
         self._reloading = asyncio.Lock()
@@ -143,11 +147,11 @@ class RunningGateway:
 
     @property
     def connections(self) -> int:
-        """Client connections open now."""
+        """The number of open client connections."""
         return self._frontend.connections()
 
     def sample(self) -> Sample:
-        """The counters as they stand."""
+        """Return the counters at this moment."""
         return sampled(self.metrics, self.engine.clock.now(), self.engine.clock.wall())
 
     async def listen(self, admin: web.Application, certificates: Stamp) -> Self:
@@ -193,10 +197,12 @@ class RunningGateway:
         return self
 
     def drain(self, within_s: float | None = None) -> None:
-        """Stop being ready, and end live reads cleanly within `within_s`, by default `shutdown_timeout_s`.
+        """Begin a drain: the gateway is no longer ready, and ends live reads properly within `within_s`, by default
+        `shutdown_timeout_s`.
 
-        New requests are still answered until `stop`, because a load balancer needs time to notice.  Each answer over
-        HTTP/1.1 says that its connection closes, and connections over HTTP/2 get a GOAWAY.
+        New requests are still answered until `stop`, because a load balancer needs time to notice that the gateway is
+        not ready.  Each answer over HTTP/1.1 announces the end of its connection, and connections over HTTP/2 get a
+        GOAWAY.
         """
         within_s = self.config.server.shutdown_timeout_s if within_s is None else within_s
         self.planned.stop()
@@ -204,8 +210,8 @@ class RunningGateway:
         self._frontend.begin_drain()
 
     def undo_drain(self) -> bool:
-        """Be ready again after `drain`, and keep the live readers that have not ended; False if it is too late, because
-        the gateway stops."""
+        """End a drain: the gateway is ready again, and live readers that have not ended yet stay.  Returns False if the
+        gateway is already stopping."""
         if not self._is_open:
             return False
         if self.engine.drain.is_set:
@@ -215,10 +221,10 @@ class RunningGateway:
         return True
 
     async def reload(self) -> Change:
-        """Read the configuration again, and apply what can change while connections are open.
+        """Read the configuration again, and apply every setting that can change while connections are open.
 
         Raises ConfigError if the configuration or a file that it names cannot be used, and NothingToRead if the gateway
-        has no configuration to read.  After an error nothing has changed.
+        has no configuration to read.  In both cases, nothing changes.
         """
         if self._load is None:
             raise NothingToRead("this gateway was started without a configuration to read again")
@@ -237,23 +243,23 @@ class RunningGateway:
             self._frontend.use_certificates(certificates)
             self.config = change.config
             if anew := self.engine.take_origins(change.config, credentials, tls):
-                # A credential may change while the configuration that names its file stays the same.
+                # The content of a credential's file may change, although the configuration stays the same.
                 names = (f"route.{route}.origin_credentials" for route in anew)
                 change = replace(change, changed=(*change.changed, *names))
-            # Origins may have moved, whether the configuration says so or not.
+            # Resolve the names of origins again: an origin may have moved, even if its URL has not changed.
             self.engine.client.exchanges.renew()
             self.engine.limit_clients(change.config.limits)
             self.auth_services.configure_tls(auth_tls)
             self._frontend.reconfigure(change.config, rules)
             self.memory.limits = _memory_limits(change.config)
             if self.take_plan(plan, is_budget_set=_is_budget_set(wanted)):
-                # The file may hold another plan under the same name.
+                # The file of the plan may have new content, although its name stays the same.
                 change = replace(change, changed=(*change.changed, "cache.plan"))
             return change
 
     def _loaded(self) -> _Loaded:
-        """The current configuration with its plan, its origins' credentials and TLS settings, and its listeners'
-        certificates.  Runs in the reader's thread."""
+        """Load the configuration, and all files that it names: the plan, credentials, TLS settings, certificates and
+        rules.  Runs in the thread of the `ConfigReader`."""
         assert self._load is not None
         config = self._load()
         shown = config_change(self.config, config).config.every_listener
@@ -282,17 +288,18 @@ class RunningGateway:
         return is_new
 
     async def stop(self) -> None:
-        """Drain and stop within `shutdown_timeout_s`; connections that are still open then are dropped.
+        """Drain, and stop within `shutdown_timeout_s`.  Connections that are still open at the end are cut.
 
-        Ports that other processes share are left to them at once.  The others stay open until the last connection is
-        closed, at most for the drain, so that a restart refuses connections only while the next process starts.
+        Ports that other processes share are closed at once.  All other ports stay open until the last connection is
+        closed, or the drain is over.  A restart therefore refuses connections only while the next process starts.
         """
         timeout_s = self.config.server.shutdown_timeout_s
         self.planned.stop()
         gone_at = asyncio.get_running_loop().time() + timeout_s
         self._is_open = False
         await self.listeners.stop_accepting(only_shared=True)
-        # A tick of the wheel earlier than idle connections: an end may come that late, and must come before the cut.
+        # Live readers must end before idle connections are closed, and the timer wheel may end them up to one tick
+        # late.  Therefore end them a tick earlier.
         self.engine.begin_drain(timeout_s * 0.4, max(timeout_s * 0.4, timeout_s * 0.8 - TICK_S))
         self._frontend.begin_drain()
         idle_at = gone_at - timeout_s * 0.2
@@ -304,7 +311,7 @@ class RunningGateway:
         await self.auth_services.close()
         await self.engine.close()
         if self._log is not None:
-            # Every request has ended by now, so the log may use the rest of the time.
+            # All requests have ended, so the log may use the rest of the time.
             await self._log.close(max(timeout_s * 0.05, gone_at - asyncio.get_running_loop().time()))
         await self.engine.tracer.close(max(timeout_s * 0.05, gone_at - asyncio.get_running_loop().time()))
         await self._close_admin()
@@ -318,7 +325,7 @@ class RunningGateway:
             await self._admin.cleanup()
 
     def _serve_admin(self) -> web.RequestHandler:
-        """A protocol of the admin port's HTTP server."""
+        """Make a protocol of the admin port's HTTP server."""
         assert self._admin is not None
         assert self._admin.server is not None
         return self._admin.server()
@@ -335,10 +342,10 @@ async def start_gateway(
 ) -> RunningGateway:
     """Start a gateway on the running loop.
 
-    `load` reads the configuration again, in a thread, and may raise ConfigError; without it there is no reload.
-    `environ` holds the admin port's token and credentials for origins; the default is the process's environment.
-    `clock` and `rng` are for tests; the defaults are the system's clock and an unseeded generator.  `tracer` replaces
-    the one that `config.tracing` describes.
+    `load` reads the configuration again.  It runs in a thread and may raise ConfigError.  Without `load` there are no
+    reloads.  `environ` has the admin port's token and the credentials for origins; the default is the process's
+    environment.  `clock` and `rng` are for tests; the defaults are the system's clock and an unseeded generator.
+    `tracer` replaces the tracer of `config.tracing`.
 
     Raises OSError if a port is taken.  Raises ConfigError if a file that the configuration names cannot be used, if a
     token or credential is missing, or if tracing needs an extra that is not installed.
@@ -425,7 +432,7 @@ def _configure(metrics: Metrics, config: GatewayConfig, budget: int) -> None:
 
 
 def _sampled_trace() -> str | None:
-    """The trace id of the current request, if the trace is sampled; for exemplars."""
+    """Return the trace id of the current request if the trace is sampled, for exemplars in the metrics; else None."""
     span = current()
     return span.trace_id if span.is_sampled else None
 

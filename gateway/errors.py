@@ -1,8 +1,8 @@
 """The gateway's exceptions.
 
-Each class fixes its HTTP status, whose fault the failure is, and whether a retry can help.  `upstream/` translates
-foreign exceptions into these, once; `engine.response_heads.failure_answer` alone makes responses of them.  Texts are
-fixed: they never contain anything that an origin or a client sent.
+Each class determines the HTTP status, the party at fault, and whether a retry can help.  `gateway.upstream` translates
+the exceptions of other libraries into these classes.  Only `gateway.engine.response_heads.failure_answer` makes
+responses of them.  Their texts are fixed, and never contain text from an origin or a client.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class GatewayError(Exception):
     fault: ClassVar[Fault] = Fault.GATEWAY
     text: ClassVar[str] = "Gateway error"
     limit: ClassVar[str | None] = None
-    """The key of the limit that refused the request, if it is counted by that; limits per client count themselves."""
+    """The configuration key of the limit that refused the request, under which the metrics count the refusal.  None if
+    there is no such limit, or if the limit counts its refusals itself."""
     challenge: str | None = None
     """The answer's WWW-Authenticate field (RFC 9110 section 11.6.1); None if there is none."""
 
@@ -40,9 +41,10 @@ class GatewayError(Exception):
         """Whether no byte of the request was sent, so that the origin cannot have received it."""
 
     def anew(self) -> Self:
-        """A copy of this failure, to be raised while this one is kept for others.
+        """Return a copy of this failure, to be raised while the original is kept for other callers.
 
-        A raised error keeps the frames that it passes, and these may keep the owner of the failure, which is a cycle.
+        A raised error refers to the frames that it passes.  These may refer to the owner of the failure, which would be
+        a reference cycle.
         """
         other = type(self).__new__(type(self))
         other.args = self.args
@@ -155,8 +157,8 @@ class TooManyAbsent(GatewayError):
 
 
 class UpstreamCongested(GatewayError):
-    """No connection to the origin was free in time, or too many requests wait for one.  Nothing was sent to the
-    origin, which may well be healthy."""
+    """No connection to the origin was free in time, or too many requests wait for one.  Nothing was sent to the origin,
+    which may be healthy."""
 
     status = 503
     text = "Too many requests wait for the origin"
@@ -173,7 +175,7 @@ class ShortOfMemory(GatewayError):
 
 
 class Stopping(GatewayError):
-    """The gateway stops before an SSE answer could last as long as clients expect of one."""
+    """The gateway will stop so soon that an SSE answer would be shorter than clients expect."""
 
     status = 503
     text = "Gateway stopping"
@@ -215,34 +217,34 @@ class Recovery(Protocol):
     """An announcement that an origin is back: `gateway.aio.signal.Signal`."""
 
     def wait_within(self, clock: Any, delay_s: float) -> Awaitable[bool]:
-        """Wait for it for at most `delay_s` seconds of `clock`; the result says whether it came."""
+        """Wait for the announcement, for at most `delay_s` seconds of `clock`; return whether it came."""
 
 
 class CircuitOpen(UpstreamUnavailable):
-    """The origin's circuit breaker is open, or its connections are at their bound.  Nothing was sent to the origin, and
-    the client is answered at once."""
+    """The origin's circuit breaker is open, or too many requests wait for the origin.  Nothing was sent to the origin,
+    and the client is answered at once."""
 
     def __init__(self, retry_in_s: float = 0.0, recovered: Recovery | None = None) -> None:
         super().__init__(is_unsent=True)
         self._retry_in_s = retry_in_s
         self.recovered = recovered
-        """Fires when the origin may be asked again; None if that is not announced."""
+        """Fires when the origin may be asked again; None if there is no such signal."""
 
     @property
     def retry_after_s(self) -> int:
-        """Whole seconds until the next probe, 1 at least (RFC 9110 §10.2.3)."""
+        """Whole seconds until the next probe, at least 1 (RFC 9110 §10.2.3)."""
         return max(1, math.ceil(self._retry_in_s))
 
 
 class TailMovedBack(UpstreamBroken):
-    """The origin's tail is before an offset that it gave out earlier: the stream was re-created."""
+    """The origin's tail is before an offset that the origin has stated earlier: the stream was re-created."""
 
     text = "Stream was re-created"
 
 
 def bare(error: _Error) -> _Error:
-    """The error without the tracebacks of itself and of its causes, so that objects to which their frames refer may
-    keep it."""
+    """Return the error without its tracebacks and those of its causes.  An object to which their frames refer can then
+    keep the error without a reference cycle."""
     one: BaseException | None = error
     while one is not None:
         one.__traceback__ = one.__context__ = None
