@@ -2,14 +2,14 @@
 
 A verdict is the decision to allow a request.  It is valid until its expiry, and only during the edition in which it was
 made.  The edition is a number that grows with each revocation and with each change of rules, so that all requests are
-authorised again.  (Remembered tokens need not be verified again.)  Live reads are registered here, so that a revocation
-can end them.
+authorised again.  (Remembered tokens need not be verified again.)  A revocation or a change of rules also ends the live
+reads that it concerns.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
 from gateway.auth.forward import ForwardVerdicts, Inquiry
@@ -110,8 +110,7 @@ class Revocation(NamedTuple):
 
 
 class Verdicts:
-    """Owner of the edition, the revocations, the key sets, the kept verdicts of services, and the register of live
-    reads.
+    """Owner of the edition, the revocations, the key sets, and the kept verdicts of services.
 
     `wall` returns Unix seconds, and `now` monotonic seconds.
     """
@@ -123,11 +122,12 @@ class Verdicts:
         self.edition = 0
         self._revoked: OrderedDict[Revocation, float] = OrderedDict()
         """When each revocation ends (Unix seconds)."""
-        self.live: dict[GuardedRead, None] = {}
+        self.live_reads: Callable[[], Sequence[GuardedRead]] = tuple
+        """Returns the live reads in progress that have a verdict."""
         self.tenants = Tenants()
 
     def __repr__(self) -> str:
-        return f"<Verdicts {len(self._revoked)} revocations, {len(self.live)} live reads>"
+        return f"<Verdicts {len(self._revoked)} revocations, edition {self.edition}>"
 
     def holds(self, allowed: Allowed | None) -> bool:
         """Return whether a remembered verdict is still valid."""
@@ -150,7 +150,7 @@ class Verdicts:
         self._revoked[revocation] = self.wall() + for_s
         evict_oldest(self._revoked, MOST_REVOCATIONS)
         self.begin_edition()
-        ended = [one for one in self.live if _names(revocation, one.allowed.principal)]
+        ended = [one for one in self.live_reads() if _names(revocation, one.allowed.principal)]
         for one in ended:
             one.revoke()
         return len(ended)
@@ -166,7 +166,7 @@ class Verdicts:
     def _end_reads(self, has_lapsed: Callable[[Grounds, str], bool]) -> None:
         """End live reads of which `has_lapsed` is true, given the grounds of the verdict (the rules that have led to
         it) and the id of its key."""
-        for one in tuple(self.live):
+        for one in self.live_reads():
             grounds = one.allowed.grounds
             if grounds is not None and has_lapsed(grounds, one.allowed.principal.key_id):
                 one.end_soon()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from gateway.config.limits import LimitsConfig
 from gateway.errors import TooManyRequests
-from gateway.limits.accounts import NO_PARTIES, Account, Accounts, Parties
+from gateway.limits.accounts import NO_PARTIES, UNKNOWN, Account, Accounts, Parties
 from gateway.limits.rate_limits import UNKNOWN_WAIT_S, Bans, RateLimitFields, RateLimits, retry_after_s
 from gateway.server.request import Channel
 from gateway.telemetry.metrics import MetricsRecorder
@@ -36,6 +36,8 @@ class Admission:
     ) -> None:
         self.accounts = accounts
         self.rates = rates
+        self._unknown = Account(UNKNOWN)
+        """Counts the live reads of clients without an address.  No limit applies to it."""
         self._bans = Bans(limits.client_refusals_per_s)
         self._metrics = metrics
         self._rng = rng
@@ -135,9 +137,8 @@ class Admission:
             self.rates.charge(self.accounts.open_account(net), route, sent_bytes, self.now(), parties)
 
     def _begin_live(self, channel: Channel, account: Account | None, route: str, parties: Parties) -> None:
-        channel.live_use = account
-        if account is not None:
-            account.begin_live()
+        channel.live_use = use = account if account is not None else self._unknown
+        use.begin_live()
         if not self.rates.limits:
             return
         if (limited := self.rates.begin_live(account, route, self.now, parties)) is not None:

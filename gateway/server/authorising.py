@@ -7,13 +7,10 @@ called a verdict.
 The credential is usually in the header section, so verdicts on reads are kept with the section, one for each stream.
 Later reads of the stream with the same section need only a look-up.  If the request line holds a credential or a host,
 which the section does not show, the verdict is kept under the request line instead.
-
-A live read is registered while it lasts.  The read ends when its credential expires or is revoked.
 """
 
 from __future__ import annotations
 
-import math
 import random
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -22,13 +19,12 @@ from urllib.parse import quote, unquote_plus
 
 from multidict import CIMultiDict
 
-from gateway.aio.timers import NEVER
 from gateway.auth.asked import Asked
 from gateway.auth.guard import Guard
 from gateway.auth.permissions import Action
 from gateway.auth.questions import Question, Undecided
 from gateway.auth.verdict import PUBLIC, AuthRefused, Concealed, Forbidden
-from gateway.auth.verdicts import Allowed, Verdicts
+from gateway.auth.verdicts import Allowed
 from gateway.config.routes import RouteConfig
 from gateway.engine.route import Route
 from gateway.errors import TooManyRequests
@@ -41,26 +37,18 @@ from gateway.server import cors
 from gateway.server.admission import Admission
 from gateway.server.context import RequestContext
 from gateway.server.deferred import Answerer, UndecidedRequest
-from gateway.server.joins import Join
+from gateway.server.guarded_reads import GuardedReads
 from gateway.server.parsing import ParsedRequest
 from gateway.server.remembered import RememberedAnswers
-from gateway.server.request import Channel, LiveUse, Request
-from gateway.server.request_keys import NamedStream, Section, Sections
+from gateway.server.request import Request
+from gateway.server.request_keys import NamedStream, Sections
 from gateway.server.resource_metadata import metadata_url, names_metadata
-from gateway.server.verdict_renewal import VerdictRenewal
 from gateway.telemetry.audit import AUDIT, RefusalLines, shortened
 from gateway.upstream.auth_services import AuthServices
 
 _BAD_PER_S: Final = 5.0
 BAD_AT_ONCE: Final = 50
 """Bad credentials that one client network may present: a burst of `BAD_AT_ONCE`, then `_BAD_PER_S` a second."""
-_MOST_EARLY: Final = 0.1
-_MOST_EARLY_S: Final = 5.0
-"""A live read ends at a random moment shortly before its credential expires, so that readers do not all return at once.
-It ends early by at most this fraction of the time left, and by at most this many seconds.
-"""
-SPREAD_S: Final = 5.0
-"""Seconds over which live reads end because of a reload or a withdrawn key, so that readers return one by one."""
 _RESERVED: Final = "/__ds/"
 _OF_THE_ORIGIN: Final = {
     "GET": re.compile(r"jwks\.json"),
@@ -91,11 +79,11 @@ def without_credentials(raw_query: str, parameters: Mapping[str, str]) -> str:
 
 
 class Authoriser:
-    """Authorises requests, and remembers verdicts.  `verdicts` has the register of live reads on routes with rules."""
+    """Authorises requests, and remembers verdicts.  `reads` keeps the verdicts of live reads in progress."""
 
     def __init__(
         self,
-        verdicts: Verdicts,
+        reads: GuardedReads,
         sections: Sections,
         remembered: RememberedAnswers | None,
         admission: Admission,
@@ -103,7 +91,8 @@ class Authoriser:
         services: AuthServices,
         masked: Callable[[str | None], str],
     ) -> None:
-        self.verdicts = verdicts
+        self.reads = reads
+        self.verdicts = reads.verdicts
         self.services = services
         self._masked = masked
         """Returns a client's address in the form that logs may show."""
@@ -111,8 +100,6 @@ class Authoriser:
         self._sections = sections
         self._remembered = remembered
         self._admission = admission
-        self.now = admission.now
-        """Monotonic seconds."""
         self._rng = rng
         self._bad = Rate(_BAD_PER_S, BAD_AT_ONCE)
 
@@ -185,66 +172,6 @@ class Authoriser:
             self._sections.allow(exact[1], stream or alias[: alias.find(b"\r\n")], allowed)
         if (split := self._sections.split(alias)) is not None:
             self._sections.allow(split[1], stream or split[0], allowed)
-
-    def allowed_for(self, section: Section, join: Join, channel: Channel) -> Allowed | None:
-        """Return the verdict on a live read whose section was recognised without parsing.
-
-        Returns None if the handler has to decide.
-
-        The returned verdict outlasts the longest possible read, or is renewed during the read.
-        """
-        # This repeats the code of `Verdicts.holds` and `ends_in_s`, because every authorised live read passes here, and
-        # calls cost time.
-        allowed, verdicts = section.allowed.get(join.verdict_key), self.verdicts
-        if allowed is None or allowed.edition != verdicts.edition:
-            return None
-        if allowed.scheme is not None and allowed.scheme != channel.scheme:
-            return None
-        left_s = allowed.until - verdicts.wall()
-        return allowed if left_s > (join.most_s + _MOST_EARLY_S if allowed.renewal is None else 0) else None
-
-    def ends_in_s(self, allowed: Allowed, most_s: float) -> float | None:
-        """Return the seconds until a live read has to end because its credential expires.  None if the read ends
-        earlier, after `most_s`.
-        """
-        if allowed.renewal is not None:
-            return None
-        left_s = allowed.until - self.verdicts.wall()
-        if left_s > most_s + _MOST_EARLY_S:
-            return None
-        return max(0.0, left_s - self._rng.uniform(0, min(_MOST_EARLY * left_s, _MOST_EARLY_S)))
-
-    def register(self, channel: Channel, allowed: Allowed, net: str, began: float) -> None:
-        """Register an admitted live read of this client network, whose request was read at `began`."""
-        channel.live_bytes = 0
-        channel.live_use = use = GuardedUse(channel, allowed, self, began)
-        if allowed.renewal is not None:
-            use.renewing = VerdictRenewal(use, allowed.renewal, net, self.services, self._rng)
-
-    @staticmethod
-    def withdraw(channel: Channel) -> None:
-        """Undo `register` for a live read that has not begun.  Its request is then handled like any other."""
-        if isinstance(channel.live_use, GuardedUse):
-            channel.live_use.has_begun = False
-        channel.end_live_use()
-
-    def end_at_expiry(self) -> None:
-        """Make every registered live read end at its credential's expiry.
-
-        Must be called when a drain (the orderly end of all connections) is cancelled.  All live reads then get new
-        lifetimes, which may outlast their credentials.
-        """
-        for one in self.verdicts.live:
-            if isinstance(one, GuardedUse):
-                one.end_at_expiry()
-
-    def end_within(self, use: GuardedUse, spread_s: float) -> int:
-        """End a live read at its credential's expiry, or at a random earlier moment within `spread_s`.  Returns the
-        time of the end, as a tick of the timer wheel of `services`.
-        """
-        left_s = use.allowed.until - self.verdicts.wall() if use.renewing is None else math.inf
-        delay_s = self._rng.uniform(0, spread_s) if spread_s < math.inf else spread_s
-        return self.services.wheel.add(use, max(0.0, min(delay_s, left_s)))
 
     def _note_refusal(self, request: Request, parsed: ParsedRequest, error: AuthRefused) -> None:
         """Write an audit line about a refused request, at a bounded rate."""
@@ -409,58 +336,3 @@ def _is_from_site(request: Request, config: RouteConfig) -> bool:
     allowed = config.cors.allow_origins if config.cors is not None else ()
     origins = request.headers.getall("Origin", ())
     return len(origins) == 1 and origins[0].lower() in allowed and "*" not in allowed
-
-
-class GuardedUse:
-    """A live read with a verdict.  The read is counted like any other live read, and registered until it ends."""
-
-    __slots__ = ("_authoriser", "_began", "_channel", "_is_ending", "_tick", "_use", "allowed", "has_begun", "renewing")
-
-    def __init__(self, channel: Channel, allowed: Allowed, authoriser: Authoriser, began: float) -> None:
-        self._authoriser = authoriser
-        self._began = began
-        self._channel = channel
-        self._use: LiveUse | None = channel.live_use
-        self.allowed = allowed
-        self._tick = NEVER
-        """The tick of the timer wheel at which the read ends; NEVER if no end is set."""
-        self._is_ending = False
-        self.renewing: VerdictRenewal | None = None
-        """Renews a verdict that an authorisation service has given."""
-        self.has_begun = True
-        """Whether the read counts in its tenant's usage."""
-        authoriser.verdicts.live[self] = None
-
-    def end_at_expiry(self) -> None:
-        """End the read at its credential's expiry.  Without this, only the origin would end a relayed read."""
-        if self._tick == NEVER and self.renewing is None and math.isfinite(self.allowed.until):
-            self._tick = self._authoriser.end_within(self, math.inf)
-
-    def due(self) -> None:
-        """End the read, because its credential expires or the rules in effect do not allow the read."""
-        self._tick = NEVER
-        self._channel.end_early()
-
-    def end_live(self, sent_bytes: int) -> None:
-        self._authoriser.verdicts.live.pop(self, None)
-        if self._tick != NEVER:
-            self._authoriser.services.wheel.unlink(self, self._tick)
-        if self.renewing is not None:
-            self.renewing.stop_asking()
-        if self._use is not None:
-            self._use.end_live(sent_bytes)
-        if self.has_begun and (usage := self.allowed.usage) is not None:
-            usage.add(sent_bytes, self._authoriser.now() - self._began)
-
-    def revoke(self) -> None:
-        """End the read at once.  An SSE answer ends properly.  For any other read, the connection is dropped."""
-        self._channel.end_early()
-
-    def end_soon(self) -> None:
-        """End the read like `revoke`, at a random moment within `SPREAD_S`, because many reads may end for the same
-        reason.
-        """
-        if not self._is_ending:  # A second reload must not delay the end.
-            self._is_ending = True
-            self._authoriser.services.wheel.unlink(self, self._tick)
-            self._tick = self._authoriser.end_within(self, SPREAD_S)

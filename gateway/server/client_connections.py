@@ -115,6 +115,9 @@ class ClientConnection(Protocol):
     def holdings(self) -> Iterable[Holding]:
         """Buffers held for the client that other clients may share."""
 
+    def guarded_channels(self) -> Iterable[Channel]:
+        """Return the channels whose live reads have a verdict."""
+
     def shed(self) -> None:
         """Cut the connection because the process is short of memory."""
 

@@ -40,7 +40,7 @@ from gateway.server.http2.connection import Http2Connection
 from gateway.server.phase import Phase
 from gateway.server.reading import NO_EVENTS
 from gateway.server.recognising import RecognisingConnection
-from gateway.server.request import Request
+from gateway.server.request import Channel, Request
 from gateway.server.request_body import RequestBody
 from gateway.server.timeouts import CLOSE_NOTIFY, PROBE_S
 
@@ -97,6 +97,10 @@ class Connection(RecognisingConnection):
             yield from self._live.holdings()
         elif self._request is not None and self._request.held is not None:
             yield from self._request.held.holdings()
+
+    def guarded_channels(self) -> tuple[Channel, ...]:
+        """Return the connection itself if its live read has a verdict."""
+        return (cast("Channel", self),) if self.verdict is not None else ()
 
     # -- called by asyncio
 

@@ -30,9 +30,10 @@ from gateway.protocol.client_address import Proxies
 from gateway.protocol.mode import Mode
 from gateway.protocol.target import BadHost, host_of, without_authority
 from gateway.server.admission import Admission
-from gateway.server.authorising import SPREAD_S, Authoriser
+from gateway.server.authorising import Authoriser
 from gateway.server.client_connections import ClientConnection, Clients, ConnectionRefusal, Handler, Peer
 from gateway.server.connection import Connection, SecureConnection
+from gateway.server.guarded_reads import SPREAD_S, GuardedReads
 from gateway.server.handler import RequestHandler
 from gateway.server.handshake import HTTP_1, HTTP_2, Connect
 from gateway.server.http2.connection import Http2Connection
@@ -128,7 +129,7 @@ class Frontend:
         remembered = self._make_remembered()
         self.auth_services = AuthServices(self.routes.verdicts, engine.clock, rng, limits.auth_requests)
         self._authoriser = Authoriser(
-            self.routes.verdicts,
+            GuardedReads(self.auth_services, rng, lambda: self.clients),
             self._sections,
             remembered,
             self._admission,
@@ -227,7 +228,7 @@ class Frontend:
         """End the drain, and keep connections open again."""
         for clients in self.every_clients:
             clients.undo_drain()
-        self._authoriser.end_at_expiry()
+        self._authoriser.reads.end_all_at_expiry()
         # Answers remembered during the drain announce the end of their connection.
         self._joins.clear()
         self._choose_shortcuts()
@@ -252,8 +253,8 @@ class Frontend:
         """Return whether authorisation and rate limits permit a remembered answer to be sent to this peer."""
         parties, usage = NO_PARTIES, None
         if answer.is_guarded:
-            # This repeats the code of `Authoriser.allowed_for`, because every remembered answer on a route with rules
-            # passes here, and a call costs time.
+            # This repeats the code of `Verdicts.holds`, because every remembered answer on a route with rules passes
+            # here, and a call costs time.
             key, verdicts = answer.verdict_key, self.routes.verdicts
             allowed = section.allowed.get(key) if key is not None else None
             if allowed is None or allowed.edition != verdicts.edition or verdicts.wall() >= allowed.until:

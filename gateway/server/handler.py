@@ -88,7 +88,7 @@ class RequestHandler:
         self._metrics = metrics
         self._observers = observers
         self._recorder = recorder = ResponseRecorder(node, metrics, now, admission, observers)
-        self._relays = Relays(recorder, engine, observers.access_log, config.limits)
+        self._relays = Relays(recorder, engine, observers.access_log, config.limits, authoriser.reads)
         rendering = Rendering(node, recorder.dress, engine.clock, engine.drain, metrics, observers.access_log)
         live = LiveAnswers(rendering, observers.access_log)
         self.live_requests = LiveRequests(engine, live, joins, observers, admission, authoriser)
@@ -248,7 +248,7 @@ class RequestHandler:
             context.fields = error.fields
             raise
         if is_live and context.allowed is not None:
-            self._authoriser.register(context.request.channel, context.allowed, parsed.client, admission.now())
+            self._authoriser.reads.guard_read(context.request.channel, context.allowed, parsed.client, context.began)
 
     def _preflight(self, context: RequestContext, route: Route) -> Answered | None:
         request = context.request

@@ -21,6 +21,7 @@ from gateway.protocol.client_address import BadProxyHeader, Proxies, read_proxy_
 from gateway.protocol.client_hello import BadServerName, ClientHello, read_client_hello
 from gateway.server.certificates import LoadedCertificates
 from gateway.server.client_connections import Clients, ConnectionRefusal, peer_of
+from gateway.server.request import Channel
 from gateway.server.tls import SLICE_BYTES, TlsTransport
 
 HTTP_1: Final = "http/1.1"
@@ -173,6 +174,10 @@ class Handshake(asyncio.Protocol):
 
     def holdings(self) -> tuple[Holding, ...]:
         return NOTHING
+
+    def guarded_channels(self) -> tuple[Channel, ...]:
+        """Empty, because requests begin after the handshake."""
+        return ()
 
     def shed(self) -> None:
         self.drop()

@@ -19,6 +19,7 @@ from gateway.server.admission import Admission
 from gateway.server.authorising import Authoriser
 from gateway.server.context import RequestContext, Stage
 from gateway.server.cors import named_origin
+from gateway.server.guarded_reads import MOST_EARLY_S
 from gateway.server.joins import Join, Joins
 from gateway.server.live import Client, LiveAnswers, LiveRequest
 from gateway.server.request import Channel
@@ -47,7 +48,8 @@ class LiveRequests:
         self._joins = joins
         self._observers = observers
         self._admission = admission
-        self._authoriser = authoriser
+        self._reads = authoriser.reads
+        self._verdicts = authoriser.verdicts
         self._accounts = admission.accounts
         self._now = engine.clock.now
         self._sse = engine.sse
@@ -106,7 +108,7 @@ class LiveRequests:
             keeps=request.keeps_alive,
             is_chunked=request.version != "1.0",
             ends_in_s=(
-                self._authoriser.ends_in_s(allowed, join.most_s) if allowed is not None else read.route.ends_live_in_s
+                self._reads.ends_in_s(allowed, join.most_s) if allowed is not None else read.route.ends_live_in_s
             ),
         )
 
@@ -134,8 +136,15 @@ class LiveRequests:
             return False
         allowed, parties = None, NO_PARTIES
         if read.route.guard is not None:
-            allowed = self._authoriser.allowed_for(section, join, channel)
-            if allowed is None:
+            # This repeats the code of `Verdicts.holds` and `GuardedReads.ends_in_s`, because every authorised live read
+            # passes here, and calls cost time.
+            allowed, verdicts = section.allowed.get(join.verdict_key), self._verdicts
+            if allowed is None or allowed.edition != verdicts.edition:
+                return False
+            if allowed.scheme is not None and allowed.scheme != channel.scheme:
+                return False
+            # The verdict must outlast the longest possible read, unless it is renewed during the read.
+            if allowed.until - verdicts.wall() <= (join.most_s + MOST_EARLY_S if allowed.renewal is None else 0):
                 return False
             parties = allowed.parties
         account, address, proxies = channel.use, channel.client, channel.proxies
@@ -150,7 +159,9 @@ class LiveRequests:
         began = self._now()
         client: Client = (address, section)
         if allowed is not None:
-            self._authoriser.register(channel, allowed, account.net if account is not None else UNKNOWN, began)
+            channel.verdict, channel.live_began = allowed, began
+            if allowed.renewal is not None:
+                self._reads.renew(channel, allowed, account.net if account is not None else UNKNOWN)
             if join.facts is not None:
                 client = (allowed.caller(address), section)
         if self._joins_readers(channel, join, began, client) or self._begins(
@@ -159,7 +170,9 @@ class LiveRequests:
             if admission.rates.limits:
                 admission.joined(account, route, parties)
             return True
-        self._authoriser.withdraw(channel)
+        # The read has not begun, so it does not count in its tenant's usage.
+        channel.verdict = None
+        channel.end_live_use()
         return False
 
     def _joins_readers(self, channel: Channel, join: Join, began: float, client: Client) -> bool:

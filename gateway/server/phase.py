@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final, cast
 
+from gateway.auth.verdicts import Allowed
 from gateway.protocol.mode import Mode
 from gateway.server.client_connections import Clients
 from gateway.server.request import Channel, LiveAnswer, LiveUse, Note, Request
@@ -60,13 +61,14 @@ class PhasedChannel:
         "_request",
         "_room",
         "_task",
+        "live_began",
         "live_bytes",
         "live_first_byte_s",
         "live_use",
         "phase",
-        "sse_began",
         "sse_note",
         "sse_route",
+        "verdict",
     )
 
     def __init__(self, clients: Clients) -> None:
@@ -82,13 +84,16 @@ class PhasedChannel:
         """A future that ends the handler's wait once the client has read enough."""
         self.sse_route: str | None = None
         self.sse_note: Note | None = None
-        self.sse_began = 0.0
+        self.live_began = 0.0
+        """When the request of the SSE answer, or of the live read with a verdict, was read (monotonic seconds)."""
         self.live_bytes = 0
         """Body bytes of the live answer."""
         self.live_first_byte_s = 0.0
         """Seconds from reading the request to writing the head of the live answer."""
         self.live_use: LiveUse | None = None
         """Counts the live read in progress: in the account of its client network, and in rate limits."""
+        self.verdict: Allowed | None = None
+        """The verdict of the live read in progress; None on a route without rules."""
 
     def enter_phase(self, phase: Phase, live: LiveAnswer | None = None) -> None:
         """Enter this phase.  `live` is the answer in the phases RELAYED and LIVE.
@@ -129,12 +134,16 @@ class PhasedChannel:
     ) -> None:
         """Let `live` give an SSE answer, until `over` is called."""
         self.park(live, keeps=keeps, is_chunked=is_chunked)
-        self.sse_route, self.sse_began, self.sse_note = route, began, note
+        self.sse_route, self.live_began, self.sse_note = route, began, note
         self._clients.metrics.subscribers(_SSE, 1, route)
 
     def end_live_use(self) -> None:
-        """Stop counting the live read, if there is one."""
+        """Stop counting the live read, if there is one, and forget its verdict."""
         use, self.live_use = self.live_use, None
+        if (verdict := self.verdict) is not None:
+            self.verdict = None
+            if verdict.usage is not None:
+                verdict.usage.add(self.live_bytes, self._clients.now() - self.live_began)
         if use is not None:
             use.end_live(self.live_bytes)
 

@@ -41,10 +41,11 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.forwarded_headers import response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.s2.errors import DrainWatch
-from gateway.server.authorising import GuardedUse, headers_for_origin, without_credentials
+from gateway.server.authorising import headers_for_origin, without_credentials
 from gateway.server.concealing import conceal_absence, concealment_of
 from gateway.server.context import RequestContext, ResponseRecorder, Stage
 from gateway.server.delivery import PART_BYTES
+from gateway.server.guarded_reads import GuardedReads
 from gateway.server.parsing import LIVE, ParsedRequest
 from gateway.server.relayed_reply import CatchUpEnd, relayed_fields
 from gateway.server.request import Answered, Channel, Expectation, LiveUse, ask_for_body, is_expecting
@@ -68,9 +69,17 @@ _CONTENT_LENGTH: Final = istr("Content-Length")
 class Relays:
     """Begins relays."""
 
-    def __init__(self, recorder: ResponseRecorder, engine: Engine, access_log: AccessLog, limits: LimitsConfig) -> None:
+    def __init__(
+        self,
+        recorder: ResponseRecorder,
+        engine: Engine,
+        access_log: AccessLog,
+        limits: LimitsConfig,
+        reads: GuardedReads,
+    ) -> None:
         self.recorder = recorder
         self.engine = engine
+        self._reads = reads
         self.access_log = access_log
         self.limits = limits
         # The gateway does not bound the bytes of a session, because the origin does.  A session may be idle, like a
@@ -149,8 +158,7 @@ class Relays:
             passed = passed.varied_by(varied)
         if passed.is_live:
             channel = context.request.channel
-            if isinstance(channel.live_use, GuardedUse):
-                channel.live_use.end_at_expiry()
+            self._reads.end_at_expiry(channel)
             if parsed.route.ends_live_in_s is not None:
                 # A reload has put the read under rules of authorisation, which it has not passed.  Answer 503, so that
                 # the client repeats the request under these rules.

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from multidict import CIMultiDict
 
+from gateway.auth.verdicts import Allowed
 from gateway.engine.route import HeaderRules
 from gateway.http.outgoing import Fields
 from gateway.http.request import RequestHead
@@ -90,12 +91,16 @@ class Channel(Protocol):
     """The versions of HTTP that requests may have on this connection (RFC 9112 section 2.5)."""
     live_bytes: int
     """Body bytes of the live answer."""
+    live_began: float
+    """When the request of the SSE answer, or of the live read with a verdict, was read (monotonic seconds)."""
     live_first_byte_s: float
     """Seconds from reading the request to writing the live answer's head."""
     cut_reason: CloseReason | None
     """The reason why the gateway cuts the connection; None while the connection is not cut."""
     live_use: LiveUse | None
     """Counts the live read in progress.  The channel ends this count when the channel is free again, for any reason."""
+    verdict: Allowed | None
+    """The verdict of the live read in progress; None on a route without rules.  It ends with `live_use`."""
 
     @property
     def use(self) -> Account | None:

@@ -137,7 +137,7 @@ class SseChannel(Protocol):
     sse_route: str | None
     """The route of the SSE answer in progress; None if there is none."""
     sse_note: Note | None
-    sse_began: float
+    live_began: float
     """When the request was read, by the streams' clock."""
     live_bytes: int
     live_first_byte_s: float
@@ -153,7 +153,7 @@ def end_sse(channel: SseChannel, clients: Clients, route: str, reason: CloseReas
     metrics.request(
         _SSE,
         outcome,
-        clients.now() - channel.sse_began,
+        clients.now() - channel.live_began,
         route,
         Sent(channel.live_first_byte_s, channel.live_bytes),
         # None would select the current context's trace, which belongs to another request.

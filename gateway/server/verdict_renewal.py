@@ -8,51 +8,48 @@ the service refuses the read, or if the verdict expires and no new verdict has c
 from __future__ import annotations
 
 import random
-from typing import Final, Protocol
+from typing import Final
 
 from gateway.aio.timers import NEVER
 from gateway.auth.forward import LEAST_LIVE_S, ForwardVerdict
 from gateway.auth.permissions import Action
 from gateway.auth.questions import Undecided
-from gateway.auth.verdicts import Allowed, Renewal
+from gateway.auth.verdicts import Renewal
+from gateway.server.request import Channel, LiveUse
 from gateway.upstream.auth_services import AuthServices, WaitingRequest
 
 _AGAIN_S: Final = 1.0
 """Seconds to wait after an answer that is no verdict."""
 
 
-class Renewed(Protocol):
-    """A live read whose verdict is renewed."""
-
-    allowed: Allowed
-
-    def revoke(self) -> None:
-        """End the read."""
-
-
 class VerdictRenewal:
-    """Renews the verdict of one live read until `stop_asking`."""
+    """Renews the verdict of a channel's live read until the read ends, as the channel's `LiveUse`."""
 
-    __slots__ = ("_ends_at", "_inquiry", "_net", "_path", "_read", "_rng", "_services", "_tick", "_waiting")
+    __slots__ = ("_channel", "_ends_at", "_inquiry", "_net", "_path", "_rng", "_services", "_tick", "_use", "_waiting")
 
-    def __init__(self, read: Renewed, renewal: Renewal, net: str, services: AuthServices, rng: random.Random) -> None:
-        self._read: Renewed | None = read
+    def __init__(
+        self, channel: Channel, renewal: Renewal, until: float, net: str, services: AuthServices, rng: random.Random
+    ) -> None:
+        """`until` is the expiry of the present verdict (Unix seconds)."""
+        self._channel: Channel | None = channel
+        self._use: LiveUse | None = channel.live_use
         self._inquiry, self._path = renewal
         self._net = net
         self._services = services
         self._rng = rng
         self._waiting: WaitingRequest | None = None
         self._tick = NEVER
-        self._ends_at = max(read.allowed.until, services.clock.wall() + LEAST_LIVE_S)
+        self._ends_at = max(until, services.clock.wall() + LEAST_LIVE_S)
         """In Unix seconds."""
         self._await_renewal()
 
-    def stop_asking(self) -> None:
-        """Stop, because the read has ended."""
-        self._read = None
+    def end_live(self, sent_bytes: int) -> None:
+        self._channel = None
         self._services.wheel.unlink(self, self._tick)
         if self._waiting is not None:
             self._waiting.leave_queue()
+        if self._use is not None:
+            self._use.end_live(sent_bytes)
 
     def due(self) -> None:
         """Ask the service, or end the read because no answer has come in time."""
@@ -104,17 +101,17 @@ class VerdictRenewal:
         self._call_in(min(self._left_s, _AGAIN_S))
 
     def _decide(self, verdict: ForwardVerdict) -> None:
-        read, principal = self._read, verdict.principal
-        if read is None:
+        channel, principal = self._channel, verdict.principal
+        if channel is None or channel.verdict is None:
             return
         verdicts = self._services.verdicts
         if principal is None or not principal.allows(Action.READ, self._path) or verdicts.is_revoked(principal):
             self._end_read()
             return
-        read.allowed = verdicts.allow(principal, read.allowed.renewal, read.allowed.grounds)
+        channel.verdict = verdicts.allow(principal, channel.verdict.renewal, channel.verdict.grounds)
         self._ends_at = verdict.live_until
         self._await_renewal()
 
     def _end_read(self) -> None:
-        if self._read is not None:
-            self._read.revoke()
+        if self._channel is not None:
+            self._channel.end_early()

@@ -193,7 +193,7 @@ class WritingConnection(TimedConnection):
     def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
         """Write the head of a live answer.  `chunk` and `size` are the first piece of its body, as for `send_chunk`.
         An empty `chunk` means that there is no piece yet."""
-        self.live_first_byte_s = self._now() - self.sse_began
+        self.live_first_byte_s = self._now() - self.live_began
         if self.transport is None:
             return
         if not self._is_chunked:
@@ -205,7 +205,7 @@ class WritingConnection(TimedConnection):
     def write_first(self, joined: bytes, chunk: bytes, size: int) -> None:
         """Write `joined`, the head of a live answer followed by the first piece of its body.  `chunk` and `size` are
         this piece, as for `send_chunk`."""
-        self.live_first_byte_s = self._now() - self.sse_began
+        self.live_first_byte_s = self._now() - self.live_began
         if self.transport is not None:
             self.transport.write(joined)
             self.live_bytes += size

@@ -40,15 +40,15 @@ class Guarded:
 
     async def end_round(self, successor: str) -> None:
         """Let the current token expire, which ends the live read; from now on the service accepts its successor."""
-        live = self.gateway.routes.verdicts.live
+        live = self.gateway.routes.verdicts.live_reads
         # Its request has been judged, so none is under way with the former token.
-        await eventually(lambda: bool(live))
-        before = set(live)
+        await eventually(lambda: bool(live()))
+        before = {one.allowed for one in live()}
         self.valid = successor
         for _ in range(int(ROUND_S * 2)):
             self.clock.advance(0.5)
             await asyncio.sleep(0)
-        await eventually(lambda: not before & set(live))
+        await eventually(lambda: not before & {one.allowed for one in live()})
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import uvloop
 from gateway.auth.guard import Guard
 from gateway.auth.verdicts import Allowed, Verdicts
 from gateway.server import authorising, request_keys
-from gateway.server.authorising import Authoriser, GuardedUse
 from gateway.server.frontend import Frontend
+from gateway.server.guarded_reads import GuardedRead, GuardedReads
 from gateway.server.parsing import ParsedRequest
 from tests.isolation.isolation import isolated
 
@@ -65,11 +65,11 @@ def forgotten_expiry() -> list[Patch]:
 
 
 def forgotten_expiry_of_live_reads() -> list[Patch]:
-    return [(Authoriser, "ends_in_s", lambda *_: None)]
+    return [(GuardedReads, "ends_in_s", lambda *_: None)]
 
 
 def revocation_lost_on_live_reads() -> list[Patch]:
-    return [(GuardedUse, "revoke", lambda _: None)]
+    return [(GuardedRead, "revoke", lambda _: None)]
 
 
 def revocation_lost_on_remembered_answers() -> list[Patch]:

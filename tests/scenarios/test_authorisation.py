@@ -98,7 +98,7 @@ async def test_live_readers_with_tokens_of_their_own_share_one_live_request(edge
         assert "private" in head.headers["Cache-Control"]
     topics = edge.gateway.engine.live.topics
     await eventually(lambda: any(topic.is_confirmed and topic.readers == 8 for topic in topics()))
-    assert len(edge.gateway.routes.verdicts.live) == 8
+    assert len(edge.gateway.routes.verdicts.live_reads()) == 8
     assert (await edge.send("POST", "/shared/s", {"Content-Type": "text/plain", **CREATE}, b"abc")).status == 204
     for wire in polls:
         answer = await bounded(wire.answer("GET"))
@@ -108,7 +108,7 @@ async def test_live_readers_with_tokens_of_their_own_share_one_live_request(edge
             pass
         assert event is not None
         assert event.data == "abc"
-    await eventually(lambda: len(edge.gateway.routes.verdicts.live) == 4)
+    await eventually(lambda: len(edge.gateway.routes.verdicts.live_reads()) == 4)
 
 
 @pytest.mark.judging
@@ -126,7 +126,7 @@ async def test_live_reads_end_in_order_when_the_token_expires(edge: Edge, mode: 
         await bounded(wire.body())
     else:
         assert (await bounded(wire.answer("GET"))).status == 204
-    await eventually(lambda: not edge.gateway.routes.verdicts.live)
+    await eventually(lambda: not edge.gateway.routes.verdicts.live_reads())
 
 
 @pytest.mark.judging
@@ -155,7 +155,7 @@ async def test_revocation_ends_the_live_reads_of_its_principal_alone(edge: Edge,
         if mode == "long-poll":
             assert (await bounded(wires["bob"].answer("GET"))).status == 200
         wires["bob"].reset()
-        await eventually(lambda: not verdicts.live)
+        await eventually(lambda: not verdicts.live_reads())
         edge.clock.advance(61)
         target = f"/shared/s?live={mode}&offset={(await edge.get('/shared/s', bearer('bob'))).next_offset}"
 
@@ -191,12 +191,12 @@ async def test_a_credential_is_judged_once_for_live_reads_at_every_offset_of_a_s
         await eventually(lambda: any(topic.is_confirmed and topic.readers for topic in topics()))
         second = await edge.begin(target, ada)
         head = asyncio.ensure_future(second.head())
-        await eventually(lambda: len(verdicts.live) == 2 or head.done())
+        await eventually(lambda: len(verdicts.live_reads()) == 2 or head.done())
         tail = (await edge.send("POST", "/shared/s", {"Content-Type": "text/plain", **CREATE}, b"abc")).next_offset
         status = (await bounded(head)).status
         for wire in (first, second):
             wire.reset()
-        await eventually(lambda: not verdicts.live)
+        await eventually(lambda: not verdicts.live_reads())
         return status
 
     assert [await read() for _ in range(2)] == [200] * 2
@@ -490,13 +490,13 @@ async def test_a_relayed_live_read_ends_when_its_token_expires(
     ]
     assert (await bounded(wires[0].head())).status == 200
     verdicts = edge.gateway.routes.verdicts
-    await eventually(lambda: len(verdicts.live) == 2 and edge.gateway.engine.live_table.relayed == 2)
+    await eventually(lambda: len(verdicts.live_reads()) == 2 and edge.gateway.engine.live_table.relayed == 2)
     edge.clock.advance(9)
-    assert len(verdicts.live) == 2
+    assert len(verdicts.live_reads()) == 2
     edge.clock.advance(1.1)
     with pytest.raises(Dropped):
         await bounded(wires[1].answer("GET"))
-    await eventually(lambda: not verdicts.live)
+    await eventually(lambda: not verdicts.live_reads())
 
 
 @pytest.mark.judging
@@ -511,7 +511,7 @@ async def test_a_drain_that_is_undone_lengthens_no_read_beyond_its_token(edge: E
     edge.clock.advance(20)
     edge.clock.advance(0.2)
     await bounded(wire.body())
-    await eventually(lambda: not edge.gateway.routes.verdicts.live)
+    await eventually(lambda: not edge.gateway.routes.verdicts.live_reads())
 
 
 @pytest.mark.judging

@@ -249,7 +249,7 @@ async def test_a_live_read_lasts_while_the_service_renews_its_verdict(
     for wire in wires:
         assert (await bounded(wire.head())).status == 200
     verdicts, services = edge.gateway.routes.verdicts, edge.gateway.auth_services
-    await eventually(lambda: len(verdicts.live) == 2)
+    await eventually(lambda: len(verdicts.live_reads()) == 2)
     asked = len(service.asked)
     for round_ in range(1, 3):
         # Both have asked before the verdict of 20 s ends, and have shared the answer.
@@ -258,7 +258,7 @@ async def test_a_live_read_lasts_while_the_service_renews_its_verdict(
         await eventually(lambda: "0 questions, 0 waiting" in repr(services))
         edge.clock.advance(2.9)
         await eventually(lambda: "0 questions, 0 waiting" in repr(services))
-    assert len(verdicts.live) == 2
+    assert len(verdicts.live_reads()) == 2
     if end == "renewed":
         assert (await edge.send("POST", "/s", {"Content-Type": "text/plain", **ADA}, b"abc")).status == 204
         for wire in wires:
@@ -278,17 +278,17 @@ async def test_a_live_read_lasts_while_the_service_renews_its_verdict(
         service.decide, service.status = None, "500 Internal Server Error"
         edge.clock.advance(14)
         await eventually(lambda: "0 questions, 0 waiting" in repr(services))
-        assert len(verdicts.live) == 2
+        assert len(verdicts.live_reads()) == 2
         edge.clock.advance(6.5)
         await eventually(lambda: "0 questions, 0 waiting" in repr(services))
         edge.clock.advance(0.5)
     if end != "renewed":
-        await eventually(lambda: not verdicts.live)
+        await eventually(lambda: not verdicts.live_reads())
         for wire in wires:
             # A relayed one is dropped, because its end would be the origin's.
             with nullcontext() if cache else suppress(Dropped):
                 await bounded(wire.body())
-    await eventually(lambda: not verdicts.live)
+    await eventually(lambda: not verdicts.live_reads())
 
 
 async def test_a_long_poll_outlasts_verdicts_that_are_not_kept(
@@ -299,7 +299,7 @@ async def test_a_long_poll_outlasts_verdicts_that_are_not_kept(
     service.decide, service.headers = None, {"Cache-Control": "no-store"}
     poll = await edge.begin(f"/s?live=long-poll&offset={tail}", ADA)
     verdicts, services = edge.gateway.routes.verdicts, edge.gateway.auth_services
-    await eventually(lambda: len(verdicts.live) == 1)
+    await eventually(lambda: len(verdicts.live_reads()) == 1)
     for _ in range(5):
         asked = len(service.asked)
         edge.clock.advance(0.9)
@@ -307,7 +307,7 @@ async def test_a_long_poll_outlasts_verdicts_that_are_not_kept(
         await eventually(lambda: "0 questions, 0 waiting" in repr(services))
     assert (await edge.send("POST", "/s", {"Content-Type": "text/plain", **ADA}, b"abc")).status == 204
     assert (await bounded(poll.answer("GET"))).body == b"abc"
-    await eventually(lambda: not verdicts.live)
+    await eventually(lambda: not verdicts.live_reads())
 
 
 async def test_random_tokens_reach_the_service_at_a_bounded_rate_and_number(
@@ -490,7 +490,7 @@ async def test_verdicts_of_live_reads_behind_a_proxy_are_renewed_for_the_network
         for _ in range(2):
             wire = await edge.begin(f"/s?live=sse&offset={tail}", headers)
             assert (await bounded(wire.head())).status == 200
-    await eventually(lambda: len(edge.gateway.routes.verdicts.live) == 12)
+    await eventually(lambda: len(edge.gateway.routes.verdicts.live_reads()) == 12)
     service.gate.clear()
     edge.clock.advance(17)
     await eventually(lambda: "6 questions, 12 waiting" in repr(edge.gateway.auth_services))

@@ -11,7 +11,7 @@ import pytest
 from gateway.auth.key_sets import LEAST_S
 from gateway.auth.rules import load_rules
 from gateway.origin.app import RunningOrigin
-from gateway.server.authorising import SPREAD_S
+from gateway.server.guarded_reads import SPREAD_S
 from gateway.upstream.auth_services import FETCH_S, MOST_KEY_SET_BYTES
 from tests.scenarios.auth_service import AuthService, key_set, probe_and_metrics
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
@@ -171,7 +171,7 @@ async def test_a_withdrawn_key_ends_its_tokens_and_an_added_one_does_not(
     assert await status(bearer("ada", alg="Ed25519")) == 200
     edge.clock.advance(SPREAD_S + 1)
     await bounded(live[0].body())
-    assert [one.allowed.principal.name for one in edge.gateway.routes.verdicts.live] == ["bob"]
+    assert [one.allowed.principal.name for one in edge.gateway.routes.verdicts.live_reads()] == ["bob"]
 
 
 BAD: dict[str, dict[str, Any]] = {

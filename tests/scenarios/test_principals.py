@@ -75,15 +75,15 @@ async def test_live_reads_are_limited_by_principal_until_they_end(
     edge = await start(origin.url, **settings, **limit(per="principal", live_reads=2))
     created = await edge.send("PUT", "/shared/s", {"Content-Type": "text/plain", **CREATE}, b"x")
     target = f"/shared/s?live=long-poll&offset={created.next_offset}"
-    live = edge.gateway.routes.verdicts.live
+    live = edge.gateway.routes.verdicts.live_reads
     for count in (1, 2):
         await edge.begin(target, bearer("ada"))
-        await eventually(lambda count=count: len(live) == count)
+        await eventually(lambda count=count: len(live()) == count)
     assert (await edge.get(target, bearer("ada"))).status == 429
     await edge.begin(target, bearer("bob"))
-    await eventually(lambda: len(live) == 3)
+    await eventually(lambda: len(live()) == 3)
     await edge.send("DELETE", "/shared/s", CREATE)
-    await eventually(lambda: not live)
+    await eventually(lambda: not live())
     assert (await edge.get(target, bearer("ada"))).status == 404
     assert not any(account.live for account in edge.gateway.clients.accounts)
 
@@ -96,7 +96,7 @@ async def test_log_and_metrics_name_principal_and_tenant_however_a_request_was_a
     edge = await start(origin.url, **settings, sink="file", path=str(log))
     assert (await edge.send("PUT", "/shared/closed", CLOSED, b"0123456789")).status == 201
     created = await edge.send("PUT", "/shared/s", {"Content-Type": "text/plain", **CREATE}, b"x")
-    live = edge.gateway.routes.verdicts.live
+    live = edge.gateway.routes.verdicts.live_reads
     for name, org in (("ada", "acme"), ("bob", "acme"), ("eve", "umbrella")):
         assert await statuses(edge, "/shared/closed?offset=-1", bearer(name, org=org), 3) == [200] * 3
         for mode in ("sse", "long-poll"):
@@ -105,11 +105,11 @@ async def test_log_and_metrics_name_principal_and_tenant_however_a_request_was_a
                 await edge.begin(f"/shared/s?live={mode}&offset={created.next_offset}", bearer(name, org=org))
                 for _ in range(2)
             ]
-            await eventually(lambda: len(live) == 2)
+            await eventually(lambda: len(live()) == 2)
             edge.clock.advance(2)
             for wire in wires:
                 wire.reset()
-            await eventually(lambda: not live)
+            await eventually(lambda: not live())
     assert (await edge.get(signed("/shared/closed"))).status == 200
     lines = await log_lines(edge, log, 2 + 3 * 7 + 1)
     named = [(line.get("principal"), line.get("tenant"), line.get("issuer")) for line in lines]

@@ -17,7 +17,7 @@ from gateway.config.routes import RouteConfig
 from gateway.config.server import ServerConfig
 from gateway.origin.app import RunningOrigin
 from gateway.origin.faults import Faults
-from gateway.server.authorising import SPREAD_S
+from gateway.server.guarded_reads import SPREAD_S
 from tests.scenarios.auth_service import AuthService
 from tests.scenarios.conftest import Edge, Hostile, bounded
 from tests.scenarios.credentials import KEYS, bearer, jwt_rule, signed, signed_rule
@@ -120,12 +120,12 @@ async def test_after_a_reload_a_live_read_ends_in_order_unless_the_new_rules_wou
     for wire in reads.values():
         assert (await bounded(wire.head())).status == 200
     verdicts = edge.gateway.routes.verdicts
-    await eventually(lambda: len(verdicts.live) == len(reads))
+    await eventually(lambda: len(verdicts.live_reads()) == len(reads))
     make, ended = CHANGES[change]
     make(rules)
     await edge.gateway.reload()
     edge.clock.advance(SPREAD_S + 1)
-    await eventually(lambda: len(verdicts.live) == len(reads) - len(ended))
+    await eventually(lambda: len(verdicts.live_reads()) == len(reads) - len(ended))
     for name in ended:
         await bounded(reads[name].body())
     for wire in reads.values():
@@ -230,13 +230,13 @@ async def test_a_long_poll_whose_rule_a_reload_removes_is_dropped(edge: Edge, ru
     assert created.status == 201
     polls = [await edge.begin(f"/shared/s?{POLL}", headers) for headers in (bearer("ada"), OPAQUE)]
     verdicts = edge.gateway.routes.verdicts
-    await eventually(lambda: len(verdicts.live) == 2)
+    await eventually(lambda: len(verdicts.live_reads()) == 2)
     rules.rules.remove(rules.jwt)
     await edge.gateway.reload()
     edge.clock.advance(SPREAD_S + 1)
     with pytest.raises(Dropped):
         await bounded(polls[0].answer("GET"))
-    assert len(verdicts.live) == 1
+    assert len(verdicts.live_reads()) == 1
     polls[1].reset()
 
 

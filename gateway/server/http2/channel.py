@@ -390,7 +390,7 @@ class StreamChannel(Handling):
     def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
         """Write the head of a live answer.  `chunk` and `size` are the first piece of its body, as for `send_chunk`.
         An empty `chunk` means that there is no piece yet."""
-        self.live_first_byte_s = self._clients.now() - self.sse_began
+        self.live_first_byte_s = self._clients.now() - self.live_began
         self._connection.session.send_head(self.stream, block_of(head))
         self._connection.wake()
         if chunk:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, cast
 
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.session import Session
@@ -21,6 +21,7 @@ from gateway.limits.memory import Holding
 from gateway.protocol.client_address import Proxies
 from gateway.server.client_connections import Clients
 from gateway.server.http2.channel import StreamChannel
+from gateway.server.request import Channel
 from gateway.server.timeouts import CLOSE_NOTIFY, LOOK_S, PROBE_AGAIN_S, WheelTimer, is_refused
 from gateway.telemetry.access_record import CloseReason
 
@@ -115,6 +116,10 @@ class TimedHttp2Connection(asyncio.Protocol):
     def is_idle(self) -> bool:
         """Whether no request is being answered and no bytes are left to send."""
         return not self._channels and not self.session.streams and not self.unsent_bytes
+
+    def guarded_channels(self) -> list[Channel]:
+        """Return the channels whose live reads have a verdict."""
+        return [cast("Channel", one) for one in self._channels.values() if one.verdict is not None]
 
     # -- deadlines
 

@@ -1,0 +1,154 @@
+"""Live reads on routes with rules: their verdicts, and their ends.
+
+A verdict is a decision to allow a request (`gateway.auth.verdicts`).  The channel (the HTTP/1.1 connection or HTTP/2
+stream) keeps the verdict of its live read until the read ends.  A revocation or a change of rules therefore looks at
+all connections for the reads that it concerns.  No register is necessary, which would cost each read an entry and an
+object, and a long-poll is a new read after each message.
+
+A read has an object of its own only if it must end at a set time, or if its verdict is renewed.  This object takes the
+place of the channel's `live_use`, and passes the end of the read on to it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from gateway.aio.timers import NEVER, Wheel
+from gateway.auth.verdicts import Allowed
+from gateway.server.client_connections import ClientConnection
+from gateway.server.request import Channel, LiveUse
+from gateway.server.verdict_renewal import VerdictRenewal
+from gateway.upstream.auth_services import AuthServices
+
+_MOST_EARLY: Final = 0.1
+MOST_EARLY_S: Final = 5.0
+"""A live read ends at a random moment shortly before its credential expires, so that readers do not all return at once.
+It ends early by at most the fraction `_MOST_EARLY` of the time left, and by at most `MOST_EARLY_S` seconds.
+"""
+SPREAD_S: Final = 5.0
+"""Seconds over which live reads end because of a reload or a withdrawn key, so that readers return one by one."""
+
+
+class GuardedReads:
+    """Keeps the verdicts of live reads, and ends reads whose verdicts no longer hold.
+
+    `connections` returns all open connections of clients.
+    """
+
+    def __init__(
+        self, services: AuthServices, rng: random.Random, connections: Callable[[], Iterable[ClientConnection]]
+    ) -> None:
+        self.verdicts = services.verdicts
+        self.verdicts.live_reads = self._in_progress
+        self._services = services
+        self._rng = rng
+        self._connections = connections
+
+    def _channels(self) -> Iterator[Channel]:
+        for connection in self._connections():
+            yield from connection.guarded_channels()
+
+    def _in_progress(self) -> list[GuardedRead]:
+        return [GuardedRead(self, one, one.verdict) for one in self._channels() if one.verdict is not None]
+
+    def ends_in_s(self, allowed: Allowed, most_s: float) -> float | None:
+        """Return the seconds until a live read has to end because its credential expires.  None if the read ends
+        earlier, after `most_s`.
+        """
+        if allowed.renewal is not None:
+            return None
+        left_s = allowed.until - self.verdicts.wall()
+        if left_s > most_s + MOST_EARLY_S:
+            return None
+        return max(0.0, left_s - self._rng.uniform(0, min(_MOST_EARLY * left_s, MOST_EARLY_S)))
+
+    def guard_read(self, channel: Channel, allowed: Allowed, net: str, began: float) -> None:
+        """Keep the verdict of an admitted live read of this client network, whose request was read at `began`."""
+        channel.live_bytes = 0
+        channel.verdict, channel.live_began = allowed, began
+        self.renew(channel, allowed, net)
+
+    def renew(self, channel: Channel, allowed: Allowed, net: str) -> None:
+        """Renew the verdict of the channel's live read while the read lasts, if a service has given the verdict."""
+        if (renewal := allowed.renewal) is not None:
+            channel.live_use = VerdictRenewal(channel, renewal, allowed.until, net, self._services, self._rng)
+
+    def end_at_expiry(self, channel: Channel) -> None:
+        """Make the channel's live read, if it has a verdict, end at its credential's expiry.  Without this, only the
+        origin would end a relayed read.
+        """
+        left_s = self._left_s(channel.verdict)
+        if left_s < math.inf and not isinstance(channel.live_use, _EndingUse):
+            channel.live_use = _EndingUse(channel, self._services.wheel, left_s)
+
+    def end_all_at_expiry(self) -> None:
+        """Make every live read with a verdict end at its credential's expiry.
+
+        Must be called when a drain (the orderly end of all connections) is cancelled.  All live reads then get new
+        lifetimes, which may outlast their credentials.
+        """
+        for channel in self._channels():
+            self.end_at_expiry(channel)
+
+    def end_soon(self, channel: Channel) -> None:
+        """End the channel's live read at a random moment within `SPREAD_S`, or earlier at its credential's expiry."""
+        use = channel.live_use
+        if isinstance(use, _EndingUse) and use.is_soon:
+            # A second reload must not delay the end.
+            return
+        delay_s = min(self._rng.uniform(0, SPREAD_S), self._left_s(channel.verdict))
+        channel.live_use = _EndingUse(channel, self._services.wheel, delay_s, is_soon=True)
+
+    def _left_s(self, allowed: Allowed | None) -> float:
+        """Return the seconds until the verdict expires; infinite for a renewed verdict, and without a verdict."""
+        if allowed is None or allowed.renewal is not None:
+            return math.inf
+        return max(0.0, allowed.until - self.verdicts.wall())
+
+
+class GuardedRead:
+    """One live read in progress, as a `gateway.auth.verdicts.GuardedRead`."""
+
+    __slots__ = ("_channel", "_reads", "allowed")
+
+    def __init__(self, reads: GuardedReads, channel: Channel, allowed: Allowed) -> None:
+        self._reads = reads
+        self._channel = channel
+        self.allowed = allowed
+
+    def revoke(self) -> None:
+        """End the read at once.  An SSE answer ends properly.  For any other read, the connection is dropped."""
+        self._channel.end_early()
+
+    def end_soon(self) -> None:
+        """End the read like `revoke`, at a random moment within `SPREAD_S`, because many reads may end for the same
+        reason.
+        """
+        self._reads.end_soon(self._channel)
+
+
+class _EndingUse:
+    """The `LiveUse` of a live read that ends at a set time, unless it ends earlier."""
+
+    __slots__ = ("_channel", "_tick", "_use", "_wheel", "is_soon")
+
+    def __init__(self, channel: Channel, wheel: Wheel, delay_s: float, *, is_soon: bool = False) -> None:
+        self._channel = channel
+        self._use: LiveUse | None = channel.live_use
+        self._wheel = wheel
+        self.is_soon = is_soon
+        """Whether the read ends because of a reload or a withdrawn key."""
+        self._tick = wheel.add(self, delay_s)
+
+    def due(self) -> None:
+        """End the read, because its credential expires or the rules in effect do not allow the read."""
+        self._tick = NEVER
+        self._channel.end_early()
+
+    def end_live(self, sent_bytes: int) -> None:
+        self._wheel.unlink(self, self._tick)
+        if self._use is not None:
+            self._use.end_live(sent_bytes)
