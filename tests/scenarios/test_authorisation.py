@@ -160,6 +160,27 @@ async def test_revocation_ends_the_live_reads_of_its_principal_alone(edge: Edge,
         target = f"/shared/s?live={mode}&offset={(await edge.get('/shared/s', bearer('bob'))).next_offset}"
 
 
+@pytest.mark.http_1
+async def test_revocation_ends_live_reads_of_clients_without_an_address(
+    start: Start, origin: RunningOrigin, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "s.sock"
+    edge = await start(origin.url, **settings, listeners=[{"address": f"unix:{path}"}])
+    created = await edge.send_to(origin.url, "PUT", "/shared/s", {"Content-Type": "text/plain"}, b"0123456789")
+    verdicts, wires = edge.gateway.routes.verdicts, list[Wire]()
+    for count in range(1, 4):
+        # The last ones join without being parsed.
+        wires.append(Wire(*await asyncio.open_unix_connection(str(path))))
+        await wires[-1].ask(f"/shared/s?live=long-poll&offset={created.next_offset}", bearer("ada"))
+        await eventually(lambda count=count: len(verdicts.live_reads()) == count)
+    assert verdicts.revoke(Revocation("principal", "ada"), 60) == 3
+    for wire in wires:
+        with pytest.raises(Dropped):
+            await bounded(wire.answer("GET"))
+        await wire.closed()
+    await eventually(lambda: not verdicts.live_reads())
+
+
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """The credential and the path of each request that a guard judges."""
