@@ -1,6 +1,6 @@
 """The data pipeline on Spark: from the access log to tables, a miss-ratio curve, a cache plan and a report.
 
-The tables are named after their stage.  Bronze stores each line unchanged.  Silver types and deduplicates the lines.
+The tables have the names of their stages.  Bronze stores each line unchanged.  Silver types and deduplicates the lines.
 Gold aggregates them.
 
 `events` finds the lines.  `curve` computes hit ratios for other cache sizes.  `planner` makes the cache plan.  `report`

@@ -254,7 +254,8 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 def _head(path: Path, file: IO[bytes]) -> bytes:
     """Return the bytes that identify the file, its first line; empty for an empty file."""
     head = file.readline(HEAD_BYTES + 2)
-    # A lake's Parquet files hold lines of logs.  The name is added so that they are not taken for those logs.
+    # A lake's Parquet files hold lines of logs.  Add the name, so that such a file is not identified as one of those
+    # logs.
     return path.name.encode() + head if head and path.suffix.lower() == ".parquet" else head
 
 
