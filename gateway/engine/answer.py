@@ -1,7 +1,7 @@
 """An answer to a read: the status, the headers, and the parts that make up the body.
 
-A part is either bytes in memory or the body of a flight (a shared upstream fetch), which may still be arriving.  In
-JSON mode each part holds array elements without the brackets.  The answer adds the brackets, and commas between
+A part is either bytes in memory or the body of a flight (a shared upstream fetch), which may still be arriving.  In a
+JSON stream each part holds array elements without the brackets.  The answer adds the brackets, and commas between
 non-empty parts.  The caller must always call `close`, which detaches the answer from its flights.
 """
 

@@ -8,9 +8,9 @@ the same way.  If the reply to the gateway's own live request may not be shared,
 relayed.
 
 `DeniedOrigins` remembers web origins (the Origin header, CORS) that may not read a path.  Reads from these web origins
-share the replies to requests without an Origin header, because the origin would not send them a permission
-(Access-Control-Allow-Origin) anyway.  Only the reply to a relayed read with that Origin header proves a denial, because
-shared fetches carry no Origin header.
+share the replies to requests without an Origin header, because the origin would send no permission
+(Access-Control-Allow-Origin) to these web origins anyway.  Only the reply to a relayed read with that Origin header
+proves a denial, because shared fetches carry no Origin header.
 
 Both memories are bounded in time and size.
 """

@@ -13,7 +13,7 @@ removed first, because their removal changes nothing.  Without such an account, 
 the soonest is removed.  Its client gains only a few tokens.  The clients that have taken the most tokens stay limited.
 
 `Accounts` always knows the largest number of connections that one network has.  When the gateway is full, this number
-decides whether a new connection gets a place, and a search for it would take too long.
+decides whether a new connection gets a place.  A search for this number would take too long.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Watches the memory of clients and cache, once a second and more often near the limit, and applies the guard's
 decisions.
 
-Possible actions are: the cache shrinks or grows, clients that hold the most are dropped, and fetches and live requests
-are refused while their data would not fit.  At the highest pressure, new connections are refused.
+The guard can shrink or grow the cache, drop the clients that hold the most, and refuse fetches and live requests while
+their data would not fit.  At the highest pressure, it refuses new connections.
 
 The C library may keep the memory of dropped clients, which then stays resident.  Such memory is returned to the system
 before the next look.  Otherwise the next look would drop further clients because of the same bytes.

@@ -9,8 +9,9 @@ S2 counts sizes in *metered bytes*: 8 for each record, 2 for each header, and th
 metered size does not depend on the encoding.
 
 A *command record* has exactly one header, with an empty name, which no other record may have.  The header's value names
-the command, and the body is its argument: `fence` sets the stream's fencing token, `trim` its first remaining sequence
-number.  Commands take up a sequence number and are delivered to readers like other records ("Command records").
+the command, and the body is its argument: `fence` sets the stream's fencing token, and `trim` sets the first sequence
+number that remains.  Commands take up a sequence number and are delivered to readers like other records ("Command
+records").
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The frames of append and read sessions, S2's session protocol (S2's data-plane page, "Sessions").
 
-A session is one HTTP exchange, with a sequence of frames in each direction.  A frame has a length of three bytes in
-network order, which counts the following bytes, then a byte of flags, and a body.  Bit 7 of the flags marks the
-terminal frame.  Bits 6 and 5 state the compression of the body.  Bit 4 advises the receiver to continue the session on
-another connection.  The other bits are reserved and ignored.
+A session is one HTTP exchange, with a sequence of frames in each direction.  A frame begins with a length of three
+bytes in network order, the number of bytes that follow.  These are a byte of flags and a body.  Bit 7 of the flags
+marks the terminal frame.  Bits 6 and 5 state the compression of the body.  Bit 4 advises the receiver to continue the
+session on another connection.  The other bits are reserved and ignored.
 
 The body of a regular frame is a protobuf message (`protobuf.py`).  The body of a terminal frame is a status of two
 bytes and the JSON body of a unary error.  A terminal frame is never compressed, and bytes after it are ignored.  A

@@ -1,9 +1,9 @@
 """The frontend: the whole client side, which adopts a new configuration between two requests.
 
 It makes the request handler, the connections and the store of remembered answers.  `reconfigure` applies a new
-configuration to all later requests, and `use_certificates` new certificates to all later handshakes.  Requests in
-progress end under the old configuration, and no connection is closed.  When the routes change, remembered answers are
-dropped, because the routes decide which header lines matter.
+configuration to all later requests, and `use_certificates` applies new certificates to all later handshakes.  Requests
+in progress end under the old configuration, and no connection is closed.  When the routes change, remembered answers
+are dropped, because the routes decide which header lines matter.
 
 `redirect` makes the handler of a listener that only redirects to https.
 """

@@ -1,8 +1,9 @@
 """The statements of an origin about a stream, each with its time: which bytes it has, the tail, and the lifetime.
 
-`Confirmations` records from which offsets the origin has had the bytes.  An origin trims a stream only at its front.
-If the origin had the bytes after an offset at some time, it also had the bytes after each later offset at that time.
-The start sentinel (`-1`) is an exception, because it stands for the first position that the origin still has.
+`Confirmations` records the offsets after which the origin has proved to have the bytes.  An origin trims a stream only
+at its front.  If the origin had the bytes after an offset at some time, it also had the bytes after each later offset
+at that time.  The start sentinel (`-1`) is an exception, because it stands for the first position that the origin still
+has.
 
 `Caching` is the Cache-Control of replies, as it applies to a stream's bytes (RFC 9111).  Origins send `no-cache` with
 every reply that reaches the tail, because the tail changes.  That `no-cache` does not apply to the bytes of the reply.

@@ -1,9 +1,9 @@
 """An HTTP/1.1 connection to an origin, which carries one exchange after the other.
 
 A connection is busy from the first byte of a request to the last byte of its reply, and idle at other times.  After an
-exchange it calls its owner's `freed`.  The connection is closed instead if the start of the next reply would be
-uncertain: after a truncated reply, after bytes that no request asked for, or if a request body was not sent completely.
-After each reply the connection rests for a moment before it is used again (`gateway.upstream.keep_alive`).
+exchange the connection calls the method `freed` of its owner.  It is closed instead if the start of the next reply
+would be uncertain: after a truncated reply, after bytes that no request asked for, or if a request body was not sent
+completely.  After each reply the connection rests for a moment before it is used again (`gateway.upstream.keep_alive`).
 
 An `IncomingReply` collects the reply.  Above its high-water mark the connection stops reading until the reader has
 taken the data.

@@ -12,7 +12,7 @@ module translates exceptions of other libraries into the exceptions of `errors.p
 
 A request may be sent once more if a kept connection proves to be dead.  `gateway.upstream.repeatable` has the rule.
 
-The outcome is reported to the state of the origin, if there is one (`OriginRequest`).
+If the host is an origin of a route, the outcome is reported to the origin's state (`OriginRequest`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Name resolution for origins, with a cache.
 
 Each lookup has its own thread.  If the name servers do not answer, `getaddrinfo` takes a minute or more and cannot be
-interrupted.  The event loop's own lookups share a few threads.  A few names without an answer would block all other
-lookups, and the process could not exit in the meantime.
+interrupted.  The event loop's own lookups are not used, because they share a few threads.  A few names without an
+answer would block all other lookups and the exit of the process.
 
 Concurrent requests for a name share one lookup.  Connections rotate over the addresses.  After a failure an address is
 tried last, until the name is resolved again.

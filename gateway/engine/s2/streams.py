@@ -6,8 +6,8 @@ stream's topic, the object that holds its live readers.
 
 A followed stream has one session at its origin (`S2Follower`).  After a failure, a new session continues at the same
 position; repeated failures lead to growing pauses.  If the origin stays unreachable or refuses, the live readers get an
-error.  Their sessions must not end regularly: S2 clients would take a regular end as the end of the read, and would not
-reconnect.
+error.  Their sessions must not end regularly: S2 clients would interpret a regular end as the end of the read, and
+would not reconnect.
 
 The stream may be deleted and re-created between two sessions.  So each session also reads the last record before the
 topic's position, to check that the stream is still the same.

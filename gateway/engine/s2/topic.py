@@ -8,7 +8,8 @@ position is the tail.
 Records that arrive in one turn of the event loop form one batch.  A batch is encoded once for each format, and written
 to each connection at once.
 
-A topic ends when it has no readers, or by `lost`, with an error for all readers.  Either end is final.
+A topic ends when it has no readers, or when `lost` is called, which ends all readers with an error.  Either end is
+final.
 
 The id of a server-sent event counts the records and bytes delivered by its response.  So readers share an event only if
 they have received equally many records and bytes, for instance because they joined between the same two batches.
