@@ -110,8 +110,8 @@ _MOST_DENIED_BYTES: Final = 1 << 20
 
 
 class DeniedOrigins:
-    """Pairs of a path and a web origin that may not read the path, each kept for `remember_s` seconds after the latest
-    proof of the denial.
+    """Pairs of a path and a web origin that may not read the path.  A pair is kept for `remember_s` seconds after the
+    latest proof of the denial.
 
     Each route owns one.  `now` gives monotonic seconds.
     """

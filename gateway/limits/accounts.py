@@ -57,7 +57,8 @@ def client_nets(v4_bits: int, v6_bits: int) -> ClientNet:
 
 
 class Parties(NamedTuple):
-    """The names of two accounts of an authorised request: its principal's (the authenticated user) and its tenant's.
+    """The names of the accounts that an authorised request has in addition: of its principal (the authenticated user)
+    and of its tenant.
 
     `Accounts` holds these accounts and the accounts of client networks in one table.  An empty name means that the
     request has no principal or no tenant; limits per principal or per tenant then do not apply.

@@ -10,8 +10,8 @@ class Drain:
     """The state of the drain.
 
     Live readers end at random times within `spread_s` seconds, so that they do not all reconnect at once.  All have
-    ended after `within_s` seconds.  A reader that begins during the drain ends late in it, so that its client does not
-    reconnect to the same gateway several times.
+    ended after `within_s` seconds.  A reader that begins during the drain ends late in the drain, so that its client
+    does not reconnect to the same gateway several times.
     """
 
     def __init__(self) -> None:

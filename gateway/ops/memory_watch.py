@@ -81,8 +81,8 @@ class MemoryLimits:
 class MemoryWatch:
     """Applies the memory guard's decisions to the cache, the clients and the fetches.
 
-    `cache_budget` returns the configured budget of the cache.  `resident` and `trim` are functions of the operating
-    system.  `inflow` bounds fetched bodies near the limit.
+    `cache_budget` returns the configured budget of the cache.  `resident` returns the process's resident bytes, and
+    `trim` returns freed memory to the operating system.  `inflow` bounds fetched bodies near the limit.
     """
 
     def __init__(

@@ -47,8 +47,8 @@ class InvalidAppend(ValueError):
 class Header(NamedTuple):
     """One header of a record.  Names may repeat, and their order matters.
 
-    A tuple, because a batch may have hundreds of thousands of headers, and a frozen dataclass takes three times as long
-    to create.
+    A header is a tuple, because a batch may have hundreds of thousands of headers, and a frozen dataclass takes three
+    times as long to create.
     """
 
     name: bytes

@@ -1,12 +1,12 @@
 """Live reads on routes with rules: their verdicts, and their ends.
 
 A verdict is a decision to allow a request (`gateway.auth.verdicts`).  The channel (the HTTP/1.1 connection or HTTP/2
-stream) keeps the verdict of its live read until the read ends.  A revocation or a change of rules therefore looks at
-all connections for the reads that it concerns.  No register is necessary, which would cost each read an entry and an
-object, and a long-poll is a new read after each message.
+stream) keeps the verdict of its live read until the read ends.  A revocation or a change of rules therefore examines
+all connections to find the reads that must end.  There is no register of live reads.  A register would cost an entry
+and an object for each read, and a long-poll client starts a new read after each message.
 
-A read has an object of its own only if it must end at a set time, or if its verdict is renewed.  This object takes the
-place of the channel's `live_use`, and passes the end of the read on to it.
+A read has an object of its own only if it must end at a set time, or if its verdict is renewed.  This object replaces
+the channel's `live_use`, and passes the end of the read on to the object that it has replaced.
 """
 
 from __future__ import annotations
