@@ -156,10 +156,19 @@ def _web_origin(text: bytes) -> tuple[bytes, bytes] | None:
 
 def _is_section(text: bytes) -> bool:
     """Return whether the text is exactly one header section, within the bounds on size and lines."""
+    return _may_be_section(text) and text.find(_HEAD_END) == len(text) - 4
+
+
+def _may_be_section(text: bytes) -> bool:
+    """Return whether the text is one header section within the bounds, if it has no blank line before its end.
+
+    A kind of route takes out whole lines, so its text has as many blank lines as the section.  Therefore a text with
+    the key of a section has no further blank line either.
+    """
     size = len(text)
     return (
         size <= MAX_REQUEST_BYTES
-        and text.find(_HEAD_END) == size - 4 >= 0
+        and text.endswith(_HEAD_END)
         and (size < _FEW_BYTES or text.count(b"\r\n") <= _MOST_BREAKS)
     )
 
@@ -207,12 +216,12 @@ class Section:
 
     __slots__ = ("_client", "_origin", "_peer", "allowed", "cost", "keys", "kinds", "text")
 
-    def __init__(self, text: bytes) -> None:
+    def __init__(self, text: bytes, kinds: tuple[_Kind, ...] = (), keys: tuple[Key, ...] = ()) -> None:
         self.text = text
         """The text, beginning with the line break after the request line."""
-        self.kinds: tuple[_Kind, ...] = ()
+        self.kinds = kinds
         """The kinds of routes that the section has been read for."""
-        self.keys: tuple[Key, ...] = ()
+        self.keys = keys
         """The keys of its meanings for these kinds."""
         self.cost = 0
         """Bytes charged for the section while `Sections` keeps it."""
@@ -277,6 +286,10 @@ class _Kind:
 
 Key = tuple[dict[bytes, Meaning], bytes]
 """The meanings of one kind of route, and the text that selects a meaning."""
+
+
+def _keys_cost(keys: tuple[Key, ...]) -> int:
+    return sum(_KEY_COST + len(text) for _, text in keys)
 
 
 class Sections:
@@ -349,21 +362,18 @@ class Sections:
         """Return the keys of the section's meanings for whole and for live answers on this kind of route."""
         if kind in section.kinds:
             return tuple(key for key in section.keys if key[0] is kind.meanings)
-        return self._read(section, kind)
+        keys = kind.read(section.text)
+        self._add(section, kind, keys)
+        return keys
 
-    def _read(self, section: Section, kind: _Kind) -> tuple[Key, ...]:
-        """Read the section for a further kind of route."""
-        found = kind.read(section.text)
-        if not section.kinds:
-            section.kinds, section.keys = (kind,), found
-        else:
-            section.kinds += (kind,)
-            section.keys += found
+    def _add(self, section: Section, kind: _Kind, keys: tuple[Key, ...]) -> None:
+        """Keep the keys that the section has for a further kind of route."""
+        section.kinds += (kind,)
+        section.keys += keys
         if section.cost:
-            cost = sum(_KEY_COST + len(text) for _, text in found)
+            cost = _keys_cost(keys)
             section.cost += cost
             self._charge(cost)
-        return found
 
     def find(self, request: bytes) -> tuple[Known, Section] | None:
         """Find the answer or join of an equal request, and this request's header section.  Returns None if there is no
@@ -381,15 +391,21 @@ class Sections:
                 return None
         for kind in self._kinds:
             # Only lines of GETs are in `lines`.
-            if line not in kind.lines:
+            if line not in kind.lines or (section is not None and kind in section.kinds):
                 continue
-            if section is None and (section := self._new(text)) is None:
+            if section is None and not _may_be_section(text):
                 return None
-            if kind in section.kinds:
-                continue
-            for meanings, key in self._read(section, kind):
+            keys = kind.read(text)
+            for meanings, key in keys:
                 if (meaning := meanings.get(key)) is not None and (known := meaning.known.get(line)) is not None:
+                    # The key is that of a section, so this text has no further blank line (see `_may_be_section`).
+                    if section is None:
+                        return known, self._new(text, (kind,), keys)
+                    self._add(section, kind, keys)
                     return known, section
+            if section is None and (section := self.section_of(text)) is None:
+                return None
+            self._add(section, kind, keys)
         return None
 
     def split(self, request: bytes) -> tuple[bytes, Section] | None:
@@ -405,16 +421,15 @@ class Sections:
         """Return the section with this text, which begins with the line break after the request line.  Returns None if
         the section exceeds the bounds.
         """
-        return self._sections.get(text) or self._new(text)
+        return self._sections.get(text) or (self._new(text) if _is_section(text) else None)
 
-    def _new(self, text: bytes) -> Section | None:
-        if not _is_section(text):
-            return None
-        section = Section(text)
+    def _new(self, text: bytes, kinds: tuple[_Kind, ...] = (), keys: tuple[Key, ...] = ()) -> Section:
+        """Make a section with this text, which has these keys for these kinds of routes."""
+        section = Section(text, kinds, keys)
         # Keep a section only from its second appearance on.  Sections that are never repeated would evict the others.
         mark = hash(text)
         if mark in self._seen:
-            section.cost = _COST + len(text)
+            section.cost = _COST + len(text) + _keys_cost(keys)
             self._sections[text] = section
             self._charge(section.cost)
         else:

@@ -234,6 +234,17 @@ def test_an_answer_is_looked_up_by_the_bytes_of_the_request_that_renewed_it() ->
     assert kept.store.lent == before
 
 
+@pytest.mark.parametrize("more", [b"Cookie: a=b\r\n", b"Cookie: a=b\r\n\r\n", b"\r\n", b"body"])
+def test_a_head_with_further_bytes_is_not_found(more: bytes) -> None:
+    kept = Kept(10 << 20)
+    kept.append(stream := kept.stream("s"), b"body")
+    kept.remember(request("s", "-1"), *kept.read(stream, "-1", 1 << 20))
+    # The bytes after the head begin the next request, even if they look like a line without influence on the answer.
+    for sent in (request("s", "-1", visit) for visit in (0, 0, 1, 1)):
+        assert kept.answers.find(sent + more) is None
+        assert kept.answers.find(sent) is not None
+
+
 def test_an_answer_read_before_a_forget_is_not_remembered_after_it() -> None:
     kept = Kept(10 << 20)
     stream = kept.stream("s")
