@@ -195,14 +195,15 @@ class Waiter:
 
     def join(self, now: float) -> bool:
         """Add a client with the same request; return False if that client must wait by itself."""
-        stream = self._waiting.stream
+        stream, version = self._waiting.stream, self._version
         if (
             self._is_over
             or self._is_asking
             or self._has_timed_out
             or now >= self.began + TICK_S
             or stream.ended is not None
-            or not self._version.same_waiting_as(stream.version)
+            # Most joins find the same version.  This comparison saves them a call.
+            or (version is not stream.version and not version.same_waiting_as(stream.version))
         ):
             return False
         topic = self._waiting.topic

@@ -7,6 +7,7 @@ stream's tail (its end).
 
 from __future__ import annotations
 
+from gateway.auth.verdict import Caller
 from gateway.engine.answer import Answer
 from gateway.engine.core import Engine
 from gateway.engine.long_poll_waiter import WaitingPoll
@@ -157,16 +158,18 @@ class LiveRequests:
         if not admission.begin_join(channel, account, route, parties):
             return False
         began = self._now()
-        client: Client = (address, section)
+        who: str | Caller | None = address
         if allowed is not None:
             channel.verdict, channel.live_began = allowed, began
             if allowed.renewal is not None:
                 self._reads.renew(channel, allowed, account.net if account is not None else UNKNOWN)
             if join.facts is not None:
-                client = (allowed.caller(address), section)
-        if self._joins_readers(channel, join, began, client) or self._begins(
-            LiveRequest(channel, join, began, client=client)
-        ):
+                who = allowed.caller(address)
+        if join.mode is _SSE:
+            has_joined = self._reopens(channel, join, began, (who, section))
+        else:
+            has_joined = (group := join.group) is not None and group.join(channel, (began, who, section))
+        if has_joined or self._begins(LiveRequest(channel, join, began, client=(who, section))):
             if admission.rates.limits:
                 admission.joined(account, route, parties)
             return True
@@ -175,12 +178,10 @@ class LiveRequests:
         channel.end_live_use()
         return False
 
-    def _joins_readers(self, channel: Channel, join: Join, began: float, client: Client) -> bool:
-        """Answer a request in the same way as the latest equal request.  Returns False if the earlier readers can no
-        longer be joined.
+    def _reopens(self, channel: Channel, join: Join, began: float, client: Client) -> bool:
+        """Answer an SSE request in the same way as the latest equal request.  Returns False if the earlier readers can
+        no longer be joined.
         """
-        if join.mode is not _SSE:
-            return join.group is not None and join.group.join(channel, (began, *client))
         if (opening := join.sse_opening) is None:
             return False
         subscriber = self._sse.reopen(join.read, opening, channel, began)

@@ -27,8 +27,8 @@ class RecognisingConnection(ReadingConnection):
     __slots__ = ("_repeats", "client", "proxies")
 
     _repeats: bool
-    """Whether the latest request with a remembered answer had the bytes under which `RememberedAnswers.exact` holds the
-    answer."""
+    """Whether the latest request with a remembered answer or a join had the bytes under which
+    `RememberedAnswers.exact` or `Joins.exact` holds it."""
     client: str | None
     """The client's address without its port; None if the peer has none, as at a Unix socket."""
     proxies: Proxies | None
@@ -60,14 +60,18 @@ class RecognisingConnection(ReadingConnection):
         # equal bytes.
         if self._repeats and (exact := clients.exact.get(data)) is not None:
             answer, section = exact
+        elif self._repeats and (live := clients.joins.exact.get(data)) is not None and live[1].cost:
+            return self._joins(*live)
         elif data[0] != _GET or (found := find(data)) is None:
             # Only GETs have remembered answers.
             return False
         else:
             known, section = found
             if type(known) is not RememberedAnswer:
-                self._repeats = clients.repeats = False
-                return isinstance(known, Join) and self._joins(known, section)
+                if not isinstance(known, Join):
+                    return False
+                self._repeats = clients.repeats = known.alias == data
+                return self._joins(known, section)
             answer = known
             self._repeats = clients.repeats = known.alias == data
         began = self._now()

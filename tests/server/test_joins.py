@@ -20,13 +20,14 @@ RULES = HeaderRules()
 
 async def test_the_oldest_are_forgotten_beyond_a_number_of_bytes() -> None:
     bench = EngineBench()
-    join = Join(bench.read("/s"), Mode.SSE, None)
-    sections = Sections([RULES])
+    read, sections = bench.read("/s"), Sections([RULES])
     joins = Joins(sections)
     requests = [b"GET /%d HTTP/1.1\r\n%b\r\n\r\n" % (number, b"X" * 3_000) for number in range(2_000)]
     for request in requests:
+        join = Join(read, Mode.SSE, None)
         joins.remember(request, join, RULES)
-    assert 300 < len(joins) < (4 << 20) / 8_000
+    assert 200 < len(joins) < (4 << 20) / 14_000
+    assert len(joins.exact) == len(joins)
     assert sections.find(requests[0]) is None
     found = sections.find(requests[-1])
     assert found is not None
@@ -162,7 +163,7 @@ async def test_a_live_request_is_known_until_the_routes_change() -> None:
     joins.remember(request, Join(bench.read("/s"), Mode.SSE, None), RULES)
     assert sections.find(request) is not None
     joins.clear()
-    assert (sections.find(request), joins.generation) == (None, 1)
+    assert (sections.find(request), joins.exact, joins.generation) == (None, {}, 1)
     await bench.close()
 
 
