@@ -8,14 +8,18 @@ the terminal, the environment and the folder that it was asked for, and it runs 
 Who starts the program starts `warm_client` in its place, which hands over its own descriptors, then passes on what
 signals it gets, dies with the program, and leaves as it has left.  If it is killed, so is the program.
 
+The parent ends when the tests' process ends, and its programs die with it.  Nothing else ends it: it waits for no
+single client, a client that breaks off or stalls is dropped or left, and each program has a process group of its own.
+
 On the wire: four bytes of length and, with the first of them, the descriptors 0, 1 and 2; then the folder, the
-arguments and the environment, see `asked`.  The answer is a line with the pid, then a line with the status as
+arguments and the environment, see `_Asked.whole`.  The answer is a line with the pid, then a line with the status as
 `os.waitpid` gives it.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import io
 import os
@@ -52,6 +56,7 @@ _LOADED: Final = (
 )
 """Modules that most commands import while they run."""
 _BOUND_S: Final = 30.0
+_PRCTL: Final = ctypes.CDLL(None).prctl
 _LEFT_OUT: Final = frozenset({"NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "PYTEST_CURRENT_TEST"})
 
 
@@ -78,112 +83,155 @@ def clean_environ() -> dict[str, str]:
     return {**found, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
 
 
-@cache
+_parents: list[tuple[subprocess.Popen[bytes], str]] = []
+
+
 def _parent() -> str:
-    """Where the parent is asked; it is there for as long as this process."""
+    """Where the parent is asked."""
+    if _parents and (status := _parents[-1][0].poll()) is not None:
+        sys.stderr.write(f"the parent of warm programs has ended with status {status}; another is started\n")
+        _parents.clear()
+    if not _parents:
+        _parents.append(_started())
+    return _parents[-1][1]
+
+
+def _started() -> tuple[subprocess.Popen[bytes], str]:
     folder = tempfile.TemporaryDirectory(prefix="warm-")
     place = f"{folder.name}/socket"
+    # It knows of this process's end by its pid: a descriptor could be closed by mistake by what the tests run here.
     process = subprocess.Popen(
-        [sys.executable, "-W", "default", "-m", "tests.commands.warm", place],
+        [sys.executable, "-W", "default", "-m", "tests.commands.warm", place, str(os.getpid())],
         cwd=ROOT,
         env=_clean(),
-        stdin=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
-    assert process.stdin is not None
-    assert process.stdout is not None
 
     def end() -> None:
-        assert process.stdin is not None
-        process.stdin.close()
+        process.kill()
         process.wait(_BOUND_S)
         folder.cleanup()
 
     atexit.register(end)
+    assert process.stdout is not None
     with process.stdout:
         assert process.stdout.readline() == b"READY\n"
-    return place
+    return process, place
 
 
 # -- the parent --------------------------------------------------------------------------------------------------------
 
 
 class _Asked:
-    """A client, and the process that was forked for it."""
+    """A client, what it has sent, and the process that was forked for it."""
 
     def __init__(self, client: socket.socket) -> None:
         self.client = client
         self.pid = 0
         self.watch = -1
+        self.descriptors: list[int] = []
+        self._data = b""
 
+    def receive(self) -> bool:
+        """Take what has arrived; False if the client is gone."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self.client, 1 << 16, 3)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._data += data
+        self.descriptors += descriptors
+        return bool(data)
 
-def _serve(listener: socket.socket) -> None:
-    """Fork for each client, until stdin ends."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(0, selectors.EVENT_READ)
-        selector.register(listener, selectors.EVENT_READ)
-        running: dict[int, _Asked] = {}
-        while True:
-            for key, _ in selector.select():
-                if key.fileobj == 0:
-                    for one in running.values():
-                        os.kill(one.pid, signal.SIGKILL)
-                    return
-                if key.fileobj is listener:
-                    one = _Asked(listener.accept()[0])
-                    if (asked := _read(one.client)) is None:
-                        one.client.close()
-                        continue
-                    folder, arguments, environ, descriptors = asked
-                    one.pid = os.fork()
-                    if one.pid == 0:
-                        selector.close()
-                        for other in (*running.values(), one):
-                            other.client.close()
-                        listener.close()
-                        _become(folder, arguments, environ, descriptors)
-                    for descriptor in descriptors:
-                        os.close(descriptor)
-                    one.watch = os.pidfd_open(one.pid)
-                    running[one.pid] = one
-                    # A client that was killed meanwhile is seen to have ended next.
-                    with suppress(OSError):
-                        one.client.sendall(b"%d\n" % one.pid)
-                    selector.register(one.client, selectors.EVENT_READ, one)
-                    selector.register(one.watch, selectors.EVENT_READ, one)
-                    continue
-                one = key.data
-                if one.pid not in running:
-                    continue
-                if key.fileobj is one.client:  # the client was killed
-                    os.kill(one.pid, signal.SIGKILL)
-                _, status = os.waitpid(one.pid, 0)
-                del running[one.pid]
-                selector.unregister(one.client)
-                selector.unregister(one.watch)
-                os.close(one.watch)
-                with one.client, suppress(OSError):
-                    one.client.sendall(b"%d\n" % status)
+    def whole(self) -> tuple[str, list[str], dict[str, str]] | None:
+        """Folder, arguments and environment, once they have all arrived."""
+        length = int.from_bytes(self._data[:4], "big")
+        if len(self._data) < 4 + length or len(self.descriptors) < 3:
+            return None
+        folder, count, *words = self._data[4:].decode("utf-8", "surrogateescape").split("\0")
+        arguments, pairs = words[: int(count)], words[int(count) :]
+        return folder, arguments, dict(pair.split("=", 1) for pair in pairs)
 
-
-def _read(client: socket.socket) -> tuple[str, list[str], dict[str, str], list[int]] | None:
-    """What it asks for; None if it was killed before it had asked."""
-    client.settimeout(_BOUND_S)
-    head, descriptors, _, _ = socket.recv_fds(client, 4, 3)
-    length = int.from_bytes(head, "big")
-    with client.makefile("rb") as stream:
-        body = stream.read(length)
-    if not descriptors or len(body) < length:
-        for descriptor in descriptors:
+    def close_descriptors(self) -> None:
+        for descriptor in self.descriptors:
             os.close(descriptor)
-        return None
-    folder, count, *words = body.decode("utf-8", "surrogateescape").split("\0")
-    arguments, pairs = words[: int(count)], words[int(count) :]
-    return folder, arguments, dict(pair.split("=", 1) for pair in pairs), list(descriptors)
+        self.descriptors.clear()
+
+
+class _Parent:
+    """Forks for each client, until the tests' process ends."""
+
+    def __init__(self, listener: socket.socket, selector: selectors.BaseSelector) -> None:
+        self._listener = listener
+        self._selector = selector
+        self._clients: set[_Asked] = set()
+
+    def serve(self, tests: int) -> None:
+        """`tests` is a pidfd of the tests' process."""
+        self._selector.register(tests, selectors.EVENT_READ)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj == tests:
+                    return
+                if key.fileobj is self._listener:
+                    one = _Asked(self._listener.accept()[0])
+                    one.client.setblocking(False)
+                    self._clients.add(one)
+                    self._selector.register(one.client, selectors.EVENT_READ, one)
+                elif (one := key.data) in self._clients:
+                    self._look(one, is_over=key.fileobj == one.watch)
+
+    def _look(self, one: _Asked, *, is_over: bool) -> None:
+        """A client has sent something or was killed, or its program is over."""
+        if one.pid:
+            if not is_over:
+                os.kill(one.pid, signal.SIGKILL)
+            self._drop(one, os.waitpid(one.pid, 0)[1])
+        elif not one.receive():
+            self._drop(one)
+        elif (asked := one.whole()) is not None:
+            try:
+                one.pid = os.fork()
+            except OSError as error:
+                sys.stderr.write(f"no program can be forked: {error}\n")
+                self._drop(one)
+                return
+            if one.pid == 0:
+                self._selector.close()
+                self._listener.close()
+                for other in self._clients:
+                    other.client.close()
+                    if other is not one:
+                        other.close_descriptors()
+                _become(*asked, one.descriptors)
+            one.close_descriptors()
+            # The program does the same: neither goes on before it is done.
+            os.setpgid(one.pid, one.pid)
+            one.watch = os.pidfd_open(one.pid)
+            self._selector.register(one.watch, selectors.EVENT_READ, one)
+            # A client that was killed meanwhile is seen to have ended next.
+            with suppress(OSError):
+                one.client.sendall(b"%d\n" % one.pid)
+
+    def _drop(self, one: _Asked, status: int | None = None) -> None:
+        self._clients.remove(one)
+        self._selector.unregister(one.client)
+        one.close_descriptors()
+        if one.watch >= 0:
+            self._selector.unregister(one.watch)
+            os.close(one.watch)
+        with one.client, suppress(OSError):
+            if status is not None:
+                one.client.sendall(b"%d\n" % status)
 
 
 def _become(folder: str, arguments: list[str], environ: dict[str, str], descriptors: list[int]) -> Never:
+    _die_with_parent()
+    os.setpgid(0, 0)
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -197,6 +245,11 @@ def _become(folder: str, arguments: list[str], environ: dict[str, str], descript
     from gateway.cli import main
 
     sys.exit(main())
+
+
+def _die_with_parent() -> None:
+    """Have SIGKILL sent to this process when its parent ends, in whatever way (prctl(2), PR_SET_PDEATHSIG)."""
+    _PRCTL(1, int(signal.SIGKILL), 0, 0, 0)
 
 
 def _standard_streams() -> dict[str, io.TextIOWrapper]:
@@ -216,12 +269,12 @@ def _standard_streams() -> dict[str, io.TextIOWrapper]:
     return found
 
 
-def _main(place: str) -> None:
+def _main(place: str, tests: int) -> None:
     import_module("gateway.cli")
     for name in _LOADED:
         import_module(name)
     gc.freeze()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, selectors.DefaultSelector() as selector:
         listener.bind(place)
         listener.listen(64)
         os.write(1, b"READY\n")
@@ -229,8 +282,8 @@ def _main(place: str) -> None:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1)
         os.close(nothing)
-        _serve(listener)
+        _Parent(listener, selector).serve(os.pidfd_open(tests))
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    _main(sys.argv[1], int(sys.argv[2]))
