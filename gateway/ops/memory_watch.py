@@ -49,8 +49,8 @@ _log = logging.getLogger("gateway.memory")
 class ClientMemory(Protocol):
     """The memory that clients hold, implemented by `gateway.server.shedding`."""
 
-    async def look(self) -> int:
-        """Measure the bytes that clients hold."""
+    async def look(self, is_urgent: Callable[[], bool]) -> int:
+        """Measure the bytes that clients hold.  Do not pause while `is_urgent` returns true."""
 
     def drop_over_bound(self, excess: int) -> int:
         """Drop the clients that hold the most, because all together hold `excess` bytes too many.  Returns the number
@@ -177,7 +177,7 @@ class MemoryWatch:
     async def look(self) -> None:
         """Examine all memory once, and act."""
         limits = self.limits
-        self.client_bytes = await self._clients.look()
+        self.client_bytes = await self._clients.look(self._is_urgent)
         if limits.client_bytes and self.client_bytes > limits.client_bytes:
             dropped = self._clients.drop_over_bound(self.client_bytes - limits.client_bytes)
             _log.warning("clients hold %d bytes, more than client_bytes: %d dropped", self.client_bytes, dropped)
@@ -186,6 +186,13 @@ class MemoryWatch:
         self._clients.release_connections()
         if limits.memory_max_bytes:
             await self._resize_cache(limits.memory_max_bytes)
+
+    def _is_urgent(self) -> bool:
+        """Return whether clients may have to be dropped before long."""
+        limit, guard = self.limits.memory_max_bytes, self._guard
+        if not limit:
+            return False
+        return guard.pressure >= Pressure.CLIENTS or guard.calls_for_look(self._resident(), limit)
 
     async def _resize_cache(self, limit: int) -> None:
         """Set the cache's budget to the guard's value.

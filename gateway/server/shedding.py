@@ -1,8 +1,9 @@
 """Measures the memory that client connections hold, and drops the connections that hold the most.
 
 The held bytes are measured by samples.  No counter is updated when bytes arrive or leave, because that would cost time.
-A sample visits all connections in slices, with turns of the loop between them, so that ten thousand connections delay
-no answer.  Bytes that several connections share are divided among them, unless the cache holds them too
+A sample visits all connections in short slices with pauses between them, so that ten thousand connections delay no
+answer.  A slice is bounded by its time, because an HTTP/2 connection with a hundred streams takes as long as a hundred
+connections.  Bytes that several connections share are divided among them, unless the cache holds them too
 (`gateway.limits.memory`).
 """
 
@@ -10,16 +11,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Final
 
+from gateway.aio.clock import SystemClock
 from gateway.limits.memory import Charges, Holding, victims
 from gateway.server.client_connections import ClientConnection, Clients
 
-_SLICE: Final = 64
-"""Connections visited in one turn of the loop.  A visit takes some 6 µs.  With 500 visits a turn, samples caused most
-of the turns longer than 2 ms."""
+SLICE_S: Final = 0.0001
+"""After these seconds, a turn of the loop visits no further connection."""
+PAUSE_S: Final = 0.001
+"""Seconds between two slices.  A request needs five to ten turns of the loop.  With slices in consecutive turns, a
+request that a sample overlapped took two to three times as long as others."""
+URGENT_SLICE_S: Final = 0.0005
+"""Replaces `SLICE_S` while memory rises towards the limit.  Slices then follow in consecutive turns."""
 
 
 class ShedReason(StrEnum):
@@ -34,8 +40,9 @@ class ShedReason(StrEnum):
 class Shedding:
     """Samples the connections of `every_clients`, which may grow, and drops some of them."""
 
-    def __init__(self, every_clients: Iterable[Clients]) -> None:
+    def __init__(self, every_clients: Iterable[Clients], now: Callable[[], float] = SystemClock.now) -> None:
         self._every_clients = every_clients
+        self._now = now
         self._held: list[tuple[int, ClientConnection]] = []
         """The connections that held any memory at the latest sample, with their bytes."""
         self.held_bytes = 0
@@ -46,27 +53,35 @@ class Shedding:
     def __repr__(self) -> str:
         return f"<Shedding {self.held_bytes} bytes held, {self.shed.total()} shed>"
 
-    async def look(self) -> int:
-        """Sample all connections.  Returns the bytes that all connections hold together."""
+    async def look(self, is_urgent: Callable[[], bool] = lambda: False) -> int:
+        """Sample all connections.  Returns the bytes that all connections hold together.
+
+        While `is_urgent` returns true, the sample does not pause.
+        """
         held: list[tuple[int, list[Holding], ClientConnection]] = []
-        charges, sample, total = Charges(), list[tuple[int, ClientConnection]](), 0
+        charges, sample, total, now = Charges(), list[tuple[int, ClientConnection]](), 0, self._now
+        until = now() + SLICE_S
         for clients in list(self._every_clients):
-            connections = list(clients)
-            for start in range(0, len(connections), _SLICE):
-                for one in connections[start : start + _SLICE]:
-                    own, holdings = one.held_bytes, [holding for holding in one.holdings() if holding.size]
-                    if own or holdings:
-                        charges.add_holdings(holdings)
-                        held.append((own, holdings, one))
-                await asyncio.sleep(0)
-        for start in range(0, len(held), _SLICE):
-            for own, holdings, one in held[start : start + _SLICE]:
-                if cost := own + charges.charge_of(holdings):
-                    sample.append((cost, one))
-                    total += cost
-            await asyncio.sleep(0)
+            for one in list(clients):
+                own, holdings = one.held_bytes, [holding for holding in one.holdings() if holding.size]
+                if own or holdings:
+                    charges.add_holdings(holdings)
+                    held.append((own, holdings, one))
+                if now() >= until:
+                    until = await self._next_slice(is_urgent())
+        for own, holdings, one in held:
+            if cost := own + charges.charge_of(holdings):
+                sample.append((cost, one))
+                total += cost
+            if now() >= until:
+                until = await self._next_slice(is_urgent())
         self._held, self.held_bytes = sample, total
         return total
+
+    async def _next_slice(self, is_urgent: bool) -> float:
+        """Wait for the next slice.  Returns the time at which it ends."""
+        await asyncio.sleep(0 if is_urgent else PAUSE_S)
+        return self._now() + (URGENT_SLICE_S if is_urgent else SLICE_S)
 
     def shed_connections(self, excess: int, reason: ShedReason) -> int:
         """Drop the connections that hold the most, until `excess` bytes are freed.  Returns the number dropped."""

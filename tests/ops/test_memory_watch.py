@@ -37,6 +37,8 @@ class Process:
         self.freed = 0
         self.trims = 0
         self.refuses = False
+        self.was_urgent = False
+        """Whether the latest sample was to be taken without pauses."""
 
     def resident(self) -> int:
         return self.base + sum(self.clients.values()) + self.leaving + self.freed
@@ -48,7 +50,8 @@ class Process:
 
     # -- as `ClientMemory`
 
-    async def look(self) -> int:
+    async def look(self, is_urgent: Callable[[], bool]) -> int:
+        self.was_urgent = is_urgent()
         self.freed, self.leaving = self.freed + self.leaving, 0
         return sum(self.clients.values())
 
@@ -158,12 +161,24 @@ async def test_clients_that_come_after_others_were_dropped_are_noticed_at_once_a
     watching_it.cancel()
 
 
+async def test_clients_are_sampled_without_pauses_while_memory_rises_and_while_clients_are_dropped() -> None:
+    process = Process(500_000, 0)
+    watch, passes = watching(process)
+    urgent = []
+    for base in (500_000, 950_000, 950_000, 500_000, 500_000):
+        process.base = base
+        await watch.look()
+        urgent.append(process.was_urgent)
+        passes()
+    assert urgent == [False, True, True, True, False]
+
+
 async def test_a_look_that_fails_is_not_called_for_again_at_once(caplog: pytest.LogCaptureFixture) -> None:
     process = Process(980_000, 0)
     watch, _ = watching(process)
     looks = []
 
-    async def look() -> int:
+    async def look(is_urgent: Callable[[], bool]) -> int:
         looks.append(process.clock.now())
         raise ValueError
 
