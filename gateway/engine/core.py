@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from gateway.aio.timers import Wheel
 from gateway.bridge.bridge import Bridge
@@ -138,8 +138,6 @@ class Engine:
         confirming = Confirming(self.fetches, clock)
         wheel = Wheel(clock)
         self._runner = ReadRunner(self.store, self.negative_cache, self._cold_read_limit, self.live, clock)
-        self.is_first_read: Final = self._runner.is_first_read
-        """Return whether the origin must answer this catch-up read, because nothing in memory affects the answer."""
         self._reads = LiveReads(self.fetches, confirming, self.live, clock, rng, self.drain, limits.max_reply_bytes)
         self._catch_up = CatchUp(self._reads)
         # Live readers wait for new bytes, which are few: compress them only if that can be done without waiting.
@@ -184,9 +182,8 @@ class Engine:
             raise
 
     def begin_catch_up(self, read: Read) -> FirstRead | None:
-        """Start the fetch of a catch-up read for which `is_first_read` was true.
-
-        Returns None if another read has created the stream since that check.
+        """Start the fetch of a catch-up read that the origin must answer, because nothing in memory affects the answer.
+        Returns None for any other read.
 
         Raises a GatewayError.
         """

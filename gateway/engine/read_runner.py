@@ -68,20 +68,16 @@ class ReadRunner:
         self._live = live
         self._clock = clock
 
-    def is_first_read(self, read: Read) -> bool:
-        """Return whether the origin must answer this read, because nothing in memory affects the answer."""
-        if read.start == NOW or read.web_origin is not None or self._store.find(read.key) is not None:
-            return False
-        unshared = read.route.unshared
-        return self._absence(read) is None and not (unshared.may_have_any and unshared.reason(read.key, read.shape))
-
     def start_first_read(self, read: Read, work: Callable[[Read, Stream], FirstRead]) -> FirstRead | None:
-        """Call `work` on a new stream record for a read that passed `is_first_read`.  Return None if another read has
-        created the stream since.
+        """Call `work` on a new stream record if the origin must answer this read, because nothing in memory affects the
+        answer.  Return None for any other read.
 
         Raises TooManyAbsent or TooManyRequests.
         """
-        if self._store.find(read.key) is not None:
+        if read.start == NOW or read.web_origin is not None or self._store.find(read.key) is not None:
+            return None
+        unshared = read.route.unshared
+        if self._absence(read) is not None or (unshared.may_have_any and unshared.reason(read.key, read.shape)):
             return None
         self._cold_read_limit.admit_read(read.route, read.source.client)
         stream = self._store.create(Stream, read.key, self._clock.now())

@@ -68,25 +68,24 @@ class DeferredRequest(ABC):
 class WaitingRead(DeferredRequest):
     """A first read, which waits for the fetch of its stream in `store`."""
 
-    __slots__ = ("_store", "error", "first", "has_left", "read")
+    __slots__ = ("_store", "first", "read")
 
     def __init__(
-        self, context: RequestContext, parsed: ParsedRequest, answerer: Answerer, read: Read, store: TapeStore
+        self,
+        context: RequestContext,
+        parsed: ParsedRequest,
+        answerer: Answerer,
+        read: Read,
+        first: FirstRead,
+        store: TapeStore,
     ) -> None:
         super().__init__(context, parsed, answerer)
         self.read = read
-        self.first: FirstRead | None = None
-        """None until the fetch is launched, and also if another read has opened the stream."""
-        self.error: Exception | None = None
-        """Why the read is refused or has failed."""
-        self.has_left = False
-        """Whether the read's client has left."""
+        self.first = first
         self._store = store
 
     def _stop_waiting(self) -> None:
-        self.has_left = True
-        if self.first is not None:
-            self.first.give_up(self._store)
+        self.first.give_up(self._store)
 
 
 class UndecidedRequest(DeferredRequest):

@@ -12,7 +12,6 @@ from typing import Any
 
 from multidict import CIMultiDict
 
-from gateway.aio.batches import Batch
 from gateway.auth.guard import Guard
 from gateway.auth.verdict import Concealed
 from gateway.auth.verdicts import parties_of
@@ -30,7 +29,6 @@ from gateway.errors import (
     BadRequest,
     GatewayError,
     TooManyRequests,
-    bare,
 )
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.mode import Mode
@@ -93,7 +91,6 @@ class RequestHandler:
         live = LiveAnswers(rendering, observers.access_log)
         self.live_requests = LiveRequests(engine, live, joins, observers, admission, authoriser)
         self._s2 = S2Answers(engine.s2, recorder, live)
-        self._first_reads = Batch(self._start_first_read, backlog=engine.fetches.backlog)
 
     def handle(self, request: Request) -> Work | None:
         """Answer a request as far as possible without waiting.
@@ -205,10 +202,10 @@ class RequestHandler:
             elif read is not None:
                 if context.mode in LIVE and self.live_requests.begins_at_once(context, read):
                     return None
-                if context.mode is _CATCHUP and self._engine.is_first_read(read):
-                    waiting = WaitingRead(context, parsed, self, read, self._engine.store)
+                if context.mode is _CATCHUP and (first := self._engine.begin_catch_up(read)) is not None:
+                    waiting = WaitingRead(context, parsed, self, read, first, self._engine.store)
                     request.channel.hand_over(waiting)
-                    self._first_reads.add(waiting)
+                    first.wait(waiting.ready)
                     return None
                 if context.mode is not _HEAD or self._engine.knows(read):
                     return self._answer_shared(context, parsed, read)
@@ -318,24 +315,6 @@ class RequestHandler:
             await self._relays.until_begun(context, parsed)
             return None
 
-    def _start_first_read(self, waiting: WaitingRead) -> None:
-        """Start the fetch for the first read of a stream.  The read waits for its fetch without a task."""
-        if waiting.has_left:
-            return
-        observed = waiting.context.observed
-        tokens = observed.enter() if observed is not None else None
-        try:
-            waiting.first = self._engine.begin_catch_up(waiting.read)
-        except Exception as error:
-            waiting.error = bare(error) if isinstance(error, GatewayError) else error
-        finally:
-            if observed is not None and tokens is not None:
-                observed.exit(tokens)
-        if waiting.first is not None:
-            waiting.first.wait(waiting.ready)
-        else:
-            waiting.ready()
-
     def go_on(self, waiting: DeferredRequest) -> Work | None:
         """Resume a request that waited, and answer it as far as possible without waiting.  Returns the work that is
         left."""
@@ -350,12 +329,6 @@ class RequestHandler:
             assert isinstance(waiting, UndecidedRequest)
             return self._begin(context, waiting)
         read, first = waiting.read, waiting.first
-        if isinstance(waiting.error, GatewayError):
-            return self._recorder.refuse(context, waiting.error)
-        if waiting.error is not None:
-            raise waiting.error
-        if first is None:
-            return self._answer_shared(context, waiting.parsed, read)
         try:
             answer = self._engine.caught_up(read, first)
             if answer is None:

@@ -21,7 +21,7 @@ While many steps wait, no further request begins, so that a flood of misses wait
 
 Input other than new requests, such as bodies and frames, is read in small parts.  A turn that has lasted for `PARTS_S`
 reads no further part.  Otherwise tiny chunks, frames or TLS records from one read of a socket could keep the loop busy
-for a second.  A fetch from the origin takes six turns, so long turns would delay the fetch six times.  Parts get less
+for a second.  A fetch from the origin takes five turns, so long turns would delay the fetch five times.  Parts get less
 time than requests, because an upload loses little by waiting.
 
 A waiting request stays with its connection, and the connection reads further input up to its usual bound.  Remembered
