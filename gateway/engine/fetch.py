@@ -107,7 +107,6 @@ class Fetch:
         "_is_decided",
         "_is_over",
         "_latest_error",
-        "_loop",
         "_pending",
         "_reply",
         "_task",
@@ -142,15 +141,12 @@ class Fetch:
         """When the latest request was sent (monotonic seconds)."""
         self._context: Context
         """The context of the reader that launched the fetch, with the flight's trace span."""
-        self._loop: asyncio.AbstractEventLoop
         self._is_over = False
         self._is_decided = False
         """Whether the latest request has been answered or has failed."""
 
     def launch(self) -> None:
         """Begin in the next turn of the loop.  Until then, other reads may join the flight."""
-        # Keep the loop: getting the running loop takes a system call.
-        self._loop = asyncio.get_running_loop()
         # Copy the reader's context, because the loop's next turn runs outside it.
         self._context = copy_context()
         self._work.started.add(self)
@@ -187,7 +183,7 @@ class Fetch:
     def _run_eagerly(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a part of the fetch in this call as far as possible.  A task runs the rest."""
         try:
-            task = begin(self._loop, work, self._context)
+            task = begin(asyncio.get_running_loop(), work, self._context)
         except Exception:
             self._died()
             return
@@ -216,9 +212,7 @@ class Fetch:
             if (first := flight.first) is not None:
                 flight.first = None
                 self._work.looks.add(first)
-            # `ended` releases the stream.  Call it in the next turn: by that time the readers have continued, and keep
-            # the stream in use.
-            self._loop.call_soon(self._work.ended, self)
+            self._work.ended(self)
 
     def _pause_s(self) -> float:
         return self._work.pace.pause_s(self.stream, self._work.clock.now())
@@ -311,7 +305,9 @@ class Fetch:
                 self._reply = reply
                 work.arrived.add(self)
             else:
-                self._take(reply)
+                # Use a copy of the context.  The request may still be being sent in the context itself, and a context
+                # cannot be entered twice.
+                self._take(reply, self._context.copy())
         except Exception:
             reply.close()
             self._died()
@@ -324,17 +320,15 @@ class Fetch:
             reply.close()
             return
         try:
-            self._take(reply)
+            self._take(reply, self._context)
         except Exception:
             reply.close()
             self._died()
 
-    def _take(self, reply: Reply) -> None:
-        """Process the reply as far as it has arrived.  A task processes the rest."""
+    def _take(self, reply: Reply, context: Context) -> None:
+        """Process the reply in `context` as far as it has arrived.  A task processes the rest."""
         try:
-            # Run in a copy of the context.  The reply may arrive while the request is being sent in the context itself,
-            # and a context cannot be entered twice.
-            rest = self._context.copy().run(self._work.taker.take_reply, self, reply)
+            rest = context.run(self._work.taker.take_reply, self, reply)
         except Exception as error:
             reply.close()
             self._not_taken(error)

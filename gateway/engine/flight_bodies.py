@@ -31,6 +31,7 @@ from typing import Final
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import in_task
 from gateway.engine.reply_recorder import Effect, SentFetch, is_overtaken
+from gateway.engine.route import Route
 from gateway.errors import UpstreamBroken, UpstreamCongested
 from gateway.limits.inflow import Inflow
 from gateway.protocol.freshness import age_from_headers
@@ -196,7 +197,7 @@ async def receive(
     is_json = stream.tape.is_json
     unwrapper = ArrayUnwrapper() if is_json else None
     # If the Content-Length shows that the body is too large to be stored, the body must not evict other bytes.
-    is_too_large = (reply.content_length or 0) - 2 * is_json > flight.keep_bytes
+    is_too_large = (reply.head.content_length or 0) - 2 * is_json > flight.keep_bytes
     arriving = Arriving(store, stream)
 
     def make_way() -> None:
@@ -207,7 +208,7 @@ async def receive(
         flight.go_on()
 
     reply.on_reclaim = make_way
-    flight.announce(head, reply.content_length, is_verbatim=not is_json)
+    flight.announce(head, reply.head.content_length, is_verbatim=not is_json)
     try:
         async for chunk in reply.chunks():
             on_bytes(len(chunk))
@@ -265,10 +266,10 @@ class FlightBodies:
         """
         stream, flight, route = fetch.stream, fetch.flight, fetch.route
         reusable_s, name = stream.reusable_s(route.trust_s), route.name
-        confirmed_at = fetch.asked_at - _counted_age(reply, reusable_s)
-        comparison = Comparison(stream.tape, flight.start, head.next_offset, reply.content_length)
+        confirmed_at = fetch.asked_at - _counted_age(reply, stream, route)
+        comparison = Comparison(stream.tape, flight.start, head.next_offset, reply.head.content_length)
         flight.announce(head)
-        is_short = (reply.content_length or 0) <= 2 * MOST_COMPARED
+        is_short = (reply.head.content_length or 0) <= 2 * MOST_COMPARED
         try:
             async for chunk in reply.chunks():
                 self._metrics.upstream_bytes(len(chunk), _CATCHUP, name)
@@ -320,7 +321,7 @@ class FlightBodies:
         """
         stream, flight = fetch.stream, fetch.flight
         # From here on, the request is not repeated if its reply proves to be broken.
-        flight.head, flight.expected = head, reply.content_length
+        flight.head, flight.expected = head, reply.head.content_length
         # One call takes the whole body, because all of it has arrived.
         body = reply.take() or b""
         pieces = [body] if body else []
@@ -360,17 +361,16 @@ class FlightBodies:
                 # two fetches.
                 tape.has_lost_start = True
             self._store.store(stream, start, end, body, self._clock.now())
-            age_s = _counted_age(reply, stream.reusable_s(route.trust_s))
-            stream.confirm(start, fetch.asked_at - age_s)
+            stream.confirm(start, fetch.asked_at - _counted_age(reply, stream, route))
             if size and tape.knows_after(start):
                 flight.shared = stream.shared_bytes()
 
 
-def _counted_age(reply: Reply, reusable_s: float) -> float:
+def _counted_age(reply: Reply, stream: Stream, route: Route) -> float:
     """Return a reply's age in seconds, up to a limit.
 
-    The limit is below `reusable_s`.  So even a reply that was in other caches for a long time can be reused for a
-    moment.
+    The limit is below `Stream.reusable_s`.  So even a reply that was in other caches for a long time can be reused for
+    a moment.
     """
     age_s = age_from_headers(reply.headers)
-    return max(0.0, min(age_s, reusable_s - LEAST_GAP_S)) if age_s else 0.0
+    return max(0.0, min(age_s, stream.reusable_s(route.trust_s) - LEAST_GAP_S)) if age_s else 0.0

@@ -75,7 +75,7 @@ class ReplyTaker:
 
         Raises TailMovedBack if the reply belongs to another stream, or another GatewayError.
         """
-        learned = classify(fetch.flight.start, reply, fetch.route, fetch.facts, self.clock.wall())
+        learned = classify(fetch.flight.start, reply.head, fetch.route, fetch.facts, self.clock.wall())
         if type(learned) is Learned and not learned.is_beyond:
             return self._take_meaning(fetch, learned, reply)
         return self._take_other(fetch, learned, reply)

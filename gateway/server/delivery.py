@@ -72,7 +72,7 @@ class Delivery:
     def _joined(self, answer: Answer, body: bytes) -> Answered:
         if answer.run is not None:
             answer.run.stream.sent_bytes += len(body)
-        return self.text(answer.status, answer.headers, body)
+        return self.passed_on(answer.status, None, answer.headers, body)
 
     async def send_answer(self, answer: Answer) -> Answered:
         """Send an answer that `whole_answer` has refused.  Raises Aborted if the client or the origin fails within the

@@ -13,14 +13,13 @@ from typing import Final, NamedTuple
 from multidict import CIMultiDict, istr
 
 from gateway.http.outgoing import Fields, PassedFields, field_lines
-from gateway.http.reply_lines import NOT_ALIKE
+from gateway.http.reply_lines import NOT_ALIKE, Head
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.forwarded_headers import Headers, response_headers_for_client
 from gateway.protocol.names import EVENT_CONTROL
 from gateway.protocol.sse import SseParser, SseTooLarge, parse_control
 from gateway.server.context import RequestContext, ResponseRecorder
 from gateway.server.cors import named_origin
-from gateway.upstream.reply import Reply
 
 _CACHE_STATUS: Final = istr("Cache-Status")
 _LOCATION: Final = istr("Location")
@@ -35,32 +34,32 @@ class _Shared(NamedTuple):
     lines: bytes
 
 
-def relayed_fields(recorder: ResponseRecorder, context: RequestContext, reply: Reply) -> Fields:
-    """Return the reply's headers for its client.  They include all headers that the gateway adds, except `RateLimit`.
+def relayed_fields(recorder: ResponseRecorder, context: RequestContext, head: Head) -> Fields:
+    """Return the headers of a reply for its client.  This includes all headers of the gateway except `RateLimit`.
 
     Replies with the same header lines have the same shape.  The headers for clients are made once for each shape.
     """
-    request, route, shape = context.request, context.route, reply.shape
+    request, route, shape = context.request, context.route, head.shape
     web_origin = request.headers.get(_ORIGIN)
     is_guarded = route is not None and route.guard is not None
     # The caching headers of an authorised answer have to be changed, and the shape need not include these headers.
     # Make the headers of an authorised answer for each reply separately.
     if shape is None or shape.kinds & NOT_ALIKE or is_guarded:
-        headers = _passed(recorder, context, reply.status, reply.headers)
+        headers = _passed(recorder, context, head.status, head.headers)
         if route is not None and (location := headers.get(_LOCATION)) is not None:
             headers[_LOCATION] = route.public_location(location, f"{request.scheme}://{request.host}")
         recorder.dress(route, web_origin, headers, is_public=context.is_public)
         return headers
     # Use the allowed origin rather than the client's Origin header, which clients may choose freely.
     named = named_origin(route.cors, web_origin) if route is not None and route.cors is not None else None
-    key = recorder, route, reply.status, context.why_alone, request.method == "GET", named
+    key = recorder, route, head.status, context.why_alone, request.method == "GET", named
     shared: _Shared | None = shape.facts.get(key)
     if shared is None:
-        fields = _passed(recorder, context, reply.status, shape.headers)
+        fields = _passed(recorder, context, head.status, shape.headers)
         recorder.dress(route, web_origin, fields)
         shared = _Shared(fields, field_lines(fields))
         shape.derived(key, shared)
-    return PassedFields(shared.fields, shared.lines, reply.own)
+    return PassedFields(shared.fields, shared.lines, head.own)
 
 
 def _passed(recorder: ResponseRecorder, context: RequestContext, status: int, headers: Headers) -> CIMultiDict[str]:

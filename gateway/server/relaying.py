@@ -365,7 +365,7 @@ class Relaying(RelayedCall):
             self._close()
             recorder.record_end(context, conceal_absence(recorder, context, concealment, is_from_origin=True))
             return
-        headers = relayed_fields(recorder, context, reply)
+        headers = relayed_fields(recorder, context, reply.head)
         if context.fields is not None:
             recorder.state_limits(context, headers)
         if context.is_replay:

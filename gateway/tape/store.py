@@ -18,6 +18,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
+from multidict import CIMultiDict
+
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.protocol.stream_version import FIRST, Edition, Version
 from gateway.s2.records import Record
@@ -39,6 +41,8 @@ MAX_TAGS = 1_024
 # Enum members are slow to reach in Python 3.11.
 _EVICTED: Final = End.EVICTED
 _NO_KEY = StreamKey(Group("", ""), "", Partition(""))
+_NO_HEADERS: Final[CIMultiDict[str]] = CIMultiDict()
+"""The headers of new streams, of which no reply is known.  Never changed."""
 """A key that no stream has, for evictions that may evict any stream."""
 
 
@@ -161,7 +165,7 @@ class TapeStore:
     def create(self, kind: type[S], key: StreamKey, now: float) -> S:
         """Create the stream of `key`, which must not be in memory."""
         version = make(Version, (make(Edition, (self._mint(), 0)), *FIRST[1:]))
-        stream = kind(key, Tape(), version, contacted_at=now, used_at=now)
+        stream = kind(key, Tape(), version, None, _NO_HEADERS, contacted_at=now, used_at=now)
         stream.facts_cost = key_cost(key)
         for other in self._paths.add_stream(stream):
             self.on_forget(other)
@@ -449,7 +453,7 @@ class TapeStore:
                     # stored.
                     self._order.forget(key)
                     continue
-                self._metrics.eviction(1, key.route)
+                self._metrics.eviction(1, key.partition.route)
                 if victim.holds:
                     self._drop_bytes(victim)
                 else:

@@ -140,8 +140,6 @@ class Reply:
         "is_stalled",
         "lane",
         "on_reclaim",
-        "own",
-        "shape",
         "span",
         "status",
     )
@@ -166,25 +164,11 @@ class Reply:
         """Called if requests wait for the slot while the reply is stalled.  The reader must then read on or close."""
         self.head = head
         self.status = head.status
-        self.shape = head.shape
-        """The header lines that are the same in many replies; None if the head was not read line by line."""
-        self.own = head.own
-        """The remaining header lines."""
 
     @property
     def headers(self) -> CIMultiDictProxy[str]:
         """All header fields."""
         return self.head.headers
-
-    @property
-    def content_length(self) -> int | None:
-        """The Content-Length in bytes; None for a chunked body."""
-        return self.head.content_length
-
-    @property
-    def is_delimited(self) -> bool:
-        """Whether a truncated body can be detected."""
-        return self.head.is_delimited
 
     @property
     def has_arrived(self) -> bool:

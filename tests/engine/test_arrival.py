@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
 import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.engine.flight_bodies import receive
 from gateway.errors import UpstreamCongested
+from gateway.http.reply_lines import Head
 from gateway.limits.inflow import Inflow
 from gateway.tape.arriving import Arriving
 from gateway.upstream.flight import WINDOW_BYTES, Flight, StreamHead
@@ -23,7 +25,7 @@ CHUNK = 1 << 16
 class Stalling:
     """A reply that always has more; `held` is set while it is not read."""
 
-    content_length = None
+    head = Head(200, "OK", CIMultiDictProxy(CIMultiDict()), None, is_delimited=True)
     has_arrived = False
 
     def __init__(self) -> None:

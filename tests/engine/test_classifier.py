@@ -25,6 +25,7 @@ async def judged(bench: EngineBench, place: str = "-1") -> Head:
     """What the origin's answer is, asked for at `place`."""
     read = bench.read("/s")
     stream = bench.engine.store.open(read.key, bench.clock.now())
+    stream.hold()
     return await bench.engine.fetches.fresh_head(stream, place, read.route, read.source)
 
 

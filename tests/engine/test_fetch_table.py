@@ -118,6 +118,7 @@ async def test_a_fetch_that_hangs_is_not_waited_for_longer_than_the_route_says(s
 async def test_bytes_that_were_forgotten_meanwhile_are_asked_for_again(start: Start) -> None:
     bench = start()
     stream = opened(bench)
+    stream.hold()
     look = await looking(bench, stream, "-1")
     first = await bench.until(1)
     bench.engine.store.forget_bytes(stream)
@@ -132,6 +133,7 @@ async def test_bytes_that_were_forgotten_meanwhile_are_asked_for_again(start: St
 async def test_a_fetch_that_a_purge_has_overtaken_lays_nothing(start: Start) -> None:
     bench = start()
     stream = opened(bench)
+    stream.hold()
     look = await looking(bench, stream, "-1")
     overtaken = await bench.until(1)
     bench.engine.store.forget_bytes(stream)

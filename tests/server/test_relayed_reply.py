@@ -82,7 +82,7 @@ def passed(head: Head, origin: str | None, route: FakeRoute) -> list[bytes]:
     request = SimpleNamespace(method="POST", headers=CIMultiDict({"Origin": origin} if origin else {}), scheme="http")
     request.host = "public"
     context: Any = SimpleNamespace(request=request, route=route, why_alone=None, is_public=False)
-    lines = field_lines(relayed_fields(RECORDER, context, cast("Any", head))).splitlines()
+    lines = field_lines(relayed_fields(RECORDER, context, head)).splitlines()
     return sorted(lines, key=lambda line: line.partition(b":")[0].lower())
 
 

@@ -634,7 +634,7 @@ async def test_a_body_without_a_length_ends_with_the_connection(exchanges: Excha
 
     async with origin(script) as running:
         reply = await send(exchanges, running.url)
-        assert not reply.is_delimited
+        assert not reply.head.is_delimited
         assert await body_of(reply) == b"ab"
 
 
