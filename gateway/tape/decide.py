@@ -409,7 +409,8 @@ class RecordProgress:
         """Record that the read has taken everything before `at`."""
         if at > self.at:
             self.at = at
-            self.trust(self.tail)
+            if self.tail is not None:
+                self.trust(self.tail)
 
     def trust(self, tail: StreamPosition | None) -> None:
         """Record that the stream ends at `tail`.  If the read is already beyond `tail`, this statement may be older

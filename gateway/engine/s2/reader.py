@@ -196,7 +196,7 @@ class S2SessionReader:
 
     def deliver(self, batch: S2Batch) -> None:
         """Send records that have just arrived, unless the client is behind."""
-        if self._is_over or self._is_fetching or self._wire.is_full or self._is_midway:
+        if self._is_over or self._is_fetching or self._wire.is_full or (self._large is not None and self._is_midway):
             return
         if self.read.at != batch.start:
             self.pump()
@@ -219,22 +219,16 @@ class S2SessionReader:
         self._size += batch.size
         if self._is_limited:
             self.read.left = self.read.left.after(batch.count, batch.size)
-        if self.is_sse:
-            format_ = self._form.format_
-            if batch.is_large(format_):
-                self._write(batch.head_of_event(self._count, self._size))
-                if not self._is_over:
-                    self._send_large(batch.rest_of_event(format_))
-                return
-            framed, size = batch.event(self._count, self._size, format_)
-        else:
-            if (large := batch.frame(self._form.compression)) is not None:
-                self._send_large(large)
-                return
-            framed, size = batch.chunk(self._form.compression)
+        form = self._form
+        small = batch.event(self._count, self._size, form.format_) if self.is_sse else batch.chunk(form.compression)
+        if small is None:
+            self._begin_large(batch)
+            return
+        framed, size = small
         self.stream.stream.sent_bytes += size
         self._wire.send_chunk(framed, size)
-        self._batch_is_out()
+        if self._is_limited or self._tick != NEVER:
+            self._batch_is_out()
 
     def _batch_is_out(self) -> None:
         """Handle the end of a batch: all of it has been written."""
@@ -245,10 +239,17 @@ class S2SessionReader:
         elif self._tick != NEVER:
             self._wait()
 
-    def _send_large(self, large: S2LargePiece) -> None:
+    def _begin_large(self, batch: S2Batch) -> None:
         """Write a large batch in parts: the first part now, each later part when the client has taken the part
         before."""
-        self._large, self._large_sent = large, 0
+        if self.is_sse:
+            self._write(batch.head_of_event(self._count, self._size))
+            if self._is_over:
+                return
+            self._large = batch.rest_of_event(self._form.format_)
+        else:
+            self._large = batch.frame(self._form.compression)
+        self._large_sent = 0
         self._send_parts()
 
     def _send_parts(self) -> None:

@@ -90,7 +90,7 @@ class S2Batch:
         self.batch = ReadBatch(records, tail)
         self._jsons: dict[Format, bytes] = {}
         self._rests: dict[Format, S2LargePiece] = {}
-        self._frames: list[bytes | S2LargePiece | None] = [None] * len(Compression)
+        self._frames: list[S2LargePiece | None] = [None] * len(Compression)
         self._chunks: list[tuple[bytes, int] | None] = [None] * len(Compression)
         self._event: tuple[bytes, int] = b"", 0
         """The latest rendered event."""
@@ -116,11 +116,6 @@ class S2Batch:
             found = self._jsons[format_] = encode_read_batch(self.batch, format_)
         return found
 
-    def is_large(self, format_: Format) -> bool:
-        """Return whether the event is so large that only its head is made for each reader, and all readers share the
-        rest."""
-        return len(self.json(format_)) >= _SHARED_BYTES
-
     def head_of_event(self, count: int, size: int) -> bytes:
         """Return the beginning of the event.
 
@@ -138,32 +133,37 @@ class S2Batch:
             found = self._rests[format_] = S2LargePiece(self.json(format_) + b"\n\n")
         return found
 
-    def frame(self, compression: Compression) -> S2LargePiece | None:
-        """Return the batch as one session frame if the frame is large; None if the batch must be sent by `chunk`."""
-        found = self._frames[compression]
-        if found is None:
-            frame = encode_message(protobuf.encode_read_batch(self.batch), compression)
-            found = self._frames[compression] = S2LargePiece(frame) if len(frame) >= _SHARED_BYTES else frame
-        return found if isinstance(found, S2LargePiece) else None
+    def frame(self, compression: Compression) -> S2LargePiece:
+        """Return the session frame that is too large for `chunk`."""
+        large = self._frames[compression]
+        assert large is not None, "a small one is sent by `chunk`"
+        return large
 
-    def chunk(self, compression: Compression) -> tuple[bytes, int]:
-        """Return a small batch as a session frame in chunked coding (RFC 9112 section 7.1), and the frame's size."""
+    def chunk(self, compression: Compression) -> tuple[bytes, int] | None:
+        """Return the batch as a session frame in chunked coding (RFC 9112 section 7.1), and the frame's size.  None if
+        the frame is so large that all readers share it, by `frame`.
+        """
         found = self._chunks[compression]
-        if found is None:
-            assert self.frame(compression) is None, "a large one is sent in parts"
-            frame = self._frames[compression]
-            assert isinstance(frame, bytes)
-            found = self._chunks[compression] = chunk(frame), len(frame)
+        if found is None and self._frames[compression] is None:
+            frame = encode_message(protobuf.encode_read_batch(self.batch), compression)
+            if len(frame) >= _SHARED_BYTES:
+                self._frames[compression] = S2LargePiece(frame)
+            else:
+                found = self._chunks[compression] = chunk(frame), len(frame)
         return found
 
-    def event(self, count: int, size: int, format_: Format) -> tuple[bytes, int]:
-        """Return the batch as an event in chunked coding, and the event's size.
+    def event(self, count: int, size: int, format_: Format) -> tuple[bytes, int] | None:
+        """Return the batch as an event in chunked coding, and the event's size.  None if the event is so large that
+        only its head is made for each reader, and all readers share the rest.
 
         `count` and `size` are as in `head_of_event`.
         """
         of = count, size, format_
         if self._event_of != of:
-            data = b"%b%b\n\n" % (self.head_of_event(count, size), self.json(format_))
+            json = self.json(format_)
+            if len(json) >= _SHARED_BYTES:
+                return None
+            data = b"%b%b\n\n" % (self.head_of_event(count, size), json)
             self._event, self._event_of = (chunk(data), len(data)), of
         return self._event
 
@@ -286,7 +286,12 @@ class S2Topic:
         records, self._come = self._come, []
         size, self._come_size = self._come_size, 0
         batch = S2Batch(self._come_from, self.position, tuple(records), size, self.tail)
-        self._each(tuple(self.readers_now), lambda reader: reader.deliver(batch))
+        # Not by `_each`, which would cost each delivery a further call.
+        for reader in tuple(self.readers_now):
+            try:
+                reader.deliver(batch)
+            except Exception:
+                drop_failed(reader)
 
     def _each(self, readers: Iterable[S2LiveReader], call: Callable[[S2LiveReader], object]) -> None:
         for reader in readers:
