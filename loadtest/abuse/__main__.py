@@ -26,7 +26,9 @@ _ORIGINS = (*hostile.KINDS, hostile.REFUSES)
 def main() -> int:
     """Run, print, and return the exit status."""
     parser = argparse.ArgumentParser(prog="make abuse", description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=60.0, help="length of each of the two phases (default 60)")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="length of each phase: alone, beside, alone (default 60)"
+    )
     parser.add_argument("--good", type=int, default=100, help="good clients (default 100)")
     parser.add_argument("--abusers", type=int, default=1_000, help="abusive clients (default 1000)")
     parser.add_argument("--only", nargs="+", metavar="KIND", choices=[*abusers.KINDS, *_ORIGINS], help="these kinds")
@@ -57,7 +59,7 @@ def main() -> int:
     try:
         for name, planned in plans.items():
             machine = description()
-            plan = replace(planned, is_realtime=options.realtime)
+            plan = replace(planned, is_realtime=options.realtime, is_alone_again=True)
             figures = document(run(plan, options.out / name.replace(" ", "-")))
             kept[name] = {"machine": machine, **figures}
             print(f"\n{name}\n\n{good_table(figures)}\n{gateway_table(figures)}\n{got_table(figures)}", flush=True)

@@ -1,4 +1,4 @@
-"""One run: its processes, its two phases, and their measurements."""
+"""One run: its processes, its phases, and their measurements."""
 
 from __future__ import annotations
 
@@ -59,6 +59,9 @@ class Plan:
     """Share of the rates of `abusers.KINDS` at which floods strike."""
     warm_s: float = 3.0
     """Time before a phase counts."""
+    is_alone_again: bool = False
+    """Whether the good clients run alone a second time, after the abusive ones have ended.  Their times
+    then count as one phase, because a machine's speed drifts by a third within minutes."""
     is_pinned: bool = True
     """Whether the gateway has a core of its own."""
     is_realtime: bool = False
@@ -145,6 +148,8 @@ async def _phases(plan: Plan, folder: Path, ports: Ports, pid: int, core: int | 
         with _abuse(plan, folder, ports, core) as log:
             beside = await _phase(plan, good, ports, pid, used)
             await _all_struck(log)
+        if plan.is_alone_again:
+            alone = _joined(alone, await _phase(plan, good, ports, pid, used))
     finally:
         for task in tasks:
             task.cancel()
@@ -207,6 +212,28 @@ async def _phase(plan: Plan, good: Good, ports: Ports, pid: int, cores: Sequence
     phase.peak_bytes = _peak_bytes(pid)
     good.tally = Tally()
     return phase
+
+
+def _joined(before: Phase, after: Phase) -> Phase:
+    """Two phases of equal length as one."""
+    tally = before.tally
+    for kind, seconds in after.tally.seconds.items():
+        tally.seconds[kind] += seconds
+    tally.refused += after.tally.refused
+    tally.wrong += after.tally.wrong
+    tally.examples += after.tally.examples
+    # The peak after the abusive clients would be theirs.
+    return Phase(
+        tally,
+        before.peak_bytes,
+        (before.busy + after.busy) / 2,
+        max(before.waited, after.waited),
+        max(before.clients_waited, after.clients_waited),
+        before.clients_late_s + after.clients_late_s,
+        max(before.stolen, after.stolen),
+        before.origin_per_s + after.origin_per_s,
+        before.origin_late_s + after.origin_late_s,
+    )
 
 
 @asynccontextmanager

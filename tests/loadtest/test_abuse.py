@@ -25,8 +25,10 @@ def test_good_clients_are_served_beside_abusive_ones(tmp_path: Path) -> None:
 
 
 def test_good_clients_are_served_beside_hostile_origins(tmp_path: Path) -> None:
-    figures = document(run(Plan(**SHORT, kinds=()), tmp_path))  # type: ignore[arg-type]
+    figures = document(run(Plan(**SHORT, kinds=(), is_alone_again=True), tmp_path))  # type: ignore[arg-type]
     assert faults(figures) == [], figures["examples"]
+    hits = figures["kinds"]["hit"]
+    assert hits["alone"]["answers"] > hits["beside"]["answers"], "those before and after"
     assert figures["got"].keys() == {*hostile.KINDS, hostile.REFUSES}
 
 
