@@ -94,6 +94,10 @@ class ManualClock:
         self._wall += target - self._now
         self._now = target
 
+    def step_wall(self, seconds: float) -> None:
+        """Set the wall clock forward (or back), as a time server does.  The monotonic clock stays as it is."""
+        self._wall += seconds
+
     @property
     def pending(self) -> int:
         """The number of timers that are neither due nor cancelled."""

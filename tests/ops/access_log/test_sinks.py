@@ -22,7 +22,7 @@ from gateway.ops.access_log.sinks import open_sink
 from gateway.ops.access_log.sinks.descriptor import DescriptorSink
 from gateway.ops.access_log.sinks.file import FileSink
 from gateway.ops.access_log.sinks.producer import Producer, Step
-from gateway.ops.access_log.sinks.sink import Sink
+from gateway.ops.access_log.sinks.sink import RECOVERED_S, Sink
 from gateway.ops.access_log.sinks.stream import StreamSink
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
@@ -162,6 +162,22 @@ async def test_only_the_newest_files_are_kept_and_other_files_are_left_alone(
     assert numbers_in(all_lines(tmp_path)) == list(range(9 - keep, 10))
 
 
+@pytest.mark.parametrize("step_s", [0, 1, -1])
+async def test_a_rotated_file_outlasts_files_of_a_clock_that_was_ahead(
+    open_file: OpenFile, tmp_path: Path, clock: ManualClock, step_s: int
+) -> None:
+    for year in (2031, 2032, 2033):
+        (tmp_path / f"access.log.{year}0101T000000Z").write_bytes(numbered([year]))
+    sink = open_file(rotate_bytes=1, keep_files=2)
+    for number in range(5):
+        assert await sink.write(numbered([number]))
+        clock.step_wall(step_s)
+    # Each write but the first has rotated the file of the write before it.
+    kept = {one for name in files(tmp_path) for one in numbers_in((tmp_path / name).read_bytes())}
+    assert len(kept) == 3
+    assert kept == {2, 3, 4} if step_s >= 0 else kept > {3, 4}
+
+
 async def test_a_new_file_replaces_one_that_was_moved(open_file: OpenFile, tmp_path: Path) -> None:
     sink = open_file()
     assert await sink.write(numbered([0]))
@@ -174,7 +190,7 @@ async def test_a_new_file_replaces_one_that_was_moved(open_file: OpenFile, tmp_p
 
 
 async def test_lines_are_given_up_while_they_cannot_be_written_and_logged_once(
-    open_file: OpenFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    open_file: OpenFile, tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink = open_file()
     file = tmp_path / "access.log"
@@ -183,8 +199,16 @@ async def test_lines_are_given_up_while_they_cannot_be_written_and_logged_once(
     assert not await sink.write(numbered([0]))
     assert not await sink.write(numbered([1]))
     file.rmdir()
+    # As on a disk that is nearly full: one batch is kept, the next one is not.
     assert await sink.write(numbered([2]))
-    assert numbers_in(file.read_bytes()) == [2]
+    file.rename(tmp_path / "aside")
+    file.mkdir()
+    assert not await sink.write(numbered([3]))
+    file.rmdir()
+    for number in (4, 5):
+        clock.advance(RECOVERED_S / 2)
+        assert await sink.write(numbered([number]))
+    assert numbers_in(file.read_bytes()) == [4, 5]
     said = [record.getMessage() for record in caplog.records]
     assert said == [f"access log: {file}: Is a directory", f"access log: {file}: works again"]
 
@@ -279,7 +303,7 @@ def pipe() -> list[int]:
 
 
 async def test_lines_go_to_a_descriptor_whole(pipe: list[int]) -> None:
-    sink = DescriptorSink(pipe[1], "pipe")
+    sink = DescriptorSink(ManualClock(), pipe[1], "pipe")
     lines = numbered(range(20_000))
     writing = asyncio.create_task(sink.write(lines))
     read = bytearray()
@@ -294,7 +318,7 @@ async def test_lines_go_to_a_descriptor_whole(pipe: list[int]) -> None:
 
 async def test_a_pipe_without_a_reader_does_not_block_the_loop(pipe: list[int]) -> None:
     before = set(threading.enumerate())
-    sink = DescriptorSink(pipe[1], "pipe")
+    sink = DescriptorSink(ManualClock(), pipe[1], "pipe")
     writing = asyncio.create_task(sink.write(numbered(range(100_000))))
     # The pipe is full once it accepts nothing more, and the loop still runs: this code runs on it.
     os.set_blocking(pipe[0], False)
@@ -322,7 +346,7 @@ async def test_a_broken_pipe_is_no_error_and_a_half_line_ends_before_the_next(
     pipe: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     os.set_blocking(pipe[1], False)
-    sink = DescriptorSink(pipe[1], "pipe")
+    sink = DescriptorSink(ManualClock(), pipe[1], "pipe")
     assert not await sink.write(numbered(range(100_000)))
     begun = os.read(pipe[0], 1 << 20)
     assert not begun.endswith(b"\n")
@@ -495,7 +519,7 @@ async def test_two_gateways_of_one_name_write_to_one_stream(origin: RunningOrigi
 
 
 async def test_batches_that_a_stream_refuses_are_given_up_one_by_one(
-    origin: RunningOrigin, open_stream: OpenStream, caplog: pytest.LogCaptureFixture
+    origin: RunningOrigin, open_stream: OpenStream, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with aiohttp.ClientSession() as session:
         await session.put(origin.url + PATH, headers={"Content-Type": "text/plain"})
@@ -503,6 +527,7 @@ async def test_batches_that_a_stream_refuses_are_given_up_one_by_one(
         assert not await sink.write(numbered([0]))
         assert not await sink.write(numbered([1]))
         await session.delete(origin.url + PATH)
+        clock.advance(RECOVERED_S)
         assert await sink.write(numbered([2]))
         await session.post(origin.url + PATH, headers={"Stream-Closed": "true", "Content-Type": "application/json"})
         assert not await sink.write(numbered([3]))

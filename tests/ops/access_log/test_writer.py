@@ -331,9 +331,11 @@ async def test_close_does_not_wait_for_a_blocked_sink(
     assert drops(counts) == 11
 
 
-async def test_close_does_not_wait_for_a_pipe_without_a_reader(open_log: Open, counts: NoMetrics) -> None:
+async def test_close_does_not_wait_for_a_pipe_without_a_reader(
+    open_log: Open, clock: ManualClock, counts: NoMetrics
+) -> None:
     reading, writing = os.pipe()
-    log = open_log(DescriptorSink(writing, "pipe"), queue_records=5_000)
+    log = open_log(DescriptorSink(clock, writing, "pipe"), queue_records=5_000)
     for number in range(5_000):
         log.record(numbered(number))
     async with asyncio.timeout(BOUND_S):

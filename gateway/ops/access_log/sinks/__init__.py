@@ -56,7 +56,7 @@ def open_sink(config: LogConfig, node: str, clock: Clock, rng: random.Random) ->
         case "none":
             return None
         case "stdout":
-            return DescriptorSink()
+            return DescriptorSink(clock)
         case "file":
             try:
                 return FileSink(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
+from gateway.aio.clock import Clock
 from gateway.ops.access_log.sinks.sink import Trouble
 from gateway.ops.access_log.sinks.thread import WorkThread
 
@@ -14,10 +15,10 @@ STDOUT = 1
 class DescriptorSink:
     """Writes to a descriptor.  It does not own the descriptor, and does not close it."""
 
-    def __init__(self, descriptor: int = STDOUT, name: str = "stdout") -> None:
+    def __init__(self, clock: Clock, descriptor: int = STDOUT, name: str = "stdout") -> None:
         self._descriptor = descriptor
         self._thread = WorkThread("access-log")
-        self._trouble = Trouble(name)
+        self._trouble = Trouble(name, clock)
         self._is_torn = False
         """Whether only a part of the last line was written."""
 
@@ -39,5 +40,5 @@ class DescriptorSink:
             self._is_torn = bool(written) and not written.endswith(b"\n")
             self._trouble.failed(error.strerror or str(error))
             return False
-        self._trouble.recovered()
+        self._trouble.worked()
         return True

@@ -1,8 +1,11 @@
 """A sink that writes to a file and rotates it by size and time.
 
-Rotation renames the file, for example `access.log` to `access.log.20261121T193505Z`.  The newest `keep_files` renamed
-files are kept.  Periods end at multiples of `rotate_s` since 1970, so 86,400 s means midnight UTC.  A file that exists
-at the start belongs to the period of its last change, so that restarts neither delay nor repeat a rotation.
+Rotation renames the file, for example `access.log` to `access.log.20261121T193505Z`.  Files that are renamed in the
+same second also get a number.  The newest `keep_files` renamed files are kept, by the times and numbers in their names.
+A time in the future comes from a clock that was ahead, so such a file counts as older than all others.
+
+Periods end at multiples of `rotate_s` since 1970, so 86,400 s means midnight UTC.  A file that exists at the start
+belongs to the period of its last change, so that restarts neither delay nor repeat a rotation.
 
 Rotation takes place when a batch is written, so a gateway without requests makes no empty files.  A batch is never
 split over two files.  If another program moves or removes the file, the sink opens a new file.  `logrotate` therefore
@@ -21,6 +24,7 @@ import fcntl
 import os
 import re
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -37,7 +41,7 @@ _LOCK_PAUSE_S = 0.05
 about to close the file.
 """
 _TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
-_ROTATED = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(?:-[0-9]{4})?")
+_ROTATED = re.compile(r"\.([0-9]{8}T[0-9]{6}Z)(?:-([0-9]{4,}))?")
 
 
 class FileSink:
@@ -50,8 +54,8 @@ class FileSink:
         self._rotate_bytes = rotate_bytes
         self._rotate_s = rotate_s
         self._keep_files = keep_files
-        self._trouble = Trouble(str(path))
-        self._rotation_trouble = Trouble(f"{path} cannot be rotated")
+        self._trouble = Trouble(str(path), clock)
+        self._rotation_trouble = Trouble(f"{path} cannot be rotated", clock)
         self._descriptor = -1
         self._size = 0
         self._period = 0
@@ -75,7 +79,7 @@ class FileSink:
         except OSError as error:
             self._trouble.failed(error.strerror or str(error))
             return False
-        self._trouble.recovered()
+        self._trouble.worked()
         return True
 
     def _prepare(self, size: int, wall: float) -> None:
@@ -100,11 +104,11 @@ class FileSink:
         self._close_file()
         self._open()
         try:
-            self._remove_old()
+            self._remove_old(_stamp(wall))
         except OSError as error:
             self._rotation_trouble.failed(f"old files cannot be removed: {error.strerror or error}")
             return
-        self._rotation_trouble.recovered()
+        self._rotation_trouble.worked()
 
     def _append(self, lines: bytes) -> None:
         rest = memoryview(lines)
@@ -152,24 +156,30 @@ class FileSink:
         return int(wall // self._rotate_s) if self._rotate_s else 0
 
     def _rename_file(self, wall: float) -> None:
-        stamp = datetime.fromtimestamp(wall, UTC).strftime("%Y%m%dT%H%M%SZ")
-        name = base = self._path.with_name(f"{self._path.name}.{stamp}")
-        number = 0
-        while name.exists():
-            number += 1
-            name = base.with_name(f"{base.name}-{number:04d}")
-        self._path.rename(name)
+        stamp = _stamp(wall)
+        # A number that has become free, because its file was removed, must not be used again.  The new file would else
+        # be taken for the oldest.
+        number = max((number + 1 for other, number, _ in self._rotated() if other == stamp), default=0)
+        suffix = f"-{number:04d}" if number else ""
+        self._path.rename(self._path.with_name(f"{self._path.name}.{stamp}{suffix}"))
 
-    def _remove_old(self) -> None:
-        name = self._path.name
-        rotated = sorted(
-            (file.name, file)
-            for file in self._path.parent.iterdir()
-            if file.name.startswith(name) and _ROTATED.fullmatch(file.name[len(name) :])
-        )
-        for _, file in rotated[: max(0, len(rotated) - self._keep_files)]:
+    def _remove_old(self, now: str) -> None:
+        """Remove all rotated files but the newest `keep_files`.  `now` is the present time, as in the files' names."""
+        rotated = sorted((stamp <= now, stamp, number, path) for stamp, number, path in self._rotated())
+        for *_, path in rotated[: max(0, len(rotated) - self._keep_files)]:
             with suppress(FileNotFoundError):
-                file.unlink()
+                path.unlink()
+
+    def _rotated(self) -> Iterator[tuple[str, int, Path]]:
+        """Yield the rotated files, each with the time and the number in its name."""
+        name = self._path.name
+        for path in self._path.parent.iterdir():
+            if path.name.startswith(name) and (match := _ROTATED.fullmatch(path.name[len(name) :])):
+                yield match[1], int(match[2] or 0), path
+
+
+def _stamp(wall: float) -> str:
+    return datetime.fromtimestamp(wall, UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
 def _lock(descriptor: int) -> None:

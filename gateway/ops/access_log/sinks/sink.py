@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from typing import Final, Protocol
+
+from gateway.aio.clock import Clock
 
 _log = logging.getLogger("gateway.log")
+
+RECOVERED_S: Final = 10.0
+"""Seconds without a failure after which a sink has recovered."""
 
 
 class Sink(Protocol):
@@ -22,22 +27,28 @@ class Sink(Protocol):
 
 
 class Trouble:
-    """Logs a sink's failures.  It writes one line when the sink begins to fail, and one line when the sink recovers,
-    but no line for each batch.
+    """Logs a sink's failures.  It writes one line when the sink begins to fail, and one line when the sink has
+    recovered, but no line for each batch.
+
+    On a disk that is nearly full, small batches fit and large ones do not.  A sink has therefore recovered only when no
+    batch has failed for `RECOVERED_S` seconds.
     """
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, clock: Clock) -> None:
         self._where = where
+        self._clock = clock
         self._said: str | None = None
+        self._failed_at = 0.0
 
     def failed(self, what: str) -> None:
         """Record that the sink fails for this reason."""
         if what != self._said:
             _log.warning("access log: %s: %s", self._where, what)
         self._said = what
+        self._failed_at = self._clock.now()
 
-    def recovered(self) -> None:
-        """Record that the sink works."""
-        if self._said is not None:
+    def worked(self) -> None:
+        """Record that the sink has kept a batch."""
+        if self._said is not None and self._clock.now() - self._failed_at >= RECOVERED_S:
             _log.warning("access log: %s: works again", self._where)
-        self._said = None
+            self._said = None

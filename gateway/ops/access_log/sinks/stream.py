@@ -45,7 +45,7 @@ class StreamSink:
         self._rng = rng
         self._producer = Producer(f"{node}-{rng.getrandbits(64):016x}")
         self._client = OriginClient(SlotLimits(1))
-        self._trouble = Trouble(url)
+        self._trouble = Trouble(url, clock)
         self._headers = CIMultiDict({"User-Agent": node, "Content-Type": JSON_TYPE})
         if authorization:
             self._headers["Authorization"] = authorization
@@ -58,7 +58,7 @@ class StreamSink:
             verdict = await self._append(body)
             match verdict.step:
                 case Step.DONE:
-                    self._trouble.recovered()
+                    self._trouble.worked()
                     return True
                 case Step.GIVE_UP:
                     self._trouble.failed(verdict.text)
