@@ -135,7 +135,7 @@ class RunningGateway:
         self._loop_delay = LoopDelay(SystemClock())
         metrics.loop_delays = self._loop_delay.delays
         self.history = History()
-        self._sampling = Sampling(engine.clock, lambda: self.history.take(self.sample()))
+        self._sampling = Sampling(engine.clock, self._take_sample)
         self._is_open = False
         self.gateway_url = ""
         """URL of the first listener."""
@@ -149,6 +149,10 @@ class RunningGateway:
     def connections(self) -> int:
         """The number of open client connections."""
         return self._frontend.connections()
+
+    def _take_sample(self) -> None:
+        self.history.take(self.sample())
+        self._frontend.notice_clock_step()
 
     def sample(self) -> Sample:
         """Return the counters at this moment."""

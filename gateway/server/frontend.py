@@ -233,6 +233,12 @@ class Frontend:
         self._joins.clear()
         self._choose_shortcuts()
 
+    def notice_clock_step(self) -> None:
+        """End live reads whose credentials expired because the wall clock has made a step.  Must be called every few
+        seconds.
+        """
+        self._authoriser.reads.notice_clock_step()
+
     async def close_connections(self, accepts_until: float, idle_at: float, gone_at: float) -> None:
         """Wait until every connection has ended.  No connection is accepted after `accepts_until`.  Idle connections
         are closed at `idle_at`, and all others are cut at `gone_at`.  All times are in seconds of the event loop's

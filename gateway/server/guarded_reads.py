@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from gateway.aio.timers import NEVER, Wheel
+from gateway.auth.forward import LEAST_LIVE_S
 from gateway.auth.verdicts import Allowed
 from gateway.server.client_connections import ClientConnection
 from gateway.server.request import Channel, LiveUse
@@ -28,6 +29,8 @@ MOST_EARLY_S: Final = 5.0
 """A live read ends at a random moment shortly before its credential expires, so that readers do not all return at once.
 It ends early by at most the fraction `_MOST_EARLY` of the time left, and by at most `MOST_EARLY_S` seconds.
 """
+_STEP_S: Final = 0.5
+"""The least change of the wall clock against the monotonic clock that counts as a step, in seconds."""
 SPREAD_S: Final = 5.0
 """Seconds over which live reads end because of a reload or a withdrawn key, so that readers return one by one."""
 
@@ -46,6 +49,8 @@ class GuardedReads:
         self._services = services
         self._rng = rng
         self._connections = connections
+        self._clocks_apart_s = self._apart_s()
+        """The wall clock less the monotonic clock, at the latest step of the wall clock."""
 
     def _channels(self) -> Iterator[Channel]:
         for connection in self._connections():
@@ -92,6 +97,26 @@ class GuardedReads:
         """
         for channel in self._channels():
             self.end_at_expiry(channel)
+
+    def notice_clock_step(self) -> None:
+        """End live reads whose credentials expired because the wall clock has made a step forward.
+
+        Must be called every few seconds.  Reads end by timers of the monotonic clock.  These timers are late if a time
+        server sets the wall clock forward, or if the machine was suspended.
+        """
+        step_s = self._apart_s() - self._clocks_apart_s
+        if abs(step_s) < _STEP_S:
+            return
+        self._clocks_apart_s += step_s
+        wall = self.verdicts.wall()
+        for channel in list(self._channels()):
+            allowed = channel.verdict
+            # The service renews a verdict before its end, so only a step ends a verdict by more than that.
+            if allowed is not None and allowed.until + (LEAST_LIVE_S if allowed.renewal else 0) <= wall:
+                channel.end_early()
+
+    def _apart_s(self) -> float:
+        return self.verdicts.wall() - self._services.clock.now()
 
     def end_soon(self, channel: Channel) -> None:
         """End the channel's live read at a random moment within `SPREAD_S`, or earlier at its credential's expiry."""

@@ -132,6 +132,25 @@ async def test_live_reads_end_in_order_when_the_token_expires(edge: Edge, mode: 
 @pytest.mark.judging
 @pytest.mark.http_2
 @pytest.mark.parametrize("mode", ["long-poll", "sse"])
+async def test_a_live_read_ends_when_a_step_of_the_clock_expires_its_token(edge: Edge, mode: str) -> None:
+    tail = await made(edge, "/shared/s")
+    names = {"ada": WALL + 10, "bob": WALL + 1_000}
+    for name, exp in names.items():
+        await edge.begin(f"/shared/s?live={mode}&offset={tail}", bearer(name, exp=exp))
+    topics, verdicts = edge.gateway.engine.live.topics, edge.gateway.routes.verdicts
+    await eventually(lambda: any(topic.is_confirmed and topic.readers == 2 for topic in topics()))
+    edge.clock.step_wall(-20)
+    edge.clock.advance(2)
+    assert len(verdicts.live_reads()) == 2
+    # As a time server does, or a machine that was suspended.
+    edge.clock.step_wall(40)
+    edge.clock.advance(2)
+    await eventually(lambda: [read.allowed.principal.name for read in verdicts.live_reads()] == ["bob"])
+
+
+@pytest.mark.judging
+@pytest.mark.http_2
+@pytest.mark.parametrize("mode", ["long-poll", "sse"])
 async def test_revocation_ends_the_live_reads_of_its_principal_alone(edge: Edge, mode: str) -> None:
     tail = await made(edge, "/shared/s")
     target = f"/shared/s?live={mode}&offset={tail}"
