@@ -436,16 +436,19 @@ class Follower:
     async def _check_trimmed(self) -> None:
         """Handle a 410 for an offset.
 
-        If a HEAD finds the stream, the stream still exists, but the origin has trimmed it beyond the offset.
-        FollowingEnded is then raised, so that readers at later offsets continue with a new `Stream`.
+        Only a HEAD with 404 or 410 shows that the stream is gone.  After any other reply of the origin, such as a
+        refusal with 401, the stream may exist, and the origin may have trimmed it beyond the offset.  FollowingEnded is
+        then raised, so that readers at later offsets continue with a new `Stream`.
         """
         if not self._asked_version.same_acks_as(self._stream.version):
             return
         head = await self._topic.access.fetch(None)
-        if isinstance(head, StreamHead):
-            raise FollowingEnded(End.PURGED)
-        if isinstance(head, GatewayError) or (isinstance(head, OriginError) and head.status >= 500):
+        if isinstance(head, GatewayError) or (
+            isinstance(head, OriginError) and (head.status >= 500 or head.status == 429)
+        ):
             raise UpstreamUnavailable
+        if not isinstance(head, OriginError) or head.status not in (404, 410):
+            raise FollowingEnded(End.PURGED)
 
     def _raise_for_status(self, status: int, at: str | None = None) -> None:
         """Raise the error for an unsuccessful status.  `at` is the requested offset; None for a HEAD."""

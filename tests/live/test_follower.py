@@ -24,12 +24,14 @@ class Followed:
 
     def __init__(self, **settings: Any) -> None:
         self.bench = EngineBench(self._answer, live_linger_s=0, **settings)
-        self.status = 200
+        self.status = self.head_status = 200
         self.tail = "0002"
         self._joining: list[asyncio.Task[Subscription | Answer]] = []
 
     def _answer(self, asked: Asked) -> None:
-        if not asked.is_live and self.status != 200:
+        if asked.method == "HEAD" and self.head_status != 200:
+            asked.answer(self.head_status)
+        elif not asked.is_live and self.status != 200:
             asked.answer(self.status)
         elif not asked.is_live:
             body = b"ab" if asked.query.get("offset", "-1") == "-1" else b""
@@ -152,12 +154,14 @@ async def test_a_stream_that_has_ended_is_no_longer_followed(followed: Followed,
     assert len(followed.live) == 1
 
 
+@pytest.mark.parametrize("head_status", [200, 401, 403])
 async def test_a_stream_that_is_trimmed_beyond_the_live_request_is_followed_from_where_it_begins(
-    followed: Followed,
+    followed: Followed, head_status: int
 ) -> None:
     followed.join()
     asked = await followed.asked(1)
-    followed.tail = "0006"
+    # A refused HEAD does not show that the stream is gone.
+    followed.tail, followed.head_status = "0006", head_status
     asked.answer(410)
     assert (await followed.asked(2)).query["offset"] == "0006"
 
