@@ -28,11 +28,11 @@ from gateway.protocol.freshness import requested_max_age
 from gateway.protocol.sharing import Ground, Group, Partition, StreamKey, allows, cure, rules_of
 from gateway.protocol.target import Target, check_path, unescaped_delimiters
 from gateway.tuples import make
-from gateway.upstream.breaker import RetryBudget, RouteRetries
 from gateway.upstream.call import Bounds, Source
 from gateway.upstream.flight import NotShareable
 from gateway.upstream.origin_pool import authorities_of, route_url
 from gateway.upstream.reply import Reply
+from gateway.upstream.retry_budget import RetryBudget, RouteRetries
 
 _log = logging.getLogger("gateway.sharing")
 

@@ -14,8 +14,8 @@ from gateway.auth.verdicts import Verdicts
 from gateway.config.routes import RouteConfig
 from gateway.engine.route import Route
 from gateway.protocol.sharing import Partition
-from gateway.upstream.breaker import RetryBudget
 from gateway.upstream.origin_pool import origin_names
+from gateway.upstream.retry_budget import RetryBudget
 
 
 def _sharing(config: RouteConfig, origin: str) -> tuple[object, ...]:

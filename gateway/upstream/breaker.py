@@ -1,4 +1,4 @@
-"""The circuit breaker and the retry budget of an origin.
+"""The circuit breaker of an origin.
 
 The breaker is a pure state machine: it sends nothing and reads no clock.  Each origin has a breaker of its own
 (`gateway.upstream.origin_state`).  Its states are:
@@ -10,7 +10,10 @@ The breaker is a pure state machine: it sends nothing and reads no clock.  Each 
                for a longer time.
 
 A lost connection counts as half a failure.  On a network that resets one connection in five, a series of five losses is
-frequent, but a series of ten is very rare.
+frequent, but a series of ten is very rare.  The results of concurrent requests may arrive in any order, so a burst of
+requests may well begin or end with ten losses.  A lost connection therefore counts in the series only if no request was
+answered while the lost request was in progress.  Whether losses open the breaker is decided as if all requests that
+still wait for an answer would succeed.
 
 Both clients' requests and the gateway's own probes (`gateway.upstream.health`) probe the origin.  While own probes are
 sent (`watched`), most clients' requests are refused, because with a silent origin these requests would wait until they
@@ -177,9 +180,10 @@ class Breaker:
         "_alone_from",
         "_clients_from",
         "_closed_at",
-        "_consecutive",
+        "_failures",
         "_is_proved",
         "_is_vouched",
+        "_losses",
         "_policy",
         "_probes",
         "_rng",
@@ -187,6 +191,7 @@ class Breaker:
         "_trips",
         "_until",
         "_window",
+        "answers",
         "permit",
         "since",
         "state",
@@ -218,11 +223,16 @@ class Breaker:
         """When own probes may close the breaker without a client's request."""
         self._is_proved = True
         """False after own probes have closed the breaker, until a client's request succeeds."""
-        self._consecutive = 0.0
+        self._failures = 0
+        """The number of consecutive failures other than losses."""
+        self._losses = 0
+        """The number of consecutive losses."""
+        self.answers = 0
+        """The number of requests that the origin has answered while the breaker was closed."""
         self._window = _Window(policy.window_s)
 
     def __repr__(self) -> str:
-        return f"<Breaker {self.state}, {self._consecutive:g} failures in a row, {self._probes} probes out>"
+        return f"<Breaker {self.state}, {self._failures + self._losses} failures in a row, {self._probes} probes out>"
 
     def set_policy(self, policy: Policy) -> None:
         """Replace the policy.  The state does not change."""
@@ -307,7 +317,8 @@ class Breaker:
     def count_success(self, now: float) -> None:
         """Record that the origin has answered a request.  Must be called only while the breaker is closed."""
         self._is_proved = True
-        self._consecutive = 0
+        self.answers += 1
+        self._failures = self._losses = 0
         window = self._window
         if now >= window.until:
             window.begin_bucket(now)
@@ -321,11 +332,13 @@ class Breaker:
         had_succeeded: bool = False,
         is_loss: bool = False,
         is_answer: bool = False,
+        in_progress: int | None = 0,
     ) -> None:
         """Record that the origin was unreachable, did not answer in time, or reported a failure.
 
         `had_succeeded`: the request has been counted as a success.  `is_loss`: the connection was lost.  `is_answer`:
-        the origin reported the failure by a status.
+        the origin reported the failure by a status.  `in_progress`: the number of other requests that wait for an
+        answer; None if a request was answered while the failed request was in progress.
         """
         if permit.term != self._term:
             return
@@ -344,14 +357,33 @@ class Breaker:
                 self._alone_from = self._until + QUIET_S
             return
         weight = _LOSS if is_loss else 1.0
-        self._consecutive += weight
         self._window.count(now, 1 - weight, weight)
         if had_succeeded:
             self._window.take_back()
-        requests, failures = self._window.counts(now)
-        is_bad_share = requests >= self._policy.least_requests and failures >= self._policy.ratio * requests
-        if self._policy.failures and (self._consecutive >= self._policy.failures or is_bad_share):
+        others = in_progress or 0
+        if self._policy.failures and (
+            self._is_series(others, is_loss=is_loss, is_stale=in_progress is None)
+            or self._is_bad_share(now, others if is_loss else 0)
+        ):
             self._move(Event.TRIPPED, now)
+
+    def _is_series(self, others: int, *, is_loss: bool, is_stale: bool) -> bool:
+        """Count a failure in the series of consecutive failures; return whether the series opens the breaker."""
+        if not is_loss:
+            self._failures += 1
+        elif is_stale:
+            return False
+        else:
+            self._losses += 1
+        failures, losses, policy = self._failures, self._losses, self._policy
+        length = failures + losses
+        return failures >= policy.failures or (
+            failures + losses * _LOSS >= policy.failures and length >= policy.ratio * (length + others)
+        )
+
+    def _is_bad_share(self, now: float, others: int) -> bool:
+        requests, failures = self._window.counts(now)
+        return requests >= self._policy.least_requests and failures >= self._policy.ratio * (requests + others)
 
     def abandoned(self, permit: Permit) -> None:
         """Record that the request has no result, for a reason other than the origin: for example, because the client
@@ -383,7 +415,7 @@ class Breaker:
         self.transitions[state] += 1
         self._term += 1
         self._probes = 0
-        self._consecutive = 0
+        self._failures = self._losses = 0
         if state is BreakerState.OPEN:
             self._open(event, now, is_own=is_own)
             if event is Event.TRIPPED:
@@ -408,42 +440,3 @@ class Breaker:
         longest = min(policy.longest_open_s, policy.open_s * 2 ** min(self._trips, _MOST_DOUBLINGS))
         self._until = now + longest * self._rng.uniform(_LEAST_JITTER, 1.0)
         self._trips += 1
-
-
-_MOST_TOKENS: Final = 10.0
-
-
-class RetryBudget:
-    """A token bucket of retries for one origin.  It starts full."""
-
-    __slots__ = ("tokens",)
-
-    def __init__(self) -> None:
-        self.tokens = _MOST_TOKENS
-
-    def __repr__(self) -> str:
-        return f"<RetryBudget {self.tokens:g} retries>"
-
-
-class RouteRetries:
-    """A route's use of an origin's retry budget.  Each request adds `ratio` tokens.  A `ratio` of 0 disables
-    retries."""
-
-    __slots__ = ("_budget", "_ratio")
-
-    def __init__(self, budget: RetryBudget, ratio: float) -> None:
-        self._budget = budget
-        self._ratio = ratio
-
-    def request(self) -> None:
-        """Count a request that is not a retry."""
-        self._budget.tokens = min(_MOST_TOKENS, self._budget.tokens + self._ratio)
-
-    @property
-    def has_retry(self) -> bool:
-        """Whether a failed request may be retried."""
-        return self._ratio > 0 and self._budget.tokens >= 1
-
-    def retry(self) -> None:
-        """Count a retry."""
-        self._budget.tokens -= 1

@@ -222,16 +222,25 @@ class Origin:
         is_answer: bool = False,
         is_loss: bool = False,
         had_succeeded: bool = False,
+        is_stale: bool = False,
     ) -> None:
         """Record that a request has failed.
 
         `is_answer`: the origin reported the failure by a status.  `is_loss`: the connection was lost.  `had_succeeded`:
-        the request's head has been counted as a success.
+        the request's head has been counted as a success.  `is_stale`: a request was answered while this request was in
+        progress.
         """
         self.failures += 1
         self._reason = reason
         was_closed = self.breaker.state is BreakerState.CLOSED
-        self.breaker.record_failure(permit, now, had_succeeded=had_succeeded, is_loss=is_loss, is_answer=is_answer)
+        self.breaker.record_failure(
+            permit,
+            now,
+            had_succeeded=had_succeeded,
+            is_loss=is_loss,
+            is_answer=is_answer,
+            in_progress=None if is_stale else self.waiting,
+        )
         if was_closed and self.breaker.state is BreakerState.OPEN:
             self._events.say(f"origin {self.authority} {'fails' if is_answer else 'is unreachable'}: {reason}")
             self._events.on_open(self)
@@ -287,6 +296,7 @@ class OriginRequest:
     """One request to one origin, from its admission to the end of its reply."""
 
     __slots__ = (
+        "_answers",
         "_is_reported",
         "_is_undecided",
         "_is_waiting",
@@ -314,6 +324,8 @@ class OriginRequest:
         """Ends the request or its reply."""
         self.on_close: Callable[[], None] | None = None
         self._permit = permit
+        self._answers = origin.breaker.answers
+        """The number of answered requests when this request was admitted."""
         self._is_reported = False
         self._is_undecided = False
         """Whether a 503 has not been reported yet."""
@@ -410,7 +422,9 @@ class OriginRequest:
             self.abandoned()
         elif not self._is_reported:
             self._is_reported = True
-            self.origin.record_failure(self._permit, reason, now, is_loss=is_loss)
+            origin = self.origin
+            is_stale = origin.breaker.answers != self._answers
+            origin.record_failure(self._permit, reason, now, is_loss=is_loss, is_stale=is_stale)
 
     def abandoned(self) -> None:
         """Report that the request has no result, for a reason other than the origin."""
@@ -425,7 +439,9 @@ class OriginRequest:
         A live reply does not count, because proxies end long replies.
         """
         if not self.is_live and not self.has_ended:
-            self.origin.record_failure(self._permit, "answer cut off", now, is_loss=is_loss, had_succeeded=True)
+            self.origin.record_failure(
+                self._permit, "answer cut off", now, is_loss=is_loss, had_succeeded=True, is_stale=True
+            )
 
     def _decide(self) -> None:
         if self._is_undecided:

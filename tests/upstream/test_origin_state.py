@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.aio.clock import ManualClock
 from gateway.config.origins import OriginsConfig
@@ -130,6 +132,70 @@ def test_a_client_that_leaves_is_neither_success_nor_failure() -> None:
     assert (state.failures, state.in_flight, state.waiting) == (4, 0, 0)
     bench.fail(A, 1)
     assert bench.origin(A).breaker.state is BreakerState.OPEN
+
+
+# -- lost connections of requests that are in progress together
+
+
+def lose(sent: OriginRequest, bench: Bench) -> None:
+    sent.record_failure("connection reset", bench.clock.now(), is_loss=True)
+    sent.close()
+
+
+def answer(sent: OriginRequest, bench: Bench) -> None:
+    sent.status_arrived(200, bench.clock.now())
+    sent.close()
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.tuples(st.integers(50, 120), st.sampled_from(["losses first", "losses last", "two halves", "mixed"])),
+        min_size=1,
+        max_size=3,
+    ),
+    st.integers(0, 1 << 30),
+    st.booleans(),
+)
+def test_bursts_with_every_fifth_connection_lost_do_not_open_the_breaker_in_any_order(
+    bursts: list[tuple[int, str]], seed: int, is_answered_before: bool
+) -> None:
+    bench = Bench({"origin": A})
+    origin, rng = bench.origin(A), random.Random(seed)
+    if is_answered_before:
+        answer(bench.send(), bench)
+    for size, order in bursts:
+        sent = [(bench.send(), lose if number < size // 5 else answer) for number in range(size)]
+        match order:
+            case "losses last":
+                sent.reverse()
+            case "two halves":
+                sent = [*sent[size // 2 :], *sent[: size // 2]]
+            case "mixed":
+                rng.shuffle(sent)
+        for one, end in sent:
+            end(one, bench)
+            assert origin.breaker.state is BreakerState.CLOSED
+    assert origin.waiting == 0
+
+
+@pytest.mark.parametrize("size", [1, 10, 50, 200])
+def test_an_origin_that_loses_all_connections_opens_the_breaker_however_many_requests_are_in_progress(
+    size: int,
+) -> None:
+    """The window has many successes: the series of losses opens the breaker on its own."""
+    bench = Bench({"origin": A})
+    origin = bench.origin(A)
+    for _ in range(2_000):
+        answer(bench.send(), bench)
+    lost = 0
+    sent = [bench.send() for _ in range(size)]
+    while origin.breaker.state is BreakerState.CLOSED:
+        lose(sent.pop(0), bench)
+        lost += 1
+        if origin.breaker.state is BreakerState.CLOSED:
+            sent.append(bench.send())
+    assert lost == max(10, size - 1)
 
 
 def test_bodies_cut_off_count_but_for_those_of_live_requests() -> None:
