@@ -1,4 +1,5 @@
-"""`bench URL`: a quick measurement of any gateway.  For figures to compare, run the clients on a separate machine."""
+"""`bench URL`: a quick measurement of any gateway.  To get comparable figures, run the clients on a separate
+machine."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Followed(Protocol):
 
 
 class BenchStreams(Protocol):
-    """Creates streams, and deletes them at the end of a block.  Both raise CommandFailed."""
+    """Creates streams, and deletes them at the end of a block.  Creation and deletion raise CommandFailed."""
 
     def cached(self, name: str) -> AbstractAsyncContextManager[Cached]:
         """Create a stream that a gateway can serve from memory."""

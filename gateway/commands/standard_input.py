@@ -85,7 +85,7 @@ class BodyCutter(Cutter, Protocol):
 
 
 class JsonValues:
-    """JSON values with any white space between them: JSON lines, or several indented documents."""
+    """Divides input into JSON values with any white space between them: JSON lines, or several indented documents."""
 
     counts_messages = True
 
@@ -111,7 +111,8 @@ def _checked(values: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class Lines:
-    """Lines: including the line feed for a text stream, or as JSON strings without it for a JSON stream."""
+    """Divides input into lines: with their line feeds for a text stream, or as JSON strings without them for a JSON
+    stream."""
 
     counts_messages = True
 
@@ -150,7 +151,7 @@ class Lines:
 
 
 class RecordLines(Lines):
-    """Lines, without their line ends, as bodies of S2 records."""
+    """Divides input into lines, which become bodies of S2 records without their line ends."""
 
     def __init__(self) -> None:
         super().__init__(as_json=False)
@@ -161,7 +162,7 @@ class RecordLines(Lines):
 
 
 class RecordValues(JsonValues):
-    """JSON values as bodies of S2 records."""
+    """Divides input into JSON values, which become bodies of S2 records."""
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         return map(_record, super().feed(piece))
@@ -177,7 +178,7 @@ def _record(body: bytes, name: str = "a JSON value") -> bytes:
 
 
 class Pieces:
-    """Bytes in the pieces in which they were read."""
+    """Passes input on in the pieces in which it was read."""
 
     counts_messages = False
 
@@ -192,7 +193,7 @@ class Pieces:
 
 
 class RecordPieces(Pieces):
-    """Bytes as bodies of S2 records, in pieces of at most one record."""
+    """Divides input into pieces that fit into one S2 record each."""
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         for at in range(0, len(piece), MOST_RECORD_BYTES):

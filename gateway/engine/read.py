@@ -28,7 +28,7 @@ class Read(NamedTuple):
     cursor: str | None = None
     if_none_match: str | None = None
     is_private: bool = False
-    """Whether the request carried credentials.  The answer must then forbid shared caches downstream to store it."""
+    """Whether the request carried credentials.  The answer must then forbid storage in shared caches downstream."""
     accepted: AcceptedCodings = PLAIN
     """The content codings that the client accepts."""
     is_live: bool = False

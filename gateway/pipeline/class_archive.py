@@ -1,6 +1,6 @@
 """An archive of Spark's Java classes, which makes Spark start faster (application class-data sharing, JEP 350).
 
-Spark loads some 15,000 classes.  To read and check them takes half of the processor time until the end of its first
+Spark loads some 15,000 classes.  Reading and checking them takes half of the processor time until the end of its first
 query.  With an archive, Java maps the checked classes into memory instead.
 
 Java writes the archive when it exits, so the first short run on a machine takes longer.  The archive is a file of about

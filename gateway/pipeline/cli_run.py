@@ -199,7 +199,7 @@ def write_report(lake: Lake, out: Path, **shown: Any) -> None:
 
 @contextmanager
 def failing() -> Iterator[None]:
-    """Turn errors within the block into PipelineFailed, apart from Spark's."""
+    """Turn errors within the block into PipelineFailed, except for errors of Spark."""
     # delta-rs also logs its errors at length.  Their messages are enough.
     os.environ.setdefault("RUST_LOG", "off")
     try:

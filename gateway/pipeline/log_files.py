@@ -240,7 +240,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         if suffix not in _PACKED:
             yield raw
             return
-        # Decompress the whole file once.  To seek back in a compressed file, it would be read from its beginning.
+        # Decompress the whole file once.  Seeking back in a compressed file would read it from its beginning.
         with tempfile.TemporaryFile() as plain:
             if suffix == ".parquet":
                 _unpack_parquet(raw, plain)

@@ -25,7 +25,7 @@ TAIL_BYTES: Final = 256
 MOST: Final = 50_000
 """Most files in the manifest: nearly six years of a log that is rotated each hour.
 
-A file that drops out of the manifest and still exists is read again.  Silver still has its lines once.
+A file that drops out of the manifest and still exists is read again.  Silver still gets none of its lines twice.
 """
 _FORMAT: Final = 2
 

@@ -44,13 +44,13 @@ _ALWAYS: Final = {
 }
 _LOCAL: Final = {
     "spark.ui.enabled": "false",
-    # There is no page that would show query plans.  To format a plan in full takes a fifth of a short query's time.
+    # There is no page that would show query plans.  Formatting a plan in full takes a fifth of a short query's time.
     "spark.sql.ui.explainMode": "simple",
     "spark.sql.debug.maxToStringFields": "1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "2g",
-    # The lake passes the paths of single files.  To examine each of them costs less than a job that lists files.
+    # The lake passes the paths of single files.  Examining each of them costs less than a job that lists files.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     # Adaptive execution plans a query again after each stage and runs each stage as a job.  That gains nothing here.
     "spark.sql.adaptive.enabled": "false",

@@ -38,7 +38,8 @@ _BRONZE: Final = "bronze"
 
 
 _MOST_KEYS: Final = 100_000
-"""Most possible duplicates that are passed to tasks as a list.  If a source is read again, every line is one."""
+"""Most possible duplicates that are passed to tasks as a list.  If a source is read again, every line is a possible
+duplicate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class Column:
 class Table:
     """A table: its folder in the lake, its columns and its key columns.
 
-    With a `kind`, only the rows of that kind are meant, in a table with a column `kind`.
+    With a `kind`, it stands for only those rows of the stored table that have this value in the column `kind`.
     """
 
     place: str
@@ -119,7 +119,7 @@ LEFT_OUT: Final[Mapping[str, str | int]] = {
     "saved_bytes": 0,
     "origin_requests": 0,
 }
-"""The values of fields that a line lacks.  Any other missing field is NULL."""
+"""The values that these fields get if a line lacks them.  Any other missing field is NULL."""
 _COMMON_COLUMNS: Final = """
     day              date       UTC day; the table is partitioned by it.
     minute           timestamp  Beginning of the minute in which the line was written.

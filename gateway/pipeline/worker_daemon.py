@@ -2,7 +2,7 @@
 
 It imports the modules that workers need before it forks any worker.  Otherwise each worker would spend two seconds of
 processor time on imports.  Spark also makes its workers import PySpark from a zip without compiled modules.  This
-process removes the zip from the path, so that the installed package is used, which has them.
+process removes the zip from the path, so that workers import the installed package, which has compiled modules.
 """
 
 from __future__ import annotations

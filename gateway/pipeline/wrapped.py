@@ -20,8 +20,8 @@ _LINE: Final = re.compile(rb"[^\n]*\n")
 _MARKS: Final = (b" stdout ", b" stderr ", b'"stdout"', b'"stderr"')
 """Every wrapped line contains one of these."""
 _INSIDE: Final = (
-    # A line after a prefix, such as that of syslog.  The prefix has no quotes, which an incomplete line before another
-    # one would have.  It has no NULs either, with which a file begins that was truncated while it was written.
+    # A line after a prefix, such as that of syslog.  The prefix has no quotes, so it is not an incomplete line of the
+    # log.  It has no NULs, so it is not the gap at the beginning of a file that was truncated while it was written.
     re.compile(rb'[^{"\0]+\{"time":[0-9.]+,"id":'),
     re.compile(rb'\{.*\{\\"time\\":[0-9.]+,\\"id\\":'),
 )

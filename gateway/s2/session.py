@@ -45,7 +45,8 @@ _RECONNECT: Final = 0b0001_0000
 
 _ZSTD_LEVEL: Final = 3
 _ZSTD_WINDOW: Final = 8 * 1024 * 1024
-"""The most memory that decompressing a frame may need; RFC 8878 section 3.1.1.1.2 recommends to support this much."""
+"""The most memory that decompressing a frame may need.  RFC 8878 section 3.1.1.1.2 recommends that decoders support
+this size."""
 _GZIP_LEVEL: Final = 6
 _GZIP_WINDOW: Final = 31
 """15 bits of window, plus 16 for a gzip header."""
