@@ -67,6 +67,9 @@ _LONGEST: Final = (
 )
 """What takes longest, in the order in which it begins; all else follows in the order of the folders."""
 
+_COLLECTIONS: Final = (10_000, 20, 100)
+"""Thresholds of the garbage collector.  By Python's own (700, 10, 10) it takes a tenth of the processor time."""
+
 _HAS_BEGUN: Final = pytest.StashKey[bool]()
 
 
@@ -118,6 +121,7 @@ def pytest_collection() -> Generator[None]:
         gc.enable()
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*_COLLECTIONS)
         # Extensions look for leaks when Python ends.
         atexit.register(gc.unfreeze)
 
@@ -130,6 +134,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
     item.session.stash[_HAS_BEGUN] = True
     if is_first and hasattr(item.config, "workerinput") and _shared_by(item.nodeid) is not _ON_JAVA:
         os.nice(_BEHIND)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    # A command that a test runs in its own process sets the collector's thresholds, on which later tests may depend.
+    gc.set_threshold(*_COLLECTIONS)
 
 
 def _shared_by(nodeid: str) -> tuple[str, ...] | None:
