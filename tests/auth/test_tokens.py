@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from joserfc import jws, jwt
+from joserfc.jwk import ECKey
 
 from gateway.auth.asked import Asked
 from gateway.auth.guard import Guard
@@ -52,6 +54,16 @@ def with_header(**header: Any) -> str:
     return token(header=header)
 
 
+STRANGERS = ECKey.generate_key("P-256", {"kid": "stranger"})
+
+
+def vouching(**header: Any) -> str:
+    """A valid token of a stranger, whose header says where the stranger's key is."""
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ada", "iat": WALL, "exp": WALL + 60}
+    registry = jws.JWSRegistry(algorithms=["ES256"], strict_check_header=False)
+    return jwt.encode({"alg": "ES256", "typ": "at+jwt", **header}, claims, STRANGERS, registry=registry)
+
+
 PUBLIC_PEM = PEM_KEYS["RS256"].as_pem(private=False)
 HOSTILE: dict[str, Callable[[], str]] = {
     "alg none": lambda: unsigned({"alg": "none"}),
@@ -68,6 +80,10 @@ HOSTILE: dict[str, Callable[[], str]] = {
     "critical extension": lambda: unsigned({"alg": "ES256", "kid": "ec", "crit": ["exp"]}),
     "unencoded payload": lambda: unsigned({"alg": "ES256", "kid": "ec", "b64": False}),
     "key in the header": lambda: unsigned({"alg": "ES256", "jwk": KEYS["ES256"].as_dict(private=False)}),
+    "key of a stranger in the header": lambda: vouching(jwk=STRANGERS.as_dict(private=False)),
+    "URL of a stranger's keys": lambda: vouching(kid="stranger", jku="https://issuer.test.evil.test/keys"),
+    "URL of a stranger's certificate": lambda: vouching(kid="ec", x5u="https://evil.test/certificate"),
+    "certificate of a stranger": lambda: vouching(kid="ec", x5c=[base64.b64encode(STRANGERS.as_der()).decode()]),
     "cut signature": lambda: token()[:-8],
     "no signature": lambda: token().rpartition(".")[0] + ".",
     "changed claims": lambda: ".".join((token().split(".")[0], token("eve").split(".")[1], token().split(".")[2])),

@@ -35,6 +35,15 @@ async def test_records_apart_from_those_held_do_not_vouch_for_them(edge: Edge, b
     assert (await edge.client.read(query)).body == (await edge.direct.read(query)).body
 
 
+@pytest.mark.parametrize("after_s", [0, VERIFIED_S - 1, VERIFIED_S + 1])
+async def test_records_held_are_not_continued_by_those_of_another_stream(edge: Edge, after_s: float) -> None:
+    await edge.client.append("old 0", timestamp=1)
+    assert (await edge.client.read("seq_num=0")).texts == ["old 0"]
+    await recreate(edge, "new 0", "new 1", "new 2", timestamp=7)
+    edge.clock.advance(after_s)
+    assert (await edge.client.read("seq_num=0&count=3")).texts == ["new 0", "new 1", "new 2"]
+
+
 async def test_a_first_session_opened_after_failures_does_not_go_on_in_another_stream(edge: Edge) -> None:
     await edge.client.append("old", "older", timestamp=1)
     edge.faults.replace(503, {}, b"", times=1, kind=Call.READ_SESSION)
