@@ -212,7 +212,9 @@ class Fetch:
             if (first := flight.first) is not None:
                 flight.first = None
                 self._work.looks.add(first)
-            self._work.ended(self)
+            # `ended` releases the stream.  Call it in the next turn: by that time the readers have continued, and keep
+            # the stream in use.
+            asyncio.get_running_loop().call_soon(self._work.ended, self)
 
     def _pause_s(self) -> float:
         return self._work.pace.pause_s(self.stream, self._work.clock.now())
