@@ -61,6 +61,9 @@ Credentials = Mapping[str, tuple[str, str]]
 """The name and value of the credential header that each route sends to its origins, by route name."""
 _MOST_LEADERS: Final = 10_000
 _LEADER_S: Final = 60.0
+_MOST_REMOVED: Final = 1_000
+_REMOVED_S: Final = 300.0
+"""The pool of a removed route serves the route's requests in progress for this number of seconds."""
 _READS: Final = frozenset({"GET", "HEAD"})
 
 
@@ -244,6 +247,8 @@ class Origins:
         self._origins: dict[str, Origin] = {}
         self._pools: dict[str, OriginPool] = {}
         self._by_url: dict[str, OriginPool] = {}
+        self._removed: TTLCache[str, OriginPool] = TTLCache(_MOST_REMOVED, _REMOVED_S, timer=clock.now)
+        """The pools of removed routes.  A request in progress may have to be sent again."""
 
     def __repr__(self) -> str:
         return f"<Origins {', '.join(map(repr, self._origins.values()))}>"
@@ -281,14 +286,17 @@ class Origins:
             pool.configure(hosts, members, credentials.get(route.name))
             pool.may_drain = route.protocol == "s2"
         before, self._origins, self._pools = self._origins, origins, pools
-        self._by_url = {route_url(name): pool for name, pool in pools.items()}
+        by_url = {route_url(name): pool for name, pool in pools.items()}
+        self._removed.update((url, pool) for url, pool in self._by_url.items() if url not in by_url)
+        self._by_url = by_url
         for old in before.values():
             old.restart_moved()
         return tuple(name for name in changed if name in pools)
 
     def pool(self, url: str) -> OriginPool:
-        """Return the pool for a route's URL (`route_url`).  Raises UpstreamUnreachable if the route was removed."""
-        pool = self._by_url.get(url)
+        """Return the pool for a route's URL (`route_url`).  Raises UpstreamUnreachable if the route was removed long
+        ago."""
+        pool = self._by_url.get(url) or self._removed.get(url)
         if pool is None:
             raise UpstreamUnreachable(is_unsent=True)
         return pool

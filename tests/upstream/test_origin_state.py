@@ -86,9 +86,22 @@ def test_a_reload_keeps_what_is_known_and_drops_what_no_route_leads_to() -> None
     assert bench.origins.find(B) is None
     assert bench.take(several(A, C), default=("authorization", "secret")) == ()
     assert bench.take(several(A, C), default=("authorization", "other")) == ("default",)
+    pool = bench.pool()
     bench.take({"name": "other", "origin": C})
+    # Requests in progress may still need the removed route.
+    assert bench.pool() is pool
+    bench.clock.advance(300)
     with pytest.raises(UpstreamUnreachable):
         bench.pool("default")
+
+
+def test_removed_routes_are_kept_in_bounded_number() -> None:
+    names = [f"r{number}" for number in range(1_001)]
+    bench = Bench(*({"name": name, "prefix": f"/{name}", "origin": A} for name in names))
+    bench.take({"origin": A})
+    with pytest.raises(UpstreamUnreachable):
+        bench.pool(names[0])
+    assert all(bench.pool(name).route == name for name in names[1:])
 
 
 def test_an_outage_is_reported_once_at_its_start_and_once_at_its_end() -> None:

@@ -173,6 +173,26 @@ async def test_an_answer_that_was_under_way_is_not_remembered_for_the_routes_aft
         await other.stop(grace_s=0)
 
 
+@pytest.mark.parametrize(
+    "route", ['name = "other"', 'name = "other"\nprefix = "/elsewhere"'], ids=["renamed", "removed"]
+)
+async def test_reads_in_progress_are_answered_when_a_reload_renames_or_removes_their_route(
+    bench: Bench, file: File, origin: RunningOrigin, route: str
+) -> None:
+    for path in ("/cold", "/held"):
+        await bench.put(path)
+    await bench.read("/held?offset=-1")
+    answers = origin.origin.faults.hold(kind="catchup", times=2)
+    reads = [asyncio.create_task(bench.read(f"{path}?offset=-1")) for path in ("/cold", "/held")]
+    await answers.waiting(2)
+    file.write(route=route)
+    assert await bench.post("/api/reload", {})
+    answers.release()
+    assert [answer[:2] for answer in await asyncio.gather(*reads)] == [(200, b"hello")] * 2
+    status, _, _ = await bench.read("/cold?offset=-1")
+    assert status == (404 if "prefix" in route else 200)
+
+
 async def test_bytes_fetched_under_one_credentials_setting_are_not_read_under_another(
     bench: Bench, file: File, origin: RunningOrigin
 ) -> None:
