@@ -18,7 +18,8 @@ still wait for an answer would succeed.
 Both clients' requests and the gateway's own probes (`gateway.upstream.health`) probe the origin.  While own probes are
 sent (`watched`), most clients' requests are refused, because with a silent origin these requests would wait until they
 time out.  Own probes are sent whether or not clients' requests are in progress, so a client's request without an answer
-does not delay the recovery.  A failed own probe does not lengthen the open time.
+does not delay the recovery.  A failed own probe does not lengthen the open time.  Neither does a client's request whose
+connection is lost after a successful own probe, because a flaky network loses connections too.
 
 Own probes request one path, and a proxy in front of the origin may answer them.  Only a client's request shows whether
 the origin serves streams.  The result of the latest own probe decides how many clients' requests pass:
@@ -352,7 +353,7 @@ class Breaker:
                 # A client's request is in progress.  Wait for its result, which may take longer.
                 return
         if permit.is_probe:
-            self._move(Event.RELAPSED, now, is_own=permit.is_own)
+            self._move(Event.RELAPSED, now, is_short=permit.is_own or (is_loss and self._is_vouched))
             if self._is_vouched:
                 self._alone_from = self._until + QUIET_S
             return
@@ -405,7 +406,7 @@ class Breaker:
             self._probes = 0
         self._let_clients_in(now)
 
-    def _move(self, event: Event, now: float, *, is_own: bool = False) -> None:
+    def _move(self, event: Event, now: float, *, is_short: bool = False) -> None:
         state = TRANSITIONS.get((self.state, event))
         if state is None:
             return
@@ -417,7 +418,7 @@ class Breaker:
         self._probes = 0
         self._failures = self._losses = 0
         if state is BreakerState.OPEN:
-            self._open(event, now, is_own=is_own)
+            self._open(event, now, is_short=is_short)
             if event is Event.TRIPPED:
                 # If no client's request has succeeded since own probes closed the breaker, the probes were misleading.
                 # Own probes then close the breaker only after `QUIET_S` without a client's request.
@@ -430,9 +431,9 @@ class Breaker:
             self._clients_from = -inf
             self._window.clear()
 
-    def _open(self, event: Event, now: float, *, is_own: bool) -> None:
+    def _open(self, event: Event, now: float, *, is_short: bool) -> None:
         policy = self._policy
-        if is_own:
+        if is_short:
             self._until = now + policy.open_s * self._rng.uniform(_LEAST_JITTER, 1.0)
             return
         if event is Event.TRIPPED and now - self._closed_at >= policy.longest_open_s:

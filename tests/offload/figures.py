@@ -88,6 +88,9 @@ async def main(argv: Sequence[str]) -> None:
     for name in options.only or CASES:
         figures[name] = await CASES[name]()
         sys.stdout.write(row(figures[name]) + "\n")
+        if name == "outage":
+            refused, back_s = figures[name].refused, figures[name].back_s
+            sys.stdout.write(f"{refused:,} requests refused; first answer {back_s:g} s after the origin was back\n")
         sys.stdout.flush()
     if options.keep:
         kept = {name: asdict(figure) for name, figure in figures.items()}

@@ -1,5 +1,6 @@
-"""An origin that is down for a while under steady load: the requests that reach it, and the answers of clients.
+"""An origin that is down for a while under steady load.
 
+The figures count the requests that reach it and those that are refused, and say how soon it is used again.
 The origin's address accepts connections, counts and resets them.  The gateway's clock moves by a fixed step for each
 request, so that the rate is the stated one.
 """
@@ -45,11 +46,13 @@ async def outage(per_s: int = 500, seconds: float = 10.0, streams: int = 10) -> 
 
         await on.crash()
         before = on.figure("", 0)
+        refused = 0
         free: asyncio.Queue[Client] = asyncio.Queue()
         for client in crowd:
             free.put_nowait(client)
 
         async def ask(client: Client, number: int) -> None:
+            nonlocal refused
             path = f"/s/{number % streams}"
             match number // streams % 5:
                 case 0 | 1:
@@ -67,6 +70,7 @@ async def outage(per_s: int = 500, seconds: float = 10.0, streams: int = 10) -> 
                     assert reply.status != 200, reply
             assert reply.status in (200, 502, 503, 504), reply
             assert reply.status != 503 or "retry-after" in reply.headers, reply
+            refused += reply.status == 503
             free.put_nowait(client)
 
         asks = []
@@ -77,8 +81,14 @@ async def outage(per_s: int = 500, seconds: float = 10.0, streams: int = 10) -> 
         during = on.figure(f"{per_s} requests a second for {seconds:g} s, origin down", 0)
         await _until(clock, lambda: all(task.done() for task in asks))
         await on.recover()
+        recovered_at = clock.now()
         back = group.create_task(_until_back(crowd[0], messages[0]))
-        await _until(clock, back.done)
+        while not back.done():
+            # Count turns of the loop rather than seconds, so that the figure does not depend on the machine.
+            assert clock.now() - recovered_at < _PATIENCE_S
+            clock.advance(1 / per_s)
+            await pass_turns(_TURNS)
+        back_s = round(clock.now() - recovered_at, 1)
         await on.append("/s/0", JSON, messages[3])
         await on.close_stream("/s/0")
         await _until(clock, follower.done)
@@ -91,6 +101,8 @@ async def outage(per_s: int = 500, seconds: float = 10.0, streams: int = 10) -> 
         live_peak=0,
         connections=during.attempts,
         origin_bytes=0,
+        refused=refused,
+        back_s=back_s,
     )
 
 

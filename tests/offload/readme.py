@@ -20,7 +20,10 @@ _TITLES: Final = {
     "mixed": "180 live readers that come and go on 12 streams, and writers, for a minute",
     "unknown": "1,000 reads of 100 streams that do not exist",
     "cold": "1,000 streams, each read once",
-    "outage": "500 requests a second for 10 s, origin down (it saw connection attempts)",
+    "outage": (
+        "500 requests a second for 10 s, origin down (it saw connection attempts; {refused:,} requests got 503; "
+        "first answer {back_s:g} s after it was back)"
+    ),
     "long-polls": "1,000 long-polls with 50 cursors, woken by one append",
     "sse": "1,000 SSE subscribers from 20 offsets, then live",
     "both": "500 SSE + 500 long-poll on one stream",
@@ -45,7 +48,7 @@ def table(document: Mapping[str, Mapping[str, Any]], names: Collection[str] = tu
     for name in names:
         kept = document[name]
         cells = [
-            _TITLES[name],
+            _TITLES[name].format(**kept),
             f"{kept['clients']:,}",
             f"{kept['asked']:,}",
             f"**{kept['fetches'] + kept['live_requests']:,}**",

@@ -63,6 +63,10 @@ class Figure:
 
     attempts: int = 0
     """Connections attempted while the origin's address only reset them."""
+    refused: int = 0
+    """Requests answered 503 during an outage."""
+    back_s: float = 0.0
+    """Seconds from the end of an outage to the first answer of the origin that a client received."""
 
     @property
     def reads(self) -> int:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from tests.offload import outage
 
 
-async def test_an_origin_that_is_down_under_load_is_tried_a_few_times() -> None:
+async def test_an_origin_that_is_down_under_load_is_tried_a_few_times_and_used_soon_after_it_is_back() -> None:
     figure = await outage.outage(per_s=200)
     assert figure.asked >= 2_000
     assert 1 <= figure.attempts <= 30
+    # Three of five requests need the origin, and the breaker opens at once.
+    assert 0.5 * figure.asked <= figure.refused <= 0.6 * figure.asked
+    assert 0 < figure.back_s <= 2

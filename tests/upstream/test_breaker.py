@@ -376,6 +376,17 @@ def test_after_a_good_own_probe_a_client_decides(is_good: bool) -> None:
     assert breaker.state is (CLOSED if is_good else OPEN)
 
 
+def test_a_client_that_loses_its_connection_after_a_good_own_probe_does_not_lengthen_the_pause() -> None:
+    breaker, clock = tripped()
+    for _ in range(5):
+        probe(breaker, clock, is_good=True)
+        permit = breaker.admit(clock.now())
+        assert permit is not None
+        breaker.record_failure(permit, clock.now(), is_loss=True)
+        assert (breaker.state, breaker.retry_in_s(clock.now())) == (OPEN, 1.0)
+        clock.advance(1.0)
+
+
 def test_a_good_own_probe_lets_as_many_clients_in_as_may_probe() -> None:
     breaker, clock = tripped(probes=2)
     for _ in range(3):
