@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from gateway.engine import catchup, reply_recorder
+from gateway.engine import catchup, reply_recorder, route
 from gateway.engine.catchup import _Attempt
 from gateway.engine.classifier import TapeFacts
 from gateway.engine.confirming import Patience
@@ -19,6 +19,7 @@ from gateway.engine.writes import Writes
 from gateway.errors import GatewayError
 from gateway.live.topic import Topic
 from gateway.ops.access_log.live_reads import JoinedRead
+from gateway.protocol import target
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.stream_version import Version
 from gateway.server.poll_group import PollGroup
@@ -35,6 +36,14 @@ from tests.chaos.mutant import Mutant, Patches, always, never, nothing, registra
 
 RULED: Final[list[Mutant]] = []
 mutant = registrar(RULED)
+
+
+# -- which stream a request is for
+
+
+@mutant("no path is passed on that an origin may take for another")
+def path_may_begin_with_a_host() -> Patches:
+    return [(target, "check_path", nothing), (route, "check_path", nothing)]
 
 
 # -- the stream may be answered from memory

@@ -51,6 +51,16 @@ def _party(headers: Mapping[str, str], path: str) -> str:
 
 
 @web.middleware
+async def _by_url(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Take `//host/s` for the path `/s` on a host, as an origin does that resolves targets as URLs."""
+    path = request.rel_url.raw_path
+    if not path.startswith("//"):
+        return await handler(request)
+    own = request.rel_url.with_path(f"/{path[2:].partition('/')[2]}", encoded=True)
+    return await handler(request.clone(rel_url=own.with_query(request.rel_url.query)))
+
+
+@web.middleware
 async def _by_party(request: web.Request, handler: _Handler) -> web.StreamResponse:
     path = request.rel_url.raw_path
     if not keepers(path):
@@ -66,6 +76,6 @@ class PartyOrigin(Origin):
 
     def application(self, *, drain: Drain | None = None) -> web.Application:
         application = super().application(drain=drain)
-        application.middlewares.append(_by_party)
+        application.middlewares.extend((_by_url, _by_party))
         application.on_response_prepare.append(self.manners.dress)
         return application

@@ -7,7 +7,7 @@ with the same sequence number, until it is acknowledged or refused (section 5.2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from random import Random
 
@@ -96,6 +96,9 @@ class Writer:
         # What a party has for itself is only written: the gateway takes a path's end for the end of all it names.
         may_end = not self.place.is_own
         is_large = life.tail.ordinal > _LARGE
+        if may_end and rng.random() < 0.03:
+            await self._delete_as_on_a_host()
+            return
         choice = rng.random()
         if may_end and (is_large or choice < (0.3 if life.is_closed else 0.08)):
             await self._delete()
@@ -165,6 +168,14 @@ class Writer:
                 self._check(asked, answer)
                 return
             await pause(self.rng.random() * 0.05)
+
+    async def _delete_as_on_a_host(self) -> None:
+        """Delete by a path that an origin which resolves URLs takes for the stream's own.  No gateway passes it on."""
+        asked = self._asked("DELETE")
+        answer = await self._send(replace(asked, path=f"//host{asked.path}"), {}, None)
+        if answer is not None and answer.status == 204:
+            self.history.deleted(asked.since, answer.status)
+            self._check(asked, answer)
 
     async def _append(self, *, is_producer: bool = False, is_closing: bool = False, messages: int = 1) -> None:
         body = self.scribe.body(messages) if messages else b""
