@@ -19,12 +19,13 @@ Both clients' requests and the gateway's own probes (`gateway.upstream.health`) 
 sent (`watched`), most clients' requests are refused, because with a silent origin these requests would wait until they
 time out.  Own probes are sent whether or not clients' requests are in progress, so a client's request without an answer
 does not delay the recovery.  A failed own probe does not lengthen the open time.  Neither does a client's request whose
-connection is lost after a successful own probe, because a flaky network loses connections too.
+connection is lost, because the reason may be a flaky network.
 
 Own probes request one path, and a proxy in front of the origin may answer them.  Only a client's request shows whether
 the origin serves streams.  The result of the latest own probe decides how many clients' requests pass:
 
-    answered, or connection lost    The next clients' requests pass, up to the configured number of probes.
+    answered, or connection lost    The next clients' requests pass, up to the configured number of probes.  After a
+                                    lost connection, one passes every `CLIENTS_TURN_S`.
     no result                       One client's request passes every `CLIENTS_TURN_S`.
 
 A successful client's request closes the breaker.  Two successful own probes in a row also close the breaker, if no
@@ -190,6 +191,7 @@ class Breaker:
         "_rng",
         "_term",
         "_trips",
+        "_turn_ends",
         "_until",
         "_window",
         "answers",
@@ -218,6 +220,8 @@ class Breaker:
         """The number of clients' requests that probe now."""
         self._clients_from = -inf
         """When the next client's request may probe.  -inf if no own probes are sent."""
+        self._turn_ends = -inf
+        """After the loss of a client's probe, the loss of an own probe admits no client's request before this time."""
         self._is_vouched = False
         """Whether the latest own probe has succeeded."""
         self._alone_from = -inf
@@ -347,13 +351,16 @@ class Breaker:
             self._is_vouched = False
             if is_answer or is_loss:
                 # The origin is reachable.  Only a client's request can show whether the origin serves streams.
-                self._let_clients_in(now)
+                if is_answer or now >= self._turn_ends:
+                    self._let_clients_in(now)
                 return
             if self._probes:
                 # A client's request is in progress.  Wait for its result, which may take longer.
                 return
         if permit.is_probe:
-            self._move(Event.RELAPSED, now, is_short=permit.is_own or (is_loss and self._is_vouched))
+            if is_loss:
+                self._turn_ends = now + CLIENTS_TURN_S
+            self._move(Event.RELAPSED, now, is_short=permit.is_own or is_loss)
             if self._is_vouched:
                 self._alone_from = self._until + QUIET_S
             return

@@ -376,7 +376,7 @@ def test_after_a_good_own_probe_a_client_decides(is_good: bool) -> None:
     assert breaker.state is (CLOSED if is_good else OPEN)
 
 
-def test_a_client_that_loses_its_connection_after_a_good_own_probe_does_not_lengthen_the_pause() -> None:
+def test_a_client_that_loses_its_connection_does_not_lengthen_the_pause() -> None:
     breaker, clock = tripped()
     for _ in range(5):
         probe(breaker, clock, is_good=True)
@@ -385,6 +385,20 @@ def test_a_client_that_loses_its_connection_after_a_good_own_probe_does_not_leng
         breaker.record_failure(permit, clock.now(), is_loss=True)
         assert (breaker.state, breaker.retry_in_s(clock.now())) == (OPEN, 1.0)
         clock.advance(1.0)
+
+
+def test_an_origin_that_resets_every_connection_is_probed_every_second_and_by_a_client_every_other() -> None:
+    breaker, clock = tripped()
+    clients = []
+    for second in range(8):
+        own = breaker.admit(clock.now(), is_own=True)
+        assert own is not None
+        breaker.record_failure(own, clock.now(), is_loss=True)
+        if (client := breaker.admit(clock.now())) is not None:
+            clients.append(second)
+            breaker.record_failure(client, clock.now(), is_loss=True)
+        clock.advance(1.0)
+    assert clients == [0, 2, 4, 6]
 
 
 def test_a_good_own_probe_lets_as_many_clients_in_as_may_probe() -> None:
