@@ -53,8 +53,9 @@ from gateway.ops.state import Unsent, look_at
 from gateway.ops.tracing_extra import check_tracing
 from gateway.plan.applier import PlanApplier
 from gateway.plan.entries import budget_bytes, is_too_short
+from gateway.server.certificate_reloader import CertificateReloader, certificate_files, load_certificates
 from gateway.server.frontend import Frontend
-from gateway.server.listeners import CertificateReloader, Certificates, certificate_files, load_certificates
+from gateway.server.listeners import Certificates
 from gateway.server.shedding import Shedding
 from gateway.server.sockets import listen_at
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog

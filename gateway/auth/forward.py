@@ -20,7 +20,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.auth.asked import Asked
 from gateway.auth.permissions import MOST_PERMISSIONS, Action, BadPermission, Exact, Permission, parse_permission
 from gateway.auth.verdict import BadCredential, Principal
-from gateway.protocol.freshness import age_from_headers, parse_cache_control, stated_lifetime
+from gateway.protocol.freshness_headers import age_from_headers, parse_cache_control, stated_lifetime
 
 MOST_VERDICTS: Final = 1 << 14
 MOST_VERDICT_BYTES: Final = 1 << 24

@@ -171,7 +171,7 @@ def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[
     from gateway.ops.access_log.sinks import check_log
     from gateway.ops.admin.guard import admin_token
     from gateway.ops.tracing_extra import check_tracing
-    from gateway.server.listeners import load_certificates
+    from gateway.server.certificate_reloader import load_certificates
 
     loaded = load_config(path, environ=environ)
     tls: dict[str, OriginTls] = {}

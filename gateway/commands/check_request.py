@@ -58,7 +58,7 @@ def explain_request(config: GatewayConfig, request: Request, *, asks: bool = Fal
     from gateway.engine.route_table import RouteTable
     from gateway.protocol.target import BadTarget, host_of, parse_target
     from gateway.server.authorising import is_of_the_origin
-    from gateway.server.parsing import take_credentials
+    from gateway.server.interpreting import take_credentials
 
     clock = SystemClock()
     try:
@@ -140,7 +140,7 @@ def _asked(target: Target, parameters: Mapping[str, str], request: Request) -> A
     from gateway.auth.permissions import Action, BadPermission, parse_actions
     from gateway.protocol.mode import Mode
     from gateway.server.authorising import action_of
-    from gateway.server.parsing import mode_of
+    from gateway.server.interpreting import mode_of
 
     methods = {Action.READ: "GET", Action.CREATE: "PUT", Action.DELETE: "DELETE"}
     wanted: tuple[Action, ...] = (action_of(mode_of("GET", target), target.path),)

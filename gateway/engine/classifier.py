@@ -19,7 +19,7 @@ from gateway.engine.route import Route
 from gateway.errors import UpstreamBroken
 from gateway.http.reply_lines import FieldLine, ReplyShape
 from gateway.protocol.forwarded_headers import Headers, response_headers_for_client
-from gateway.protocol.freshness import Lifetime, lifetime_from_headers, lifetime_here
+from gateway.protocol.freshness_headers import Lifetime, lifetime_from_headers, lifetime_here
 from gateway.protocol.names import NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.stream_version import Version
 from gateway.tape.stream import Stream

@@ -42,7 +42,7 @@ from gateway.engine.read import Read
 from gateway.limits.memory import SharedBytes
 from gateway.protocol.coding import Coding, is_compressible
 from gateway.protocol.etag import matched_coding, of_coding
-from gateway.protocol.freshness import parse_cache_control
+from gateway.protocol.freshness_headers import parse_cache_control
 from gateway.tape.costs import CODED_BODY_SHARE, CODED_COST, CODED_SHARE
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream

@@ -34,7 +34,7 @@ from gateway.engine.reply_recorder import Effect, SentFetch, is_overtaken
 from gateway.engine.route import Route
 from gateway.errors import UpstreamBroken, UpstreamCongested
 from gateway.limits.inflow import Inflow
-from gateway.protocol.freshness import age_from_headers
+from gateway.protocol.freshness_headers import age_from_headers
 from gateway.protocol.json_body import ArrayUnwrapper, NotAnArray
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW, START, is_before

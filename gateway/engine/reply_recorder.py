@@ -24,7 +24,7 @@ from gateway.engine.route import Route
 from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.protocol.etag import stream_identity
-from gateway.protocol.freshness import freshness_from_headers
+from gateway.protocol.freshness_headers import freshness_from_headers
 from gateway.protocol.names import DEFAULT_TYPE, NOW, START
 from gateway.protocol.sharing import Ground
 from gateway.tape.origin_statements import Sighting

@@ -24,7 +24,7 @@ from gateway.engine.manner import Manners
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import AcceptedCodings, Coding, negotiate
 from gateway.protocol.forwarded_headers import Headers, joined
-from gateway.protocol.freshness import requested_max_age
+from gateway.protocol.freshness_headers import requested_max_age
 from gateway.protocol.sharing import Ground, Group, Partition, StreamKey, allows, cure, rules_of
 from gateway.protocol.target import Target, check_path, unescaped_delimiters
 from gateway.tuples import make

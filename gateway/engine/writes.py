@@ -35,7 +35,7 @@ from gateway.engine.relayed_request import (
 from gateway.errors import GatewayError
 from gateway.live.topics import LiveTopics
 from gateway.protocol.forwarded_headers import Headers, storable_headers
-from gateway.protocol.freshness import lifetime_from_headers, lifetime_here, surrogate_keys
+from gateway.protocol.freshness_headers import lifetime_from_headers, lifetime_here, surrogate_keys
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import (
     SENTINELS,

@@ -7,8 +7,8 @@ the client keeps this number.  A full bucket has no entry in the account.
 `RateLimits` are the `[[rate_limit]]` tables of the configuration: requests and bytes a second, and concurrent live
 reads.  A request is admitted if all limits that apply admit it, and takes a token from each.  Bytes are charged after
 an answer has been sent, because its length may not be known before.  A bucket of bytes can thus become negative, and
-the limit then refuses requests until the bucket has refilled.  `gateway.server.admission` answers refused requests with
-429 (RFC 6585 section 4).
+the limit then refuses requests until the bucket has refilled.  `gateway.server.request_admission` answers refused
+requests with 429 (RFC 6585 section 4).
 
 A limit has separate buckets for each client network, principal (authenticated user), tenant or route, or one bucket for
 all requests.  The buckets of networks, principals and tenants are in `gateway.limits.accounts`.  A limit per client

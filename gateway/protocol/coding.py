@@ -16,7 +16,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Final
 
-from gateway.protocol.freshness import parse_cache_control
+from gateway.protocol.freshness_headers import parse_cache_control
 from gateway.protocol.names import media_type
 
 

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from gateway.config.routes import RouteConfig
 from gateway.protocol.forwarded_headers import Headers
-from gateway.protocol.freshness import forbids_storing, parse_cache_control
+from gateway.protocol.freshness_headers import forbids_storing, parse_cache_control
 
 
 class Group(NamedTuple):

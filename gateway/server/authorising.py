@@ -1,8 +1,8 @@
 """Authorisation of each request on a route with rules (`[[route.auth]]`).
 
-The request parser takes the credentials out of the query, so that they reach neither the cache's keys, nor the log, nor
-the origin.  The request handler then lets the route's guard decide whether the request is allowed.  This decision is
-called a verdict.
+`gateway.server.interpreting` takes the credentials out of the query, so that they reach neither the cache's keys, nor
+the log, nor the origin.  The request handler then lets the route's guard decide whether the request is allowed.  This
+decision is called a verdict.
 
 The credential is usually in the header section, so verdicts on reads are kept with the section, one for each stream.
 Later reads of the stream with the same section need only a look-up.  If the request line holds a credential or a host,
@@ -34,13 +34,13 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
 from gateway.protocol.target import BadTarget, parse_target
 from gateway.server import cors
-from gateway.server.admission import Admission
 from gateway.server.context import RequestContext
 from gateway.server.deferred import Answerer, UndecidedRequest
 from gateway.server.guarded_reads import GuardedReads
-from gateway.server.parsing import ParsedRequest
+from gateway.server.interpreting import RequestMeaning
 from gateway.server.remembered import RememberedAnswers
 from gateway.server.request import Request
+from gateway.server.request_admission import Admission
 from gateway.server.request_keys import NamedStream, Sections
 from gateway.server.resource_metadata import metadata_url, names_metadata
 from gateway.telemetry.audit import AUDIT, RefusalLines, shortened
@@ -106,7 +106,7 @@ class Authoriser:
     def authorise(
         self,
         context: RequestContext,
-        parsed: ParsedRequest,
+        meaning: RequestMeaning,
         guard: Guard,
         answerer: Answerer,
         waited: UndecidedRequest | None = None,
@@ -117,15 +117,15 @@ class Authoriser:
         `waited`.  No request waits twice.  Raises a GatewayError if the request is refused.
         """
         request = context.request
-        if is_of_the_origin(request.method, parsed.target.path):
+        if is_of_the_origin(request.method, meaning.target.path):
             return True
         if is_preflight(request, guard):
             # Browsers send a preflight without credentials (Fetch standard, section 4.8).  On this route the origin
             # answers preflights.
             context.allowed = self.verdicts.allow(PUBLIC)
             return True
-        asked = self._asked(request, parsed, with_headers=guard.asks_services)
-        account = self._account(parsed.client)
+        asked = self._asked(request, meaning, with_headers=guard.asks_services)
+        account = self._account(meaning.client)
         context.is_public = asked.is_read and guard.is_public(asked.path)
         heard = waited.waiting.heard if waited is not None and waited.waiting is not None else None
 
@@ -138,17 +138,17 @@ class Authoriser:
             except Undecided as error:
                 if error.question is None or waited is not None:
                     raise
-                self._wait_for_answer(UndecidedRequest(context, parsed, answerer), error.question, count_bad)
+                self._wait_for_answer(UndecidedRequest(context, meaning, answerer), error.question, count_bad)
                 return False
         except Undecided:
-            self.services.undecided[parsed.route.name] += 1
+            self.services.undecided[meaning.route.name] += 1
             raise
         except AuthRefused as error:
-            self._note_refusal(request, parsed, error)
+            self._note_refusal(request, meaning, error)
             if error.challenge is not None and names_metadata(guard):
                 error.challenge += f', resource_metadata="{metadata_url(request, asked.path)}"'
             raise
-        alias, allowed, stream = request.channel.alias, context.allowed, _named_stream(parsed)
+        alias, allowed, stream = request.channel.alias, context.allowed, _named_stream(meaning)
         context.stream = self._sections.shared_name(stream) if stream is not None else None
         # The verdict may depend on the client's network or on the scheme, which the request's bytes do not show.
         if allowed.renewal is not None:
@@ -159,7 +159,7 @@ class Authoriser:
 
     def _wait_for_answer(self, waiting: UndecidedRequest, question: Question, refused: Callable[[], None]) -> None:
         """Let the request wait for the answer to a question."""
-        waiting.waiting = self.services.await_answer(question, waiting.parsed.client, waiting.ready, refused)
+        waiting.waiting = self.services.await_answer(question, waiting.meaning.client, waiting.ready, refused)
         waiting.context.request.channel.hand_over(waiting)
 
     def _remember(self, alias: bytes, stream: NamedStream | None, allowed: Allowed) -> None:
@@ -173,7 +173,7 @@ class Authoriser:
         if (split := self._sections.split(alias)) is not None:
             self._sections.allow(split[1], stream or split[0], allowed)
 
-    def _note_refusal(self, request: Request, parsed: ParsedRequest, error: AuthRefused) -> None:
+    def _note_refusal(self, request: Request, meaning: RequestMeaning, error: AuthRefused) -> None:
         """Write an audit line about a refused request, at a bounded rate."""
         if not self._refusals.has_room():
             return
@@ -181,9 +181,9 @@ class Authoriser:
         AUDIT.warning(
             "%s %s by %s on route %s: %d: %s%s",
             shortened(request.method),
-            shortened(parsed.target.path),
+            shortened(meaning.target.path),
             self._masked(request.client) or "-",
-            parsed.route.name,
+            meaning.route.name,
             status,
             "The credential does not allow this" if isinstance(error, Concealed) else error,
             f" ({shortened(principal.name)} of {principal.issuer or 'a signature'})" if principal is not None else "",
@@ -204,16 +204,16 @@ class Authoriser:
             self._bad.take_one(account, self._admission.now())
 
     @staticmethod
-    def _asked(request: Request, parsed: ParsedRequest, *, with_headers: bool) -> Asked:
-        headers, target, route = request.headers, parsed.target, parsed.route
-        forked = headers.getall(STREAM_FORKED_FROM, ()) if parsed.mode is Mode.CREATE else ()
+    def _asked(request: Request, meaning: RequestMeaning, *, with_headers: bool) -> Asked:
+        headers, target, route = request.headers, meaning.target, meaning.route
+        forked = headers.getall(STREAM_FORKED_FROM, ()) if meaning.mode is Mode.CREATE else ()
         asked = Asked(
             target.path,
-            _actions(request, parsed, is_fork=bool(forked)),
+            _actions(request, meaning, is_fork=bool(forked)),
             _forked(forked, route) if forked else None,
             headers.getall("Authorization", ()),
             headers.getall("Cookie", ()),
-            parsed.parameters or {},
+            meaning.parameters or {},
             target.query,
             request.client,
             _is_from_site(request, route.config),
@@ -223,14 +223,14 @@ class Authoriser:
         return asked._replace(method=request.method, scheme=request.scheme, host=request.host, headers=headers)
 
 
-def _named_stream(parsed: ParsedRequest) -> NamedStream | None:
+def _named_stream(meaning: RequestMeaning) -> NamedStream | None:
     """Return the stream of a GET whose verdict depends only on the stream and the header section.  None for other
     requests.
     """
-    target = parsed.target
-    if parsed.read is None or parsed.mode is Mode.HEAD or parsed.parameters or target.authority is not None:
+    target = meaning.target
+    if meaning.read is None or meaning.mode is Mode.HEAD or meaning.parameters or target.authority is not None:
         return None
-    return NamedStream(parsed.route, target.path, target.query)
+    return NamedStream(meaning.route, target.path, target.query)
 
 
 def _depends_on_client(allowed: Allowed) -> bool:
@@ -301,9 +301,9 @@ def action_of(mode: Mode, path: str) -> Action:
     return _ACTIONS.get(mode) or (Action.SUBSCRIBE if _RESERVED in path else Action.OTHER)
 
 
-def _actions(request: Request, parsed: ParsedRequest, *, is_fork: bool) -> tuple[Action, ...]:
-    action = action_of(parsed.mode, parsed.target.path)
-    if parsed.mode not in _CHANGES:
+def _actions(request: Request, meaning: RequestMeaning, *, is_fork: bool) -> tuple[Action, ...]:
+    action = action_of(meaning.mode, meaning.target.path)
+    if meaning.mode not in _CHANGES:
         return (action,)
     # If the header has several values, the origin may use any of them.  One true value therefore counts as a closure.
     lines = request.headers.getall(STREAM_CLOSED, ())

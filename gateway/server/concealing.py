@@ -21,7 +21,7 @@ from gateway.errors import BodyTooLarge
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW, START
 from gateway.server.context import RequestContext, ResponseRecorder
-from gateway.server.parsing import LIVE, ParsedRequest
+from gateway.server.interpreting import LIVE, RequestMeaning
 from gateway.server.request import Answered, ask_for_body, is_expecting
 
 _STREAM: Final = "stream"
@@ -56,7 +56,7 @@ def conceal_absence(
 
 
 async def refuse_concealed(
-    engine: Engine, limits: LimitsConfig, concealment: Concealment, context: RequestContext, parsed: ParsedRequest
+    engine: Engine, limits: LimitsConfig, concealment: Concealment, context: RequestContext, meaning: RequestMeaning
 ) -> Answered | None:
     """Refuse the request at the time when the 404 for an absent stream would be sent.  Always raises: Concealed, or the
     GatewayError of an earlier step.
@@ -66,8 +66,8 @@ async def refuse_concealed(
     if context.request.body is not None:
         await _read_body(context, limits)
         began = engine.clock.now()
-    if (read := parsed.read) is not None:
-        name, (known, learns) = (parsed.key.group.path, parsed.target.query), _kinds(context.mode, read)
+    if (read := meaning.read) is not None:
+        name, (known, learns) = (meaning.key.group.path, meaning.target.query), _kinds(context.mode, read)
         given_at = concealment.given_at(name, known, began)
         if given_at is None:
             engine.count_concealed(read)

@@ -22,16 +22,16 @@ from gateway.http.outgoing import Fields
 from gateway.limits.accounts import NO_PARTIES, UNKNOWN, Parties
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import applied
-from gateway.protocol.freshness import keep_private
+from gateway.protocol.freshness_headers import keep_private
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_NEXT_OFFSET
 from gateway.s2 import json_format
 from gateway.s2.errors import S2ErrorCode, error_body
 from gateway.server import cors
-from gateway.server.admission import Admission
 from gateway.server.delivery import Delivery
 from gateway.server.remembered import RememberedAnswer, Repeatable
 from gateway.server.request import Answered, Request
+from gateway.server.request_admission import Admission
 from gateway.server.request_keys import NamedStream
 from gateway.server.request_records import Observed, Observers
 from gateway.telemetry.access_record import note_repeated

@@ -14,7 +14,7 @@ from gateway.engine.read import Read
 from gateway.limits.memory import NOTHING, Holding
 from gateway.server.client_connections import Work
 from gateway.server.context import RequestContext
-from gateway.server.parsing import ParsedRequest
+from gateway.server.interpreting import RequestMeaning
 from gateway.server.request import Channel, Request
 from gateway.tape.store import TapeStore
 from gateway.upstream.auth_services import WaitingRequest
@@ -33,11 +33,11 @@ class Answerer(Protocol):
 class DeferredRequest(ABC):
     """A request that waits, and whose answer has not begun."""
 
-    __slots__ = ("_answerer", "context", "parsed")
+    __slots__ = ("_answerer", "context", "meaning")
 
-    def __init__(self, context: RequestContext, parsed: ParsedRequest, answerer: Answerer) -> None:
+    def __init__(self, context: RequestContext, meaning: RequestMeaning, answerer: Answerer) -> None:
         self.context = context
-        self.parsed = parsed
+        self.meaning = meaning
         self._answerer = answerer
 
     def holdings(self) -> tuple[Holding, ...]:
@@ -73,13 +73,13 @@ class WaitingRead(DeferredRequest):
     def __init__(
         self,
         context: RequestContext,
-        parsed: ParsedRequest,
+        meaning: RequestMeaning,
         answerer: Answerer,
         read: Read,
         first: FirstRead,
         store: TapeStore,
     ) -> None:
-        super().__init__(context, parsed, answerer)
+        super().__init__(context, meaning, answerer)
         self.read = read
         self.first = first
         self._store = store
@@ -93,8 +93,8 @@ class UndecidedRequest(DeferredRequest):
 
     __slots__ = ("waiting",)
 
-    def __init__(self, context: RequestContext, parsed: ParsedRequest, answerer: Answerer) -> None:
-        super().__init__(context, parsed, answerer)
+    def __init__(self, context: RequestContext, meaning: RequestMeaning, answerer: Answerer) -> None:
+        super().__init__(context, meaning, answerer)
         self.waiting: WaitingRequest | None = None
         """The request's entry in the queue of `gateway.upstream.auth_services`; None before the request waits there."""
 

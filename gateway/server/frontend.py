@@ -29,7 +29,6 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.client_address import Proxies
 from gateway.protocol.mode import Mode
 from gateway.protocol.target import BadHost, host_of, without_authority
-from gateway.server.admission import Admission
 from gateway.server.authorising import Authoriser
 from gateway.server.client_connections import ClientConnection, Clients, ConnectionRefusal, Handler, Peer
 from gateway.server.connection import Connection, SecureConnection
@@ -41,6 +40,7 @@ from gateway.server.joins import Joins
 from gateway.server.listeners import Certificates, ListenerRecorder, Listeners
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Request
+from gateway.server.request_admission import Admission
 from gateway.server.request_keys import Section, Sections
 from gateway.server.request_records import Observers
 from gateway.telemetry.access_record import Client, Record

@@ -1,7 +1,7 @@
 """The request handler, which answers every request that has no remembered answer.
 
-It parses the request, calls the engine and delivers the answer.  Writes, and reads whose answers must not be shared, go
-to a relay.  `ResponseRecorder.refuse` turns each `GatewayError` into a response, also in relays.
+It has the request interpreted, calls the engine and delivers the answer.  Writes, and reads whose answers must not be
+shared, go to a relay.  `ResponseRecorder.refuse` turns each `GatewayError` into a response, also in relays.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Ground
 from gateway.protocol.target import BadTarget
 from gateway.server import cors
-from gateway.server.admission import Admission
 from gateway.server.authorising import Authoriser
 from gateway.server.client_connections import Work
 from gateway.server.concealing import conceal_absence, concealment_of, refuse_concealed
@@ -43,14 +42,15 @@ from gateway.server.context import RequestContext, ResponseRecorder, Stage, lear
 from gateway.server.deferred import DeferredRequest, UndecidedRequest, WaitingRead
 from gateway.server.delivery import Delivery
 from gateway.server.handling import INTERNAL_ERROR
+from gateway.server.interpreting import LIVE, RequestInterpreter, RequestMeaning
 from gateway.server.joins import Joins
 from gateway.server.live import LiveAnswers
 from gateway.server.live_requests import LiveRequests
-from gateway.server.parsing import LIVE, ParsedRequest, RequestParser
 from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
 from gateway.server.remembered import Repeatable
 from gateway.server.request import Answered, Request
+from gateway.server.request_admission import Admission
 from gateway.server.request_records import Observed, Observers
 from gateway.server.resource_metadata import WELL_KNOWN, metadata
 from gateway.server.s2 import S2Answers
@@ -82,7 +82,7 @@ class RequestHandler:
         self._engine = engine
         self._now = now
         self._is_guarded = any(route.guard is not None for route in routes)
-        self._parser = RequestParser(node, routes, admission.accounts.net_of)
+        self._interpreter = RequestInterpreter(node, routes, admission.accounts.net_of)
         self._metrics = metrics
         self._observers = observers
         self._recorder = recorder = ResponseRecorder(node, metrics, now, admission, observers)
@@ -166,78 +166,78 @@ class RequestHandler:
             if undecided is not None:
                 context.undecided_s = self._now() - context.began
             if self._is_guarded and request.target.startswith(WELL_KNOWN):
-                found = metadata(self._parser.routes, request)
+                found = metadata(self._interpreter.routes, request)
                 if found is not None:
                     context.outcome = _HIT
                     return context.delivery.text(200, *found)
-            parsed = self._parser.parse(context) if undecided is None else undecided.parsed
-            if request.method == "OPTIONS" and (preflight := self._preflight(context, parsed.route)) is not None:
+            meaning = self._interpreter.interpret(context) if undecided is None else undecided.meaning
+            if request.method == "OPTIONS" and (preflight := self._preflight(context, meaning.route)) is not None:
                 return preflight
-            if (guard := parsed.route.guard) is not None:
+            if (guard := meaning.route.guard) is not None:
                 if context.observed is not None and context.observed.record is not None:
-                    note_request(context.mode, parsed.recorded, parsed.start)
+                    note_request(context.mode, meaning.recorded, meaning.start)
                 try:
-                    if not self._authoriser.authorise(context, parsed, guard, self, undecided):
+                    if not self._authoriser.authorise(context, meaning, guard, self, undecided):
                         return None
                 except Concealed as error:
                     if error.principal is not None:
                         context.parties = parties_of(error.principal)
-                    return self._conceal(context, parsed, guard)
+                    return self._conceal(context, meaning, guard)
                 if context.allowed is not None:
                     context.parties = context.allowed.parties
                     if context.observed is not None:
                         note_principal(context.allowed.caller(request.client))
             if context.mode in LIVE or self._admission.rates.limits:
-                self._admit(context, parsed)
+                self._admit(context, meaning)
             if context.allowed is not None:
                 context.usage = context.allowed.usage
             is_alone = request.is_alone
             if context.observed is not None and context.observed.record is not None:
-                note_request(context.mode, parsed.recorded, parsed.start)
-            if parsed.s2 is not None:
-                return self._answer_s2(context, parsed, parsed.s2)
-            read = parsed.read
+                note_request(context.mode, meaning.recorded, meaning.start)
+            if meaning.s2 is not None:
+                return self._answer_s2(context, meaning, meaning.s2)
+            read = meaning.read
             if read is not None and is_alone:
                 context.why_alone = self._why_alone(read)
             elif read is not None:
                 if context.mode in LIVE and self.live_requests.begins_at_once(context, read):
                     return None
                 if context.mode is _CATCHUP and (first := self._engine.begin_catch_up(read)) is not None:
-                    waiting = WaitingRead(context, parsed, self, read, first, self._engine.store)
+                    waiting = WaitingRead(context, meaning, self, read, first, self._engine.store)
                     request.channel.hand_over(waiting)
                     first.wait(waiting.ready)
                     return None
                 if context.mode is not _HEAD or self._engine.knows(read):
-                    return self._answer_shared(context, parsed, read)
+                    return self._answer_shared(context, meaning, read)
             if request.body is not None and not request.body.is_whole:
-                return self._relays.until_begun(context, parsed)
-            self._relays.relay_request(context, parsed)
+                return self._relays.until_begun(context, meaning)
+            self._relays.relay_request(context, meaning)
             return None
         except BadTarget as error:
             return self._recorder.refuse(context, BadRequest(str(error)))
         except GatewayError as error:
             return self._recorder.refuse(context, error)
 
-    def _conceal(self, context: RequestContext, parsed: ParsedRequest, guard: Guard) -> Work:
+    def _conceal(self, context: RequestContext, meaning: RequestMeaning, guard: Guard) -> Work:
         """Answer a forbidden request in the same way as a request for a missing stream."""
         assert guard.concealment is not None
         if context.mode in LIVE or self._admission.rates.limits:
-            self._admit(context, parsed)
-        return refuse_concealed(self._engine, self._relays.limits, guard.concealment, context, parsed)
+            self._admit(context, meaning)
+        return refuse_concealed(self._engine, self._relays.limits, guard.concealment, context, meaning)
 
-    def _admit(self, context: RequestContext, parsed: ParsedRequest) -> None:
+    def _admit(self, context: RequestContext, meaning: RequestMeaning) -> None:
         """Count the request against its client's limits.  Raises TooManyRequests."""
         is_live, admission = context.mode in LIVE, self._admission
         if context.request.is_alone:
             # The request was counted before it waited for a shared answer.
-            context.client = parsed.client
+            context.client = meaning.client
             return
-        context.client = parsed.client
+        context.client = meaning.client
         try:
             context.fields = admission.admit_request(
                 context.request.channel,
-                admission.accounts.open_account(parsed.client),
-                parsed.route.name,
+                admission.accounts.open_account(meaning.client),
+                meaning.route.name,
                 context.parties,
                 is_live=is_live,
             )
@@ -245,7 +245,7 @@ class RequestHandler:
             context.fields = error.fields
             raise
         if is_live and context.allowed is not None:
-            self._authoriser.reads.guard_read(context.request.channel, context.allowed, parsed.client, context.began)
+            self._authoriser.reads.guard_read(context.request.channel, context.allowed, meaning.client, context.began)
 
     def _preflight(self, context: RequestContext, route: Route) -> Answered | None:
         request = context.request
@@ -270,7 +270,7 @@ class RequestHandler:
     # -- reads
 
     async def _answer_shared(
-        self, context: RequestContext, parsed: ParsedRequest, read: Read, first: FirstRead | None = None
+        self, context: RequestContext, meaning: RequestMeaning, read: Read, first: FirstRead | None = None
     ) -> Answered | None:
         """Answer a read whose answer may be shared.  Relay the read if the origin has to answer it separately.  `first`
         is the fetch that the read has begun; None without a fetch.
@@ -291,7 +291,7 @@ class RequestHandler:
             except Uncacheable as error:
                 context.why_alone = error.why.reason
                 context.is_replay = context.mode is _SSE and error.why is TOO_LARGE
-        await self._relays.until_begun(context, parsed)
+        await self._relays.until_begun(context, meaning)
         return None
 
     @staticmethod
@@ -301,18 +301,18 @@ class RequestHandler:
             Ground.ORIGIN if read.web_origin is not None else None
         )
 
-    def _answer_s2(self, context: RequestContext, parsed: ParsedRequest, request: S2Request) -> Answered | Work:
-        answered = self._s2.answer_read(context, parsed, request)
-        return answered if isinstance(answered, Answered) else self._await_or_relay(context, parsed, answered)
+    def _answer_s2(self, context: RequestContext, meaning: RequestMeaning, request: S2Request) -> Answered | Work:
+        answered = self._s2.answer_read(context, meaning, request)
+        return answered if isinstance(answered, Answered) else self._await_or_relay(context, meaning, answered)
 
-    async def _await_or_relay(self, context: RequestContext, parsed: ParsedRequest, work: Work) -> Answered | None:
+    async def _await_or_relay(self, context: RequestContext, meaning: RequestMeaning, work: Work) -> Answered | None:
         """Await the work that is left of a shared answer.  Relay the read if the origin has refused the same request of
         another reader.
         """
         try:
             return await work
         except S2RefusedToAnother:
-            await self._relays.until_begun(context, parsed)
+            await self._relays.until_begun(context, meaning)
             return None
 
     def go_on(self, waiting: DeferredRequest) -> Work | None:
@@ -332,7 +332,7 @@ class RequestHandler:
         try:
             answer = self._engine.caught_up(read, first)
             if answer is None:
-                return self._answer_shared(context, waiting.parsed, read, first)
+                return self._answer_shared(context, waiting.meaning, read, first)
             if not isinstance(answer, Answer):
                 return self._deliver_coded(context, read, answer)
             return self._begin_delivery(context, read, answer)

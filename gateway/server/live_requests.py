@@ -16,7 +16,6 @@ from gateway.engine.sse import Subscription
 from gateway.errors import GatewayError
 from gateway.limits.accounts import NO_PARTIES, UNKNOWN
 from gateway.protocol.mode import Mode
-from gateway.server.admission import Admission
 from gateway.server.authorising import Authoriser
 from gateway.server.context import RequestContext, Stage
 from gateway.server.cors import named_origin
@@ -24,6 +23,7 @@ from gateway.server.guarded_reads import MOST_EARLY_S
 from gateway.server.joins import Join, Joins
 from gateway.server.live import Client, LiveAnswers, LiveRequest
 from gateway.server.request import Channel
+from gateway.server.request_admission import Admission
 from gateway.server.request_keys import Section
 from gateway.server.request_records import Observers
 from gateway.telemetry.access_record import CommonFacts

@@ -46,7 +46,7 @@ from gateway.server.concealing import conceal_absence, concealment_of
 from gateway.server.context import RequestContext, ResponseRecorder, Stage
 from gateway.server.delivery import PART_BYTES
 from gateway.server.guarded_reads import GuardedReads
-from gateway.server.parsing import LIVE, ParsedRequest
+from gateway.server.interpreting import LIVE, RequestMeaning
 from gateway.server.relayed_reply import CatchUpEnd, relayed_fields
 from gateway.server.request import Answered, Channel, Expectation, LiveUse, ask_for_body, is_expecting
 from gateway.telemetry.access_record import AccessLog
@@ -93,27 +93,27 @@ class Relays:
             }
         )
 
-    def relay_request(self, context: RequestContext, parsed: ParsedRequest) -> None:
+    def relay_request(self, context: RequestContext, meaning: RequestMeaning) -> None:
         """Relay a request without a body, or with a body that has arrived.  Raises a GatewayError if the request must
         not be sent."""
         body = context.request.body
         if body is None:
-            self._relay(context, parsed, None)
+            self._relay(context, meaning, None)
             return
         body.check(context.request.head, self.limits)
         whole = body.take()
         if len(whole) > self.limits.max_request_bytes:
             raise BodyTooLarge
-        self._relay(context, parsed, whole)
+        self._relay(context, meaning, whole)
 
-    async def until_begun(self, context: RequestContext, parsed: ParsedRequest) -> None:
+    async def until_begun(self, context: RequestContext, meaning: RequestMeaning) -> None:
         """Wait for a small body, then relay the request.  Raises a GatewayError if the request must not be sent."""
         request, body = context.request, context.request.body
         if body is None:
-            self.relay_request(context, parsed)
+            self.relay_request(context, meaning)
             return
         if context.is_session:
-            self._relay(context, parsed, body.chunks(self._session_limits))
+            self._relay(context, meaning, body.chunks(self._session_limits))
             return
         # Check before 100 Continue is sent, so that the client never sends a body whose Content-Length is too large.
         body.check(request.head, self.limits)
@@ -121,8 +121,8 @@ class Relays:
         # succeed at the origin, but count as failed here.
         is_delete = context.mode is _DELETE
         if is_expecting(request) and not body.unread_bytes:
-            if not is_delete and not self._keeps_bodies(parsed.route):
-                self._relay(context, parsed, body.chunks(self.limits), is_expecting=True)
+            if not is_delete and not self._keeps_bodies(meaning.route):
+                self._relay(context, meaning, body.chunks(self.limits), is_expecting=True)
                 return
             ask_for_body(request)
         whole = await body.gather(self.limits, is_awaited=is_delete)
@@ -130,7 +130,7 @@ class Relays:
             raise BodyTooLarge
         if whole is not None and len(whole) > self.limits.max_request_bytes:
             raise BodyTooLarge
-        self._relay(context, parsed, whole if whole is not None else body.chunks(self.limits))
+        self._relay(context, meaning, whole if whole is not None else body.chunks(self.limits))
 
     def _keeps_bodies(self, route: Route) -> bool:
         """Return whether the body must have arrived before the origin gets the request."""
@@ -142,68 +142,68 @@ class Relays:
     def _relay(
         self,
         context: RequestContext,
-        parsed: ParsedRequest,
+        meaning: RequestMeaning,
         upload: Body,
         *,
         is_expecting: bool = False,
     ) -> None:
-        passed, guard = parsed.relayed, parsed.route.guard
+        passed, guard = meaning.relayed, meaning.route.guard
         if passed is None or is_expecting:
-            passed = self._passed(context, parsed, is_expecting=is_expecting)
+            passed = self._passed(context, meaning, is_expecting=is_expecting)
             # Do not reuse the headers if a service authorises the requests: it may name another principal for the next
             # equal request.
             if not is_expecting and (guard is None or not guard.asks_services):
-                parsed.relayed = passed
+                meaning.relayed = passed
         if varied := context.request.head.fields.varied:
             passed = passed.varied_by(varied)
         if passed.is_live:
             channel = context.request.channel
             self._reads.end_at_expiry(channel)
-            if parsed.route.ends_live_in_s is not None:
+            if meaning.route.ends_live_in_s is not None:
                 # A reload has put the read under rules of authorisation, which it has not passed.  Answer 503, so that
                 # the client repeats the request under these rules.
                 raise Undecided
-            relayed = self.engine.live_table.begin_relayed(parsed.client, parsed.route.name, channel.end_early)
+            relayed = self.engine.live_table.begin_relayed(meaning.client, meaning.route.name, channel.end_early)
             channel.live_use = _RelayedLiveUse(channel.live_use, relayed)
         if context.why_alone is not None:
-            self.recorder.metrics.unshared(context.why_alone, parsed.route.name)
+            self.recorder.metrics.unshared(context.why_alone, meaning.route.name)
         context.stage = _RELAYED
-        Relaying(self, context, parsed, passed, upload, is_expecting=is_expecting).send_request()
+        Relaying(self, context, meaning, passed, upload, is_expecting=is_expecting).send_request()
 
     @staticmethod
-    def _passed(context: RequestContext, parsed: ParsedRequest, *, is_expecting: bool) -> RelayedRequest:
+    def _passed(context: RequestContext, meaning: RequestMeaning, *, is_expecting: bool) -> RelayedRequest:
         """Return the request as it is sent to the origin."""
-        request, target, key, mode = context.request, parsed.target, parsed.key, context.mode
+        request, target, key, mode = context.request, meaning.target, meaning.key, context.mode
         # Origins use the same strong ETag for every content coding.  Without a coding, the ETags of relayed answers are
         # unambiguous.
         is_plain = request.method in ("GET", "HEAD") and mode is not _OTHER
-        headers: CIMultiDict[str] = parsed.facts.forwarded(request, is_plain=is_plain)
-        if parsed.basin is not None:
+        headers: CIMultiDict[str] = meaning.facts.forwarded(request, is_plain=is_plain)
+        if meaning.basin is not None:
             headers = headers.copy()
-            headers[BASIN_HEADER] = parsed.basin
+            headers[BASIN_HEADER] = meaning.basin
         if is_expecting:
             headers = headers.copy()
             headers["Expect"] = "100-continue"
         raw_query = request.target.partition("?")[2].partition("#")[0] if "?" in request.target else ""
-        if parsed.parameters:
-            raw_query = without_credentials(raw_query, parsed.parameters)
-        if (guard := parsed.route.guard) is not None:
-            headers = headers_for_origin(headers, parsed.route.config, guard, context.allowed)
+        if meaning.parameters:
+            raw_query = without_credentials(raw_query, meaning.parameters)
+        if (guard := meaning.route.guard) is not None:
+            headers = headers_for_origin(headers, meaning.route.config, guard, context.allowed)
         return RelayedRequest(
-            parsed.route,
+            meaning.route,
             key.group,
-            key if parsed.shares else None,
+            key if meaning.shares else None,
             mode,
             request.method,
             target.path,
             target.query,
             raw_query,
             headers,
-            parsed.client,
+            meaning.client,
             context.is_session,
             key.partition,
             context.is_session or mode in LIVE,
-            RepeatedUrl(origin_url(parsed.route, key.group, raw_query)),
+            RepeatedUrl(origin_url(meaning.route, key.group, raw_query)),
         )
 
 
@@ -236,7 +236,7 @@ class Relaying(RelayedCall):
         "_end",
         "_expectation",
         "_is_over",
-        "_parsed",
+        "_meaning",
         "_record",
         "_relays",
         "_reply",
@@ -249,7 +249,7 @@ class Relaying(RelayedCall):
         self,
         relays: Relays,
         context: RequestContext,
-        parsed: ParsedRequest,
+        meaning: RequestMeaning,
         passed: RelayedRequest,
         body: Body,
         *,
@@ -259,7 +259,7 @@ class Relaying(RelayedCall):
         RelayedCall.__init__(self, relays.engine.relay, passed, body)
         self._relays = relays
         self._context = context
-        self._parsed = parsed
+        self._meaning = meaning
         self._request = context.request
         self._channel: Channel = context.request.channel
         observed = context.observed
@@ -317,7 +317,7 @@ class Relaying(RelayedCall):
         if record is None:
             return
         if record.is_accounted:
-            self._relays.access_log.unclaimed(self._parsed.recorded, self._context.mode, requests=1)
+            self._relays.access_log.unclaimed(self._meaning.recorded, self._context.mode, requests=1)
         else:
             record.origin_requests += 1
 
@@ -343,23 +343,23 @@ class Relaying(RelayedCall):
         self._run(self._begin, reply)
 
     def _begin(self, reply: Reply) -> None:
-        context, parsed = self._context, self._parsed
+        context, meaning = self._context, self._meaning
         recorder, status = self._relays.recorder, reply.status
         context.outcome = _PASS if status < 500 else _FAILED
         if (
             context.mode is _HEAD
             and status in (404, 410)
-            and parsed.read is not None
-            and parsed.route.why_refusal_alone(status, reply.headers) is None
+            and meaning.read is not None
+            and meaning.route.why_refusal_alone(status, reply.headers) is None
         ):
             self._relays.engine.negative_cache.add_relayed(
-                parsed.key,
+                meaning.key,
                 status,
-                parsed.read.source.headers,
-                parsed.route,
+                meaning.read.source.headers,
+                meaning.route,
                 context.began,
                 self._write_epoch,
-                parsed.client,
+                meaning.client,
             )
         if status == 404 and (concealment := concealment_of(context)) is not None:
             self._close()
@@ -375,7 +375,7 @@ class Relaying(RelayedCall):
                 del headers[_CONTENT_LENGTH]
         if self._acks is not None:
             self._acks.read_head(status, reply.headers)
-        if parsed.route.is_s2:
+        if meaning.route.is_s2:
             self._drains = DrainWatch(status, reply.headers, reply.retire)
         if reply.has_arrived and self._end is None:
             whole = reply.take() or b""

@@ -26,7 +26,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from gateway.protocol.freshness import Lifetime, Reuse
+from gateway.protocol.freshness_headers import Lifetime, Reuse
 from gateway.protocol.names import START, is_before
 from gateway.protocol.stream_version import Version
 

@@ -16,7 +16,7 @@ from multidict import CIMultiDict
 
 from gateway.limits.memory import SharedBytes
 from gateway.protocol.forwarded_headers import Headers
-from gateway.protocol.freshness import Lifetime
+from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.names import START, STREAM_EXPIRES_AT, STREAM_TTL, is_before, is_json, is_sse_text
 from gateway.protocol.sharing import StreamKey
 from gateway.protocol.stream_version import FIRST, Version

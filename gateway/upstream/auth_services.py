@@ -37,7 +37,7 @@ from gateway.auth.rules import Rules, key_sources
 from gateway.auth.verdicts import Verdicts
 from gateway.config.origin_tls import OriginTls
 from gateway.errors import GatewayError, UpstreamBroken
-from gateway.protocol.freshness import age_from_headers, parse_cache_control, stated_lifetime
+from gateway.protocol.freshness_headers import age_from_headers, parse_cache_control, stated_lifetime
 from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.failures import reason_of

@@ -16,12 +16,12 @@ from unittest.mock import patch
 from gateway.engine.route import HeaderRules
 from gateway.http.http2.head import Http2Request
 from gateway.server import request_keys
-from gateway.server.admission import Admission
 from gateway.server.connection import Connection
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Joins
 from gateway.server.poll_group import PollGroup
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
+from gateway.server.request_admission import Admission
 from gateway.server.request_keys import Section, Sections
 from gateway.tape.stream import Stream
 from tests.chaos.mutant import Mutant, Patches, always, never, nothing, registrar

@@ -11,7 +11,7 @@ from gateway.engine.confirming import MOST_WAIT_S
 from gateway.engine.read import Uncacheable
 from gateway.errors import UpstreamBroken
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.freshness import Lifetime
+from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.mode import Mode
 from tests.engine.bench import TEXT, BinaryOrigin, EngineBench, Start, part_of_stream
 from tests.memory_upstream import Asked

@@ -17,7 +17,7 @@ from gateway.engine.writes import Writes
 from gateway.errors import UpstreamBroken
 from gateway.limits.accounts import Accounts, client_nets
 from gateway.live.topics import LiveTopics
-from gateway.protocol.freshness import Lifetime
+from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import START
 from gateway.protocol.target import parse_target

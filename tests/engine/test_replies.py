@@ -15,7 +15,7 @@ from gateway.engine.reply_recorder import Applied, Effect, ReplyRecorder
 from gateway.engine.route import Route
 from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
-from gateway.protocol.freshness import Lifetime
+from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.names import START
 from gateway.protocol.sharing import Group
 from gateway.protocol.target import parse_target

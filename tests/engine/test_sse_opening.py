@@ -12,7 +12,7 @@ import pytest
 from gateway.engine.read import Read
 from gateway.engine.sse import SseOpening, Subscription
 from gateway.live.subscriber import Subscriber
-from gateway.protocol.freshness import Lifetime
+from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import End
 from gateway.upstream.flight import OriginError

@@ -32,7 +32,7 @@ from gateway.protocol import (
     coding,
     cursor,
     etag,
-    freshness,
+    freshness_headers,
     names,
     target,
 )
@@ -43,7 +43,7 @@ from gateway.protocol.forwarded_headers import (
     response_headers_for_client,
     trace_id_of,
 )
-from gateway.protocol.freshness import surrogate_keys
+from gateway.protocol.freshness_headers import surrogate_keys
 from gateway.protocol.json_body import ArrayUnwrapper, NotAnArray, unwrap
 from gateway.protocol.sharing import SharingRules, cure
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, encode_control, encode_data, parse_control
@@ -347,14 +347,14 @@ def offset(data: bytes) -> None:
 
 @_target
 def fields(data: bytes) -> None:
-    """`freshness`, `coding`, `surrogate`, `trace_context`, `cache_status`, `forwarding`: no field raises."""
+    """`freshness_headers`, `coding`, `surrogate`, `trace_context`, `cache_status`, `forwarding`: no field raises."""
     text = _text(data)
-    is_bounded(len(freshness.parse_cache_control(text)), text, 1, 0)
-    fresh = freshness.freshness_from_headers(CIMultiDict({"Cache-Control": text, "Age": text}))
+    is_bounded(len(freshness_headers.parse_cache_control(text)), text, 1, 0)
+    fresh = freshness_headers.freshness_from_headers(CIMultiDict({"Cache-Control": text, "Age": text}))
     assert 0 <= fresh.fresh_s <= 31_536_000
-    ttl = freshness.parse_ttl(text)
-    assert ttl is None or 0 <= ttl <= freshness.MAX_TTL_S
-    freshness.parse_expires_at(text)
+    ttl = freshness_headers.parse_ttl(text)
+    assert ttl is None or 0 <= ttl <= freshness_headers.MAX_TTL_S
+    freshness_headers.parse_expires_at(text)
     rules = SharingRules(frozenset({"authorization"}), frozenset({"id"}))
     for name in ("Cache-Control", "Set-Cookie", "Vary", "Access-Control-Allow-Origin"):
         reply = CIMultiDict({"Vary": "Origin", name: text})

@@ -15,7 +15,7 @@ from gateway.auth.verdicts import Allowed, Verdicts
 from gateway.server import authorising, request_keys
 from gateway.server.frontend import Frontend
 from gateway.server.guarded_reads import GuardedRead, GuardedReads
-from gateway.server.parsing import ParsedRequest
+from gateway.server.interpreting import RequestMeaning
 from tests.isolation.isolation import isolated
 
 STEPS: Final = 250
@@ -48,7 +48,7 @@ def shared_verdict() -> list[Patch]:
 
 
 def verdict_on_every_stream() -> list[Patch]:
-    def named(parsed: ParsedRequest) -> request_keys.NamedStream | None:
+    def named(parsed: RequestMeaning) -> request_keys.NamedStream | None:
         return request_keys.NamedStream(parsed.route, "", "") if parsed.read is not None else None
 
     return [(authorising, "_named_stream", named)]

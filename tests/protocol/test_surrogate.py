@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from multidict import CIMultiDict
 
-from gateway.protocol.freshness import surrogate_keys
+from gateway.protocol.freshness_headers import surrogate_keys
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from multidict import CIMultiDict
 from gateway.engine.answer import Answer, BodyRun, NamedTail, Parts
 from gateway.engine.route import HeaderRules
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.freshness import Lifetime
+from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.mode import Mode
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers, Repeatable
 from gateway.server.request_keys import Sections

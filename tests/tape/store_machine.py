@@ -9,7 +9,7 @@ from unittest import mock
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.protocol.freshness import Lifetime
+from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape import paths
 from gateway.tape.costs import TAPE_COST

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.protocol.freshness import Lifetime
+from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.costs import BLOCK_COST, STREAM_COST, TAPE_COST
 from gateway.tape.eviction import POLICIES, USE_S, Eviction

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.protocol.freshness import Lifetime
+from gateway.protocol.freshness_headers import Lifetime
 from gateway.tape.origin_statements import UNLIMITED, Expiry
 
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.protocol.freshness import Lifetime
+from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.origin_statements import MAX_BEYOND, FirstTail, Sighting
 from gateway.tape.stream import End, Stream

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gateway.pipeline.curve.simulate import USE_US, Missed, Read, play
-from gateway.protocol.freshness import Lifetime
+from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.names import START
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.costs import BLOCK_COST, EMPTY_COST, TOKEN_COST

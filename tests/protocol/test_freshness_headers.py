@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from gateway.protocol.freshness import (
+from gateway.protocol.freshness_headers import (
     LONGEST_CACHE_CONTROL,
     MAX_TTL_S,
     Freshness,

@@ -13,7 +13,7 @@ from gateway.http.known import HeaderCache
 from gateway.protocol.client_address import Proxies
 from gateway.server.context import RequestContext
 from gateway.server.delivery import Delivery
-from gateway.server.parsing import ParsedRequest, RequestParser
+from gateway.server.interpreting import RequestInterpreter, RequestMeaning
 from gateway.server.request import Channel, Request
 
 
@@ -28,7 +28,7 @@ class Asking:
     def restart(self) -> None:
         """Parse by another configuration, which is an equal one."""
         route = Route(RouteConfig(origin="http://origin.test"), "node", ManualClock())
-        self.parser = RequestParser("node", [route], lambda address: address or "")
+        self.parser = RequestInterpreter("node", [route], lambda address: address or "")
 
     def ask(
         self,
@@ -38,7 +38,7 @@ class Asking:
         scheme: str = "http",
         *,
         is_proxied: bool = False,
-    ) -> ParsedRequest:
+    ) -> RequestMeaning:
         data = f"{method} {target} HTTP/1.1\r\nHost: h\r\n\r\n".encode()
         events = self._cache.lookup(data)
         if events is None:
@@ -47,7 +47,7 @@ class Asking:
         proxies = self._proxies if is_proxied else None
         channel = SimpleNamespace(versions={"1.1"}, client=client, proxies=proxies, scheme=scheme)
         request = Request(cast(Channel, channel), cast(http.RequestHead, events[0]), None)
-        return self.parser.parse(RequestContext(request, cast(Delivery, None), 0.0, None))
+        return self.parser.interpret(RequestContext(request, cast(Delivery, None), 0.0, None))
 
 
 def test_equal_requests_of_one_client_are_parsed_once() -> None:
@@ -72,4 +72,4 @@ def test_the_meanings_of_repeated_requests_are_bounded() -> None:
     for number in range(1_100):
         asking.ask(f"/{number}")
     asking.ask("/" + "a" * 300)
-    assert repr(asking.parser) == "<RequestParser remembers 1024 requests>"
+    assert repr(asking.parser) == "<RequestInterpreter remembers 1024 requests>"

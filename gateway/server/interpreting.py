@@ -53,7 +53,7 @@ LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 _MOST_SENDERS: Final = 8
 """A header section keeps the headers that are sent to the origin, for at most this many senders (pairs of address and
 scheme)."""
-_MOST_PARSED: Final = 1_024
+_MOST_KNOWN: Final = 1_024
 _MOST_REMEMBERED_CHARS: Final = 256
 """The longest target of a request that is kept."""
 
@@ -138,7 +138,7 @@ class HeaderFacts:
 
 
 @dataclass(slots=True)
-class ParsedRequest:
+class RequestMeaning:
     """The interpretation of one request.  Equal requests of one client share it."""
 
     mode: Mode
@@ -188,14 +188,14 @@ and proxies, and its scheme."""
 _CATCHUP, _HEAD, _LONGPOLL, _OTHER, _SSE = Mode.CATCHUP, Mode.HEAD, Mode.LONGPOLL, Mode.OTHER, Mode.SSE
 
 
-class RequestParser:
+class RequestInterpreter:
     """Parses requests for these routes, and keeps the interpretation of repeated requests."""
 
     def __init__(self, node: str, routes: Sequence[Route], net_of: ClientNet) -> None:
         self._node = node
         self.routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
         """In descending order of precedence."""
-        self._parsed: OrderedDict[_Asked, ParsedRequest] = OrderedDict()
+        self._known: OrderedDict[_Asked, RequestMeaning] = OrderedDict()
         """Repeated requests other than GETs.  The oldest are evicted first."""
         self._has_decisive_numbers = any(not VARIED.isdisjoint(route.credential_names) for route in routes)
         """Whether any route treats a header that differs from one append to the next as a credential."""
@@ -203,9 +203,9 @@ class RequestParser:
         self._net_of = net_of
 
     def __repr__(self) -> str:
-        return f"<RequestParser remembers {len(self._parsed)} requests>"
+        return f"<RequestInterpreter remembers {len(self._known)} requests>"
 
-    def parse(self, context: RequestContext) -> ParsedRequest:
+    def interpret(self, context: RequestContext) -> RequestMeaning:
         """Interpret the request.  The context gets the mode and the route, even if an error follows.
 
         Raises BadTarget or another GatewayError.
@@ -214,9 +214,9 @@ class RequestParser:
         head, channel = request.head, request.channel
         context.speaks_s2 = self._speaks_s2
         if (known := head.known) is not None:
-            meant: ParsedRequest
-            parser, client, proxies, scheme, meant = known
-            if parser is self and client == channel.client and proxies is channel.proxies and scheme == channel.scheme:
+            meant: RequestMeaning
+            owner, client, proxies, scheme, meant = known
+            if owner is self and client == channel.client and proxies is channel.proxies and scheme == channel.scheme:
                 context.mode, context.route = meant.mode, meant.route
                 context.is_session, context.why_alone = meant.is_session, meant.why_alone
                 return meant
@@ -228,23 +228,23 @@ class RequestParser:
             or request.method == "GET"
             or request.version != "1.1"
         ):
-            return self._parse(context)
+            return self._interpret(context)
         # The section has been parsed before, so this client probably repeats its request.
         target, has_body = request.target, request.body is not None
         asked = (facts, request.method, target, has_body, channel.client, channel.proxies, channel.scheme)
-        parsed = self._parsed.get(asked)
-        if parsed is not None:
-            head.known = self, channel.client, channel.proxies, channel.scheme, parsed
-            context.mode, context.route = parsed.mode, parsed.route
-            context.is_session, context.why_alone = parsed.is_session, parsed.why_alone
-            return parsed
-        parsed = self._parse(context)
+        meaning = self._known.get(asked)
+        if meaning is not None:
+            head.known = self, channel.client, channel.proxies, channel.scheme, meaning
+            context.mode, context.route = meaning.mode, meaning.route
+            context.is_session, context.why_alone = meaning.is_session, meaning.why_alone
+            return meaning
+        meaning = self._interpret(context)
         if len(target) <= _MOST_REMEMBERED_CHARS:
-            self._parsed[asked] = parsed
-            evict_oldest(self._parsed, _MOST_PARSED)
-        return parsed
+            self._known[asked] = meaning
+            evict_oldest(self._known, _MOST_KNOWN)
+        return meaning
 
-    def _parse(self, context: RequestContext) -> ParsedRequest:
+    def _interpret(self, context: RequestContext) -> RequestMeaning:
         request = context.request
         if request.version not in request.channel.versions:
             raise VersionNotSupported
@@ -286,7 +286,7 @@ class RequestParser:
                 # Shared answers carry only the gateway's own CORS headers, so the origin has to answer.
                 context.why_alone, s2 = Ground.ORIGIN, None
                 route.notice(Ground.ORIGIN, request.headers)
-            return ParsedRequest(
+            return RequestMeaning(
                 context.mode,
                 route,
                 target,
@@ -323,10 +323,10 @@ class RequestParser:
                     None if is_live else sharing.max_age_s,
                 ),
             )
-        parsed = ParsedRequest(mode, route, target, key, shares, facts, read, client)
+        meaning = RequestMeaning(mode, route, target, key, shares, facts, read, client)
         if parameters is not None:
-            parsed.parameters = parameters
-        return parsed
+            meaning.parameters = parameters
+        return meaning
 
     def _facts(self, request: Request) -> HeaderFacts:
         """Return the facts of the request's header section, computed at most once for each section."""
