@@ -1,4 +1,9 @@
-"""The clients that users have, on routes with rules who may: tokens that are renewed, and signed URLs."""
+"""Official clients on routes that authorise: tokens that are renewed, signed URLs and signed cookies.
+
+Signed URLs and cookies do not fit Yjs: its provider adds parameters such as `awareness` to its URLs, and the gateway
+refuses parameters that are not signed.  Editors of Yjs send tokens.  The AI SDK's transport reads streams without
+headers: a page must replace `fetch` to send a token, or rely on the browser's cookies.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +30,7 @@ from tests.clients.typescript import TypeScript
 from tests.scenarios.credentials import LINK_KEY, WALL, jwt_rule, signed_rule, token
 
 JSON = "application/json"
+COOKIE = "__Secure-s"
 BOUND_S = 30.0
 MESSAGES = [json.dumps({"n": number}).encode() for number in range(9)]
 
@@ -42,7 +48,7 @@ async def edge(request: pytest.FixtureRequest, clock: ManualClock, tmp_path: Pat
     if request.param == "memory":
         origin = await start_origin(OriginSettings(long_poll_timeout_s=LONG_POLL_TIMEOUT_S))
     origin_url = origin.url if origin is not None else request.getfixturevalue("reference_server")
-    rules = [jwt_rule(tmp_path, permissions=["read /clients/**"]), signed_rule(tmp_path)]
+    rules = [jwt_rule(tmp_path, permissions=["* /clients/**"]), signed_rule(tmp_path, cookie=COOKIE)]
     async with ClientSession() as writer:
         config = gateway_config(origin_url, auth=rules, credentials="shared", long_poll_timeout_s=60)
         gateway = await start_gateway(config, clock=clock)
@@ -124,45 +130,67 @@ async def test_the_python_client_goes_on_with_a_renewed_token(edge: Edge, clock:
     assert found == [json.loads(message) for message in MESSAGES]
 
 
+def cookie(streams: str) -> str:
+    """A Cookie field that is signed for longer than any test."""
+    named = Signed(str(WALL + 10**6), streams=streams)
+    return f"a=b; {COOKIE}={signed_query(named, LINK_KEY, '')}"
+
+
 def link(path: str, *, methods: str = "", streams: str = "") -> str:
     """The query that signs a URL for longer than any test."""
     return signed_query(Signed(str(WALL + 10**6), methods=methods, streams=streams or path), LINK_KEY, path)
 
 
-async def test_signed_urls_are_read_and_followed_by_the_official_clients(
+async def test_signed_urls_and_cookies_are_read_and_followed_by_the_official_clients(
     edge: Edge, typescript: TypeScript, path: str
 ) -> None:
-    await edge.create(path, JSON, *MESSAGES[:3])
-    url = f"{edge.url}{path}?{link(path)}"
-    async with asyncio.timeout(BOUND_S), astream(url, live=False) as read:
-        assert await read.read_json() == [json.loads(message) for message in MESSAGES[:3]]
-    await typescript.follow(url, "sse", "json")
-    batches = await typescript.until_up_to_date()
-    for message in MESSAGES[3:]:
-        await edge.append(path, JSON, message)
-    await edge.close(path)
-    batches += await typescript.until_end()
-    assert items(batches) == [json.loads(message) for message in MESSAGES]
+    ways: tuple[tuple[str, dict[str, Any], str], ...] = (
+        (f"{edge.url}{path}-url?{link(f'{path}-url')}", {}, "sse"),
+        (f"{edge.url}{path}-cookie", {"Cookie": cookie(f"{path}-cookie")}, "long-poll"),
+    )
+    for url, headers, live in ways:
+        stream = url.removeprefix(edge.url).partition("?")[0]
+        await edge.create(stream, JSON, *MESSAGES[:3])
+        async with asyncio.timeout(BOUND_S), astream(url, live=False, headers=headers) as read:
+            assert await read.read_json() == [json.loads(message) for message in MESSAGES[:3]]
+        if headers:
+            await typescript.do("cookie", value=headers["Cookie"])
+        await typescript.follow(url, live, "json")
+        batches = await typescript.until_up_to_date()
+        for message in MESSAGES[3:]:
+            await edge.append(stream, JSON, message)
+        await edge.close(stream)
+        batches += await typescript.until_end()
+        assert items(batches) == [json.loads(message) for message in MESSAGES]
 
 
-@pytest.mark.parametrize("edge", ["reference"], indirect=True)
-async def test_a_chat_of_the_ai_sdk_resumes_its_answer_by_a_signed_url(edge: Edge, path: str) -> None:
+@pytest.mark.parametrize("way", ["signed URL", "token, then signed cookie"])
+async def test_a_chat_of_the_ai_sdk_resumes_its_answer_as_each_way_allows(edge: Edge, path: str, way: str) -> None:
     every = f"{path}/**"
     writes = link(path, methods="append,close,create,read", streams=every)
-    async with Aisdk.start(edge.url + path, link(path, streams=every), writes) as chat:
-        await chat.do("ask", text="what is a stream?")
-        await chat.do("answer", words=WORDS[:8])
-        await chat.do("open", tabs=1)
-        await chat.do("leave", tabs=[0])
-        await chat.do("answer", words=WORDS[8:])
-        await chat.do("finish")
+    queries = (link(path, streams=every), writes) if way == "signed URL" else ()
+    async with Aisdk.start(edge.url + path, *queries) as chat:
+        if not queries:
+            await chat.do("send", headers={"Authorization": f"Bearer {token('ada')}"})
+        errors = [await chat.do("ask", text="what is a stream?"), await chat.do("answer", words=WORDS[:8])]
+        if not queries:
+            await chat.do("send", headers={"Cookie": cookie(every)})
+        errors += [await chat.do("open", tabs=1), await chat.do("leave", tabs=[0])]
+        if not queries:
+            # The cookie is for reads alone, and the application's server still has to append.
+            await chat.do("send", headers={"Authorization": f"Bearer {token('ada')}"})
+        errors += [await chat.do("answer", words=WORDS[8:]), await chat.do("finish")]
+        assert [said["errors"] for said in errors if said.get("errors")] == []
         tabs = (await chat.do("tabs"))["tabs"]
     assert [tab["text"] for tab in tabs] == ["".join(WORDS[:8]), "".join(WORDS)]
 
 
-@pytest.fixture
-async def documents() -> AsyncIterator[str]:
+@pytest.fixture(params=["memory", "reference"])
+async def documents(request: pytest.FixtureRequest) -> AsyncIterator[str]:
     """URL of the origin that stores the documents of Yjs."""
+    if request.param == "reference":
+        yield request.getfixturevalue("reference_server")
+        return
     origin = await start_origin(OriginSettings(long_poll_timeout_s=LONG_POLL_TIMEOUT_S))
     yield origin.url
     await origin.stop(grace_s=0)

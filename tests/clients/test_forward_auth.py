@@ -66,7 +66,6 @@ async def guarded(edge: Edge) -> AsyncIterator[Guarded]:
     await service.server.stop()
 
 
-@pytest.mark.parametrize("edge", ["reference"], indirect=True)
 async def test_typescript_client_renews_its_token_within_a_live_read(
     edge: Edge, guarded: Guarded, typescript: TypeScript, path: str
 ) -> None:
@@ -86,7 +85,6 @@ async def test_typescript_client_renews_its_token_within_a_live_read(
     assert text == "<0><1><2>"
 
 
-@pytest.mark.parametrize("edge", ["memory"], indirect=True)
 async def test_python_client_renews_its_token_within_a_live_read(edge: Edge, guarded: Guarded, path: str) -> None:
     await edge.create(path, TEXT, b"<0>")
     guarded.valid = "token-0"

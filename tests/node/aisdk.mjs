@@ -5,6 +5,7 @@
 // The application's server and its tabs run in this process; the model says what it is given.  Tabs are known by their
 // number, from 0; all are of one chat.
 //
+//   {"do": "send", "headers"}    send these headers to the streams from the next request on
 //   {"do": "ask", "text"}        a new tab sends a message; done when its answer has begun
 //   {"do": "answer", "words"}    the model says these words; done when every tab shows all words so far
 //   {"do": "open", "tabs"}       new tabs resume the answer; done when they show all words so far
@@ -23,6 +24,13 @@ const [streams, ...queries] = process.argv.slice(2)
 const [readWith, writeWith] = queries.map((query) => `?${query}`)
 const conditions = new Conditions()
 const until = (condition) => conditions.until(condition)
+
+// -- the requests to the streams: the transport has no option for headers of reads, so that a page replaces `fetch`
+
+let headers = {}
+const fetch = globalThis.fetch
+globalThis.fetch = (url, options) =>
+  `${url}`.startsWith(streams) ? fetch(url, { ...options, headers: { ...options?.headers, ...headers } }) : fetch(url, options)
 
 // -- the model
 
@@ -127,6 +135,9 @@ const open = () => {
 }
 
 const commands = {
+  async send({ headers: sent }) {
+    headers = sent
+  },
   async ask({ text }) {
     const tab = open()
     tab.sendMessage({ text })

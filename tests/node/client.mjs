@@ -6,6 +6,7 @@
 //   {"do": "push", "bodies"}                                          append by it, and flush; its errors so far
 //   {"do": "read", "url", "offset"?, "as": "json" | "text" | "bytes"} a catch-up read, whole
 //   {"do": "token", "value"}                                          send this bearer token from the next request on
+//   {"do": "cookie", "value"}                                         send this Cookie field, and no token, from then on
 //   {"do": "follow", "url", "offset"?, "live", "as"}                  batches until the stream closes or "cancel" comes
 //
 // Bytes are base64 in both directions where `as` or the content type says bytes.
@@ -22,8 +23,12 @@ const handle = ({ url, contentType }) => new DurableStream({ url, contentType, h
 let cancel = () => {}
 let producer
 let token
+let cookie
 // The client calls it before each request, so that a renewed token counts at once.
-const headers = () => (token === undefined ? undefined : { Authorization: () => `Bearer ${token}` })
+const headers = () => {
+  if (cookie !== undefined) return { Cookie: cookie }
+  return token === undefined ? undefined : { Authorization: () => `Bearer ${token}` }
+}
 let errors
 
 const commands = {
@@ -64,6 +69,9 @@ const commands = {
   },
   async token({ value }) {
     token = value
+  },
+  async cookie({ value }) {
+    cookie = value
   },
   async read({ url, offset, as }) {
     const response = await stream({ url, offset, live: false, headers: headers() })
