@@ -51,6 +51,7 @@ _WARM_UP_REQUESTS: Final = 10
 third."""
 _WARM_UP_READERS: Final = 200
 _HIT: Final = "/1k/production"
+_LINKED: Final = "/**"
 
 _TABLES: Final = '\n[log]\nsink = "file"\npath = "{folder}/access.log"\n'
 _PROXY: Final = 'trusted_proxies = ["127.0.0.1/32"]\n'
@@ -101,8 +102,8 @@ def token(client: int) -> str:
 
 @cache
 def link(client: int) -> str:
-    """The query of a client's own signed URL of the cached stream, valid for a day."""
-    return signed_query(Signed(str(int(time.time()) + 86_400 + client), streams=_HIT), _LINK_KEY, _HIT)
+    """The query of a client's own signed URL, valid for a day, of the cached stream and of those that are followed."""
+    return signed_query(Signed(str(int(time.time()) + 86_400 + client), streams=_LINKED), _LINK_KEY, _HIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +148,10 @@ SETTINGS: Final = {
     JUDGED: Setting(More(route=SHARED + _JUDGED), has_tokens=True),
     "browsers": Setting(More(route=CORS), has_browsers=True),
     "rate limit": Setting(More(tables=_LIMIT)),
-}
-"""The gateway's settings; the one that stands for the gateway is all of them together but the rate limit."""
-SETTINGS_OF_HITS: Final = {
     SIGNED: Setting(More(route=SHARED + _SIGNED), has_links=True),
     FORWARDED: Setting(More(route=SHARED + _FORWARDED), has_tokens=True),
 }
-"""Further settings, with which only cached reads are measured."""
-_GATEWAYS: Final = SETTINGS | SETTINGS_OF_HITS
+"""The gateway's settings.  The one that stands for the gateway is the log, the proxy, tokens and browsers together."""
 _ASKING: Final = Setting(has_tokens=True)
 _JUDGING: Final = frozenset({JUDGED, SIGNED, FORWARDED})
 
@@ -169,11 +166,17 @@ class _Ready:
     queries: Path | None
     """The queries of their URLs, a line each; None if their URLs have none."""
 
+    @property
+    def clients(self) -> list[str]:
+        """Arguments of the C clients for the files."""
+        queries = [] if self.queries is None else ["--queries", str(self.queries)]
+        return ["--sections", str(self.sections), *queries]
+
 
 @contextmanager
 def _set_up(stage: Stage, peer: str, accept: str) -> Iterator[_Ready]:
     """A server of its own for a setting or a peer."""
-    setting = _ASKING if peer == AUTH_REQUEST else _GATEWAYS.get(peer, ALL)
+    setting = _ASKING if peer == AUTH_REQUEST else SETTINGS.get(peer, ALL)
     folder = stage.folder / f"production-{peer.replace(' ', '-')}"
     folder.mkdir(exist_ok=True)
     sections, queries = folder / "sections", folder / "queries"
@@ -189,13 +192,13 @@ def _set_up(stage: Stage, peer: str, accept: str) -> Iterator[_Ready]:
         parts = (setting.more.server, setting.more.route, setting.more.tables)
         filled = (part.replace("{folder}", str(folder)).replace("{service}", str(service)) for part in parts)
         starting = fresh(
-            GATEWAY if peer in _GATEWAYS else peer,
+            GATEWAY if peer in SETTINGS else peer,
             stage.tools,
             stage.cores,
             stage.peers,
             stage.folder,
             more=More(*filled),
-            logs=peer not in _GATEWAYS and peer != AUTH_REQUEST,
+            logs=peer not in SETTINGS and peer != AUTH_REQUEST,
             service=service,
         )
         yield _Ready(stack.enter_context(starting), sections, queries if setting.has_links else None)
@@ -230,7 +233,7 @@ def _poll(stage: Stage, peer: str) -> Mapping[str, Sample]:
     with _set_up(stage, peer, "*/*") as ready:
         argv = live_client.arguments(stage, peer, ready.server, is_long_poll=True)
         argv += ["--subscribers", str(READERS), "--gap-us", str(GAP_US), "--seconds", str(stage.seconds)]
-        argv += ["--least", str(_WARM_UP_REQUESTS * READERS), "--sections", str(ready.sections)]
+        argv += ["--least", str(_WARM_UP_REQUESTS * READERS), *ready.clients]
         report = live_client.run(stage, stage.tools.poll, argv)
     return {"production-poll": live_client.rate(report, report["answers"])}
 
@@ -239,7 +242,7 @@ def _join(stage: Stage, peer: str) -> Mapping[str, Sample]:
     with _set_up(stage, peer, "text/event-stream\r\nCache-Control: no-cache") as ready:
         argv = live_client.arguments(stage, peer, ready.server)
         argv += ["--concurrency", str(JOINING), "--seconds", str(stage.seconds)]
-        argv += ["--least", str(_WARM_UP_REQUESTS * CLIENTS), "--sections", str(ready.sections)]
+        argv += ["--least", str(_WARM_UP_REQUESTS * CLIENTS), *ready.clients]
         report = live_client.run(stage, stage.tools.join, argv)
     return {"production-join": live_client.rate(report, report["joins"])}
 
@@ -258,19 +261,19 @@ def _memory(stage: Stage, peer: str) -> Mapping[str, Sample]:
     return {"production-memory": Sample((after.pss_bytes - before.pss_bytes) / count, cpu_us=opened.cpu_us)}
 
 
-def _targets(peer: str, judging: Sequence[str]) -> Sequence[Target]:
+def _targets(peer: str) -> Sequence[Target]:
     single = [one for one in SETTINGS if one not in (GATEWAY, NOTHING)]
     return (
         Target(Relation.AT_MOST_CPU, 1.6, NOTHING),
         Target(Relation.AT_MOST_CPU, 1.5, peer),
-        *(Target(Relation.AT_MOST_CPU, 1.3, NOTHING, of=one) for one in single if one != JUDGED),
-        *(Target(Relation.AT_MOST_CPU, 1.15, TOKENS, of=one) for one in judging),
+        *(Target(Relation.AT_MOST_CPU, 1.3, NOTHING, of=one) for one in single if one not in _JUDGING),
+        *(Target(Relation.AT_MOST_CPU, 1.15, TOKENS, of=one) for one in sorted(_JUDGING)),
     )
 
 
 def benchmarks() -> list[Benchmark]:
     """All benchmarks of what a deployment adds."""
-    hit = Row("production-hit", "cached 1 KB as in production", "requests/s", _targets("nginx", sorted(_JUDGING)))
+    hit = Row("production-hit", "cached 1 KB as in production", "requests/s", _targets("nginx"))
     live_reads = (
         ("poll", "long-poll as in production, 500 read on", "answers/s", _poll),
         ("join", "SSE as in production, join at the tail and leave", "joins/s", _join),
@@ -283,11 +286,11 @@ def benchmarks() -> list[Benchmark]:
         is_rate=False,
     )
     return [
-        Benchmark("production-hit", (hit,), (*_GATEWAYS, "nginx", AUTH_REQUEST), _hit),
+        Benchmark("production-hit", (hit,), (*SETTINGS, "nginx", AUTH_REQUEST), _hit),
         *(
             Benchmark(
                 f"production-{name}",
-                (Row(f"production-{name}", title, unit, _targets(NCHAN, [JUDGED])),),
+                (Row(f"production-{name}", title, unit, _targets(NCHAN)),),
                 (*SETTINGS, NCHAN),
                 measure,
             )

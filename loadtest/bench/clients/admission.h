@@ -13,7 +13,8 @@
 static inline void wait_for_admission(int port, const char *path, void (*step)(int)) {
     char data[8192];
     struct section own = section_of(0, "Host: bench\r\n");
-    int size = snprintf(data, sizeof data, "GET %s?offset=-1 HTTP/1.1\r\n%.*s\r\n", path, own.size, own.text);
+    int size = snprintf(data, sizeof data, "GET %s?%.*soffset=-1 HTTP/1.1\r\n%.*s\r\n", path, own.query_size, own.query,
+                        own.size, own.text);
     char request[8192];
     memcpy(request, data, (size_t)size);
     for (int64_t began = now_ns(); now_ns() - began < ADMISSION_NS;) {

@@ -7,6 +7,7 @@
  * channel has none and says its greeting.  Who leaves resets the connection: thousands in TIME_WAIT would use up the ports.
  *
  * With --sections the clients' headers differ: they are read from a file (sections.h), and each join takes the next.
+ * --queries, behind it, names a file with a query for each section's URL.
  *
  * Prints, as one line of JSON, the joins and the processor time of the server and of this process in the window. */
 #include <getopt.h>
@@ -42,8 +43,8 @@ static void come(struct reader *r) {
     static const char *same = "Host: bench\r\nUser-Agent: bench\r\nAccept: text/event-stream\r\nCache-Control: no-cache\r\n";
     char request[2048];
     struct section own = section_of(came++, same);
-    size_t request_size = (size_t)(origin_port ? snprintf(request, sizeof request, "GET %s?live=sse&offset=%s HTTP/1.1\r\n%.*s\r\n",
-                                                          path, offset, own.size, own.text)
+    size_t request_size = (size_t)(origin_port ? snprintf(request, sizeof request, "GET %s?%.*slive=sse&offset=%s HTTP/1.1\r\n%.*s\r\n",
+                                                          path, own.query_size, own.query, offset, own.size, own.text)
                                                : snprintf(request, sizeof request, "GET %s HTTP/1.1\r\n%.*s\r\n", path, own.size,
                                                           own.text));
     if (request_size >= sizeof request) die("a header section is too long");
@@ -106,7 +107,7 @@ int main(int argc, char **argv) {
     static const struct option options[] = {
         {"port", 1, 0, 'p'},    {"path", 1, 0, 'q'},   {"concurrency", 1, 0, 'n'}, {"origin", 1, 0, 'o'}, {"post", 1, 0, 't'},
         {"post-path", 1, 0, 'u'}, {"seconds", 1, 0, 's'}, {"warmup", 1, 0, 'W'},     {"pid", 1, 0, 'P'},    {"core", 1, 0, 'c'},
-        {"sections", 1, 0, 'H'},  {"least", 1, 0, 'l'}, {0, 0, 0, 0}};
+        {"sections", 1, 0, 'H'},  {"queries", 1, 0, 'Q'},  {"least", 1, 0, 'l'}, {0, 0, 0, 0}};
     struct publisher publisher = {.posts = 1, .post_path = "/", .message_bytes = 100};
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (option) {
@@ -122,6 +123,7 @@ int main(int argc, char **argv) {
         case 'c': core = atoi(optarg); break;
         case 'l': least = (uint64_t)atoll(optarg); break;
         case 'H': sections_load(optarg); break;
+        case 'Q': queries_load(optarg); break;
         default: return 2;
         }
     }

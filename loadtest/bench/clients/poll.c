@@ -11,6 +11,7 @@
  * in every answer, which is why no coding is asked for.
  *
  * With --sections the clients' headers differ: they are read from a file (sections.h).
+ * --queries, behind it, names a file with a query for each client's URL.
  *
  * Prints, as one line of JSON, the answers with messages, the messages in them, the delay from publishing to arrival and the
  * processor time of the server and of this process in the window. */
@@ -59,9 +60,9 @@ static void ask(struct reader *r) {
     int size;
     struct section own = section_of((int)(r - all), "Host: bench\r\nUser-Agent: bench\r\nAccept: */*\r\n");
     if (origin_port)
-        size = snprintf(text, sizeof text, "GET %s?%s%.*s%slive=long-poll&offset=%.*s HTTP/1.1\r\n%.*s\r\n", path,
-                        r->second.size ? "cursor=" : "", (int)r->second.size, r->second.text, r->second.size ? "&" : "",
-                        (int)r->position.size, r->position.text, own.size, own.text);
+        size = snprintf(text, sizeof text, "GET %s?%.*s%s%.*s%slive=long-poll&offset=%.*s HTTP/1.1\r\n%.*s\r\n", path,
+                        own.query_size, own.query, r->second.size ? "cursor=" : "", (int)r->second.size, r->second.text,
+                        r->second.size ? "&" : "", (int)r->position.size, r->position.text, own.size, own.text);
     else if (r->has_read)
         size = snprintf(text, sizeof text, "GET %s HTTP/1.1\r\n%.*sIf-Modified-Since: %.*s\r\nIf-None-Match: %.*s\r\n\r\n", path,
                         own.size, own.text, (int)r->position.size, r->position.text, (int)r->second.size, r->second.text);
@@ -185,7 +186,7 @@ int main(int argc, char **argv) {
     static const struct option options[] = {
         {"port", 1, 0, 'p'},    {"path", 1, 0, 'q'},    {"subscribers", 1, 0, 'n'}, {"origin", 1, 0, 'o'}, {"post", 1, 0, 't'},
         {"post-path", 1, 0, 'u'}, {"seconds", 1, 0, 's'}, {"warmup", 1, 0, 'W'},      {"gap-us", 1, 0, 'g'}, {"pid", 1, 0, 'P'},
-        {"core", 1, 0, 'c'},    {"least", 1, 0, 'l'},    {"sections", 1, 0, 'H'}, {0, 0, 0, 0}};
+        {"core", 1, 0, 'c'},    {"least", 1, 0, 'l'},    {"sections", 1, 0, 'H'}, {"queries", 1, 0, 'Q'}, {0, 0, 0, 0}};
     struct publisher publisher = {.posts = 4, .post_path = "/", .message_bytes = 100};
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (option) {
@@ -202,6 +203,7 @@ int main(int argc, char **argv) {
         case 'c': core = atoi(optarg); break;
         case 'l': least = (uint64_t)atoll(optarg); break;
         case 'H': sections_load(optarg); break;
+        case 'Q': queries_load(optarg); break;
         default: return 2;
         }
     }

@@ -10,7 +10,7 @@ from loadtest.bench.certificates import Certificate, gateway_tls, make_certifica
 from loadtest.bench.fetch import header, status
 from loadtest.bench.nginx import nchan_config, nginx_config
 from loadtest.bench.peers import SIZES, closed_stream, gateway_config, varnish_config
-from loadtest.bench.production import ALL, CLIENTS, SETTINGS, SETTINGS_OF_HITS, Setting
+from loadtest.bench.production import ALL, CLIENTS, SETTINGS, Setting
 from tests.debian import program
 
 CERTIFICATE = Certificate(Path("/c.pem"), Path("/k.pem"))
@@ -36,9 +36,7 @@ def test_the_gateways_s2_route_is_one(tmp_path: Path) -> None:
     assert route.strip_prefix
 
 
-@pytest.mark.parametrize(
-    "setting", [*SETTINGS.values(), *SETTINGS_OF_HITS.values()], ids=[*SETTINGS, *SETTINGS_OF_HITS]
-)
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_the_gateways_configuration_with_a_setting_of_production_is_one(setting: Setting, tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text(gateway_config(4437, 9437, ORIGINS, 1005, fast_path=None, more=setting.more), encoding="utf-8")
