@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from gateway.aio.timers import NEVER, Wheel
-from gateway.auth.forward import LEAST_LIVE_S
 from gateway.auth.verdicts import Allowed
 from gateway.server.client_connections import ClientConnection
 from gateway.server.request import Channel, LiveUse
@@ -85,8 +84,12 @@ class GuardedReads:
         """Make the channel's live read, if it has a verdict, end at its credential's expiry.  Without this, only the
         origin would end a relayed read.
         """
-        left_s = self._left_s(channel.verdict)
-        if left_s < math.inf and not isinstance(channel.live_use, _EndingUse):
+        left_s, use = self._left_s(channel.verdict), channel.live_use
+        if left_s == math.inf:
+            return
+        if isinstance(use, _EndingUse):
+            use.move_end(left_s)
+        else:
             channel.live_use = _EndingUse(channel, self._services.wheel, left_s)
 
     def end_all_at_expiry(self) -> None:
@@ -99,7 +102,8 @@ class GuardedReads:
             self.end_at_expiry(channel)
 
     def notice_clock_step(self) -> None:
-        """End live reads whose credentials expired because the wall clock has made a step forward.
+        """After a step of the wall clock, end live reads whose credentials have expired, and set the ends of all other
+        live reads with credentials again.
 
         Must be called every few seconds.  Reads end by timers of the monotonic clock.  These timers are late if a time
         server sets the wall clock forward, or if the machine was suspended.
@@ -110,10 +114,13 @@ class GuardedReads:
         self._clocks_apart_s += step_s
         wall = self.verdicts.wall()
         for channel in list(self._channels()):
-            allowed = channel.verdict
-            # The service renews a verdict before its end, so only a step ends a verdict by more than that.
-            if allowed is not None and allowed.until + (LEAST_LIVE_S if allowed.renewal else 0) <= wall:
+            allowed, use = channel.verdict, channel.live_use
+            if isinstance(use, VerdictRenewal):
+                use.clock_stepped()
+            elif allowed is not None and allowed.renewal is None and allowed.until <= wall:
                 channel.end_early()
+            elif step_s > 0:
+                self.end_at_expiry(channel)
 
     def _apart_s(self) -> float:
         return self.verdicts.wall() - self._services.clock.now()
@@ -167,6 +174,12 @@ class _EndingUse:
         self.is_soon = is_soon
         """Whether the read ends because of a reload or a withdrawn key."""
         self._tick = wheel.add(self, delay_s)
+
+    def move_end(self, delay_s: float) -> None:
+        """Set the end again, because the wall clock may have made a step."""
+        if not self.is_soon and self._tick != NEVER:
+            self._wheel.unlink(self, self._tick)
+            self._tick = self._wheel.add(self, delay_s)
 
     def due(self) -> None:
         """End the read, because its credential expires or the rules in effect do not allow the read."""

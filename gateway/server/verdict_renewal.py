@@ -59,6 +59,13 @@ class VerdictRenewal:
         else:
             self._ask()
 
+    def clock_stepped(self) -> None:
+        """Set the next question, or the end of the read, again after a step of the wall clock."""
+        if self._waiting is None:
+            self._await_renewal()
+        else:
+            self._call_in(self._left_s)
+
     @property
     def _left_s(self) -> float:
         return self._ends_at - self._services.clock.wall()

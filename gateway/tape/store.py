@@ -41,9 +41,9 @@ MAX_TAGS = 1_024
 # Enum members are slow to reach in Python 3.11.
 _EVICTED: Final = End.EVICTED
 _NO_KEY = StreamKey(Group("", ""), "", Partition(""))
+"""A key that no stream has, for evictions that may evict any stream."""
 _NO_HEADERS: Final[CIMultiDict[str]] = CIMultiDict()
 """The headers of new streams, of which no reply is known.  Never changed."""
-"""A key that no stream has, for evictions that may evict any stream."""
 
 
 class TapeStore:
