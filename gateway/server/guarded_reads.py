@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from gateway.aio.timers import NEVER, Wheel
+from gateway.auth.forward import LEAST_LIVE_S
 from gateway.auth.verdicts import Allowed
 from gateway.server.client_connections import ClientConnection
 from gateway.server.request import Channel, LiveUse
@@ -117,7 +118,8 @@ class GuardedReads:
             allowed, use = channel.verdict, channel.live_use
             if isinstance(use, VerdictRenewal):
                 use.clock_stepped()
-            elif allowed is not None and allowed.renewal is None and allowed.until <= wall:
+            elif allowed is not None and allowed.until + (LEAST_LIVE_S if allowed.renewal else 0) <= wall:
+                # The verdict of a relayed read is renewed before its end, so only a step ends it by more than that.
                 channel.end_early()
             elif step_s > 0:
                 self.end_at_expiry(channel)
