@@ -238,7 +238,7 @@ async def test_sse_readers_that_waited_for_their_verdicts_hold_no_request(
 
 
 @pytest.mark.http_2
-@pytest.mark.parametrize("end", ["refused", "down", "renewed"])
+@pytest.mark.parametrize("end", ["refused", "down", "renewed", "clock stepped"])
 @pytest.mark.parametrize("cache", [True, False], ids=["shared", "relayed"])
 async def test_a_live_read_lasts_while_the_service_renews_its_verdict(
     start: Start, origin: RunningOrigin, service: AuthService, end: str, cache: bool
@@ -267,6 +267,9 @@ async def test_a_live_read_lasts_while_the_service_renews_its_verdict(
             assert event is not None
             assert event.data == "abc"
             wire.reset()
+    elif end == "clock stepped":
+        edge.clock.step_wall(60)
+        edge.clock.advance(2.5)
     elif end == "refused":
         service.decide, service.status = None, "403 Forbidden"
         edge.clock.advance(15)
