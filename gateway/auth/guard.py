@@ -87,7 +87,7 @@ class Guard:
         """The state for concealing streams; None if the route does not conceal its streams."""
         tokens = {rule.parameter for rule in rules if isinstance(rule, JwtRule | ForwardRule) and rule.parameter}
         self.asks_services = any(isinstance(rule, ForwardRule) for rule in rules)
-        """Whether a rule asks a service.  Verdicts may then depend on any header."""
+        """Whether a rule asks a service.  Verdicts may then depend on other header fields than the credentials."""
         self._has_signatures = any(isinstance(rule, SignedRule) for rule in rules)
         self._parameters = frozenset(tokens)
         """The names of query parameters with tokens."""
@@ -119,11 +119,11 @@ class Guard:
             self.verdicts.begin_edition()
 
     def follow(self, successor: Guard | None) -> None:
-        """Judge the requests that wait at this guard by the rules of the guard that has replaced it.
+        """Use the rules of another guard, which has replaced this one, for the requests that still wait here.
 
         `successor` is None if no guard has replaced this one.  The requests were parsed under the earlier rules.  If
-        the new rules look for credentials in other places, the requests are undecided, and remain so after further
-        reloads.
+        the new rules look for credentials in other places, `judge` raises Undecided for these requests, also after
+        further reloads.
         """
         if self._rules:
             self.replace(successor.rules if successor is not None and successor._reads_like(self) else ())
@@ -139,7 +139,7 @@ class Guard:
     def _use(self, rules: Rules) -> None:
         self._rules = rules
         self._grounds = [Grounds(self.realm, rules[: number + 1]) for number in range(len(rules))]
-        """The `Grounds` of the verdicts, by the index of the rule that decides."""
+        """For each rule, the rules up to and including it (`Grounds`).  A verdict holds while these are unchanged."""
         self._public_grounds = Grounds(self.realm, rules, is_public=True)
 
     def is_public(self, path: str) -> bool:
@@ -169,8 +169,8 @@ class Guard:
         answer of a service that the request has waited for.
         """
         if not self._rules:
-            # After a reload, the new rules cannot judge this request (`follow`).  Answer 503, so that the client
-            # repeats the request under the new rules.
+            # No rules are left: `follow` found that the reloaded rules cannot judge this request.  Answer 503, so that
+            # the client repeats the request under the new rules.
             raise Undecided
         try:
             credential, has_one = self.find_credential(asked)
@@ -229,8 +229,9 @@ class Guard:
     def find_credential(self, asked: Asked) -> tuple[Credential | None, bool]:
         """Find the request's credential and the first rule that applies to it.
 
-        The first result is None if no rule applies.  The second is whether the request has any credential.  Raises
-        BadCredential if the credential is malformed.
+        The first result is None if no rule applies, or if a public rule applies first.  The second is whether the
+        request has any credential; it is False if a public rule applies first.  Raises BadCredential if the credential
+        is malformed.
         """
         bearer = self._bearer(asked)
         has_one = bearer is not None
@@ -355,7 +356,7 @@ class Guard:
         raise Unauthenticated(None, verdict.challenge or self._challenge())
 
     def _keys(self, keys: KeyRing | KeySource) -> tuple[Keys, int]:
-        """Return the keys of an issuer, and their version.  Raises Undecided if the rule has just been removed."""
+        """Return the keys of an issuer, and their version.  Raises Undecided if no rule names the source any more."""
         if not isinstance(keys, KeySource):
             return keys, 0
         found = self.verdicts.key_sets.find_set(keys)

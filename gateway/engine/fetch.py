@@ -81,7 +81,7 @@ class FetchWork:
     ended: Callable[[Fetch], None]
     """Called with each fetch that is over."""
     backlog: Backlog
-    """Counts the steps that wait for a turn of the loop: of fetches, and of first reads (`engine.first_read`)."""
+    """Counts the steps of fetches and of first reads (`engine.first_read`) that wait for a turn of the loop."""
     started: Batch[Fetch] = field(init=False)
     """Fetches launched in this turn of the loop.  Other reads may still join their flights."""
     arrived: Batch[Fetch] = field(init=False)
@@ -99,7 +99,7 @@ class FetchWork:
 
 
 class Fetch:
-    """The fetch of one flight, a `gateway.upstream.asking.Requester`."""
+    """The fetch of one flight.  It implements `gateway.upstream.asking.Requester`."""
 
     __slots__ = (
         "_attempts_left",
@@ -129,7 +129,7 @@ class Fetch:
         self.mode = _HEAD if flight.start == METADATA else _CATCHUP
         self._attempts_left = route.retry_attempts
         self._latest_error: GatewayError | None = None
-        """The error of the latest attempt that was repeated."""
+        """The error that caused the latest retry; None before the first retry."""
         self._pending: PendingRequest | None = None
         """The request, while it waits for the head of its reply."""
         self._reply: Reply | None = None
@@ -307,8 +307,8 @@ class Fetch:
                 self._reply = reply
                 work.arrived.add(self)
             else:
-                # Use a copy of the context.  The request may still be being sent in the context itself, and a context
-                # cannot be entered twice.
+                # Use a copy of the context.  A context cannot be entered twice, and the call that sends the request may
+                # still be in it.
                 self._take(reply, self._context.copy())
         except Exception:
             reply.close()
@@ -389,7 +389,7 @@ class Fetch:
         """Repeat the request that has failed, or fail the flight."""
         flight, route = self.flight, self.route
         if flight.head is not None or self._is_last or isinstance(error, CircuitOpen | UpstreamCongested):
-            # Report the earlier error: a retry that the circuit breaker refused does not show why the request failed.
+            # If the circuit breaker refused a retry, report the earlier error, which shows why the request failed.
             latest = self._latest_error
             flight.fail(latest if latest is not None and isinstance(error, CircuitOpen) else error)
             self._end()

@@ -1,9 +1,8 @@
 """A topic: the live readers of one stream.
 
 A follower reads the stream from its origin, by one live request.  It stores the bytes that it receives on the tape (the
-stream's bytes in memory) and advances `Topic.position`.  Each live reader reads the tape from
-its own offset, and waits when it has read everything.  There are no queues, so a slow reader does not affect other
-readers.
+stream's bytes in memory) and advances `Topic.position`.  Each live reader reads the tape from its own offset, and waits
+when it has read everything.  There are no queues, so a slow reader does not affect other readers.
 
 `is_confirmed` means that the follower's request is open, and that the reply to it has named `position` as the tail.
 Only then may an answer say that its reader is up to date.  There is one exception.  A new reader may cause a request of
@@ -41,10 +40,11 @@ from gateway.upstream.call import Source
 from gateway.upstream.flight import Head, NotShareable
 
 _REACH: Final = 1_000
-"""A client's cursor that is more intervals ahead than this does not raise the shared cursor."""
+"""A client's cursor that is more than this many intervals after the present one does not raise the shared cursor."""
 _HIGH_REACH: Final = 1 << 40
-"""A cursor that is more intervals ahead than this does not even raise the cursor of far-ahead clients.  Only a client
-that invents its cursor gets there.  The bound leaves the shared cursor room to grow up to the largest valid cursor."""
+"""A cursor that is more than this many intervals after the present one does not even raise the common cursor of
+far-ahead clients.  Only a client that invents its cursor gets there.  The bound leaves this common cursor room to grow
+up to the largest valid cursor."""
 
 
 class Cursors:
@@ -81,8 +81,11 @@ class Cursors:
         return self._shared_at(self._wall())
 
     def next_for(self, client: str | None, wall: float, rng: random.Random) -> str:
-        """Return the next cursor for a client that has sent the cursor `client`: the shared cursor if that is
-        greater."""
+        """Return the next cursor for a client that has sent the cursor `client`.
+
+        This is the shared cursor if it is greater.  Otherwise it is a later cursor: one of the client's own, or for a
+        far-ahead client the common cursor of these clients.
+        """
         shared = self._shared_at(wall)
         own = parse_cursor(client)
         if own is None or own < shared:
@@ -195,7 +198,7 @@ class Topic:
         clients."""
         self._is_flushing = False
         self.steps: dict[str, LiveStep] = {}
-        """The step for each offset, made once per round for all readers at the offset."""
+        """The next bytes to send, by the offset of the readers.  They are made once in each round of deliveries."""
         self.is_pumping = False
         """Whether a round is being delivered."""
         self._answers: dict[object, object] = {}

@@ -227,8 +227,8 @@ def accept_queued(listening: socket.socket) -> list[socket.socket]:
     """Accept every connection in the kernel's queue of a listening socket, then close the socket.
 
     The close resets connections that reach the queue after the last look at it.  New connections are therefore ignored
-    first.  Their clients repeat the SYN after a second, and reach the next process or are refused.  No other process may
-    hold the socket, because it would get no new connections either.
+    first.  Their clients repeat the SYN after a second, and reach the next process or are refused.  No other process
+    may hold the socket, because it would get no new connections either.
     """
     accepted: list[socket.socket] = []
     listening.setblocking(False)

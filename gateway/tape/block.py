@@ -25,8 +25,8 @@ class Cut(NamedTuple):
 
     pieces: list[bytes]
     copied: int
-    """How many of these bytes take memory besides the block's own.  They are copies, or a small last piece, which the
-    block itself replaces by a larger piece when it grows."""
+    """How many of these bytes take memory in addition to the block's.  These are copies, and a small last piece: when
+    the block grows, it replaces this piece, and only this part keeps it."""
 
 
 class Block:

@@ -42,8 +42,8 @@ class TapeReading(NamedTuple):
     end: str = ""
     stored_at: float = 0.0
     copied: int = 0
-    """How many of the bytes in `pieces` take memory besides the tape's own.  They are copies, or a small piece at a
-    block's end, which the tape itself replaces by a larger piece when the block grows."""
+    """How many bytes of `pieces` take memory in addition to the tape's.  These are copies, and a
+    small last piece of a block: when the block grows, the tape replaces this piece, and only this reading keeps it."""
 
 
 class Extent(NamedTuple):
@@ -58,7 +58,7 @@ _NO_HOPS: Final[dict[str, str]] = {}
 
 
 class Tape:
-    """The bytes held of one incarnation of a stream.
+    """The bytes of one incarnation of a stream that are held in memory.
 
     Only the owner, the `TapeStore`, calls the methods that change `cost`, because it charges a budget for the cost.
     """
@@ -84,8 +84,8 @@ class Tape:
         """The furthest token at which the origin ended a reply although more bytes followed."""
         self.closed_at: str | None = None
         self.has_lost_start = False
-        """Whether the bytes after the start sentinel (`-1`) were dropped.  If the origin trims the stream, the sentinel
-        names a later position."""
+        """Whether the bytes after the start sentinel (`-1`) were dropped.  The sentinel names a later
+        position after the origin has trimmed the stream."""
         self.cost = TAPE_COST
         self._blocks: dict[str, Block] = {}
         """Blocks by their first token, in the order they were stored."""
@@ -164,8 +164,8 @@ class Tape:
             found = self._index.get(goal)
             stop = found[1] if found is not None and found[0] is block and found[1] > position else 0
             if self.is_json:
-                # Count one comma before these bytes, unless they are the first.  If `position` is not a
-                # block's start, the byte there is that comma, and is already in the sum below.
+                # Count one comma before these bytes, unless they are the first.  Inside a block,
+                # the byte at `position` is this comma, and the next line counts it.
                 size += (size > 0) - (position > 0)
             size += (stop or block.size) - position
             at = goal if stop else self.resolve(block.end)
@@ -179,7 +179,7 @@ class Tape:
             block, position = entry
             if held and self.is_json:
                 held += b","
-            # One more byte, for a comma at `position`.
+            # Ask for one more byte, because `cut` omits a comma at `position`.
             for piece in block.cut(position, min(block.size, position + size + 1 - len(held))).pieces:
                 held += piece
             at = self.resolve(block.end)
@@ -356,7 +356,7 @@ class Tape:
                     self._shorten(block, *kept)
         for block in self._blocks.values():
             block.unmark(is_dropped)
-            # If a dropped block ended at the same token, this block takes its place in `_ending`.
+            # If a dropped block also ended at `block.end`, this block takes its place in `_ending`.
             self._ending.setdefault(block.end, block)
         for held in (self._index, self._hops):
             for known in [known for known in held if is_dropped(known)]:

@@ -6,7 +6,7 @@ needs room in each of them:
 
     all slots                   the limit of the pool
     of one host, of one route   three quarters of the limit, if there are several hosts or routes
-    reads; writes               each three quarters of every share above
+    reads, and likewise writes  three quarters of each limit above
     uploads                     three quarters of the writes
 
 A host that hangs therefore leaves a quarter of the slots to other hosts.  The same holds for routes, reads and writes.
@@ -21,8 +21,8 @@ these bounds do not apply.  Such requests come from the gateway itself, or from 
 Unix socket.
 
 The queue is bounded.  A client may queue another request while it has fewer waiting requests than a third of the free
-places.  If only one client queues requests, it gets a quarter of the queue: a third of the three quarters that stay
-free.  A client without waiting requests finds room unless the queue is full.
+places.  A client that queues alone stops at a quarter of the queue, because its requests are then a third of the
+remaining three quarters.  A client without waiting requests finds room unless the queue is full.
 
 This module has no I/O and no clock.
 """
@@ -159,7 +159,7 @@ class Lane:
         self.uploads = () if after_upload is None else tuple(scope.uploads for scope in scopes)
         """The shares that an upload releases when its body has been sent."""
         self.counted = (*(scope.share_of(purpose) for scope in scopes), *self.uploads)
-        """The shares that count the lane's requests."""
+        """The shares whose `taken` grows with each request.  A scope's total is not one: it adds up its parts."""
         self.shares: tuple[_Share | _Total, ...] = (*(scope.total for scope in scopes), *self.counted)
         """The shares that must have room for a request of the lane."""
         self.queue: FairQueue[str, Waiting] = FairQueue()
@@ -176,7 +176,7 @@ class Lane:
 
 
 class Waiting:
-    """A request that waits for a slot.  A shared fetch waits for several clients at once."""
+    """A request that waits for a slot.  A shared fetch waits on behalf of several clients."""
 
     __slots__ = ("clients", "delay", "lane", "on_slot", "paid_by")
 
