@@ -102,7 +102,7 @@ def token(client: int) -> str:
 
 @cache
 def link(client: int) -> str:
-    """The query of a client's own signed URL, valid for a day, of the cached stream and of those that are followed."""
+    """Return a query that signs the cached stream and the followed streams for this client, valid for a day."""
     return signed_query(Signed(str(int(time.time()) + 86_400 + client), streams=_LINKED), _LINK_KEY, _HIT)
 
 
@@ -151,7 +151,7 @@ SETTINGS: Final = {
     SIGNED: Setting(More(route=SHARED + _SIGNED), has_links=True),
     FORWARDED: Setting(More(route=SHARED + _FORWARDED), has_tokens=True),
 }
-"""The gateway's settings.  The one that stands for the gateway is the log, the proxy, tokens and browsers together."""
+"""The gateway's settings.  The peer named `gateway` has the log, the proxy, tokens and browsers together."""
 _ASKING: Final = Setting(has_tokens=True)
 _JUDGING: Final = frozenset({JUDGED, SIGNED, FORWARDED})
 

@@ -135,7 +135,7 @@ class _Asked:
         self._data = b""
 
     def receive(self) -> bool:
-        """Take what has arrived; False if the client is gone."""
+        """Read the bytes and descriptors that have arrived.  Returns False if the client is gone."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.client, 1 << 16, 3)
         except BlockingIOError:

@@ -1,6 +1,7 @@
 """An origin that is down for a while under steady load.
 
-The figures count the requests that reach it and those that are refused, and say how soon it is used again.
+The figures are the requests that reach the origin, the requests that the gateway refuses, and how soon after the outage
+the origin is used again.
 The origin's address accepts connections, counts and resets them.  The gateway's clock moves by a fixed step for each
 request, so that the rate is the stated one.
 """

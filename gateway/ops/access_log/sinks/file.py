@@ -157,8 +157,8 @@ class FileSink:
 
     def _rename_file(self, wall: float) -> None:
         stamp = _stamp(wall)
-        # A number that has become free, because its file was removed, must not be used again.  The new file would else
-        # be taken for the oldest.
+        # Never use a number again after its file was removed.  Among the files of one second, the lowest number counts
+        # as the oldest, so the new file would be removed next.
         number = max((number + 1 for other, number, _ in self._rotated() if other == stamp), default=0)
         suffix = f"-{number:04d}" if number else ""
         self._path.rename(self._path.with_name(f"{self._path.name}.{stamp}{suffix}"))
