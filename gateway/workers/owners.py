@@ -1,0 +1,65 @@
+"""Which worker owns a stream: the one that asks the origin for it, for all workers.
+
+The owner is found by rendezvous hashing of the path's hash over the workers that serve.  If a worker dies, only its own
+streams get other owners, and they get them back when it serves again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.workers.shared_memory import HASHES, SharedMemory
+
+_MASK: Final = (1 << 64) - 1
+
+
+def path_hash(secret: bytes, origin: str, path: str) -> int:
+    """Return the 64-bit hash of a path at an origin.  All workers compute the same."""
+    text = f"{origin}\n{path}".encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8, key=secret).digest(), "little")
+
+
+def cell_index(hashed: int) -> int:
+    """Return the number of the cells that belong to a path hash."""
+    return hashed % HASHES
+
+
+def owner(hashed: int, slots: Sequence[int]) -> int:
+    """Return the slot, out of `slots`, that owns the paths with this hash."""
+    return max(slots, key=lambda slot: _score(hashed, slot))
+
+
+def _score(hashed: int, slot: int) -> int:
+    """Return a well-mixed number of both (the finisher of SplitMix64)."""
+    mixed = (hashed + (slot + 1) * 0x9E37_79B9_7F4A_7C15) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58_476D_1CE4_E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D0_49BB_1331_11EB) & _MASK
+    return mixed ^ (mixed >> 31)
+
+
+class Owners:
+    """The owner of each stream, as one worker sees it now."""
+
+    def __init__(self, shared: SharedMemory, slot: int) -> None:
+        self._shared = shared
+        self._slot = slot
+        self._epoch = -1
+        self._serving: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Owners {self._serving} seen by {self._slot}>"
+
+    def hash_of(self, origin: str, path: str) -> int:
+        """Return the hash of a path at an origin."""
+        return path_hash(self._shared.secret, origin, path)
+
+    def other_owner(self, hashed: int) -> int | None:
+        """Return the slot that owns the paths with this hash; None if this worker does, or if no worker serves."""
+        if (epoch := self._shared.epoch) != self._epoch:
+            self._epoch, self._serving = epoch, self._shared.serving()
+        if not self._serving:
+            return None
+        found = owner(hashed, self._serving)
+        return None if found == self._slot else found

@@ -1,0 +1,173 @@
+"""The memory that the workers of one gateway share.
+
+The supervisor makes it before it forks.  Each worker writes only what belongs to its own *place*, and reads all places,
+so no locks are needed: a value of eight aligned bytes is written and read whole.
+
+A place is a row of the memory.  During an upgrade the workers of both versions share one memory: the new supervisor
+attaches to it and takes places that the old one does not use.  So there are at least twice as many places as workers.
+A supervisor numbers its own places from 0, and calls these numbers *slots*.
+
+    header      magic, version, places, epoch, secret
+    places      for each place: state, generation, process, and how many records its write log has
+    cells       for each path hash, one cell for each place (`gateway.workers.write_log`)
+    records     for each place, the latest records of its write log
+    limits      for each place, the room for shared limits
+    common      the room for limits that do not belong to one place
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from enum import IntEnum
+from typing import Final
+
+MAGIC: Final = 0x4447_776F_726B_6572
+VERSION: Final = 1
+LEAST_PLACES: Final = 8
+MOST_WORKERS: Final = 256
+
+HASHES: Final = 1 << 16
+"""How many path hashes have cells of their own.  Paths with equal hashes share them."""
+RECORD_BYTES: Final = 512
+RECORDS: Final = 4_096
+"""How many records each place keeps."""
+LIMIT_BYTES: Final = 1 << 16
+"""The room of each place for shared limits."""
+COMMON_BYTES: Final = 1 << 22
+"""The room for shared limits that do not belong to one place."""
+
+_HEADER: Final = struct.Struct("=QQQQ16s")
+_PAGE: Final = 4_096
+_EPOCH: Final = 3
+_PLACE_WORDS: Final = 8
+_STATE, _GENERATION, _PROCESS, RECORDED = range(4)
+"""The words of a place.  The supervisor writes the first three, the worker counts the records of its log."""
+
+
+class SlotState(IntEnum):
+    """The state of a slot's worker, as the supervisor sees it."""
+
+    DEAD = 0
+    STARTING = 1
+    SERVING = 2
+    DRAINING = 3
+
+
+class SharedMemory:
+    """The shared memory, as one supervisor and its workers see it."""
+
+    def __init__(self, descriptor: int, workers: int, first: int, places: int) -> None:
+        self.descriptor = descriptor
+        """The memory's file, which a supervisor that takes over maps too."""
+        self.workers = workers
+        self.first = first
+        """The place of slot 0."""
+        self.places = places
+        self.raw = mmap.mmap(descriptor, _size(places))
+        """All bytes.  A slice of it is a copy."""
+        self.bytes = memoryview(self.raw)
+        self.words = self.bytes.cast("Q")
+        self.cells_at = _PAGE + _page_up(places * _PLACE_WORDS * 8)
+        """Where the cells begin."""
+        self.records_at = self.cells_at + HASHES * places * 8
+        self._limits_at = self.records_at + places * RECORDS * RECORD_BYTES
+        self._common_at = self._limits_at + places * LIMIT_BYTES
+        self.secret: bytes = _HEADER.unpack_from(self.raw)[4]
+        """The key of the path hash."""
+
+    @classmethod
+    def create(cls, workers: int) -> SharedMemory:
+        """Make the memory for a supervisor with this number of workers."""
+        _check(workers)
+        places = max(LEAST_PLACES, 2 * workers)
+        descriptor = os.memfd_create("durable-gateway", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, _size(places))
+        os.pwrite(descriptor, _HEADER.pack(MAGIC, VERSION, places, 0, os.urandom(16)), 0)
+        return cls(descriptor, workers, 0, places)
+
+    @classmethod
+    def attach(cls, descriptor: int, workers: int) -> SharedMemory | None:
+        """Return the memory of a running gateway, for a new supervisor with its own slots.
+
+        Returns None if the memory has another layout, or too few free places.
+        """
+        _check(workers)
+        header = os.pread(descriptor, _HEADER.size, 0)
+        if len(header) < _HEADER.size:
+            return None
+        magic, version, places, _, _ = _HEADER.unpack(header)
+        if (magic, version) != (MAGIC, VERSION) or os.fstat(descriptor).st_size != _size(places):
+            return None
+        old = cls(descriptor, workers, 0, places)
+        states = [old.words[old.place_word(place, _STATE)] for place in range(places)]
+        for first in range(places - workers + 1):
+            if not any(states[first : first + workers]):
+                old.first = first
+                return old
+        return None
+
+    def __repr__(self) -> str:
+        states = " ".join(f"{slot}:{self.state(slot).name.lower()}" for slot in range(self.workers))
+        return f"<SharedMemory {states}>"
+
+    def place_word(self, place: int, word: int) -> int:
+        """Return the index in `words` of a word of a place."""
+        return (_PAGE >> 3) + place * _PLACE_WORDS + word
+
+    # -- slots; only the supervisor writes them
+
+    def set_slot(self, slot: int, state: SlotState, generation: int, pid: int) -> None:
+        """Record what has become of a slot's worker."""
+        at, words = self.place_word(self.first + slot, 0), self.words
+        words[at + _GENERATION], words[at + _PROCESS] = generation, pid
+        words[at + _STATE] = state
+        words[_EPOCH] += 1
+
+    @property
+    def epoch(self) -> int:
+        """A number that changes with each change of a slot."""
+        return self.words[_EPOCH]
+
+    def state(self, slot: int) -> SlotState:
+        """Return the state of a slot's worker."""
+        return SlotState(self.words[self.place_word(self.first + slot, _STATE)])
+
+    def generation(self, slot: int) -> int:
+        """Return how many workers the slot has had before the present one."""
+        return self.words[self.place_word(self.first + slot, _GENERATION)]
+
+    def pid(self, slot: int) -> int:
+        """Return the process of the slot's worker."""
+        return self.words[self.place_word(self.first + slot, _PROCESS)]
+
+    def serving(self) -> tuple[int, ...]:
+        """Return the slots whose workers serve."""
+        return tuple(slot for slot in range(self.workers) if self.state(slot) is SlotState.SERVING)
+
+    # -- room for shared limits
+
+    def limits_of(self, slot: int) -> memoryview:
+        """Return the room of a slot for shared limits.  Only its worker writes it."""
+        at = self._limits_at + (self.first + slot) * LIMIT_BYTES
+        return self.bytes[at : at + LIMIT_BYTES]
+
+    @property
+    def common(self) -> memoryview:
+        """The room for shared limits that do not belong to one slot."""
+        return self.bytes[self._common_at : self._common_at + COMMON_BYTES]
+
+
+def _check(workers: int) -> None:
+    if not 1 <= workers <= MOST_WORKERS:
+        raise ValueError(f"{workers} workers; from 1 to {MOST_WORKERS} are possible")
+
+
+def _page_up(size: int) -> int:
+    return -(-size // _PAGE) * _PAGE
+
+
+def _size(places: int) -> int:
+    each = HASHES * 8 + RECORDS * RECORD_BYTES + LIMIT_BYTES
+    return _PAGE + _page_up(places * _PLACE_WORDS * 8) + places * each + COMMON_BYTES

@@ -1,0 +1,163 @@
+"""The write log: how each worker learns of the writes that the others relay.
+
+A client's next connection may reach another worker, and must see what an earlier answer has acknowledged.  So a worker
+makes a record before it sends a write to the origin, and another before a byte of the answer leaves.  The other workers
+read them when they next use the path, and then do what they would have done for a write of their own.
+
+For each path hash there is a row of *cells*, one for each place.  A cell holds the number of the place's latest record
+for a path with this hash, and how many of its writes to such paths are under way.  A worker finds out whether anything
+has happened by comparing the row with the row last seen: one slice, however many workers there are.  Paths with equal
+hashes share a row, so a worker may read records of other paths in vain.
+
+Each record names the earlier one of its row.  A place keeps its latest `RECORDS` records.  A reader that needs an older
+one has *lost* it, and must assume that anything has happened to the path.
+
+If a worker dies, its supervisor makes a lost record for each row with writes under way (`settle`): the origin may
+have executed them, and nobody will tell.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from gateway.workers.shared_memory import HASHES, RECORD_BYTES, RECORDED, RECORDS, SharedMemory
+
+_HEAD: Final = struct.Struct("=QQdIHH")
+"""A record's number, the number of the earlier record of its row, its time, checksum, length and cell."""
+_HEAD_BYTES: Final = 32
+MOST_TEXT: Final = RECORD_BYTES - _HEAD_BYTES
+_UNDER_WAY: Final = (1 << 16) - 1
+"""The bits of a cell that count the writes under way.  The number of the latest record is above them."""
+
+
+class Record(NamedTuple):
+    """One record of a write log."""
+
+    at: float
+    """When it was made (monotonic seconds, which all processes of a machine share)."""
+    place: int
+    text: bytes
+    """What the writer says; empty if it was too long, or if the writer has died."""
+
+
+class News(NamedTuple):
+    """What a look at a row has found."""
+
+    row: bytes
+    """The row as it is now."""
+    records: list[Record]
+    """The records that the reader had not seen, in the order of their times."""
+    lost: tuple[int, ...]
+    """The places of which a record was lost."""
+
+
+class WriteLog:
+    """The write logs of all places, as one worker uses them."""
+
+    def __init__(self, shared: SharedMemory, slot: int, now: Callable[[], float]) -> None:
+        self._shared = shared
+        self._place = shared.first + slot
+        self._now = now
+        self._width = shared.places * 8
+        self.raw = shared.raw
+        """The shared memory.  `raw[log.row(index)]` is the row as it is now."""
+
+    def __repr__(self) -> str:
+        return f"<WriteLog of place {self._place}, {self._recorded(self._place)} records>"
+
+    def row(self, index: int) -> slice:
+        """Return where the cells of a path hash are."""
+        at = self._shared.cells_at + index * self._width
+        return slice(at, at + self._width)
+
+    @property
+    def blank(self) -> bytes:
+        """A row in which nothing has been recorded."""
+        return bytes(self._width)
+
+    # -- writing
+
+    def begin(self, index: int, text: bytes) -> None:
+        """Record that a write to a path of this row is about to be sent; `end` must follow."""
+        self._record(self._place, index, text, 1)
+
+    def end(self, index: int, text: bytes) -> None:
+        """Record that a write has been answered, or that it never will be."""
+        self._record(self._place, index, text, -1)
+
+    def note(self, index: int, text: bytes) -> None:
+        """Record something else that has happened to a path of this row."""
+        self._record(self._place, index, text, 0)
+
+    def settle(self, slot: int) -> int:
+        """Record that a dead worker's writes under way will never be answered; return the number of rows with some.
+
+        Only the supervisor calls this, and only before it starts the slot's next worker.
+        """
+        shared = self._shared
+        place = shared.first + slot
+        first = (shared.cells_at >> 3) + place
+        cells = shared.words[first : first + (HASHES - 1) * shared.places + 1]
+        found = [
+            (index, cells[index * shared.places] & _UNDER_WAY)
+            for index in range(HASHES)
+            if cells[index * shared.places] & _UNDER_WAY
+        ]
+        for index, count in found:
+            self._record(place, index, b"", -count)
+        return len(found)
+
+    def _record(self, place: int, index: int, text: bytes, change: int) -> None:
+        shared = self._shared
+        words = shared.words
+        counter = shared.place_word(place, RECORDED)
+        # In this order: a worker may die between two of the steps.
+        number = words[counter] = words[counter] + 1
+        cell = (shared.cells_at >> 3) + index * shared.places + place
+        seen = words[cell]
+        if len(text) > MOST_TEXT:
+            text = b""
+        at = shared.records_at + (place * RECORDS + number % RECORDS) * RECORD_BYTES
+        raw, body = self.raw, at + _HEAD_BYTES
+        _HEAD.pack_into(raw, at, 0, 0, 0.0, 0, 0, 0)
+        raw[body : body + len(text)] = text
+        _HEAD.pack_into(raw, at, number, seen >> 16, self._now(), zlib.crc32(text), len(text), index)
+        words[cell] = number << 16 | min(max((seen & _UNDER_WAY) + change, 0), _UNDER_WAY)
+
+    def _recorded(self, place: int) -> int:
+        return self._shared.words[self._shared.place_word(place, RECORDED)]
+
+    # -- reading
+
+    def under_way_elsewhere(self, row: bytes) -> int:
+        """Return how many writes of other workers to paths of this row are under way."""
+        return sum(cell & _UNDER_WAY for place, cell in enumerate(memoryview(row).cast("Q")) if place != self._place)
+
+    def read(self, index: int, seen: bytes) -> News:
+        """Return what the other places have recorded for a row since it was `seen`."""
+        row = self.raw[self.row(index)]
+        records: list[Record] = []
+        lost = []
+        for place, (now, before) in enumerate(zip(memoryview(row).cast("Q"), memoryview(seen).cast("Q"), strict=True)):
+            if now != before and place != self._place and not self._read_back(place, now >> 16, before >> 16, records):
+                lost.append(place)
+        records.sort()
+        return News(row, records, tuple(lost))
+
+    def _read_back(self, place: int, number: int, seen: int, records: list[Record]) -> bool:
+        """Add the records of one place from `number` back to `seen`, which is excluded; return whether all were
+        there."""
+        base = self._shared.records_at + place * RECORDS * RECORD_BYTES
+        while number > seen:
+            at = base + number % RECORDS * RECORD_BYTES
+            copy = self.raw[at : at + RECORD_BYTES]
+            found, earlier, made_at, checksum, length, _ = _HEAD.unpack_from(copy)
+            text = copy[_HEAD_BYTES : _HEAD_BYTES + length]
+            if found != number or zlib.crc32(text) != checksum:
+                return False
+            records.append(Record(made_at, place, text))
+            number = earlier
+        return True
